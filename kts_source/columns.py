@@ -1,4 +1,4 @@
-"""Names of the table's columns: those of Spark's Kafka source, in its order, and further ones."""
+"""Names of the table's columns: the columns of Spark's Kafka source, then further ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The exceptions of the source: one root, `TieredKafkaError`, and a class per kind of failure.
 
 Errors may carry the topic, partition, offset, object and byte position that they concern; the layer
-that knows a fact adds it with `located`. Texts never hold credentials: messages of client libraries
+that knows a fact adds it with `located`. Texts never have credentials: messages of client libraries
 pass `secret.scrub`.
 """
 
@@ -33,14 +33,14 @@ class TieredKafkaError(Exception):
     """Root of all errors of the source.
 
     Attributes:
-        retriable: Whether the same call may succeed later.
+        retriable: True if the same call may succeed later.
         message: The text without the location.
         topic: Topic, if known.
         partition: Partition number, if known.
         offset: Kafka offset, if known.
         uri: Object or folder, if known, without credentials.
         position: Byte position in that object, if known.
-        span: Range of a segment whose bytes were wanted, if `SegmentSource.windows` raised it.
+        span: Range of a segment that was being read, if `SegmentSource.windows` raised the error.
     """
 
     retriable: ClassVar[bool] = False
@@ -52,10 +52,10 @@ class TieredKafkaError(Exception):
     span: object | None = None
 
     # Unpickling calls this with `args`, then restores all attributes.
-    def __init__(self, message: str, **place: Unpack[Place]) -> None:
+    def __init__(self, message: str, **location: Unpack[Place]) -> None:
         super().__init__(message)
         self.message = message
-        vars(self).update(_checked(place))
+        vars(self).update(_checked(location))
 
     def __str__(self) -> str:
         facts = ((label, getattr(self, name)) for name, label in _LABELS.items())
@@ -63,20 +63,20 @@ class TieredKafkaError(Exception):
         # Object names come from other systems, and terminals and logs show this text.
         return printable(f"{self.message} [{', '.join(where)}]" if where else self.message)
 
-    def located(self, **place: Unpack[Place]) -> Self:
+    def located(self, **location: Unpack[Place]) -> Self:
         """Returns a copy that has these facts where this error has none."""
-        return self._changed(self._missing(place))
+        return self._changed(self._missing(location))
 
     def extended(self, text: str) -> Self:
         """Returns a copy with more text at the end of the message."""
         return self._changed({"message": f"{self.message}{text}"})
 
-    def in_span(self, span: object, **place: Unpack[Place]) -> Self:
+    def in_span(self, span: object, **location: Unpack[Place]) -> Self:
         """Returns a located copy that also has the range that was being read."""
-        return self._changed(self._missing(place) | {"span": span})
+        return self._changed(self._missing(location) | {"span": span})
 
-    def _missing(self, place: Place) -> dict[str, object]:
-        facts = _checked(place).items()
+    def _missing(self, location: Place) -> dict[str, object]:
+        facts = _checked(location).items()
         return {name: fact for name, fact in facts if getattr(self, name) is None}
 
     def _changed(self, attributes: dict[str, object]) -> Self:
@@ -87,10 +87,10 @@ class TieredKafkaError(Exception):
         return twin.with_traceback(self.__traceback__)
 
 
-def _checked(place: Place) -> Place:
-    if unknown := place.keys() - _LABELS.keys():
+def _checked(location: Place) -> Place:
+    if unknown := location.keys() - _LABELS.keys():
         raise TypeError(f"an error has no {', '.join(sorted(unknown))}")
-    return place
+    return location
 
 
 class InvalidOptionError(TieredKafkaError, ValueError):
@@ -104,8 +104,8 @@ class KeyPrefixError(InvalidOptionError):
         key_prefix: The right key prefix; empty if unknown.
     """
 
-    def __init__(self, message: str, *, key_prefix: str = "", **place: Unpack[Place]) -> None:
-        super().__init__(message, **place)
+    def __init__(self, message: str, *, key_prefix: str = "", **location: Unpack[Place]) -> None:
+        super().__init__(message, **location)
         self.key_prefix = key_prefix
 
 
@@ -118,11 +118,11 @@ class TierNotFoundError(TieredKafkaError, FileNotFoundError):
 
 
 class DataLossError(TieredKafkaError):
-    """Offsets that the tier should hold are missing, for example deleted by retention."""
+    """Offsets that the tier should have are missing, for example deleted by retention."""
 
 
 class OffsetOutOfRangeError(DataLossError):
-    """Requested offsets or timestamps are outside the range that the tier holds."""
+    """Requested offsets or timestamps are outside the range that the tier has."""
 
 
 class UnsupportedSparkError(TieredKafkaError, ImportError):
@@ -149,9 +149,9 @@ class StoreError(TieredKafkaError):
     """
 
     def __init__(
-        self, message: str, *, attempts: tuple[str, ...] = (), **place: Unpack[Place]
+        self, message: str, *, attempts: tuple[str, ...] = (), **location: Unpack[Place]
     ) -> None:
-        super().__init__(message, **place)
+        super().__init__(message, **location)
         self.attempts = attempts
 
     def __str__(self) -> str:
@@ -255,7 +255,7 @@ class FingerprintError(ExportError):
 
 
 class SchemaChangedError(ExportError):
-    """Typed columns do not match those of the target table."""
+    """Typed columns do not match the columns of the target table."""
 
 
 class TransformError(ExportError):

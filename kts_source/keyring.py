@@ -53,20 +53,20 @@ class KeyRing:
             InvalidOptionError: A key with two sources, or a callback that is not written as
                 `module:function`.
         """
-        places: dict[str, tuple[str, str]] = {}
+        sources: dict[str, tuple[str, str]] = {}
         for name, text in options.items():
             match = KEY_OPTION_PATTERN.fullmatch(name)
             if not match:
                 continue
             key_id, source = match["id"].lower(), match["source"].lower()
-            if key_id in places and places[key_id][0] != source:
+            if key_id in sources and sources[key_id][0] != source:
                 raise InvalidOptionError(
-                    f"the private key {key_id!r} is given as {places[key_id][0]} and as {source}"
+                    f"the private key {key_id!r} is given as {sources[key_id][0]} and as {source}"
                 )
             if source == "callback" and not is_callback(text):
                 raise InvalidOptionError(f"option {name} must be written module:function")
-            places[key_id] = source, text
-        return cls(Secret(places))
+            sources[key_id] = source, text
+        return cls(Secret(sources))
 
     def loaded(self) -> KeyRing:
         """Returns a ring with all keys in memory that are available on this machine.
@@ -123,14 +123,15 @@ class KeyRing:
         source, _ = self.places.reveal().get(key_id.lower(), (None, ""))
         if source is None:
             held = ", ".join(self.key_ids)
-            ring = f"the key ring has {held}" if held else "no key ring is configured"
+            ring = f"the key ring has {held}" if held else "no private key is configured"
             return UnknownKeyError(
-                f"encrypted with key id {key_id!r}, and {ring}; give option {option}.file"
+                f"the segment is encrypted with key id {key_id!r}, and {ring}. Set option"
+                f" {option}.file"
             )
         what = "file" if source == "file" else "environment variable"
         return UnknownKeyError(
-            f"encrypted with key id {key_id!r}, and the {what} named by option {option}.{source}"
-            " does not exist on the driver or on this worker"
+            f"the segment is encrypted with key id {key_id!r}, and the {what} named by option"
+            f" {option}.{source} does not exist on the driver or on this worker"
         )
 
 
@@ -168,6 +169,6 @@ def _call(callback: str, key_id: str) -> bytes:
         pem = pem.encode()
     if not isinstance(pem, bytes) or not pem:
         raise UnknownKeyError(
-            f"the callback {callback} gave {type(pem).__name__} for key id {key_id!r}, not text"
+            f"the callback {callback} returned {type(pem).__name__} for key id {key_id!r}, not text"
         )
     return pem

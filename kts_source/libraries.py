@@ -1,4 +1,4 @@
-"""Optional libraries: whether they are installed, and fewer of their log lines."""
+"""Optional libraries: finds whether they are installed, and reduces their log lines."""
 
 from __future__ import annotations
 

@@ -104,8 +104,8 @@ class Summary:
         numbers = range(len(self.tasks))
         bottom = [0.0] * len(self.tasks)
         times = {name: [getattr(t, f"{name}_seconds") for t in self.tasks] for name in _TIMES}
-        known = map(sum, zip(*times.values(), strict=True))
-        times["rest"] = [max(0.0, t.seconds - k) for t, k in zip(self.tasks, known, strict=True)]
+        measured = map(sum, zip(*times.values(), strict=True))
+        times["rest"] = [max(0.0, t.seconds - k) for t, k in zip(self.tasks, measured, strict=True)]
         for name, heights in times.items():
             axes.bar(numbers, heights, bottom=bottom, label=name)
             bottom = [low + height for low, height in zip(bottom, heights, strict=True)]

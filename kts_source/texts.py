@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 MAX_ROWS: Final = 50
 _MAX_SHOWN: Final = 5
+_MAX_LINE: Final = 300
 _LEFT: Final = ' style="text-align:left"'
 
 
@@ -23,7 +24,8 @@ def some(texts: Iterable[str]) -> str:
 
 def one_line(reason: str) -> str:
     """Returns the beginning of a reason in one line."""
-    return " ".join(reason[:1000].split())[:300]  # it may have megabytes
+    line = " ".join(reason[:1000].split())  # it may have megabytes
+    return line if len(line) <= _MAX_LINE else line[: _MAX_LINE - 1] + "…"
 
 
 def format_bytes(size: int) -> str:

@@ -70,7 +70,7 @@ def wrap_i64(value: int) -> int:
 
 
 class ArrayValue:
-    """Adds equality to frozen dataclasses with `eq=False` whose fields hold arrays."""
+    """Adds equality to frozen dataclasses with `eq=False` that have arrays as fields."""
 
     __slots__ = ()
     __hash__ = None  # type: ignore[assignment]  # arrays inside
@@ -227,7 +227,7 @@ class MessageReader(Cursor):
             raise self.fail(f"{what}: invalid UTF-8") from error
 
     def compact_array_length(self, what: str, *, min_item_bytes: int) -> int:
-        """Reads the length of an array and checks that the bytes left can hold it."""
+        """Reads the length of an array and checks that the bytes left can contain it."""
         count = self.uvarint(f"number of {what}") - 1
         if count < 0:
             raise self.fail(f"{what}: null where an array is required")

@@ -1,6 +1,6 @@
 """Decodes log bytes to Arrow record batches with the column types of Spark's Kafka source.
 
-`iter_arrow` takes a buffer of whole entries; `RecordDecoder` takes the same bytes in any pieces,
+`iter_arrow` takes a buffer of complete entries; `RecordDecoder` takes the same bytes in any pieces,
 with bounded memory. Both use the compiled kernels, which return the same rows or the same class of
 error as the readable decoder `segment_format.record.records.iter_batches`.
 
@@ -85,7 +85,7 @@ def iter_arrow(
     check_crcs: bool = True,
     max_rows: int = DEFAULT_MAX_ROWS,
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the records of whole entries as Arrow batches.
+    """Yields the records of complete entries as Arrow batches.
 
     Memory: a few batches of at most `max_rows` rows and 4 MiB (a larger record is a batch of its
     own), and one decompressed batch of at most `DEFAULT_MAX_BATCH_BYTES`.
@@ -96,8 +96,8 @@ def iter_arrow(
             fields are not copied, and skipped if possible.
         start_offset: First offset, inclusive; None for all.
         stop_offset: Last offset, exclusive; None for all.
-        aborted: Transactions whose batches are skipped (`read_committed`).
-        check_crcs: Whether to verify each entry's checksum.
+        aborted: Transactions; their batches are skipped (`read_committed`).
+        check_crcs: True to verify each entry's checksum.
         max_rows: Maximum number of rows in a batch.
 
     Yields:

@@ -51,7 +51,7 @@ class AbortedIntervals(ArrayValue):
         Args:
             txns: Entries of any number of transaction indexes, in any order. Entries may repeat,
                 and overlapping ones of a producer are merged.
-            start_offset: Entries whose marker is below it are skipped.
+            start_offset: Entries with a marker below it are skipped.
             stop_offset: Entries that begin at it or later are skipped.
         """
         merged: list[list[int]] = []

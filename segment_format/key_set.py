@@ -42,9 +42,9 @@ class KeySet:
     """A set of record keys; see `of`. The arrays are for kernels and must not be changed.
 
     Attributes:
-        has_null: Whether the set contains the null key.
+        has_null: True if the set contains the null key.
         lengths: Bit n: some key has n bytes; bit `LONG`: at least that many.
-        seed: Seed of the hash; random, so that nobody can choose keys that collide.
+        seed: Seed of the hash; random, so that no sender can choose keys that collide.
         shift: Number of low bits of a hash that do not select the bucket.
         bits: uint8, hashes that exist, eight bits per bucket, bit 0 of a byte first.
         borders: uint32, first key of each bucket, then the number of keys.

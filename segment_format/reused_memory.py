@@ -43,7 +43,7 @@ class _Pool:
         self.returned: deque[mmap.mmap] = deque()
 
     def take(self, size: int) -> mmap.mmap | None:
-        """Remove and return the smallest idle mapping that fits, or None."""
+        """Removes and returns the smallest idle mapping that fits, or None."""
         with self.lock:
             self._collect()
             # A small piece must not keep the memory of a large one, which is needed next.
@@ -59,7 +59,7 @@ class _Pool:
             return None
 
     def give_back(self, mapping: mmap.mmap) -> None:
-        """Take back a mapping after its lease. Never waits."""
+        """Takes back a mapping after its lease. Never waits."""
         self.returned.append(mapping)
         if self.lock.acquire(blocking=False):
             try:
@@ -68,12 +68,12 @@ class _Pool:
                 self.lock.release()
 
     def shrink(self, max_bytes: int) -> None:
-        """Release idle mappings to the system until `max_bytes` are left."""
+        """Releases idle mappings to the system until `max_bytes` are left."""
         with self.lock:
             self._collect(max_bytes)
 
     def _collect(self, max_bytes: int = _MAX_IDLE_BYTES) -> None:
-        """Move returned mappings to the idle ones and drop the oldest above the limits."""
+        """Moves returned mappings to the idle ones and drops the oldest above the limits."""
         while self.returned:
             self.idle.append(self.returned.popleft())
         total = sum(len(mapping) for mapping in self.idle)
@@ -85,7 +85,7 @@ _pool = _Pool()
 
 
 def writable_bytes(size: int) -> memoryview:
-    """Return a writable view of `size` bytes with arbitrary content.
+    """Returns a writable view of `size` bytes with arbitrary content.
 
     No other caller gets the same memory while the view, or anything made from it, is alive. Safe to
     call from any thread.
@@ -108,13 +108,13 @@ def writable_bytes(size: int) -> memoryview:
 
 
 def release_idle() -> None:
-    """Release most idle memory to the system after a scan. Safe to call from any thread."""
+    """Releases most idle memory to the system after a scan. Safe to call from any thread."""
     if _pool.process == os.getpid():
         _pool.shrink(_MAX_RESTING_BYTES)
 
 
 def _new_mapping(size: int) -> mmap.mmap:
-    """Return memory that goes back to the system when its last reference is gone.
+    """Returns memory that goes back to the system when its last reference is gone.
 
     An allocator keeps what many threads free, for each thread: half as much again as was in use.
     """

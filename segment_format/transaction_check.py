@@ -94,7 +94,7 @@ class TransactionCheck:
         return expected
 
     def stray_aborts(self) -> dict[int, int]:
-        """Returns producers whose first marker is an ABORT in no interval, and its offset.
+        """Returns producers with an ABORT in no interval as their first marker, and its offset.
 
         The batches read have no data of the producer before it. Earlier data of the producer
         contradicts the intervals.

@@ -123,9 +123,9 @@ class SegmentIndexes(SideFileReader):
     """
 
     def __init__(
-        self, part: PartitionObjects, segment: RemoteSegment, source: SegmentSource
+        self, partition: PartitionObjects, segment: RemoteSegment, source: SegmentSource
     ) -> None:
-        super().__init__(part, segment, source)
+        super().__init__(partition, segment, source)
         self.offsets = self._offset_index()
         self.times = self._time_index()
         # Numbers of the next entries that were not compared with a batch.
@@ -346,9 +346,9 @@ class LogCheck:
         if not batch.is_sound:
             self._add("crc", batch, f"the batch at byte {batch.position} of the segment")
         if base < segment.start_offset or (last > segment.end_offset and segment.end_is_exact):
-            whole = segment.start_offset, segment.stop_offset
-            text = f"a batch has offsets [{base}, {last}], the segment [{whole[0]}, {whole[1]})"
-            self.faults.setdefault("out-of-bounds", (*whole, text))
+            start, stop = segment.start_offset, segment.stop_offset
+            text = f"a batch has offsets [{base}, {last}], the segment [{start}, {stop})"
+            self.faults.setdefault("out-of-bounds", (start, stop, text))
             return  # do not compare the next batch with it
         if self._has_batch and base < self.next_offset:
             text = f"a batch begins at offset {base}, the batch before it ends at"
@@ -379,9 +379,9 @@ def check_table(table: BatchTable, check: LogCheck, indexes: SegmentIndexes) -> 
 class Transactions:
     """Follows the transactions of a segment, and compares its index and snapshot with them.
 
-    Headers show a whole transaction only if they were read from its begin on. So transactions that
-    began below the first offset that was read are not judged. Compaction may remove batches, but
-    never the marker of a transaction with remaining data. So an index may list more than the
+    Headers show a complete transaction only if they were read from its begin on. So transactions
+    that began below the first offset that was read are not judged. Compaction may remove batches,
+    but never the marker of a transaction with remaining data. So an index may list more than the
     headers, and a transaction may begin earlier there if no other marker of the producer is in
     between.
 

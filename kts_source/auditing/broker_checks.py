@@ -75,16 +75,20 @@ class Retention:
                 leader may not have checked since.
         """
         counted = [
-            one for one in live if one.end_offset >= log_start and one.event_timestamp_ms < old_ms
+            segment
+            for segment in live
+            if segment.end_offset >= log_start and segment.event_timestamp_ms < old_ms
         ]
-        size = sum(one.segment_size_in_bytes for one in counted)
+        size = sum(segment.segment_size_in_bytes for segment in counted)
         overdue = []
-        for one in sorted(counted, key=lambda one: (one.start_offset, one.end_offset)):
-            size -= one.segment_size_in_bytes
-            is_old = self.time_ms is not None and one.max_timestamp_ms + self.time_ms < old_ms
+        for segment in sorted(
+            counted, key=lambda segment: (segment.start_offset, segment.end_offset)
+        ):
+            size -= segment.segment_size_in_bytes
+            is_old = self.time_ms is not None and segment.max_timestamp_ms + self.time_ms < old_ms
             if not is_old and (self.size is None or size < self.size):
                 break
-            overdue.append(one)
+            overdue.append(segment)
         return overdue
 
     def __str__(self) -> str:
@@ -131,9 +135,11 @@ class BrokerSnapshot:
             metadata = read_metadata_topic(settings, topic_ids, max_batch_bytes=limit)
             owned = {}
             for key, named in metadata.partitions.items():
-                epochs = {e.epoch for one in named.live for e in one.segment_leader_epochs}
+                epochs = {e.epoch for segment in named.live for e in segment.segment_leader_epochs}
                 owned[key] = view.owned(view.logs[key], epochs) if epochs else {}
-            retention = {name: Retention.of(one) for name, one in view.configs(CONFIGS).items()}
+            retention = {
+                name: Retention.of(values) for name, values in view.configs(CONFIGS).items()
+            }
             # Leaders forget epochs below their log start, so it must not be older than `owned`.
             view.renew(view.logs)
             logs = {
@@ -141,10 +147,10 @@ class BrokerSnapshot:
             }
             return cls(logs, {key: metadata.partitions[key] for key in logs}, owned, retention)
 
-    def log_of(self, part: PartitionObjects) -> BrokerLog | None:
+    def log_of(self, partition: PartitionObjects) -> BrokerLog | None:
         """Returns the log of a partition; `None` if brokers lack it, or have another topic id."""
-        log = self.logs.get((part.topic, part.partition))
-        return log if log is not None and log.topic_id == part.topic_id else None
+        log = self.logs.get((partition.topic, partition.partition))
+        return log if log is not None and log.topic_id == partition.topic_id else None
 
 
 _Snapshots = tuple[BrokerSnapshot, BrokerSnapshot, BrokerSnapshot]
@@ -152,7 +158,7 @@ _Snapshots = tuple[BrokerSnapshot, BrokerSnapshot, BrokerSnapshot]
 
 
 def check_partition(
-    part: PartitionObjects,
+    partition: PartitionObjects,
     statement: PartitionStatement,
     findings: Sequence[Finding],
     snapshots: _Snapshots,
@@ -162,7 +168,7 @@ def check_partition(
     """Finds differences between a partition of the tier and the brokers.
 
     Args:
-        part: The partition.
+        partition: The partition.
         statement: Its statement.
         findings: Its findings so far; they are not repeated.
         snapshots: Snapshots of the brokers.
@@ -170,37 +176,39 @@ def check_partition(
             running.
     """
     before, after, last = snapshots
-    key = part.topic, part.partition
+    key = partition.topic, partition.partition
     first, second = before.logs.get(key), after.logs.get(key)
     if first is None and second is None:
         text = "the cluster does not have the partition, or does not show it"
-        return [part.finding("other-topic-id", None, None, sorted(part.sizes), text)]
+        return [partition.finding("other-topic-id", None, None, sorted(partition.sizes), text)]
     if first is None or second is None or first.topic_id != second.topic_id:
         return []  # created or deleted in the meantime
-    if second.topic_id != part.topic_id:
+    if second.topic_id != partition.topic_id:
         text = f"the cluster has topic id {second.topic_id}"
-        return [part.finding("other-topic-id", None, None, sorted(part.sizes), text)]
-    found = [
-        *_check_segments(part, before.named[key], after.named[key], old_ms),
-        *_check_branches(part, before, after),
-        *_check_retention(part, before, after, old_ms),
+        return [partition.finding("other-topic-id", None, None, sorted(partition.sizes), text)]
+    differences = [
+        *_check_segments(partition, before.named[key], after.named[key], old_ms),
+        *_check_branches(partition, before, after),
+        *_check_retention(partition, before, after, old_ms),
     ]
     if statement.start is not None and statement.stop is not None:
-        newest = last.log_of(part) or second  # deleted, and perhaps created again
+        newest = last.log_of(partition) or second  # deleted, and perhaps created again
         served = statement.start, statement.stop
-        found += _check_bounds(part, served, first, newest, _missing_segments(found))
-    reported = {(one.name, one.start) for one in findings}
-    lost = {one.start for one in findings if one.kind.loses_data}
+        differences += _check_bounds(
+            partition, served, first, newest, _missing_segments(differences)
+        )
+    reported = {(finding.name, finding.start) for finding in findings}
+    lost = {finding.start for finding in findings if finding.kind.loses_data}
     return [
-        one
-        for one in found
-        if (one.name, one.start) not in reported
-        and not (one.name == "named-not-there" and one.start in lost)
+        finding
+        for finding in differences
+        if (finding.name, finding.start) not in reported
+        and not (finding.name == "named-not-there" and finding.start in lost)
     ]
 
 
 def without_deleted(
-    part: PartitionObjects,
+    partition: PartitionObjects,
     statement: PartitionStatement,
     findings: Sequence[Finding],
     snapshots: Sequence[BrokerSnapshot],
@@ -210,25 +218,27 @@ def without_deleted(
     are deleting, because a running delete looks like a fault.
 
     Args:
-        part: The partition.
+        partition: The partition.
         statement: Its statement.
         findings: Its findings.
         snapshots: Snapshots of the brokers, in order.
         old_ms: Deletes that began before, in ms since 1970, have failed.
     """
-    key, last = (part.topic, part.partition), snapshots[-1]
-    log = last.log_of(part)
+    key, last = (partition.topic, partition.partition), snapshots[-1]
+    log = last.log_of(partition)
     if log is None:
         return statement, [*findings]
     current = last.named[key]
-    remaining = {_id(one) for one in (*current.live, *current.copying)}
-    remaining |= {_id(one) for one in current.deleting if one.event_timestamp_ms < old_ms}
+    remaining = {_id(segment) for segment in (*current.live, *current.copying)}
+    remaining |= {
+        _id(segment) for segment in current.deleting if segment.event_timestamp_ms < old_ms
+    }
     deleted = {
-        _id(one): one.end_offset + 1
+        _id(segment): segment.end_offset + 1
         for snapshot in snapshots
         if key in snapshot.named
-        for one in _all_segments(snapshot.named[key])
-        if one.end_offset < log.log_start and _id(one) not in remaining
+        for segment in _all_segments(snapshot.named[key])
+        if segment.end_offset < log.log_start and _id(segment) not in remaining
     }
 
     def deleted_stop(finding: Finding) -> int | None:
@@ -238,8 +248,8 @@ def without_deleted(
             return finding.stop
         # Names are `<base offset>-<segment id>.<suffix>`.
         stops = [deleted.get(name.rpartition(".")[0][-_ID_CHARS:]) for name in finding.objects]
-        known = [stop for stop in stops if stop is not None]
-        return max(known) if known and len(known) == len(stops) else None
+        known_stops = [stop for stop in stops if stop is not None]
+        return max(known_stops) if known_stops and len(known_stops) == len(stops) else None
 
     stops = [(finding, deleted_stop(finding)) for finding in findings]
     low = max((stop for _, stop in stops if stop is not None), default=0)
@@ -251,7 +261,7 @@ def without_deleted(
 
 
 def check_leader_start(
-    part: PartitionObjects, findings: Sequence[Finding], last: BrokerSnapshot
+    partition: PartitionObjects, findings: Sequence[Finding], last: BrokerSnapshot
 ) -> list[Finding]:
     """Compares the log start of the newest checkpoint with the leader's, and returns all findings.
 
@@ -259,109 +269,111 @@ def check_leader_start(
     consumers read, and nothing may be deleted because of it.
 
     Args:
-        part: The partition.
+        partition: The partition.
         findings: Its findings.
         last: The snapshot after everything was read.
     """
-    log = last.log_of(part)
+    log = last.log_of(partition)
     if log is None:
         return [*findings]
     kept, wrong = [], []
-    for one in findings:
-        is_start = one.name in ("below-log-start", "log-start-unconfirmed")
-        if is_start and one.stop is not None and one.stop > log.log_start:
-            wrong.append(one)
-        elif one.name != "log-start-unconfirmed" or one.stop is None:
-            kept.append(one)
+    for finding in findings:
+        is_start = finding.name in ("below-log-start", "log-start-unconfirmed")
+        if is_start and finding.stop is not None and finding.stop > log.log_start:
+            wrong.append(finding)
+        elif finding.name != "log-start-unconfirmed" or finding.stop is None:
+            kept.append(finding)
     if not wrong:
         return kept
-    low = min(one.start for one in wrong if one.start is not None)
-    high = max(one.stop for one in wrong if one.stop is not None)
-    keys = dict.fromkeys(key for one in wrong for key in one.objects)
+    low = min(finding.start for finding in wrong if finding.start is not None)
+    high = max(finding.stop for finding in wrong if finding.stop is not None)
+    keys = dict.fromkeys(key for finding in wrong for key in finding.objects)
     text = (
         f"the leader's log starts at offset {log.log_start}, and the newest leader-epoch checkpoint"
         f" drops offsets [{max(low, log.log_start)}, {high})"
     )
-    return [*kept, part.finding("lineage-disagrees", low, high, [*keys], text)]
+    return [*kept, partition.finding("lineage-disagrees", low, high, [*keys], text)]
 
 
 def check_unlisted(
-    parts: Sequence[PartitionObjects], before: BrokerSnapshot, after: BrokerSnapshot
+    partitions: Sequence[PartitionObjects], before: BrokerSnapshot, after: BrokerSnapshot
 ) -> list[Finding]:
     """Finds missing segments and offsets of partitions without objects in the tier."""
-    listed = {(part.topic, part.partition) for part in parts}
-    found: list[Finding] = []
+    listed = {(partition.topic, partition.partition) for partition in partitions}
+    findings: list[Finding] = []
     for key, named in after.named.items():
         last = after.logs[key]
         if key not in before.named or key in listed or before.logs[key].topic_id != last.topic_id:
             continue
-        part = PartitionObjects(key[0], last.topic_id, key[1], (), ())
-        segments = [*_check_segments(part, before.named[key], named, 0)]
+        partition = PartitionObjects(key[0], last.topic_id, key[1], (), ())
+        segments = [*_check_segments(partition, before.named[key], named, 0)]
         missing = _missing_segments(segments)
         nothing = last.log_start, last.log_start
-        found += [*segments, *_check_bounds(part, nothing, before.logs[key], last, missing)]
-    return found
+        findings += [*segments, *_check_bounds(partition, nothing, before.logs[key], last, missing)]
+    return findings
 
 
 def _check_segments(
-    part: PartitionObjects, before: NamedSegments, after: NamedSegments, old_ms: int
+    partition: PartitionObjects, before: NamedSegments, after: NamedSegments, old_ms: int
 ) -> Iterator[Finding]:
     """Finds segments that only one side has, and unfinished copies and deletes."""
-    whole = {entry.segment_id: entry for entry in part.entries}
+    entries_by_id = {entry.segment_id: entry for entry in partition.entries}
     rest: dict[int | None, list[str]] = defaultdict(list)
-    for orphan in part.orphans:
+    for orphan in partition.orphans:
         rest[orphan.base_offset] += orphan.keys
-    live_before = {_id(one) for one in before.live}
-    for one in after.live:
-        if _id(one) in live_before and _id(one) not in whole:
-            text = f"the metadata topic lists segment {_id(one)}"
-            bounds = one.start_offset, one.end_offset + 1
-            yield part.finding("named-not-there", *bounds, rest[one.start_offset], text)
+    live_before = {_id(segment) for segment in before.live}
+    for segment in after.live:
+        if _id(segment) in live_before and _id(segment) not in entries_by_id:
+            text = f"the metadata topic lists segment {_id(segment)}"
+            bounds = segment.start_offset, segment.end_offset + 1
+            yield partition.finding("named-not-there", *bounds, rest[segment.start_offset], text)
     for name, unfinished, action in (
         ("copy-not-finished", after.copying, "copy"),
         ("delete-not-finished", after.deleting, "delete"),
     ):
-        for one in unfinished:
-            entry = whole.get(_id(one))
-            if entry is not None and one.event_timestamp_ms < old_ms:
-                text = f"the {action} began at {one.event_timestamp_ms} ms since 1970"
-                bounds = one.start_offset, one.end_offset + 1
-                yield part.finding(name, *bounds, keys_of(entry), text)
+        for segment in unfinished:
+            entry = entries_by_id.get(_id(segment))
+            if entry is not None and segment.event_timestamp_ms < old_ms:
+                text = f"the {action} began at {segment.event_timestamp_ms} ms since 1970"
+                bounds = segment.start_offset, segment.end_offset + 1
+                yield partition.finding(name, *bounds, keys_of(entry), text)
     missing = [*before.read.missing, *after.read.missing]
     if missing:
-        yield part.finding("metadata-incomplete", None, None, [], missing[-1])
+        yield partition.finding("metadata-incomplete", None, None, [], missing[-1])
         return
-    known = {_id(one) for named in (before, after) for one in _all_segments(named)}
-    for entry in part.entries:
-        if entry.segment_id not in known:
+    listed_ids = {_id(segment) for named in (before, after) for segment in _all_segments(named)}
+    for entry in partition.entries:
+        if entry.segment_id not in listed_ids:
             text = f"the metadata topic does not list segment {entry.segment_id}"
             keys = keys_of(entry)
-            yield part.finding("unknown-to-brokers", entry.base_offset, None, keys, text)
+            yield partition.finding("unknown-to-brokers", entry.base_offset, None, keys, text)
 
 
 def _missing_segments(findings: Sequence[Finding]) -> list[tuple[int, int]]:
     """Returns the offsets [start, stop) of segments that brokers list and the tier lacks."""
     return sorted(
-        (one.start, one.stop)
-        for one in findings
-        if one.name == "named-not-there" and one.start is not None and one.stop is not None
+        (finding.start, finding.stop)
+        for finding in findings
+        if finding.name == "named-not-there"
+        and finding.start is not None
+        and finding.stop is not None
     )
 
 
 def _check_bounds(
-    part: PartitionObjects,
+    partition: PartitionObjects,
     served: tuple[int, int],
     before: BrokerLog,
     last: BrokerLog,
     missing: Sequence[tuple[int, int]],
 ) -> Iterator[Finding]:
-    """Finds offsets that neither the tier nor the leader's disk holds.
+    """Finds offsets that neither the tier nor the leader's disk has.
 
     Everything below the start of the leader's disk before the listing was copied, and everything
     above the last log start is needed.
 
     Args:
-        part: The partition.
+        partition: The partition.
         served: The offsets [start, stop) that the tier serves.
         before: The leader's log before the listing.
         last: The leader's log after everything was read.
@@ -374,43 +386,47 @@ def _check_bounds(
     for start, stop in ((low, min(served[0], high)), (max(low, served[1]), high)):
         for missing_start, missing_stop in (*missing, (stop, stop)):
             if start < min(missing_start, stop):
-                yield part.finding("hole", start, min(missing_start, stop), [], text)
+                yield partition.finding("hole", start, min(missing_start, stop), [], text)
             start = max(start, missing_stop)
 
 
 def _check_branches(
-    part: PartitionObjects, before: BrokerSnapshot, after: BrokerSnapshot
+    partition: PartitionObjects, before: BrokerSnapshot, after: BrokerSnapshot
 ) -> Iterator[Finding]:
     """Finds listed segments below the log start, and of branches that the leader does not have."""
-    key = part.topic, part.partition
+    key = partition.topic, partition.partition
     log_start = before.logs[key].log_start
-    whole = {entry.segment_id: entry for entry in part.entries}
-    for one in after.named[key].live:
-        entry = whole.get(_id(one))
+    entries_by_id = {entry.segment_id: entry for entry in partition.entries}
+    for segment in after.named[key].live:
+        entry = entries_by_id.get(_id(segment))
         if entry is None:
             continue
-        stop = one.end_offset + 1
+        stop = segment.end_offset + 1
         if stop <= log_start:
             text = f"the leader's log starts at offset {log_start}"
-            yield part.finding("below-log-start", one.start_offset, stop, keys_of(entry), text)
+            yield partition.finding(
+                "below-log-start", segment.start_offset, stop, keys_of(entry), text
+            )
             continue
-        dead = _dead_range(one, after, key)
+        dead = _dead_range(segment, after, key)
         if dead is not None:
             low, end, epoch = dead
             text = f"the leader does not have offsets [{low}, {end}) of epoch {epoch}"
-            yield part.finding("dead-branch", low, stop, keys_of(entry), text)
+            yield partition.finding("dead-branch", low, stop, keys_of(entry), text)
 
 
 def _dead_range(
-    one: RemoteLogSegmentMetadata, snapshot: BrokerSnapshot, key: TopicPartition
+    segment: RemoteLogSegmentMetadata, snapshot: BrokerSnapshot, key: TopicPartition
 ) -> tuple[int, int, int] | None:
     """Returns the first offsets [start, stop) of a segment that are not on the leader's branch, and
     their epoch.
     """
-    starts = [epoch.start_offset for epoch in one.segment_leader_epochs[1:]]
-    for epoch, end in zip(one.segment_leader_epochs, [*starts, one.end_offset + 1], strict=True):
+    starts = [epoch.start_offset for epoch in segment.segment_leader_epochs[1:]]
+    for epoch, end in zip(
+        segment.segment_leader_epochs, [*starts, segment.end_offset + 1], strict=True
+    ):
         # The leader does not remember epochs below its log start.
-        low = max(epoch.start_offset, one.start_offset, snapshot.logs[key].log_start)
+        low = max(epoch.start_offset, segment.start_offset, snapshot.logs[key].log_start)
         own = snapshot.owned[key].get(epoch.epoch, (end, end))
         if low < end and not (own[0] <= low and end <= own[1]):
             return (max(low, own[1]) if own[0] <= low else low), end, epoch.epoch
@@ -418,39 +434,41 @@ def _dead_range(
 
 
 def _check_retention(
-    part: PartitionObjects, before: BrokerSnapshot, after: BrokerSnapshot, old_ms: int
+    partition: PartitionObjects, before: BrokerSnapshot, after: BrokerSnapshot, old_ms: int
 ) -> Iterator[Finding]:
     """Finds segments that retention should have deleted, and topics without known retention."""
-    key = part.topic, part.partition
-    retention = after.retention[part.topic]
+    key = partition.topic, partition.partition
+    retention = after.retention[partition.topic]
     if retention.refusal:
-        if key == min(one for one in after.logs if one[0] == part.topic):  # once per topic
+        if key == min(
+            log_key for log_key in after.logs if log_key[0] == partition.topic
+        ):  # once per topic
             text = f"brokers do not return its configuration: {retention.refusal}"
-            yield part.finding("retention-unknown", None, None, [], text)
+            yield partition.finding("retention-unknown", None, None, [], text)
         return
-    live_before = {_id(one) for one in before.named[key].live}
+    live_before = {_id(segment) for segment in before.named[key].live}
     # The leader skips segments of other branches.
     live = [
-        one
-        for one in after.named[key].live
-        if _id(one) in live_before and _dead_range(one, after, key) is None
+        segment
+        for segment in after.named[key].live
+        if _id(segment) in live_before and _dead_range(segment, after, key) is None
     ]
     overdue = retention.overdue(live, after.logs[key].log_start, old_ms)
     if overdue:
-        whole = {entry.segment_id: keys_of(entry) for entry in part.entries}
-        keys = [key for one in overdue for key in whole.get(_id(one), ())]
-        start, stop = overdue[0].start_offset, max(one.end_offset for one in overdue) + 1
+        keys_by_id = {entry.segment_id: keys_of(entry) for entry in partition.entries}
+        keys = [key for segment in overdue for key in keys_by_id.get(_id(segment), ())]
+        start, stop = overdue[0].start_offset, max(segment.end_offset for segment in overdue) + 1
         newest = overdue[0].max_timestamp_ms
         text = (
             f"{len(overdue)} segments; the newest record of the first is of {newest} ms since 1970;"
             f" {retention}"
         )
-        yield part.finding("retention-overdue", start, stop, keys, text)
+        yield partition.finding("retention-overdue", start, stop, keys, text)
 
 
 def _all_segments(named: NamedSegments) -> Iterator[RemoteLogSegmentMetadata]:
     yield from (*named.live, *named.copying, *named.deleting)
 
 
-def _id(one: RemoteLogSegmentMetadata) -> str:
-    return uuid_to_text(one.segment_id.id)
+def _id(segment: RemoteLogSegmentMetadata) -> str:
+    return uuid_to_text(segment.segment_id.id)

@@ -31,9 +31,15 @@ class PartitionObjects:
     orphans: tuple[Orphan, ...]
 
     @classmethod
-    def of(cls, part: ListedPartition) -> PartitionObjects:
+    def of(cls, partition: ListedPartition) -> PartitionObjects:
         """Returns a copy without what belongs to a plan."""
-        return cls(part.topic, part.topic_id, part.partition, part.entries, part.orphans)
+        return cls(
+            partition.topic,
+            partition.topic_id,
+            partition.partition,
+            partition.entries,
+            partition.orphans,
+        )
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -47,12 +53,16 @@ class PartitionObjects:
 
     @property
     def stored_bytes(self) -> int:
-        """Size of all listed objects of whole segments."""
+        """Size of all listed objects of complete segments."""
         return sum(info.size for entry in self.entries for _, info in entry.objects)
 
     @cached_property
     def _infos(self) -> list[ObjectInfo]:
-        damaged = [one.described for one in self.orphans if one.described is not None]
+        damaged = [
+            orphan_segment.described
+            for orphan_segment in self.orphans
+            if orphan_segment.described is not None
+        ]
         return [info for entry in (*self.entries, *damaged) for _, info in entry.objects]
 
     @cached_property
@@ -99,30 +109,32 @@ def is_archived(info: ObjectInfo | ObjectRef) -> bool:
     return info.storage_class in ARCHIVE_CLASSES
 
 
-def check_topic_id(part: PartitionObjects, chosen: str) -> list[Finding]:
+def check_topic_id(partition: PartitionObjects, chosen: str) -> list[Finding]:
     """Reports the objects of a topic id that is not read."""
-    if not part.sizes:
+    if not partition.sizes:
         return []
-    text = f"{len(part.sizes)} objects have topic id {part.topic_id}; readers use {chosen}"
-    first = min((entry.base_offset for entry in part.entries), default=None)
-    return [part.finding("other-topic-id", first, None, sorted(part.sizes), text)]
+    text = (
+        f"{len(partition.sizes)} objects have topic id {partition.topic_id}; readers use {chosen}"
+    )
+    first = min((entry.base_offset for entry in partition.entries), default=None)
+    return [partition.finding("other-topic-id", first, None, sorted(partition.sizes), text)]
 
 
-def check_objects(part: PartitionObjects, empty_logs: Set[str]) -> Iterator[Finding]:
+def check_objects(partition: PartitionObjects, empty_logs: Set[str]) -> Iterator[Finding]:
     """Finds empty and archived objects; each archive class makes one finding.
 
     Args:
-        part: The partition.
+        partition: The partition.
         empty_logs: Keys of logs that are empty because compaction removed all their records.
     """
     archived: dict[str, list[SegmentEntry]] = defaultdict(list)
-    for entry in part.entries:
+    for entry in partition.entries:
         for suffix, info in entry.objects:
             # Indexes of small segments are empty.
             may_be_empty = suffix in ("index", "timeindex", "txnindex") or info.key in empty_logs
             if info.size == 0 and not may_be_empty:
                 text = f"{info.key} has 0 bytes"
-                yield part.finding("empty-object", entry.base_offset, None, [info.key], text)
+                yield partition.finding("empty-object", entry.base_offset, None, [info.key], text)
         classes = {info.storage_class for _, info in entry.objects if info.storage_class}
         for name in sorted(classes & ARCHIVE_CLASSES):
             archived[name].append(entry)
@@ -130,26 +142,26 @@ def check_objects(part: PartitionObjects, empty_logs: Set[str]) -> Iterator[Find
         infos = [info for entry in entries for _, info in entry.objects]
         keys = [info.key for info in infos if info.storage_class == name]
         text = f"{len(keys)} objects are in storage class {name}"
-        yield part.finding("archived", entries[0].base_offset, None, keys, text)
+        yield partition.finding("archived", entries[0].base_offset, None, keys, text)
 
 
-def check_duplicates(part: PartitionObjects) -> Iterator[Finding]:
+def check_duplicates(partition: PartitionObjects) -> Iterator[Finding]:
     """Finds segments with the same base offset."""
     by_base: dict[int, list[SegmentEntry]] = defaultdict(list)
-    for entry in part.entries:
+    for entry in partition.entries:
         by_base[entry.base_offset].append(entry)
     for base, entries in sorted(by_base.items()):
         if len(entries) > 1:
             keys = [key for entry in entries for key in keys_of(entry)]
             text = f"{len(entries)} segments begin at offset {base}"
-            yield part.finding("duplicate-upload", base, None, keys, text)
+            yield partition.finding("duplicate-upload", base, None, keys, text)
 
 
 class LogGaps(NamedTuple):
     """Facts from manifests and side files about segments that lack objects.
 
     Attributes:
-        holes: Offsets that no segment holds, including those that may never have had a record.
+        holes: Offsets that no segment has, including those that may never have had a record.
         stops: End offset of each segment that lacks objects, by the key of what describes it.
         in_doubt: Keys of the segments that may belong to the log: nothing shows that they do not.
     """
@@ -160,40 +172,40 @@ class LogGaps(NamedTuple):
 
 
 def check_orphans(
-    part: PartitionObjects,
+    partition: PartitionObjects,
     gaps: LogGaps | None,
     *,
     now_ms: int,
     grace_ms: int,
     has_manifests: bool,
 ) -> Iterator[Finding]:
-    """Finds objects that do not make a whole segment.
+    """Finds objects that do not make a complete segment.
 
     Args:
-        part: The partition.
-        gaps: `None` at level `listing`. Then a segment above the first whole one that was whole
+        partition: The partition.
+        gaps: `None` at level `listing`. Then a segment above the first complete one that was whole
             once counts as missing.
         now_ms: The time in ms since 1970.
         grace_ms: A copy may still be running if its objects are younger.
         has_manifests: True if the layout describes segments in an object of their own. If not, a
-            segment between whole ones counts as missing at level `listing`.
+            segment between complete ones counts as missing at level `listing`.
     """
-    whole = {entry.base_offset for entry in part.entries}
-    first, last = min(whole, default=None), max(whole, default=None)
-    lost_all = not whole and len({one.base_offset for one in part.orphans} - {None}) > 1
+    bases = {entry.base_offset for entry in partition.entries}
+    first, last = min(bases, default=None), max(bases, default=None)
+    lost_all = not bases and len({orphan.base_offset for orphan in partition.orphans} - {None}) > 1
 
     def looks_lost(base: int, is_described: bool) -> bool:
         """Returns whether names alone suggest that readers need this segment."""
         if is_described:
             return first is None or base > first
-        if has_manifests or base in whole or first is None or last is None:
+        if has_manifests or base in bases or first is None or last is None:
             return False
         return first < base < last
 
-    for orphan in part.orphans:
+    for orphan in partition.orphans:
         base, entry = orphan.base_offset, orphan.described
         if base is None:
-            yield part.finding("stray-object", None, None, orphan.keys, orphan.reason)
+            yield partition.finding("stray-object", None, None, orphan.keys, orphan.reason)
             continue
         if lost_all and entry is None:
             missing: list[tuple[int, int | None]] = [(base, None)]
@@ -213,12 +225,12 @@ def check_orphans(
         else:
             name = "half-copy"
         for start, end in missing or [(base, None)]:
-            yield part.finding(name, start, end, orphan.keys, orphan.reason)
+            yield partition.finding(name, start, end, orphan.keys, orphan.reason)
 
 
 def _in_holes(base: int, stop: int | None, holes: Sequence[Hole]) -> list[tuple[int, int | None]]:
     """Returns the offsets of a segment that are in holes."""
     if stop is None:
-        return [(base, None)] if any(one.start <= base < one.stop for one in holes) else []
-    ranges = ((max(one.start, base), min(one.stop, stop)) for one in holes)
+        return [(base, None)] if any(hole.start <= base < hole.stop for hole in holes) else []
+    ranges = ((max(hole.start, base), min(hole.stop, stop)) for hole in holes)
     return [(start, end) for start, end in ranges if start < end]

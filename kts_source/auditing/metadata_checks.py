@@ -83,9 +83,13 @@ class DescribedSegment:
 
 
 def describe_segment(
-    part: PartitionObjects, entry: SegmentEntry, layout: Layout, store: ObjectStore, now_ms: int
+    partition: PartitionObjects,
+    entry: SegmentEntry,
+    layout: Layout,
+    store: ObjectStore,
+    now_ms: int,
 ) -> DescribedSegment:
-    """Describes a segment, whole or damaged; reports why it cannot.
+    """Describes a segment, complete or damaged; reports why it cannot.
 
     Raises:
         StoreError: The store fails.
@@ -96,9 +100,9 @@ def describe_segment(
     name = "manifest-invalid"
     try:
         if isinstance(layout, AivenLayout):
-            return _check_manifest(part, entry, layout.manifest(store, entry), now_ms)
+            return _check_manifest(partition, entry, layout.manifest(store, entry), now_ms)
         segment = layout.describe(store, entry)
-        clock = tuple(check_clock(part, segment, entry, now_ms))
+        clock = tuple(check_clock(partition, segment, entry, now_ms))
         return DescribedSegment(entry, segment, True, clock)
     except SegmentFormatError as failure:
         error = str(failure)
@@ -106,15 +110,17 @@ def describe_segment(
         name, error = "object-gone", failure.message
     except TruncatedObjectError as failure:
         error = failure.message
-    finding = part.finding(name, entry.base_offset, None, [entry.described_by], error)
+    finding = partition.finding(name, entry.base_offset, None, [entry.described_by], error)
     return DescribedSegment(entry, None, False, (finding,))
 
 
 def _check_manifest(
-    part: PartitionObjects, entry: SegmentEntry, manifest: SegmentManifest, now_ms: int
+    partition: PartitionObjects, entry: SegmentEntry, manifest: SegmentManifest, now_ms: int
 ) -> DescribedSegment:
     if text := _identity_difference(entry, manifest):
-        finding = part.finding("manifest-foreign", entry.base_offset, None, keys_of(entry), text)
+        finding = partition.finding(
+            "manifest-foreign", entry.base_offset, None, keys_of(entry), text
+        )
         return DescribedSegment(entry, None, False, (finding,))
     log, indexes = entry.object(LOG_SUFFIX), entry.object(INDEXES_SUFFIX)
     log_size = manifest.chunk_index.transformed_size
@@ -125,16 +131,18 @@ def _check_manifest(
     if not has_indexes:
         usable = replace(entry, objects=())
     elif not has_log:
-        usable = replace(entry, objects=tuple(one for one in entry.objects if one[0] != LOG_SUFFIX))
+        usable = replace(
+            entry, objects=tuple(item for item in entry.objects if item[0] != LOG_SUFFIX)
+        )
     segment = segment_of(usable, manifest)
-    findings = check_clock(part, segment, entry, now_ms)
+    findings = check_clock(partition, segment, entry, now_ms)
     for name, info, size, what in (
         ("log-size", log, log_size, "chunks"),
         ("indexes-size", indexes, indexes_size, "side files"),
     ):
         if info is not None and info.size and info.size != size:
             text = f"{info.key} has {info.size} bytes; the {what} in the manifest have {size}"
-            findings.append(part.segment_finding(name, segment, [info.key], text))
+            findings.append(partition.segment_finding(name, segment, [info.key], text))
     return DescribedSegment(entry, segment, has_log and has_indexes, tuple(findings))
 
 
@@ -160,7 +168,7 @@ def _identity_difference(entry: SegmentEntry, manifest: SegmentManifest) -> str:
 
 
 def check_clock(
-    part: PartitionObjects, segment: RemoteSegment, entry: SegmentEntry, now_ms: int
+    partition: PartitionObjects, segment: RemoteSegment, entry: SegmentEntry, now_ms: int
 ) -> list[Finding]:
     """Finds impossible timestamps."""
     copied, newest = segment.event_timestamp_ms, segment.max_timestamp_ms
@@ -170,7 +178,7 @@ def check_clock(
         text = f"a record is dated {newest} ms since 1970, more than a day after its copy"
     else:
         return []
-    return [part.segment_finding("clock", segment, [entry.described_by], text)]
+    return [partition.segment_finding("clock", segment, [entry.described_by], text)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +214,7 @@ NO_FACTS: Final = SideFileFacts(None, None, None, "", ())
 
 
 def read_side_files(
-    part: PartitionObjects, segment: RemoteSegment, tier: Tier, key_ring: KeyRing
+    partition: PartitionObjects, segment: RemoteSegment, tier: Tier, key_ring: KeyRing
 ) -> SideFileFacts:
     """Reads and checks checkpoint, snapshot and transaction index, with one request if possible.
 
@@ -219,7 +227,7 @@ def read_side_files(
             key_ring.unwrap(encryption.data_key)
         except DecryptionError:
             return SideFileFacts(None, None, None, encryption.data_key.key_id, ())
-    files = _MetadataFiles(part, segment, SegmentSource(tier, key_ring, pack=SideFilePack()))
+    files = _MetadataFiles(partition, segment, SegmentSource(tier, key_ring, pack=SideFilePack()))
     contents = files.epochs(), files.open_after(), files.aborted()
     return SideFileFacts(*contents, "", tuple(files.findings))
 
@@ -228,11 +236,11 @@ class SideFileReader:
     """Reads the side files of a segment and collects their faults."""
 
     def __init__(
-        self, part: PartitionObjects, segment: RemoteSegment, source: SegmentSource
+        self, partition: PartitionObjects, segment: RemoteSegment, source: SegmentSource
     ) -> None:
         self.segment = segment
         self.findings: list[Finding] = []
-        self._part = part
+        self._part = partition
         self._source = source
 
     def read(self, kind: IndexType, name: str) -> bytes | None:
@@ -316,7 +324,10 @@ class _MetadataFiles(SideFileReader):
 
 
 def _epochs_text(entries: tuple[EpochEntry, ...]) -> str:
-    return ", ".join(f"epoch {one.epoch} from {one.start_offset}" for one in entries) or "no epoch"
+    return (
+        ", ".join(f"epoch {entry.epoch} from {entry.start_offset}" for entry in entries)
+        or "no epoch"
+    )
 
 
 class CheckedSideFiles(SideFiles):
@@ -347,7 +358,7 @@ class CheckedSideFiles(SideFiles):
         return self.facts[segment.objects.log.key].open_after
 
     def aborted(self, segment: RemoteSegment) -> tuple[AbortedTxn, ...] | None:
-        """Returns transactions whose abort marker is in the segment."""
+        """Returns the transactions that an abort marker in the segment ends."""
         return self.facts[segment.objects.log.key].aborted
 
 
@@ -371,7 +382,7 @@ class ServedLog:
 
 
 def check_lineage(
-    part: PartitionObjects,
+    partition: PartitionObjects,
     readable: Sequence[DescribedSegment],
     damaged: Sequence[RemoteSegment],
     unserved: Sequence[tuple[int, int | None]],
@@ -380,50 +391,56 @@ def check_lineage(
     """Determines the surviving log of a partition, and reports its faults.
 
     Args:
-        part: The partition.
-        readable: Segments whose objects have the described names and sizes.
+        partition: The partition.
+        readable: Segments with objects of the described names and sizes.
         damaged: Segments that lack objects, or whose objects do not match the manifest.
         unserved: First offsets and, if known, ends of all damaged segments. They have findings of
             their own, so they are not reported as holes.
         files: The side files of the readable segments.
     """
     facts = files.facts
-    segments = [one.segment for one in readable if one.segment is not None]
+    segments = [described.segment for described in readable if described.segment is not None]
     all_segments = (*segments, *damaged)
     with_lineage = [segment for segment in all_segments if files.epochs(segment)]
     newest = newest_segment(with_lineage) if with_lineage else None
     lineage = files.epochs(newest) if newest else ()
     # If a checkpoint is damaged, the segment's own epochs still count.
-    known = {id(segment) for segment in with_lineage}
-    without_lineage = [segment for segment in segments if id(segment) not in known]
+    ids_with_lineage = {id(segment) for segment in with_lineage}
+    without_lineage = [segment for segment in segments if id(segment) not in ids_with_lineage]
     log = partition_log(segments, with_epochs(lineage, without_lineage), damaged)
-    first = min((one.start_offset for one in segments), default=None) if lineage else None
+    first = min((segment.start_offset for segment in segments), default=None) if lineage else None
     in_doubt = with_unknown_epoch(damaged, last_epoch(newest) if newest else -1, first)
-    with_file = [one for one in all_segments if IndexType.LEADER_EPOCH in one.objects.indexes]
-    contradictions = _check_newest_checkpoint(part, log, newest, segments, files)
+    with_file = [
+        segment for segment in all_segments if IndexType.LEADER_EPOCH in segment.objects.indexes
+    ]
+    contradictions = _check_newest_checkpoint(partition, log, newest, segments, files)
     is_certain = bool(with_file) and newest_segment(with_file) is newest
     is_certain = is_certain and not in_doubt and not contradictions
-    findings = [*contradictions, *_check_holes(part, log, unserved)]
-    findings += _check_gaps(part, log, unserved)
-    findings += _check_log_start(part, log, newest, segments, files)
-    skipped = _check_skipped(part, log, {id(one.segment): one.entry for one in readable})
+    findings = [*contradictions, *_check_holes(partition, log, unserved)]
+    findings += _check_gaps(partition, log, unserved)
+    findings += _check_log_start(partition, log, newest, segments, files)
+    skipped = _check_skipped(
+        partition, log, {id(described.segment): described.entry for described in readable}
+    )
     # They advise to delete, so they need a lineage that nothing contradicts.
-    findings += [one for one in skipped if not contradictions or one.name == "duplicate-upload"]
+    findings += [
+        finding for finding in skipped if not contradictions or finding.name == "duplicate-upload"
+    ]
     sound = all(facts[span.segment.objects.log.key].are_sound for span in log.ranges)
     stable = None
     if log.ranges and sound and is_certain:
-        findings += _check_snapshot_chain(part, log, facts)
+        findings += _check_snapshot_chain(partition, log, facts)
         decisions = decide(log, log.log_start, log.stop, files)
         stable = decisions.stop
         for txn in decisions.undecided:
-            findings.append(_open_transaction(part, log, txn.producer_id, txn.first_offset))
+            findings.append(_open_transaction(partition, log, txn.producer_id, txn.first_offset))
     elif not log.ranges:
         stable = log.log_start
     return ServedLog(log, stable, tuple(in_doubt), is_certain, tuple(findings))
 
 
 def _check_newest_checkpoint(
-    part: PartitionObjects,
+    partition: PartitionObjects,
     log: PartitionLog,
     newest: RemoteSegment | None,
     segments: Sequence[RemoteSegment],
@@ -436,27 +453,38 @@ def _check_newest_checkpoint(
     dropped = dropped_segments(log, lineage)
     text = contradiction(log, lineage, newest, segments, files)
     if text is None:  # no segment is dropped, or rightly so
-        differences = (difference(lineage, files.epochs(one), starts=False) for one in segments)
-        text = next((one for one in differences if one is not None), None)
+        differences = (
+            difference(lineage, files.epochs(segment), starts=False) for segment in segments
+        )
+        text = next(
+            (
+                text_of_difference
+                for text_of_difference in differences
+                if text_of_difference is not None
+            ),
+            None,
+        )
         if text is None:
             return []
         text = f"the checkpoints of two segments differ: {text}"
     keys = [newest.objects.indexes[IndexType.LEADER_EPOCH].source.key]
     keys += [segment.objects.log.key for segment in dropped if segment is not newest]
-    spans = [(one.start_offset, one.stop_offset) for one in dropped] or [(log.log_start, log.stop)]
+    spans = [(segment.start_offset, segment.stop_offset) for segment in dropped] or [
+        (log.log_start, log.stop)
+    ]
     start, stop = min(low for low, _ in spans), max(high for _, high in spans)
-    return [part.finding("lineage-disagrees", start, stop, keys, text)]
+    return [partition.finding("lineage-disagrees", start, stop, keys, text)]
 
 
 def _check_log_start(
-    part: PartitionObjects,
+    partition: PartitionObjects,
     log: PartitionLog,
     newest: RemoteSegment | None,
     segments: Sequence[RemoteSegment],
     files: CheckedSideFiles,
 ) -> Iterator[Finding]:
     """Finds records of the first served segment that are skipped only because one checkpoint has a
-    higher log start. Whole segments below it have findings of their own.
+    higher log start. Complete segments below it have findings of their own.
     """
     if newest is None or not log.ranges:
         return
@@ -465,11 +493,11 @@ def _check_log_start(
     if deleted is not None and first < deleted[1]:
         text = f"only this checkpoint has a log start of {deleted[1]}"
         keys = [newest.objects.indexes[IndexType.LEADER_EPOCH].source.key]
-        yield part.finding("log-start-unconfirmed", first, deleted[1], keys, text)
+        yield partition.finding("log-start-unconfirmed", first, deleted[1], keys, text)
 
 
 def _check_holes(
-    part: PartitionObjects, log: PartitionLog, unserved: Sequence[tuple[int, int | None]]
+    partition: PartitionObjects, log: PartitionLog, unserved: Sequence[tuple[int, int | None]]
 ) -> Iterator[Finding]:
     """Reports the offsets of holes that damaged segments do not explain."""
     for hole in log.holes:
@@ -483,34 +511,36 @@ def _check_holes(
             if is_guess and number + 1 < len(inside):  # ends at the latest where the next begins
                 stop = inside[number + 1][0]
             if position < base:
-                yield _hole(part, hole, position, base)
+                yield _hole(partition, hole, position, base)
             position = max(position, stop)
         if position < hole.stop:
-            yield _hole(part, hole, position, hole.stop)
+            yield _hole(partition, hole, position, hole.stop)
 
 
-def _hole(part: PartitionObjects, hole: Hole, start: int, stop: int) -> Finding:
+def _hole(partition: PartitionObjects, hole: Hole, start: int, stop: int) -> Finding:
     text = f"{hole.between}: {stop - start} offsets"
-    return part.finding("hole", start, stop, _neighbors(hole), text)
+    return partition.finding("hole", start, stop, _neighbors(hole), text)
 
 
 def _neighbors(hole: Hole) -> list[str]:
-    return [one.objects.log.key for one in (hole.before, hole.after) if one is not None]
+    return [
+        neighbor.objects.log.key for neighbor in (hole.before, hole.after) if neighbor is not None
+    ]
 
 
 def _check_gaps(
-    part: PartitionObjects, log: PartitionLog, unserved: Sequence[tuple[int, int | None]]
+    partition: PartitionObjects, log: PartitionLog, unserved: Sequence[tuple[int, int | None]]
 ) -> Iterator[Finding]:
     for gap in log.unverifiable:
         if not any(gap.start <= base < gap.stop for base, _ in unserved):
-            yield part.finding("unsure-gap", gap.start, gap.stop, _neighbors(gap), gap.between)
+            yield partition.finding("unsure-gap", gap.start, gap.stop, _neighbors(gap), gap.between)
 
 
 _SKIPPED = {BELOW_LOG_START: "below-log-start", COVERED: "overlap", DEAD_BRANCH: "dead-branch"}
 
 
 def _check_skipped(
-    part: PartitionObjects, log: PartitionLog, entries: Mapping[int, SegmentEntry]
+    partition: PartitionObjects, log: PartitionLog, entries: Mapping[int, SegmentEntry]
 ) -> Iterator[Finding]:
     served = {(span.segment.start_offset, span.segment.stop_offset) for span in log.ranges}
     for skipped in log.skipped:
@@ -521,34 +551,38 @@ def _check_skipped(
         if name == "overlap" and (segment.start_offset, segment.stop_offset) in served:
             name = "duplicate-upload"
         keys = keys_of(entries[id(segment)])
-        yield part.segment_finding(name, segment, keys, skipped.reason)
-    # If a branch survived only up to the start of an epoch, the rest of it is dead.
+        yield partition.segment_finding(name, segment, keys, skipped.reason)
+    # If a branch survived only up to the start of an epoch, its later offsets are dead.
     for span in log.ranges:
         segment = span.segment
         owner = epoch_at(log.lineage, span.stop)
         if span.stop < segment.stop_offset and owner != epoch_at(segment.leader_epochs, span.stop):
             keys = keys_of(entries[id(segment)])
             text = f"from offset {span.stop}, the segment has an epoch that lost these offsets"
-            yield part.finding("dead-branch", span.stop, segment.stop_offset, keys, text)
+            yield partition.finding("dead-branch", span.stop, segment.stop_offset, keys, text)
 
 
 def _check_snapshot_chain(
-    part: PartitionObjects, log: PartitionLog, facts: Mapping[str, SideFileFacts]
+    partition: PartitionObjects, log: PartitionLog, facts: Mapping[str, SideFileFacts]
 ) -> Iterator[Finding]:
     """Finds side files with a transaction that began before their segment and that the snapshot of
     the previous segment does not list as open.
     """
     for before, after in pairwise(log.ranges):
-        whole = before.stop == before.segment.stop_offset
-        if not whole or before.stop != after.start or after.start != after.segment.start_offset:
+        is_complete = before.stop == before.segment.stop_offset
+        if (
+            not is_complete
+            or before.stop != after.start
+            or after.start != after.segment.start_offset
+        ):
             continue
         start = after.start
         opened = facts[before.segment.objects.log.key].open_after or ()
-        known = {(entry.producer_id, entry.current_txn_first_offset) for entry in opened}
+        open_before = {(entry.producer_id, entry.current_txn_first_offset) for entry in opened}
         own = facts[after.segment.objects.log.key]
         listed = {(e.producer_id, e.current_txn_first_offset) for e in own.open_after or ()}
         listed |= {(txn.producer_id, txn.first_offset) for txn in own.aborted or ()}
-        unknown = sorted(pair for pair in listed - known if pair[1] < start)
+        unknown = sorted(pair for pair in listed - open_before if pair[1] < start)
         if unknown:
             producer, first = unknown[0]
             keys = [
@@ -561,18 +595,18 @@ def _check_snapshot_chain(
                 f" snapshot before offset {start} does not list"
             )
             bounds = before.segment.start_offset, after.segment.stop_offset
-            yield part.finding("snapshot-disagrees", *bounds, keys, text)
+            yield partition.finding("snapshot-disagrees", *bounds, keys, text)
 
 
 def _open_transaction(
-    part: PartitionObjects, log: PartitionLog, producer: int, first: int
+    partition: PartitionObjects, log: PartitionLog, producer: int, first: int
 ) -> Finding:
     began = next((span.segment for span in log.ranges if span.start <= first < span.stop), None)
     hangs = began is not None and _age_ms(began, log.ranges[-1].segment) > _DAY_MS
     keys = [] if began is None else [began.objects.log.key]
     text = f"producer {producer} has an open transaction since offset {first}"
     name = "hanging-transaction" if hangs else "open-transaction"
-    return part.finding(name, first, log.stop, keys, text)
+    return partition.finding(name, first, log.stop, keys, text)
 
 
 def _age_ms(began: RemoteSegment, newest: RemoteSegment) -> int:

@@ -91,12 +91,12 @@ class PartitionAudit:
     concurrency: int = 1
 
     def audit(
-        self, part: PartitionObjects, state: PartitionState = NO_STATE
+        self, partition: PartitionObjects, state: PartitionState = NO_STATE
     ) -> tuple[PartitionStatement, list[Finding]]:
         """Returns the statement about a partition, and its findings.
 
         Args:
-            part: The partition.
+            partition: The partition.
             state: Earlier proofs; new ones are added.
 
         Raises:
@@ -105,32 +105,32 @@ class PartitionAudit:
             InvalidOptionError: The state cannot be written.
         """
         if self.level == LISTING:
-            findings = self._check_listing(part)
-            findings += check_duplicates(part)
-            findings += self._check_orphans(part, None)
-            return _statement(part, findings), findings
+            findings = self._check_listing(partition)
+            findings += check_duplicates(partition)
+            findings += self._check_orphans(partition, None)
+            return _statement(partition, findings), findings
         key_ring = self.options.key_ring.loaded()
-        identity = _partition_identity(part) if state is not NO_STATE else ""
+        identity = _partition_identity(partition) if state is not NO_STATE else ""
         kept = _kept_result(state.whole(identity), self.level, self.now_ms, key_ring)
         if kept is not None:
             return kept
-        metadata = self._read_metadata(part, key_ring, state)
+        metadata = self._read_metadata(partition, key_ring, state)
         findings = [*metadata.findings]
         proof = None
         if self.level == INDEXES:
-            findings += self._check_indexes(part, metadata, state)
+            findings += self._check_indexes(partition, metadata, state)
         elif self.level == BYTES:
-            proof = self._read_bytes(part, metadata, state)
+            proof = self._read_bytes(partition, metadata, state)
             findings += proof.findings
-        statement = _statement(part, findings, metadata.served, proof)
-        if identity and self._is_proven(part, metadata):
+        statement = _statement(partition, findings, metadata.served, proof)
+        if identity and self._is_proven(partition, metadata):
             segments = metadata.proven.values()
             _keep_result(state, identity, self.level, self.now_ms, segments, (statement, findings))
         return statement, findings
 
-    def _check_listing(self, part: PartitionObjects) -> list[Finding]:
+    def _check_listing(self, partition: PartitionObjects) -> list[Finding]:
         empty_logs = set()
-        for entry in part.entries:
+        for entry in partition.entries:
             log = entry.object(LOG_SUFFIX)
             if log is None or log.size:
                 continue
@@ -139,70 +139,86 @@ class PartitionAudit:
                     empty_logs.add(log.key)
             except (SegmentFormatError, ObjectNotFoundError, ObjectChangedError):
                 continue  # reported as an empty object, and by higher levels
-        return [*check_objects(part, empty_logs)]
+        return [*check_objects(partition, empty_logs)]
 
-    def _check_orphans(self, part: PartitionObjects, gaps: LogGaps | None) -> Iterator[Finding]:
+    def _check_orphans(
+        self, partition: PartitionObjects, gaps: LogGaps | None
+    ) -> Iterator[Finding]:
         return check_orphans(
-            part,
+            partition,
             gaps,
             now_ms=self.now_ms,
             grace_ms=self.grace_ms,
             has_manifests=not isinstance(self.layout, LocalTieredLayout),
         )
 
-    def _is_proven(self, part: PartitionObjects, metadata: _Metadata) -> bool:
+    def _is_proven(self, partition: PartitionObjects, metadata: _Metadata) -> bool:
         """Returns whether every segment is proven at this level."""
-        segments = [metadata.proven.get(entry.described_by) for entry in part.entries]
+        segments = [metadata.proven.get(entry.described_by) for entry in partition.entries]
         return all(
-            one is not None
-            and (self.level != INDEXES or one.has_indexes or one.log is not None)
-            and (self.level != BYTES or one.log is not None)
-            for one in segments
+            proven is not None
+            and (self.level != INDEXES or proven.has_indexes or proven.log is not None)
+            and (self.level != BYTES or proven.log is not None)
+            for proven in segments
         )
 
-    def _describe(self, part: PartitionObjects, entry: SegmentEntry) -> DescribedSegment:
-        return describe_segment(part, entry, self.layout, self.tier.store, self.now_ms)
+    def _describe(self, partition: PartitionObjects, entry: SegmentEntry) -> DescribedSegment:
+        return describe_segment(partition, entry, self.layout, self.tier.store, self.now_ms)
 
     def _read_metadata(
-        self, part: PartitionObjects, key_ring: KeyRing, state: PartitionState
+        self, partition: PartitionObjects, key_ring: KeyRing, state: PartitionState
     ) -> _Metadata:
         """Reads manifests and side files, and checks them and the listing."""
-        findings = self._check_listing(part)
-        segments, facts, proven = self._read_segments(part, key_ring, state)
-        orphans = [one.described for one in part.orphans if one.described is not None]
-        damaged = [self._describe(part, entry) for entry in orphans]
-        readable = [one for one in segments if one.is_readable and one.segment is not None]
-        broken = [one for one in segments if not one.is_readable or one.segment is None]
+        findings = self._check_listing(partition)
+        segments, facts, proven = self._read_segments(partition, key_ring, state)
+        orphans = [orphan.described for orphan in partition.orphans if orphan.described is not None]
+        damaged = [self._describe(partition, entry) for entry in orphans]
+        readable = [
+            described
+            for described in segments
+            if described.is_readable and described.segment is not None
+        ]
+        broken = [
+            described
+            for described in segments
+            if not described.is_readable or described.segment is None
+        ]
         unserved = [*broken, *damaged]
-        findings += [finding for one in (*segments, *damaged) for finding in one.findings]
-        findings += [finding for one in facts.values() for finding in one.findings]
-        findings += _check_keys(part, readable, facts)
-        facts |= self._read_lineage(part, unserved, key_ring)
+        findings += [
+            finding for described in (*segments, *damaged) for finding in described.findings
+        ]
+        findings += [finding for file_facts in facts.values() for finding in file_facts.findings]
+        findings += _check_keys(partition, readable, facts)
+        facts |= self._read_lineage(partition, unserved, key_ring)
         ranges: list[tuple[int, int | None]] = [(o.entry.base_offset, o.stop) for o in unserved]
         ranges += [
-            (one.base_offset, None)
-            for one in part.orphans
-            if one.base_offset is not None and one.described is None
+            (orphan.base_offset, None)
+            for orphan in partition.orphans
+            if orphan.base_offset is not None and orphan.described is None
         ]
         source = SegmentSource(self.tier, key_ring)
         served = check_lineage(
-            part,
+            partition,
             readable,
-            [one.segment for one in unserved if one.segment is not None],
+            [described.segment for described in unserved if described.segment is not None],
             ranges,
             CheckedSideFiles(facts, source, max_batch_bytes=self.options.max_batch_bytes),
         )
         doubted = {id(segment) for segment in served.in_doubt}
         gaps = LogGaps(
             served.log.missing,
-            {one.entry.described_by: one.stop for one in damaged},
-            {one.entry.described_by for one in damaged if id(one.segment) in doubted},
+            {described.entry.described_by: described.stop for described in damaged},
+            {
+                described.entry.described_by
+                for described in damaged
+                if id(described.segment) in doubted
+            },
         )
-        findings += self._check_orphans(part, gaps)
-        findings = [_with_stop(one, ranges, served.log.missing) for one in findings]
+        findings += self._check_orphans(partition, gaps)
+        findings = [_with_stop(finding, ranges, served.log.missing) for finding in findings]
         return _Metadata(
-            tuple(one.segment for one in readable if one.segment is not None),
-            {id(one.segment): one.entry for one in readable},
+            tuple(described.segment for described in readable if described.segment is not None),
+            {id(described.segment): described.entry for described in readable},
             facts,
             served,
             source,
@@ -211,21 +227,21 @@ class PartitionAudit:
         )
 
     def _read_segments(
-        self, part: PartitionObjects, key_ring: KeyRing, state: PartitionState
+        self, partition: PartitionObjects, key_ring: KeyRing, state: PartitionState
     ) -> tuple[list[DescribedSegment], dict[str, SideFileFacts], dict[str, ProvenSegment]]:
         """Returns the segments, contents of side files by key of the log object, and proofs by key
         of the manifest. Reads segments without a proof concurrently.
         """
 
         def read(group: Sequence[SegmentEntry]) -> list[_Read]:
-            return [self._read_segment(part, entry, key_ring) for entry in group]
+            return [self._read_segment(partition, entry, key_ring) for entry in group]
 
         proven: dict[str, ProvenSegment] = {}
-        for entry in part.entries:
+        for entry in partition.entries:
             kept = state.segment(entry)
             if kept is not None and kept.opens_with(key_ring):
                 proven[entry.described_by] = kept
-        missing = [entry for entry in part.entries if entry.described_by not in proven]
+        missing = [entry for entry in partition.entries if entry.described_by not in proven]
         size = min(max(len(missing) * self.concurrency // _GROUPS, 1), _GROUP_SEGMENTS)
         groups = [missing[start : start + size] for start in range(0, len(missing), size)]
         fresh: dict[str, DescribedSegment] = {}
@@ -239,50 +255,50 @@ class PartitionAudit:
                     continue
                 facts[segment.objects.log.key] = files
                 is_sound = files.are_sound and not files.findings
-                if is_sound and all(one.name == "clock" for one in described.findings):
+                if is_sound and all(finding.name == "clock" for finding in described.findings):
                     proof = ProvenSegment(segment, files)
                     proof = replace(proof, opened_by=key_ring.fingerprint(proof.key_id))
                     proven[entry.described_by] = proof
                     added.append((entry, proof))
             state.add_segments(added)
         segments = []
-        for entry in part.entries:
+        for entry in partition.entries:
             if entry.described_by in fresh:
                 segments.append(fresh[entry.described_by])
                 continue
             kept = proven[entry.described_by]
-            clock = tuple(check_clock(part, kept.segment, entry, self.now_ms))
+            clock = tuple(check_clock(partition, kept.segment, entry, self.now_ms))
             segments.append(DescribedSegment(entry, kept.segment, True, clock))
             facts[kept.segment.objects.log.key] = kept.files
         return segments, facts, proven
 
     def _read_segment(
-        self, part: PartitionObjects, entry: SegmentEntry, key_ring: KeyRing
+        self, partition: PartitionObjects, entry: SegmentEntry, key_ring: KeyRing
     ) -> _Read:
-        described = self._describe(part, entry)
+        described = self._describe(partition, entry)
         if described.segment is None or not described.is_readable:
             return described, None
         if _are_archived(described.segment):
             return described, NO_FACTS
-        return described, read_side_files(part, described.segment, self.tier, key_ring)
+        return described, read_side_files(partition, described.segment, self.tier, key_ring)
 
     def _read_lineage(
-        self, part: PartitionObjects, damaged: Sequence[DescribedSegment], key_ring: KeyRing
+        self, partition: PartitionObjects, damaged: Sequence[DescribedSegment], key_ring: KeyRing
     ) -> dict[str, SideFileFacts]:
         """Reads side files of damaged segments, without findings.
 
         The newest checkpoint shows the lineage, even if its log is lost.
         """
         return {
-            segment.objects.log.key: read_side_files(part, segment, self.tier, key_ring)
-            for segment in (one.segment for one in damaged)
+            segment.objects.log.key: read_side_files(partition, segment, self.tier, key_ring)
+            for segment in (described.segment for described in damaged)
             if segment is not None
             and not _are_archived(segment)
             and IndexType.LEADER_EPOCH in segment.objects.indexes
         }
 
     def _check_indexes(
-        self, part: PartitionObjects, metadata: _Metadata, state: PartitionState
+        self, partition: PartitionObjects, metadata: _Metadata, state: PartitionState
     ) -> list[Finding]:
         findings: list[Finding] = []
         for segment in metadata.segments:
@@ -292,7 +308,7 @@ class PartitionAudit:
                 continue
             if metadata.facts[segment.objects.log.key].is_unreadable:
                 continue
-            indexes = SegmentIndexes(part, segment, metadata.source)
+            indexes = SegmentIndexes(partition, segment, metadata.source)
             log_is_readable = not is_archived(segment.objects.log)
             if log_is_readable:
                 indexes.check_last_entry(self.options.max_batch_bytes)
@@ -303,7 +319,7 @@ class PartitionAudit:
         return findings
 
     def _read_bytes(
-        self, part: PartitionObjects, metadata: _Metadata, state: PartitionState
+        self, partition: PartitionObjects, metadata: _Metadata, state: PartitionState
     ) -> PartitionProof:
         def keep(segment: RemoteSegment, log: LogProof | None) -> None:
             entry = metadata.entries[id(segment)]
@@ -316,7 +332,7 @@ class PartitionAudit:
                     state.add_segments([(entry, proof)])
 
         reader = PartitionReader(
-            part,
+            partition,
             metadata.source,
             ReadSettings.of(self.options).read_ahead,
             max_batch_bytes=self.options.max_batch_bytes,
@@ -330,9 +346,9 @@ class PartitionAudit:
         serving = {id(span.segment) for span in log.ranges}
         others = [segment for segment in metadata.segments if id(segment) not in serving]
         proofs = {
-            one.segment.objects.log.key: one.log
-            for one in metadata.proven.values()
-            if one.log is not None
+            proven.segment.objects.log.key: proven.log
+            for proven in metadata.proven.values()
+            if proven.log is not None
         }
         return reader.prove(log, others, proofs)
 
@@ -345,12 +361,12 @@ class _Metadata:
     """Manifests and side files of a partition.
 
     Attributes:
-        segments: Segments whose objects have the described names and sizes.
+        segments: Segments with objects of the described names and sizes.
         entries: Their listing, by `id`.
         facts: Contents of their side files, by key of the log object.
         served: The offsets that are served.
         source: Reads logs and side files.
-        proven: Proofs of whole segments, by key of the manifest.
+        proven: Proofs of complete segments, by key of the manifest.
     """
 
     segments: tuple[RemoteSegment, ...]
@@ -368,19 +384,19 @@ def _are_archived(segment: RemoteSegment) -> bool:
 
 
 def _check_keys(
-    part: PartitionObjects,
+    partition: PartitionObjects,
     segments: Sequence[DescribedSegment],
     facts: Mapping[str, SideFileFacts],
 ) -> Iterator[Finding]:
     """Finds segments with a missing key; each key makes one finding."""
     by_key: dict[str, list[RemoteSegment]] = defaultdict(list)
-    for one in segments:
-        if one.segment is not None:
-            key_id = facts.get(one.segment.objects.log.key, NO_FACTS).locked_by
+    for described in segments:
+        if described.segment is not None:
+            key_id = facts.get(described.segment.objects.log.key, NO_FACTS).locked_by
             if key_id:
-                by_key[key_id].append(one.segment)
+                by_key[key_id].append(described.segment)
     for key_id, locked in sorted(by_key.items()):
-        yield part.finding(
+        yield partition.finding(
             "key-missing",
             min(segment.start_offset for segment in locked),
             max(segment.stop_offset for segment in locked),
@@ -391,8 +407,14 @@ def _check_keys(
 
 def _without_repeated(findings: Sequence[Finding]) -> list[Finding]:
     """Drops empty objects about which another finding says more."""
-    named = {key for one in findings if one.name != "empty-object" for key in one.objects}
-    return [one for one in findings if one.name != "empty-object" or not named & {*one.objects}]
+    named = {
+        key for finding in findings if finding.name != "empty-object" for key in finding.objects
+    }
+    return [
+        finding
+        for finding in findings
+        if finding.name != "empty-object" or not named & {*finding.objects}
+    ]
 
 
 def _with_stop(
@@ -410,31 +432,31 @@ def _with_stop(
 
 
 def _statement(
-    part: PartitionObjects,
+    partition: PartitionObjects,
     findings: Sequence[Finding],
     served: ServedLog | None = None,
     proof: PartitionProof | None = None,
 ) -> PartitionStatement:
-    listed = len(part.entries), sum(part.sizes.values())
-    is_whole = not any(one.severity is Severity.ERROR for one in findings)
+    listed = len(partition.entries), sum(partition.sizes.values())
+    is_whole = not any(finding.severity is Severity.ERROR for finding in findings)
     if served is None:
-        return PartitionStatement(*part.key, None, None, None, *listed, is_whole)
+        return PartitionStatement(*partition.key, None, None, None, *listed, is_whole)
     log = served.log
     bounds = log.log_start, log.stop, served.stable
-    statement = PartitionStatement(*part.key, *bounds, *listed, is_whole)
+    statement = PartitionStatement(*partition.key, *bounds, *listed, is_whole)
     if proof is None or not proof.is_sound or log.missing or not served.is_certain:
         return statement
     return replace(statement, records=proof.records, batches=proof.batches, digest=proof.digest)
 
 
-def _partition_identity(part: PartitionObjects) -> str:
+def _partition_identity(partition: PartitionObjects) -> str:
     """Identifies the objects of a partition; empty if there are orphans, whose findings depend on
     the time, or objects without versions.
     """
-    if part.orphans:
+    if partition.orphans:
         return ""
     digest = hashlib.blake2b(digest_size=20)
-    for entry in part.entries:
+    for entry in partition.entries:
         identity = identity_of(entry)
         if not identity:
             return ""
@@ -452,10 +474,16 @@ def _keep_result(
 ) -> None:
     """Keeps the result of a partition in which every segment is proven."""
     statement, findings = result
-    if any(one.name == "clock" for one in findings):  # depends on the time
+    if any(finding.name == "clock" for finding in findings):  # depends on the time
         return
-    keys = sorted({(one.key_id, one.opened_by) for one in segments if one.key_id})
-    documents = [one.to_dict() for one in findings]
+    keys = sorted(
+        {
+            (segment_facts.key_id, segment_facts.opened_by)
+            for segment_facts in segments
+            if segment_facts.key_id
+        }
+    )
+    documents = [finding.to_dict() for finding in findings]
     state.add_whole(identity, [level, now_ms, keys, statement.to_dict(), documents])
 
 

@@ -3,8 +3,8 @@
 The digest of served batches can be computed in parts. Batches with the same base offset divided by
 4,096 form a block. For each block, SHA-256 is taken over its batches in order: base offset (int64)
 and stored CRC (uint32), big-endian. The digest is the sum of these numbers modulo 2^256. So the
-part of a segment is one number, and the batches of its first and last block, which may continue in
-neighboring segments.
+part of a segment is one number, and the batches of its first and last block: these blocks may
+continue in neighboring segments.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class DigestPart:
     """Digest of consecutive batches.
 
     Attributes:
-        first: Batches of the first block; empty if there are none.
+        first: Batches of the first block, or empty.
         last: Batches of the last block; empty if there is only one block.
         between: Sum over the blocks in between.
     """
@@ -97,12 +97,12 @@ class PartDigest:
             batches = data[start * _CHAINED.itemsize : stop * _CHAINED.itemsize]
             self._add(int(blocks[start]), batches)
 
-    def add(self, part: DigestPart) -> None:
+    def add(self, partition: DigestPart) -> None:
         """Adds another digest."""
-        for data in (part.first, part.last):
+        for data in (partition.first, partition.last):
             if data:
                 self._add(int.from_bytes(data[:8], "big", signed=True) >> _BLOCK_BITS, data)
-        self._sum += part.between
+        self._sum += partition.between
 
     def _add(self, block: int, data: bytes) -> None:
         if block != self._block:
@@ -126,9 +126,9 @@ class PartDigest:
 
     def text(self) -> str:
         """Returns the final digest in hex."""
-        part = self.part()
-        edges = sum(_number(data) for data in (part.first, part.last) if data)
-        return f"{(part.between + edges) % _MODULUS:064x}"
+        sums = self.part()
+        edges = sum(_number(data) for data in (sums.first, sums.last) if data)
+        return f"{(sums.between + edges) % _MODULUS:064x}"
 
 
 def _number(data: bytes | bytearray) -> int:
@@ -167,13 +167,17 @@ class LogProof:
     records: int
     digest: DigestPart
 
-    def open_knowing(self, known: Mapping[int, int]) -> dict[int, int]:
+    def open_knowing(self, known_open: Mapping[int, int]) -> dict[int, int]:
         """Returns the open transactions at the end, for a reader that knew these at the begin."""
         from_before = self.open_after.items() & self.open_before.items()
-        return {**self.own_after, **dict(from_before & known.items())}
+        return {**self.own_after, **dict(from_before & known_open.items())}
 
     def holds_for(
-        self, span: tuple[int, int], counted_from: int, is_first: bool, known: Mapping[int, int]
+        self,
+        span: tuple[int, int],
+        counted_from: int,
+        is_first: bool,
+        known_open: Mapping[int, int],
     ) -> bool:
         """Returns whether reading the segment again would have the same result.
 
@@ -181,11 +185,11 @@ class LogProof:
             span: Served offsets [start, stop).
             counted_from: End of the batches counted before, exclusive.
             is_first: See the attribute.
-            known: Transactions known to be open. The proof may have known more.
+            known_open: Transactions known to be open. The proof may have known more.
         """
         return (
             span == (self.start, self.stop)
-            and known.items() <= self.open_before.items()
+            and known_open.items() <= self.open_before.items()
             and is_first == self.is_first
             and (
                 counted_from == self.counted_from
@@ -272,9 +276,9 @@ class ProvenSegment:
         objects = dict(entry.objects)
         segment = segment_from_facts(location, facts, lambda name: ObjectRef.of(objects[str(name)]))
         files = SideFileFacts(
-            tuple(EpochEntry(*one) for one in epochs),
-            tuple(ProducerStateEntry(*one) for one in opened),
-            tuple(AbortedTxn(*one) for one in aborted),
+            tuple(EpochEntry(*fields) for fields in epochs),
+            tuple(ProducerStateEntry(*fields) for fields in opened),
+            tuple(AbortedTxn(*fields) for fields in aborted),
             "",
             (),
         )
@@ -319,7 +323,7 @@ class PartitionReader:
 
     def __init__(
         self,
-        part: PartitionObjects,
+        partition: PartitionObjects,
         source: SegmentSource,
         read_ahead: ReadAhead,
         *,
@@ -328,7 +332,7 @@ class PartitionReader:
         on_read: Callable[[int], object] | None,
         on_proof: Callable[[RemoteSegment, LogProof | None], object],
     ) -> None:
-        self._part = part
+        self._part = partition
         self._source = source
         self._read_ahead = read_ahead
         self._max_batch_bytes = max_batch_bytes
@@ -476,7 +480,7 @@ class _BatchCounter:
         inside = np.flatnonzero(is_inside)
         if len(inside):
             self._first_base = min(self._first_base, int(table.base_offsets[inside[0]]))
-        # If a later copy starts inside a batch, both segments hold the batch.
+        # If a later copy starts inside a batch, both segments have the batch.
         served = inside[table.base_offsets[inside] >= self._next_offset]
         if not len(served):
             return

@@ -57,7 +57,7 @@ class Kind:
 
     @property
     def loses_data(self) -> bool:
-        """Returns whether offsets that the tier should hold are missing."""
+        """Returns whether offsets that the tier should have are missing."""
         return self.name in ("object-missing", "hole", "named-not-there")
 
     @property
@@ -416,7 +416,7 @@ class PartitionStatement(_JsonValue):
         stop: End of the served offsets, exclusive.
         last_stable_offset: End of `read_committed`, exclusive; also `None` if side files are
             damaged.
-        segments: Number of whole segments, served or not.
+        segments: Number of complete segments, served or not.
         stored_bytes: Size of all listed objects of the partition.
         is_whole: True if every offset of [start, stop) is served and the partition has no error,
             as far as the level checks.
@@ -473,29 +473,31 @@ class AuditReport:
     @property
     def errors(self) -> tuple[Finding, ...]:
         """The findings that are errors."""
-        return tuple(one for one in self.findings if one.severity is Severity.ERROR)
+        return tuple(finding for finding in self.findings if finding.severity is Severity.ERROR)
 
     @property
     def exit_code(self) -> int:
-        """0 without errors, 3 if offsets that the tier should hold are missing, else 1."""
-        if any(one.kind.loses_data for one in self.errors):
+        """0 without errors, 3 if offsets that the tier should have are missing, else 1."""
+        if any(finding.kind.loses_data for finding in self.errors):
             return 3
         return 1 if self.errors else 0
 
     @property
     def orphan_bytes(self) -> int:
         """Stored bytes of objects that neither brokers nor readers use."""
-        return sum(one.stored_bytes for one in self.findings if one.kind.is_orphan)
+        return sum(finding.stored_bytes for finding in self.findings if finding.kind.is_orphan)
 
     @property
     def orphan_dollars_a_month(self) -> float:
         """Approximate cost of these objects."""
-        return sum((one.dollars_a_month for one in self.findings if one.kind.is_orphan), 0.0)
+        return sum(
+            (finding.dollars_a_month for finding in self.findings if finding.kind.is_orphan), 0.0
+        )
 
     @property
     def records(self) -> int | None:
         """Records of all partitions; `None` if unknown for one of them."""
-        counts = [part.records for part in self.partitions]
+        counts = [partition.records for partition in self.partitions]
         return None if None in counts else sum(count for count in counts if count is not None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -509,8 +511,8 @@ class AuditReport:
             "records": self.records,
             "orphanBytes": self.orphan_bytes,
             "orphanDollarsAMonth": round(self.orphan_dollars_a_month, 6),
-            "findings": [_with_texts(one) for one in self.findings],
-            "partitions": [part.to_dict() for part in self.partitions],
+            "findings": [_with_texts(finding) for finding in self.findings],
+            "partitions": [partition.to_dict() for partition in self.partitions],
         }
 
     def to_json(self) -> str:
@@ -526,17 +528,20 @@ class AuditReport:
         header = ("severity", "finding", "partition", "from offset", "what is wrong", "to do")
         findings = [
             (
-                one.severity.value,
-                one.name,
-                f"{one.topic}-{one.partition}",
-                "" if one.start is None else one.start,
-                one.detail,
-                one.kind.advice,
+                finding.severity.value,
+                finding.name,
+                f"{finding.topic}-{finding.partition}",
+                "" if finding.start is None else finding.start,
+                finding.detail,
+                finding.kind.advice,
             )
-            for one in self.findings
+            for finding in self.findings
         ]
         columns = ("partition", "start", "stop", "last stable", "segments", "records", "")
-        rows = [(f"{part.topic}-{part.partition}", *part.to_row()) for part in self.partitions]
+        rows = [
+            (f"{partition.topic}-{partition.partition}", *partition.to_row())
+            for partition in self.partitions
+        ]
         served = rows_table("Served offsets", columns, rows)
         return (rows_table(title, header, findings) if findings else "") + served
 
@@ -551,7 +556,7 @@ class AuditReport:
         if not isinstance(document, dict) or document.get("version") != REPORT_VERSION:
             raise ValueError(f"it is not a report of version {REPORT_VERSION}")
         try:
-            findings = tuple(_without_texts(one) for one in document["findings"])
+            findings = tuple(_without_texts(finding) for finding in document["findings"])
             partitions = tuple(PartitionStatement.from_dict(p) for p in document["partitions"])
             level, audited_ms, path = (document[name] for name in ("level", "auditedMs", "path"))
             if type(level) is not str or type(audited_ms) is not int or type(path) is not str:
@@ -578,9 +583,16 @@ def _without_texts(document: Any) -> Finding:  # noqa: ANN401  # of JSON
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Sorts findings, worst first and then by location, and drops duplicates."""
 
-    def order(one: Finding) -> tuple[object, ...]:
-        start = -1 if one.start is None else one.start
-        return _ORDER.index(one.severity), one.topic, one.partition, start, one.name, one.objects
+    def order(finding: Finding) -> tuple[object, ...]:
+        start = -1 if finding.start is None else finding.start
+        return (
+            _ORDER.index(finding.severity),
+            finding.topic,
+            finding.partition,
+            start,
+            finding.name,
+            finding.objects,
+        )
 
     return tuple(sorted(set(findings), key=order))
 
@@ -613,10 +625,10 @@ def to_prometheus(report: AuditReport) -> str:
         *_finding_samples(report.findings),
     ]
     for name, attribute in _GAUGES.items():
-        for part in report.partitions:
-            value = getattr(part, attribute)
+        for partition in report.partitions:
+            value = getattr(partition, attribute)
             if value is not None:
-                samples.append((name, _labels(part.topic, part.partition), value))
+                samples.append((name, _labels(partition.topic, partition.partition), value))
     samples += _orphan_samples(report)
     return "".join(_lines(samples))
 
@@ -631,10 +643,10 @@ _Sample = tuple[str, dict[str, str], float]
 def _finding_samples(findings: Iterable[Finding]) -> Iterator[_Sample]:
     counts: Counter[tuple[str, int, str, str]] = Counter()
     sizes: Counter[tuple[str, int, str, str]] = Counter()
-    for one in findings:
-        key = one.topic, one.partition, one.name, one.severity.value
+    for finding in findings:
+        key = finding.topic, finding.partition, finding.name, finding.severity.value
         counts[key] += 1
-        sizes[key] += one.stored_bytes
+        sizes[key] += finding.stored_bytes
     for metric, values in (("kts_audit_findings", counts), ("kts_audit_finding_bytes", sizes)):
         for (topic, partition, kind, severity), value in sorted(values.items()):
             labels = _labels(topic, partition) | {"kind": kind, "severity": severity}
@@ -647,9 +659,9 @@ def _orphan_samples(report: AuditReport) -> Iterator[_Sample]:
     keys |= {(finding.topic, finding.partition) for finding in report.findings}
     for name in ("stored_bytes", "dollars_a_month"):
         totals = dict.fromkeys(sorted(keys), 0.0)
-        for one in report.findings:
-            if one.kind.is_orphan:
-                totals[one.topic, one.partition] += getattr(one, name)
+        for finding in report.findings:
+            if finding.kind.is_orphan:
+                totals[finding.topic, finding.partition] += getattr(finding, name)
         metric = f"kts_audit_orphan_{name.removeprefix('stored_')}"
         for (topic, partition), total in totals.items():
             yield metric, _labels(topic, partition), total

@@ -101,7 +101,7 @@ class AuditOutcome:
 
     def to_text(self) -> str:
         """Returns the outcome as JSON."""
-        findings = [one.to_dict() for one in self.findings]
+        findings = [finding.to_dict() for finding in self.findings]
         result = self.statement.to_dict(), findings
         return json.dumps([self.number, *result, self.lines, self.read_bytes])
 
@@ -112,7 +112,7 @@ class AuditOutcome:
         return cls(
             number,
             PartitionStatement.from_dict(statement),
-            tuple(Finding.from_dict(one) for one in findings),
+            tuple(Finding.from_dict(fields) for fields in findings),
             tuple(lines),
             read_bytes,
         )
@@ -281,27 +281,27 @@ def _audit_tier(
     options = job.options
     layout = find_layout(options.layout)
     before = _ask_brokers(options)
-    # Brokers may have topics that were never tiered, or whose objects are all lost.
+    # Brokers may have topics that were never tiered, or that have lost all objects.
     in_cluster = set() if before is None else {topic for topic, _ in before.logs}
-    parts, findings = _list_partitions(options, tier, layout, pools, in_cluster)
-    after = _ask_brokers(options, parts)
+    partitions, findings = _list_partitions(options, tier, layout, pools, in_cluster)
+    after = _ask_brokers(options, partitions)
     if executor is None:
         times = job.grace_ms, job.now_ms
         run = PartitionAudit(options, job.level, *times, tier, layout, pools[0], on_read)
-        results = _audit_here(run, parts, state, pools[1])
+        results = _audit_here(run, partitions, state, pools[1])
     else:
         job = replace(job, options=replace(options, key_ring=options.key_ring.loaded()))
-        results = _audit_elsewhere(executor, job, parts, state, on_read)
+        results = _audit_elsewhere(executor, job, partitions, state, on_read)
     statements = []
     for statement, more in results:
         statements.append(statement)
         findings += more
     if before is not None and after is not None:
         result, old_ms = (statements, findings), job.now_ms - job.grace_ms
-        statements, findings = _compare(options, parts, result, before, after, old_ms)
+        statements, findings = _compare(options, partitions, result, before, after, old_ms)
     if state is not None:
-        state.finish({p.state_key: [entry.segment_id for entry in p.entries] for p in parts})
-    statements.sort(key=lambda one: (one.topic, one.partition))
+        state.finish({p.state_key: [entry.segment_id for entry in p.entries] for p in partitions})
+    statements.sort(key=lambda statement: (statement.topic, statement.partition))
     uri = tier.store.uri(options.key_prefix)
     return AuditReport(job.level, job.now_ms, uri, in_order(findings), tuple(statements))
 
@@ -313,7 +313,7 @@ def _check(options: ScanOptions, level: str, jobs: int) -> None:
     if options.layout == "kafka-logs":
         named.append("layout=kafka-logs")
     if named:
-        raise InvalidOptionError(f"an audit is of a whole tier: leave out {', '.join(named)}")
+        raise InvalidOptionError(f"an audit covers the complete tier: remove {', '.join(named)}")
     if jobs < 1:
         raise InvalidOptionError(f"jobs={jobs} is invalid: an audit takes one process or more")
 
@@ -339,50 +339,55 @@ def _list_partitions(
     describing, pool = pools
     catalog = SegmentCatalog(tier, layout, describing, fail_on_data_loss=False)
     findings: list[Finding] = []
-    parts: list[ListedPartition] = []
+    partitions: list[ListedPartition] = []
     for topic, folders in sorted(incarnations(options, catalog, in_cluster).items()):
         listed = discover_topic(tolerant, topic, folders, catalog, pool)
-        parts += listed.partitions
-        for part in listed.others:
-            if part.topic_id != listed.topic_id:
-                findings += check_topic_id(PartitionObjects.of(part), listed.topic_id)
-            elif part.orphans:
-                parts.append(part)
-    return [PartitionObjects.of(part) for part in parts], findings
+        partitions += listed.partitions
+        for other in listed.others:
+            if other.topic_id != listed.topic_id:
+                findings += check_topic_id(PartitionObjects.of(other), listed.topic_id)
+            elif other.orphans:
+                partitions.append(other)
+    return [PartitionObjects.of(partition) for partition in partitions], findings
 
 
 def _audit_here(
-    run: PartitionAudit, parts: Sequence[PartitionObjects], state: AuditState | None, pool: Executor
+    run: PartitionAudit,
+    partitions: Sequence[PartitionObjects],
+    state: AuditState | None,
+    pool: Executor,
 ) -> Iterable[_Result]:
     if run.level != BYTES:
         # The number of partitions audited concurrently, as if all were as large as the largest.
-        sizes = [len(part.entries) for part in parts]
+        sizes = [len(partition.entries) for partition in partitions]
         concurrency = min(sum(sizes) // (max(sizes, default=0) or 1), PLANNING_THREADS)
         run = replace(run, concurrency=concurrency)
 
-    def audit_partition(part: PartitionObjects) -> _Result:
-        return run.audit(part, NO_STATE if state is None else state.partition(part.state_key))
+    def audit_partition(partition: PartitionObjects) -> _Result:
+        return run.audit(
+            partition, NO_STATE if state is None else state.partition(partition.state_key)
+        )
 
     # At level `bytes` one partition after the other, as read-ahead keeps the store busy.
-    return (map if run.level == BYTES else pool.map)(audit_partition, parts)
+    return (map if run.level == BYTES else pool.map)(audit_partition, partitions)
 
 
 def _audit_elsewhere(
     executor: AuditExecutor,
     job: AuditJob,
-    parts: Sequence[PartitionObjects],
+    partitions: Sequence[PartitionObjects],
     state: AuditState | None,
     on_read: Callable[[int], object] | None,
 ) -> Iterator[_Result]:
     tasks = [
-        AuditTask(number, part, {} if state is None else state.lines(part.state_key))
-        for number, part in enumerate(parts)
+        AuditTask(number, partition, {} if state is None else state.lines(partition.state_key))
+        for number, partition in enumerate(partitions)
     ]
     missing = {task.number for task in tasks}
     for outcome in executor.run(tasks, job):
         missing.discard(outcome.number)
         if state is not None:
-            key = parts[outcome.number].state_key
+            key = partitions[outcome.number].state_key
             state.merge(key, outcome.lines, are_written=job.state is not None)
         if on_read is not None:
             on_read(outcome.read_bytes)
@@ -392,7 +397,7 @@ def _audit_elsewhere(
 
 
 def _ask_brokers(
-    options: ScanOptions, parts: Sequence[PartitionObjects] = ()
+    options: ScanOptions, partitions: Sequence[PartitionObjects] = ()
 ) -> BrokerSnapshot | None:
     """Returns the current state of the brokers, if the options name any.
 
@@ -405,14 +410,14 @@ def _ask_brokers(
     from kts_source.auditing.broker_checks import BrokerSnapshot  # with the client
 
     counts: dict[str, int] = {}
-    for part in parts:
-        counts[part.topic_id] = max(counts.get(part.topic_id, 0), part.partition + 1)
+    for partition in partitions:
+        counts[partition.topic_id] = max(counts.get(partition.topic_id, 0), partition.partition + 1)
     return BrokerSnapshot.take(options.brokers, options, counts)
 
 
 def _compare(
     options: ScanOptions,
-    parts: Sequence[PartitionObjects],
+    partitions: Sequence[PartitionObjects],
     result: tuple[Sequence[PartitionStatement], Sequence[Finding]],
     before: BrokerSnapshot,
     after: BrokerSnapshot,
@@ -428,26 +433,26 @@ def _compare(
 
     statements, findings = result
     last = after
-    if any(one.objects and one.severity is not Severity.INFO for one in findings):
-        last = _ask_brokers(options, parts) or after
-    by_key = {_key(one): one for one in statements}
+    if any(finding.objects and finding.severity is not Severity.INFO for finding in findings):
+        last = _ask_brokers(options, partitions) or after
+    by_key = {_key(statement): statement for statement in statements}
     own_findings = defaultdict(list)
     for finding in findings:
         own_findings[_key(finding)].append(finding)
-    compared = check_unlisted(parts, before, after)
-    for part in parts:
+    compared = check_unlisted(partitions, before, after)
+    for partition in partitions:
         snapshots = before, after, last
         statement, own = without_deleted(
-            part, by_key[part.key], own_findings[part.key], snapshots, old_ms
+            partition, by_key[partition.key], own_findings[partition.key], snapshots, old_ms
         )
-        own = check_leader_start(part, own, last)
-        by_key[part.key], own_findings[part.key] = statement, own
-        compared += check_partition(part, statement, own, snapshots, old_ms=old_ms)
+        own = check_leader_start(partition, own, last)
+        by_key[partition.key], own_findings[partition.key] = statement, own
+        compared += check_partition(partition, statement, own, snapshots, old_ms=old_ms)
     compared += [finding for own in own_findings.values() for finding in own]
-    faulty = {_key(one) for one in compared if one.severity is Severity.ERROR}
-    checked = [replace(one, is_whole=key not in faulty) for key, one in by_key.items()]
+    faulty = {_key(finding) for finding in compared if finding.severity is Severity.ERROR}
+    checked = [replace(statement, is_whole=key not in faulty) for key, statement in by_key.items()]
     return checked, compared
 
 
-def _key(one: Any) -> tuple[str, str, int]:  # noqa: ANN401  # statement or finding
-    return one.topic, one.topic_id, one.partition
+def _key(result: Any) -> tuple[str, str, int]:  # noqa: ANN401  # statement or finding
+    return result.topic, result.topic_id, result.partition

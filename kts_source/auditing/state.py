@@ -191,9 +191,9 @@ class AuditState:
 
     def merge(self, partition: str, lines: Sequence[str], *, are_written: bool) -> None:
         """Adds new lines of a partition from another process, which may have written them."""
-        known = self.lines(partition)
+        line_by_name = self.lines(partition)
         for line in lines:
-            known[line.split("\t", 3)[2]] = line
+            line_by_name[line.split("\t", 3)[2]] = line
         if are_written:
             self._count += len(lines)
         else:
@@ -206,9 +206,9 @@ class AuditState:
             listed: The existing segment ids of each audited partition.
         """
         for partition, names in listed.items():
-            known, wanted = self._partitions.get(partition, {}), {"", *names}
-            for name in [name for name in known if name not in wanted]:
-                del known[name]
+            line_by_name, wanted = self._partitions.get(partition, {}), {"", *names}
+            for name in [name for name in line_by_name if name not in wanted]:
+                del line_by_name[name]
         kept = [line for lines in self._partitions.values() for line in lines.values()]
         if self._count <= _MAX_WASTE * len(kept):
             return
@@ -257,12 +257,12 @@ class AuditState:
             if _with_checksum(text) != line + "\n":
                 damaged += 1
                 continue
-            parts = text.split("\t", 3)
-            if parts[0] == _VERSION:  # of a file that was appended to this one
+            fields = text.split("\t", 3)
+            if fields[0] == _VERSION:  # of a file that was appended to this one
                 is_of_tier = line + "\n" == self._head
-            if parts[0] == _VERSION or not is_of_tier:
+            if fields[0] == _VERSION or not is_of_tier:
                 continue
-            self._partitions.setdefault(parts[1], {})[parts[2]] = text
+            self._partitions.setdefault(fields[1], {})[fields[2]] = text
             self._count += 1
         if lines[-1]:  # truncated: begin a new line
             damaged += 1
@@ -315,10 +315,10 @@ def _with_checksum(line: str) -> str:
 
 def identity_of(entry: SegmentEntry) -> str:
     """Identifies the listed objects of a segment; empty if one has no version."""
-    parts = []
+    names = []
     for suffix, info in entry.objects:
         if info.version is None:
             return ""
-        parts.append(f"{suffix} {info.size} {info.version} {info.storage_class}")
-    text = f"{entry.base_offset}|{'|'.join(parts)}"
+        names.append(f"{suffix} {info.size} {info.version} {info.storage_class}")
+    text = f"{entry.base_offset}|{'|'.join(names)}"
     return text if text.isprintable() else ""

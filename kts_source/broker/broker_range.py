@@ -11,11 +11,11 @@ class BrokerRange:
 
     Attributes:
         topic_id: Id of the incarnation, so that a re-created topic returns no rows.
-        leader_epoch: An epoch whose records, or later ones, reach the end of the range; a leader
-            of another epoch must have it up to there.
+        leader_epoch: Leader epoch when the range was planned. A leader of another epoch must
+            still have this epoch's records up to the end of the range.
         start_offset: First offset, inclusive.
         stop_offset: One past the last offset; the log reached it when it was planned.
-        read_committed: Whether brokers report aborted transactions; otherwise all batches count.
+        read_committed: True if brokers report aborted transactions; otherwise all batches count.
         nominal_bytes: Estimated bytes of the range.
     """
 

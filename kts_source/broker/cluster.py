@@ -79,10 +79,10 @@ class EpochEnd:
     end_offset: int
 
 
-def by_topic(places: Iterable[TopicPartition]) -> list[tuple[str, list[int]]]:
+def by_topic(topic_partitions: Iterable[TopicPartition]) -> list[tuple[str, list[int]]]:
     """Groups partition numbers by topic, as requests need them."""
     numbers: dict[str, list[int]] = defaultdict(list)
-    for topic, number in places:
+    for topic, number in topic_partitions:
         numbers[topic].append(number)
     return list(numbers.items())
 
@@ -96,7 +96,7 @@ class TopicConfigs:
 
     Attributes:
         values: Name to text, including the broker's defaults.
-        refusal: Why there are none; empty without an error.
+        refusal: Error of the broker if it returns no configuration; else empty.
     """
 
     values: Mapping[str, str]
@@ -130,7 +130,7 @@ def topic_configs(
     request = DescribeConfigsRequest(
         resources=resources, include_synonyms=False, include_documentation=False
     )
-    configs = dict.fromkeys(wanted, TopicConfigs({}, "the broker did not answer about it"))
+    configs = dict.fromkeys(wanted, TopicConfigs({}, "the broker did not answer for it"))
     for result in cluster.ask_any(request).results:
         refusal = error_name(result.error_code) if result.error_code else ""
         values = {config.name: config.value for config in result.configs}
@@ -149,7 +149,7 @@ _KAFKA_4_0: Final = 10
 """Version of ListOffsets of brokers that report all aborted transactions."""
 
 
-def knows_local_start(cluster: Cluster, place: TopicPartition) -> bool:
+def knows_local_start(cluster: Cluster, topic_partition: TopicPartition) -> bool:
     """Returns whether the leader can return the first offset on its disk. Before Kafka 3.6 there
     was no tier, so all records are on it.
 
@@ -158,10 +158,10 @@ def knows_local_start(cluster: Cluster, place: TopicPartition) -> bool:
     """
     from kafka.protocol.consumer import ListOffsetsRequest
 
-    return cluster.knows(place, ListOffsetsRequest, _KAFKA_3_5)
+    return cluster.knows(topic_partition, ListOffsetsRequest, _KAFKA_3_5)
 
 
-def told_from(cluster: Cluster, place: TopicPartition) -> int:
+def reports_aborted_from(cluster: Cluster, topic_partition: TopicPartition) -> int:
     """Returns the offset from which on the leader reports all aborted transactions, 0 if always. It
     only grows, so responses about higher offsets stay exact.
 
@@ -169,12 +169,12 @@ def told_from(cluster: Cluster, place: TopicPartition) -> int:
         LeaderChangedError: Another broker leads.
         BrokerError: Brokers refuse, or do not answer.
     """
-    if tells_all(cluster, place):
+    if reports_all_aborted(cluster, topic_partition):
         return 0
-    return cluster.offsets([place], EARLIEST_LOCAL, read_committed=False)[place]
+    return cluster.offsets([topic_partition], EARLIEST_LOCAL, read_committed=False)[topic_partition]
 
 
-def tells_all(cluster: Cluster, place: TopicPartition) -> bool:
+def reports_all_aborted(cluster: Cluster, topic_partition: TopicPartition) -> bool:
     """Returns whether the leader reports all aborted transactions of all its records.
 
     Raises:
@@ -182,11 +182,11 @@ def tells_all(cluster: Cluster, place: TopicPartition) -> bool:
     """
     from kafka.protocol.consumer import ListOffsetsRequest
 
-    is_new = cluster.knows(place, ListOffsetsRequest, _KAFKA_4_0)
-    return is_new or not knows_local_start(cluster, place)
+    is_new = cluster.knows(topic_partition, ListOffsetsRequest, _KAFKA_4_0)
+    return is_new or not knows_local_start(cluster, topic_partition)
 
 
-def node_tells_all(cluster: Cluster, node: int) -> bool:
+def node_reports_all_aborted(cluster: Cluster, node: int) -> bool:
     """Returns whether a broker, leader or follower, reports all aborted transactions. During a
     rolling upgrade, the leader's version does not apply to its followers.
 
@@ -262,37 +262,39 @@ class Cluster:
         wanted = None if names is None else sorted(set(names))
         began = time.monotonic()
         for pause in _pauses():
-            found, undecided, incomplete = self._described(wanted, counts or {})
+            topics, undecided, incomplete = self._described(wanted, counts or {})
             waiting = {**undecided, **incomplete}
             if selects is not None:
                 waiting = {name: waiting[name] for name in selects(waiting)}
             if not waiting:
-                return found
+                return topics
             patience = _INCOMPLETE_SECONDS if waiting.keys() <= incomplete.keys() else None
             if time.monotonic() - began > (patience or _PATIENCE_SECONDS):
                 raise BrokerUnavailableError(f"brokers do not describe {some(waiting.values())}")
             pause()
         raise AssertionError
 
-    def known_leader(self, place: TopicPartition) -> Leader | None:
+    def known_leader(self, topic_partition: TopicPartition) -> Leader | None:
         """Returns the leader in the last metadata, if any."""
-        return self._leaders.get(place)
+        return self._leaders.get(topic_partition)
 
-    def renew_leader(self, place: TopicPartition, topic_id: str) -> ClusterTopic | None:
+    def renew_leader(self, topic_partition: TopicPartition, topic_id: str) -> ClusterTopic | None:
         """Requests the metadata of a partition's topic again; `None` if the topic is gone."""
-        topic = self.topics([place[0]], counts={topic_id: place[1] + 1}).get(place[0])
-        return topic if topic is not None and place[1] in topic.leaders else None
+        topic = self.topics([topic_partition[0]], counts={topic_id: topic_partition[1] + 1}).get(
+            topic_partition[0]
+        )
+        return topic if topic is not None and topic_partition[1] in topic.leaders else None
 
     def offsets(
-        self, places: Iterable[TopicPartition], timestamp: int, *, read_committed: bool
+        self, topic_partitions: Iterable[TopicPartition], timestamp: int, *, read_committed: bool
     ) -> dict[TopicPartition, int]:
         """Asks leaders for offsets (ListOffsets).
 
         Args:
-            places: Partitions whose leaders `topics` has returned.
+            topic_partitions: Partitions with a leader that `topics` has returned.
             timestamp: `LATEST`, `EARLIEST`, `EARLIEST_LOCAL`, or milliseconds: the first offset of
-                a record with this or a later timestamp, −1 if there is none.
-            read_committed: Whether `LATEST` is the last stable offset, not the high watermark.
+                a record with this or a later timestamp, −1 without such a record.
+            read_committed: True if `LATEST` is the last stable offset, not the high watermark.
 
         Raises:
             LeaderChangedError: A partition has another leader now.
@@ -325,17 +327,17 @@ class Cluster:
             # Every log has a start and an end: a response without one counts as an error.
             always = timestamp in (LATEST, EARLIEST)
             return {
-                (topic.name, part.partition_index): (
+                (topic.name, result.partition_index): (
                     UNKNOWN_SERVER_ERROR
-                    if always and part.offset < 0 and not part.error_code
-                    else part.error_code,
-                    part.offset,
+                    if always and result.offset < 0 and not result.error_code
+                    else result.error_code,
+                    result.offset,
                 )
                 for topic in answer.topics
-                for part in topic.partitions
+                for result in topic.partitions
             }
 
-        return self._ask_leaders(places, request, parse)
+        return self._ask_leaders(topic_partitions, request, parse)
 
     def epoch_ends(
         self, wanted: Mapping[TopicPartition, Sequence[int]]
@@ -350,7 +352,7 @@ class Cluster:
 
         topic_type = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
 
-        def request(places: Sequence[TopicPartition]) -> Any:  # noqa: ANN401
+        def request(topic_partitions: Sequence[TopicPartition]) -> Any:  # noqa: ANN401
             topics = [
                 topic_type(
                     topic=topic,
@@ -364,28 +366,32 @@ class Cluster:
                         for epoch in wanted[topic, number]
                     ],
                 )
-                for topic, numbers in by_topic(places)
+                for topic, numbers in by_topic(topic_partitions)
             ]
             return OffsetForLeaderEpochRequest(replica_id=_REPLICA_ID, topics=topics)
 
         def parse(answer: Any) -> dict[TopicPartition, tuple[int, list[EpochEnd]]]:  # noqa: ANN401
-            parts = defaultdict(list)
+            results = defaultdict(list)
             for topic in answer.topics:
-                for part in topic.partitions:
-                    parts[topic.topic, part.partition].append(part)
-            found = {}
-            for place, mine in parts.items():
-                code = next((part.error_code for part in mine if part.error_code), 0)
-                ends = [EpochEnd(part.leader_epoch, part.end_offset) for part in mine]
-                if not code and len(ends) != len(wanted[place]):
-                    raise BrokerError(f"asked for {len(wanted[place])} epochs, told {len(ends)}")
-                found[place] = code, ends
-            return found
+                for result in topic.partitions:
+                    results[topic.topic, result.partition].append(result)
+            ends_of = {}
+            for topic_partition, mine in results.items():
+                code = next((result.error_code for result in mine if result.error_code), 0)
+                ends = [EpochEnd(result.leader_epoch, result.end_offset) for result in mine]
+                if not code and len(ends) != len(wanted[topic_partition]):
+                    raise BrokerError(
+                        f"asked for {len(wanted[topic_partition])} epochs, got {len(ends)}"
+                    )
+                ends_of[topic_partition] = code, ends
+            return ends_of
 
         answered: dict[TopicPartition, list[EpochEnd]] = self._ask_leaders(
-            [place for place, epochs in wanted.items() if epochs], request, parse
+            [topic_partition for topic_partition, epochs in wanted.items() if epochs],
+            request,
+            parse,
         )
-        return {place: answered.get(place, []) for place in wanted}
+        return {topic_partition: answered.get(topic_partition, []) for topic_partition in wanted}
 
     def last_epochs(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Returns the epochs of the last records below some offsets.
@@ -397,18 +403,25 @@ class Cluster:
             LeaderChangedError: A partition has another leader now.
             BrokerError: See `topics`.
         """
-        found = {place: self._leaders[place].epoch for place in ends}
-        unsure = {place: epoch for place, epoch in found.items() if epoch > 0 and ends[place] > 0}
+        epochs = {topic_partition: self._leaders[topic_partition].epoch for topic_partition in ends}
+        unsure = {
+            topic_partition: epoch
+            for topic_partition, epoch in epochs.items()
+            if epoch > 0 and ends[topic_partition] > 0
+        }
         while unsure:
-            before = self.epoch_ends({place: [epoch - 1] for place, epoch in unsure.items()})
+            before = self.epoch_ends(
+                {topic_partition: [epoch - 1] for topic_partition, epoch in unsure.items()}
+            )
             unsure = {
-                place: known.epoch
-                for place, (known,) in before.items()
+                topic_partition: end.epoch
+                for topic_partition, (end,) in before.items()
                 # The end of the epochs before is where this one begins.
-                if known.end_offset >= ends[place] and 0 <= known.epoch < unsure[place]
+                if end.end_offset >= ends[topic_partition]
+                and 0 <= end.epoch < unsure[topic_partition]
             }
-            found |= unsure
-        return found
+            epochs |= unsure
+        return epochs
 
     def ask(self, node: int, request: Any, *, patience_seconds: float = 0.0) -> Any:  # noqa: ANN401
         """Sends a request to a broker and returns the response.
@@ -427,11 +440,11 @@ class Cluster:
             LostConnectionError: The broker cannot be reached.
             BrokerError: The broker refuses.
         """
-        known = self._connections.get(node)
-        if known is not None and known.is_usable(_EXPIRES_EARLY_SECONDS):
-            return known
-        if known is not None:
-            known.close()
+        connection = self._connections.get(node)
+        if connection is not None and connection.is_usable(_EXPIRES_EARLY_SECONDS):
+            return connection
+        if connection is not None:
+            connection.close()
             del self._connections[node]
         if node not in self._nodes:
             raise LostConnectionError(f"broker {node} is not in the cluster's metadata")
@@ -444,25 +457,25 @@ class Cluster:
         a login, and metadata are seldom requested again.
         """
         with self._any_lock:
-            known = self._any
-            if known is None or known.address != self._nodes[node]:
+            connection = self._any
+            if connection is None or connection.address != self._nodes[node]:
                 return None
             self._any = None
-        if known.is_usable(_EXPIRES_EARLY_SECONDS):
-            return known
-        known.close()
+        if connection.is_usable(_EXPIRES_EARLY_SECONDS):
+            return connection
+        connection.close()
         return None
 
-    def knows(self, place: TopicPartition, request: Any, version: int) -> bool:  # noqa: ANN401
+    def knows(self, topic_partition: TopicPartition, request: Any, version: int) -> bool:  # noqa: ANN401
         """Returns whether the leader of a partition supports this version of a request.
 
         Raises:
             LeaderChangedError: The leader no longer answers.
         """
         try:
-            return self.node_knows(self._leaders[place].node, request, version)
+            return self.node_knows(self._leaders[topic_partition].node, request, version)
         except LostConnectionError as error:
-            topic, number = place
+            topic, number = topic_partition
             raise LeaderChangedError(str(error), topic=topic, partition=number) from None
 
     def node_knows(self, node: int, request: Any, version: int) -> bool:  # noqa: ANN401
@@ -476,18 +489,18 @@ class Cluster:
 
     def _ask_leaders(
         self,
-        places: Iterable[TopicPartition],
+        topic_partitions: Iterable[TopicPartition],
         request: Callable[[Sequence[TopicPartition]], Any],
         parse: Callable[[Any], Mapping[TopicPartition, tuple[int, Any]]],
     ) -> dict[TopicPartition, Any]:
         """Asks each leader about its partitions and repeats requests after transient errors."""
-        waiting = dict.fromkeys(places, "not asked yet")
+        waiting = dict.fromkeys(topic_partitions, "not asked yet")
         answered: dict[TopicPartition, Any] = {}
         began = time.monotonic()
         for pause in _pauses():
             by_node: dict[int, list[TopicPartition]] = defaultdict(list)
-            for place in waiting:
-                by_node[self._leaders[place].node].append(place)
+            for topic_partition in waiting:
+                by_node[self._leaders[topic_partition].node].append(topic_partition)
             leaderless = by_node.pop(_NO_LEADER, ())
             waiting.update(dict.fromkeys(leaderless, "it has no leader"))
             for node, mine in by_node.items():
@@ -496,30 +509,30 @@ class Cluster:
                 except LostConnectionError as error:
                     waiting.update(dict.fromkeys(mine, str(error)))
                     continue
-                for place in mine:
-                    code, value = answers.get(place, (UNKNOWN_TOPIC_OR_PARTITION, None))
+                for topic_partition in mine:
+                    code, value = answers.get(topic_partition, (UNKNOWN_TOPIC_OR_PARTITION, None))
                     if code == 0:
-                        answered[place] = value
-                        del waiting[place]
+                        answered[topic_partition] = value
+                        del waiting[topic_partition]
                         continue
-                    waiting[place] = error_name(code)
-                    _refuse(place, code)
+                    waiting[topic_partition] = error_name(code)
+                    _refuse(topic_partition, code)
             if not waiting:
                 return answered
             if time.monotonic() - began > _PATIENCE_SECONDS:
                 texts = [f"{topic}-{number}: {why}" for (topic, number), why in waiting.items()]
-                raise BrokerUnavailableError(f"brokers do not answer about {some(texts)}")
+                raise BrokerUnavailableError(f"brokers do not answer for {some(texts)}")
             pause()
             self._check_leaders(waiting)
         raise AssertionError
 
     def _check_leaders(self, waiting: Iterable[TopicPartition]) -> None:
         """Raises LeaderChangedError if a partition has another leader now."""
-        before = {place: self._leaders[place] for place in waiting}
+        before = {topic_partition: self._leaders[topic_partition] for topic_partition in waiting}
         self.topics({topic for topic, _ in before})
-        for place, leader in before.items():
-            if self._leaders.get(place) != leader:
-                topic, number = place
+        for topic_partition, leader in before.items():
+            if self._leaders.get(topic_partition) != leader:
+                topic, number = topic_partition
                 raise LeaderChangedError(
                     f"the leader changed from epoch {leader.epoch} while the scan was planned",
                     topic=topic,
@@ -530,7 +543,7 @@ class Cluster:
         self, names: Sequence[str] | None, counts: Mapping[str, int]
     ) -> tuple[dict[str, ClusterTopic], dict[str, str], dict[str, str]]:
         """Requests metadata once. Returns topics by name, and error texts of topics that brokers
-        cannot describe yet and of topics whose metadata lack partitions.
+        cannot describe yet and of topics with incomplete metadata.
         """
         from kafka.protocol.metadata import MetadataRequest
 
@@ -538,11 +551,11 @@ class Cluster:
         asked = None if names is None else [topic_type(name=name) for name in names]
         answer = self.ask_any(MetadataRequest(topics=asked, allow_auto_topic_creation=False))
         self._nodes = {node.node_id: (node.host, node.port) for node in answer.brokers}
-        found: dict[str, ClusterTopic] = {}
+        topics: dict[str, ClusterTopic] = {}
         undecided: dict[str, str] = {}
         answered = {topic.name for topic in answer.topics}
         incomplete = {
-            name: f"{name}: no answer about it" for name in names or () if name not in answered
+            name: f"{name}: no answer for it" for name in names or () if name not in answered
         }
         for topic in answer.topics:
             if topic.error_code == UNKNOWN_TOPIC_OR_PARTITION:
@@ -554,8 +567,10 @@ class Cluster:
                     raise refusal(topic.error_code, topic=topic.name)
                 continue
             leaders = {
-                part.partition_index: Leader(part.leader_id, part.leader_epoch)
-                for part in sorted(topic.partitions, key=lambda part: part.partition_index)
+                leader_data.partition_index: Leader(leader_data.leader_id, leader_data.leader_epoch)
+                for leader_data in sorted(
+                    topic.partitions, key=lambda leader_data: leader_data.partition_index
+                )
             }
             described = ClusterTopic(topic.name, uuid_to_text(topic.topic_id), leaders)
             least = counts.get(described.topic_id, 1)
@@ -567,8 +582,8 @@ class Cluster:
                 continue
             for number, leader in leaders.items():
                 self._leaders[topic.name, number] = leader
-            found[topic.name] = described
-        return found, undecided, incomplete
+            topics[topic.name] = described
+        return topics, undecided, incomplete
 
     def ask_any(self, request: Any) -> Any:  # noqa: ANN401
         """Returns the response of any broker, preferably the last one asked. Raises as `topics`."""
@@ -594,16 +609,16 @@ class Cluster:
                     break
                 pause()
         raise BrokerUnavailableError(
-            f"no broker of kafka.bootstrap.servers answers: {some(dict.fromkeys(failed))}; to read"
-            " the tier of a cluster that is gone, leave that option out"
+            f"no broker of kafka.bootstrap.servers answers: {some(dict.fromkeys(failed))}."
+            " If the cluster no longer exists, remove that option to read the tier alone"
         )
 
 
-def _refuse(place: TopicPartition, code: int) -> None:
+def _refuse(topic_partition: TopicPartition, code: int) -> None:
     """Raises the exception of an error code unless it is transient."""
     if code in PASSING or code in NEW_LEADER:
         return
-    topic, number = place
+    topic, number = topic_partition
     raise refusal(code, topic=topic, partition=number)
 
 
@@ -616,7 +631,7 @@ def _pauses() -> Iterable[Callable[[], None]]:
 
 
 _MAX_IDLE: Final = 16
-"""Per process; each may hold a connection to every broker with the memory of a response."""
+"""Per process; each may have a connection to every broker with the memory of a response."""
 _idle: list[Cluster] = []
 _lock = threading.Lock()
 

@@ -92,13 +92,13 @@ def error_name(code: int) -> str:
     return f"{_NAMES[code]} ({code})" if code in _NAMES else f"error {code}"
 
 
-def refusal(code: int, **place: Unpack[Place]) -> BrokerError:
+def refusal(code: int, **location: Unpack[Place]) -> BrokerError:
     """Returns the exception for an error code that a retry does not cure."""
     if code in DENIED:
         return BrokerAccessError(
-            "not allowed to read the topic: the user needs Describe and Read on it", **place
+            "not allowed to read the topic: the user needs Describe and Read on it", **location
         )
-    return BrokerError(f"a broker refuses: {error_name(code)}", **place)
+    return BrokerError(f"a broker refuses the request: {error_name(code)}", **location)
 
 
 _VERSIONS_API_VERSION: Final = 3  # since Kafka 2.4 (KIP-511)
@@ -114,12 +114,12 @@ _NO_ERROR: Final = 0
 
 
 class LostConnectionError(Exception):
-    """The connection is no longer usable. The text holds no credentials."""
+    """The connection is no longer usable. The text has no credentials."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A request whose response has not been received.
+    """A request that waits for its response.
 
     Attributes:
         header: The header that kafka-python needs to decode the response.
@@ -135,7 +135,7 @@ class Connection:
     """An authenticated connection to a broker. Used by one thread at a time.
 
     Args:
-        settings: How to connect.
+        settings: Timeouts, client id and security.
         host: Name or address.
         port: TCP port.
 
@@ -201,13 +201,13 @@ class Connection:
             self._socket.sendall(request.encode(framed=True, header=True))
         return Pending(request.header, timeout)
 
-    def receive(self, pending: Pending, *, most_bytes: int = _MAX_ANSWER_BYTES) -> Any:  # noqa: ANN401
+    def receive(self, pending: Pending, *, max_bytes: int = _MAX_ANSWER_BYTES) -> Any:  # noqa: ANN401
         """Returns the response to the oldest pending request. Its bytes are views of a buffer that
         the next call overwrites.
 
         Args:
             pending: That request.
-            most_bytes: Maximum size of the response.
+            max_bytes: Maximum size of the response.
 
         Raises:
             LostConnectionError: No complete and valid response arrived.
@@ -215,16 +215,16 @@ class Connection:
         deadline = time.monotonic() + pending.timeout_seconds
         with self._closing_on_error():
             (size,) = _SIZE.unpack(self._read(4, deadline))
-            if not 4 <= size <= most_bytes:
+            if not 4 <= size <= max_bytes:
                 raise LostConnectionError(
-                    f"{self._place} announced an answer of {size:,} bytes, at most {most_bytes:,}"
+                    f"{self._place} announced an answer of {size:,} bytes, at most {max_bytes:,}"
                     " are expected: a batch above maxBatchBytes, no Kafka broker, or one that"
                     " wants TLS"
                 )
             data = self._read(size, deadline)
             (correlation,) = _CORRELATION.unpack(data[:4])
             if correlation != pending.header.correlation_id:
-                raise LostConnectionError(f"{self._place} answered another request than was asked")
+                raise LostConnectionError(f"{self._place} sent a response to another request")
             return self._decoded(pending.header, data)
 
     def close(self) -> None:
@@ -252,8 +252,7 @@ class Connection:
             return message.decode(data[start:])
         except Exception as error:  # noqa: BLE001  # damaged bytes raise anything there
             raise LostConnectionError(
-                f"{self._place} answered what is not a {message[None].__name__}:"
-                f" {type(error).__name__}"
+                f"{self._place} sent an invalid {message[None].__name__}: {type(error).__name__}"
             ) from None
 
     def _read(self, size: int, deadline: float) -> memoryview:
@@ -269,7 +268,7 @@ class Connection:
             self._socket.settimeout(left)
             count = self._socket.recv_into(view[filled:])
             if count == 0:
-                raise LostConnectionError(f"{self._place} hung up")
+                raise LostConnectionError(f"{self._place} closed the connection")
             filled += count
         return view
 
@@ -328,14 +327,15 @@ class Connection:
         answer = self.ask(request)
         if answer.error_code != _NO_ERROR:
             raise BrokerError(
-                f"broker {self._place} does not tell its versions (error {answer.error_code}): it"
+                f"broker {self._place} does not report its versions (error {answer.error_code}): it"
                 " is older than Kafka 3.1"
             )
         versions = {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
         if versions.get(_FETCH_KEY, (0, 0))[1] < _MIN_FETCH:
             raise BrokerError(
-                f"broker {self._place} is older than Kafka 3.1: it cannot fetch by topic id, and by"
-                " name a re-created topic answers for the one that was planned"
+                f"broker {self._place} is older than Kafka 3.1 and cannot fetch by topic id, which"
+                " detects topics that were created again. Upgrade it, or remove"
+                " kafka.bootstrap.servers to read the tier alone"
             )
         self._versions = BrokerVersionData(api_versions=versions)
 

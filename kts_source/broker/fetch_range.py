@@ -19,8 +19,8 @@ from kts_source.broker.cluster import (
     EARLIEST_LOCAL,
     LEAK,
     knows_local_start,
-    node_tells_all,
-    told_from,
+    node_reports_all_aborted,
+    reports_aborted_from,
 )
 from kts_source.broker.connection import (
     OFFSET_OUT_OF_RANGE,
@@ -60,11 +60,11 @@ _MAX_OFFSET: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class FetchedBatches:
-    """Whole batches of one answer.
+    """Complete batches of one answer.
 
     Attributes:
         data: Their bytes; valid until the next answer is asked for.
-        start_offset: What was asked for: rows below it are not wanted.
+        start_offset: First requested offset; rows below it are skipped.
         next_offset: One past the last offset of the last batch.
         aborted: Transactions among them to leave out, when only committed rows are wanted.
         listed: Producer id and first offset of the aborted transactions that the broker lists.
@@ -78,7 +78,7 @@ class FetchedBatches:
 
 
 def whole_batches(data: memoryview) -> tuple[int, int]:
-    """Bytes at the front of an answer that are whole entries, and one past their last offset.
+    """Bytes at the front of an answer that are complete entries, and one past their last offset.
 
     Raises:
         CorruptRecordError: They are no entries, or their offsets do not ascend.
@@ -99,10 +99,11 @@ def whole_batches(data: memoryview) -> tuple[int, int]:
 
 
 def begins_at_or_after(data: memoryview, offset: int) -> bool:
-    """True if the first entry of an answer holds no record below an offset.
+    """Returns whether the first entry of an answer has no record below an offset.
 
-    The offset field of a compressed message set (formats 0 and 1) is that of its last record, so
-    only the records in it tell where it begins. Returns `False` where the entry cannot be read.
+    A compressed message set (formats 0 and 1) has the offset of its last record in its offset
+    field, so its records must be decoded to find its first offset. Returns `False` if the entry
+    cannot be read.
     """
     try:
         entry = read_entry(data, 0)
@@ -117,11 +118,11 @@ def begins_at_or_after(data: memoryview, offset: int) -> bool:
 def aborted_intervals(
     listed: frozenset[tuple[int, int]], data: memoryview, next_offset: int
 ) -> AbortedIntervals:
-    """The intervals that the aborted transactions of an answer have in its batches.
+    """Returns the intervals that the aborted transactions of an answer have in its batches.
 
     Args:
         listed: Producer id and first offset, as brokers list them: without an end.
-        data: Whole batches.
+        data: Complete batches.
         next_offset: One past their last offset.
     """
     producers = {producer for producer, _ in listed}
@@ -136,7 +137,11 @@ def aborted_intervals(
                 markers.append((batch.producer_id, batch.base_offset))
     txns = []
     for producer, first in listed:
-        ends = (at for one, at in markers if one == producer and at > first)
+        ends = (
+            position
+            for producer_id, position in markers
+            if producer_id == producer and position > first
+        )
         last = min(ends, default=next_offset)
         txns.append(AbortedTxn(producer, first, last, last))
     return AbortedIntervals.from_txns(txns, start_offset=0, stop_offset=_MAX_OFFSET)
@@ -198,7 +203,7 @@ class _Patience:
         self._pause = _FIRST_PAUSE_SECONDS
 
     def is_exhausted(self) -> bool:
-        """True if the last batch came too long ago."""
+        """Returns whether the last batch came too long ago."""
         return time.monotonic() - self._progress > _PATIENCE_SECONDS
 
     def sleep(self) -> None:
@@ -221,7 +226,7 @@ class RangeFetcher:
         bytes: Bytes of complete batches so far.
         requests: Requests sent so far.
         lost_offsets: True if some of the range is lost.
-        met_hole: True if the brokers' own tier lacks some of it.
+        met_hole: True if the brokers' own tier lacks some offsets of the range.
     """
 
     def __init__(
@@ -249,7 +254,7 @@ class RangeFetcher:
         self._refused_at = -1
 
     def batches(self) -> Generator[FetchedBatches]:
-        """Yields the batches that hold the range, in order.
+        """Yields the batches of the range, in order.
 
         Raises:
             DataLossError: The log start has passed the range, the topic was deleted, or another
@@ -275,8 +280,9 @@ class RangeFetcher:
                                 return
                         if wait.is_exhausted():
                             raise BrokerUnavailableError(
-                                f"brokers gave no batch for {_PATIENCE_SECONDS:.0f} s: {reason}",
-                                **self._place(offset),
+                                f"brokers returned no batch for {_PATIENCE_SECONDS:.0f} s:"
+                                f" {reason}",
+                                **self._location(offset),
                             )
                         wait.sleep()
                         state = self._ask(offset)
@@ -318,7 +324,7 @@ class RangeFetcher:
                 # An old leader reports aborted transactions from its local log start on. The disk
                 # of a follower may begin elsewhere, and an old follower misses some as well.
                 nodes = {self._leader, self._node}
-                if not all(node_tells_all(self._cluster, node) for node in nodes):
+                if not all(node_reports_all_aborted(self._cluster, node) for node in nodes):
                     self._node, self._rack = self._leader, ""
             connection = self._cluster.connection(self._node)
             self.requests += 1
@@ -332,7 +338,7 @@ class RangeFetcher:
         """Reads the answer to a fetch."""
         try:
             limit = self._max_bytes + _ANSWER_SLACK
-            answer = asked.connection.receive(asked.pending, most_bytes=limit)
+            answer = asked.connection.receive(asked.pending, max_bytes=limit)
             return self._check_answer(answer, offset)
         except (LostConnectionError, LeaderChangedError) as error:
             return self._changed_node(error)
@@ -355,7 +361,7 @@ class RangeFetcher:
             self._rack = ""
         self._node = -1
 
-    def _is_over(self, at: int) -> bool:
+    def _is_over(self, offset: int) -> bool:
         """Returns whether no batch of the range is left.
 
         Empty answers do not say so: compaction may have removed the last batches below the last
@@ -369,21 +375,21 @@ class RangeFetcher:
         try:
             connection = self._cluster.connection(self._node)
             pending = connection.send(
-                self._request(at, read_committed=False),
+                self._request(offset, read_committed=False),
                 patience_seconds=self._settings.fetch_max_wait_ms / 1000,
             )
-            answer = connection.receive(pending, most_bytes=self._max_bytes + _ANSWER_SLACK)
+            answer = connection.receive(pending, max_bytes=self._max_bytes + _ANSWER_SLACK)
         except LostConnectionError:
             self._lose_node()
             return False
         # The next answer repeats an error of this one.
-        parts = [part for topic in answer.responses for part in topic.partitions]
-        if len(parts) != 1 or not parts[0].records:
+        partitions = [partition for topic in answer.responses for partition in topic.partitions]
+        if len(partitions) != 1 or not partitions[0].records:
             return False
-        return begins_at_or_after(memoryview(parts[0].records), self._wanted.stop_offset)
+        return begins_at_or_after(memoryview(partitions[0].records), self._wanted.stop_offset)
 
     def _request(
-        self, at: int, *, read_committed: bool | None = None, max_bytes: int | None = None
+        self, offset: int, *, read_committed: bool | None = None, max_bytes: int | None = None
     ) -> Any:  # noqa: ANN401
         """Returns a fetch request; `max_bytes` is given only for probes of the leader itself."""
         from kafka.protocol.consumer import FetchRequest
@@ -393,10 +399,10 @@ class RangeFetcher:
         size = settings.partition_fetch_bytes if max_bytes is None else max_bytes
         topic_type = FetchRequest.FetchTopic
         session_id, session_epoch = _NO_SESSION
-        part = topic_type.FetchPartition(
+        partition = topic_type.FetchPartition(
             partition=wanted.partition,
             current_leader_epoch=self._epoch,
-            fetch_offset=at,
+            fetch_offset=offset,
             last_fetched_epoch=-1,
             log_start_offset=-1,
             partition_max_bytes=size,
@@ -410,7 +416,7 @@ class RangeFetcher:
             session_id=session_id,
             session_epoch=session_epoch,
             rack_id=self._rack if max_bytes is None else "",
-            topics=[topic_type(topic_id=uuid_from_text(wanted.topic_id), partitions=[part])],
+            topics=[topic_type(topic_id=uuid_from_text(wanted.topic_id), partitions=[partition])],
         )
 
     def _takes_known_leader(self) -> bool:
@@ -418,18 +424,18 @@ class RangeFetcher:
 
         A broker that is no longer the leader responds so, since requests have the topic's id.
         """
-        known = self._cluster.known_leader((self._wanted.topic, self._wanted.partition))
-        if self._asked or known is None or known.epoch != self._wanted.leader_epoch:
+        leader = self._cluster.known_leader((self._wanted.topic, self._wanted.partition))
+        if self._asked or leader is None or leader.epoch != self._wanted.leader_epoch:
             return False
-        self._leader = known.node
+        self._leader = leader.node
         self._asked = True
         return True
 
     def _find_leader(self) -> _Waiting | _Lost | None:
         """Looks up the leader; a new one must have the offsets that were planned."""
         wanted = self._wanted
-        place = wanted.topic, wanted.partition
-        topic = self._cluster.renew_leader(place, self._wanted.topic_id)
+        key = wanted.topic, wanted.partition
+        topic = self._cluster.renew_leader(key, self._wanted.topic_id)
         if topic is None or topic.topic_id != wanted.topic_id:
             now = "is gone" if topic is None else f"was created again as {topic.topic_id}"
             return self._all_lost(f"topic id {wanted.topic_id} was planned, and the topic {now}")
@@ -439,7 +445,7 @@ class RangeFetcher:
         if leader.epoch < wanted.leader_epoch:
             return _Waiting(f"a broker still knows the leader of epoch {leader.epoch}")
         if leader.epoch != wanted.leader_epoch:
-            (end,) = self._cluster.epoch_ends({place: [wanted.leader_epoch]})[place]
+            (end,) = self._cluster.epoch_ends({key: [wanted.leader_epoch]})[key]
             if end.epoch != wanted.leader_epoch or end.end_offset < wanted.stop_offset:
                 return self._all_lost(
                     f"offsets up to {wanted.stop_offset} of leader epoch {wanted.leader_epoch} were"
@@ -451,36 +457,36 @@ class RangeFetcher:
         return None
 
     def _all_lost(self, text: str) -> _Lost:
-        error = DataLossError(text, **self._place(self._wanted.start_offset))
+        error = DataLossError(text, **self._location(self._wanted.start_offset))
         return _Lost(self._wanted.stop_offset, error)
 
-    def _check_refused(self, at: int) -> _Lost | _Waiting:
+    def _check_refused(self, offset: int) -> _Lost | _Waiting:
         """Finds out which offsets are lost after the leader refused one, since it does not say.
 
         Retention or DeleteRecords passed the offset, or the brokers' own tier lacks the segment
-        that holds it. If the log holds the offset, it is asked for once more.
+        that has it. If the log has the offset, the request is repeated.
         """
-        place = self._wanted.topic, self._wanted.partition
-        if self._cluster.known_leader(place) is None:
-            self._cluster.renew_leader(place, self._wanted.topic_id)
-        log_start = self._cluster.offsets([place], EARLIEST, read_committed=False)[place]
-        if log_start > at:
+        key = self._wanted.topic, self._wanted.partition
+        if self._cluster.known_leader(key) is None:
+            self._cluster.renew_leader(key, self._wanted.topic_id)
+        log_start = self._cluster.offsets([key], EARLIEST, read_committed=False)[key]
+        if log_start > offset:
             text = (
-                f"offset {at} is gone since the plan was made: the log of the brokers starts at"
+                f"offset {offset} is gone since the plan was made: the log of the brokers starts at"
                 f" {log_start}"
             )
-            return _Lost(log_start, DataLossError(text, **self._place(at)))
-        if self._refused_at != at:
-            self._refused_at = at
-            return _Waiting(f"a broker refuses offset {at} of a log that starts at {log_start}")
+            return _Lost(log_start, DataLossError(text, **self._location(offset)))
+        if self._refused_at != offset:
+            self._refused_at = offset
+            return _Waiting(f"a broker refuses offset {offset} of a log that starts at {log_start}")
         self.met_hole = True
-        stop = self._first_served(at)
+        stop = self._first_served(offset)
         text = (
-            f"brokers refuse offsets [{at}, {stop}) as out of range, although their log starts at"
-            f" {log_start}: their own tier has lost a segment. Restore it there, or set"
+            f"brokers refuse offsets [{offset}, {stop}) as out of range, although their log starts"
+            f" at {log_start}: their own tier has lost a segment. Restore it there, or set"
             " failOnDataLoss=false to skip these offsets"
         )
-        return _Lost(stop, DataLossError(text, **self._place(at)))
+        return _Lost(stop, DataLossError(text, **self._location(offset)))
 
     def _first_served(self, refused: int) -> int:
         """Returns the first offset above a refused one that the leader serves, at most the range's
@@ -489,10 +495,10 @@ class RangeFetcher:
         Brokers do not report it. Everything on the leader's own disk is served, so only offsets
         below that are tried: each one in a short range, evenly spaced ones in a long range.
         """
-        place = self._wanted.topic, self._wanted.partition
+        key = self._wanted.topic, self._wanted.partition
         limit = self._wanted.stop_offset
-        if knows_local_start(self._cluster, place):
-            local = self._cluster.offsets([place], EARLIEST_LOCAL, read_committed=False)[place]
+        if knows_local_start(self._cluster, key):
+            local = self._cluster.offsets([key], EARLIEST_LOCAL, read_committed=False)[key]
             if local > refused:
                 limit = min(limit, local)
         step = -(-(limit - refused) // _MAX_PROBES)
@@ -514,96 +520,100 @@ class RangeFetcher:
         request = self._request(offset, read_committed=False, max_bytes=1)
         self.requests += 1
         pending = connection.send(request, patience_seconds=self._settings.fetch_max_wait_ms / 1000)
-        answer = connection.receive(pending, most_bytes=self._max_bytes + _ANSWER_SLACK)
-        parts = [part for topic in answer.responses for part in topic.partitions]
-        code = answer.error_code or (parts[0].error_code if len(parts) == 1 else -1)
+        answer = connection.receive(pending, max_bytes=self._max_bytes + _ANSWER_SLACK)
+        partitions = [partition for topic in answer.responses for partition in topic.partitions]
+        code = answer.error_code or (partitions[0].error_code if len(partitions) == 1 else -1)
         if code not in (0, OFFSET_OUT_OF_RANGE):
-            raise LeaderChangedError(f"a broker says {error_name(code)} about offset {offset}")
+            raise LeaderChangedError(f"a broker returned {error_name(code)} for offset {offset}")
         return bool(code == 0)
 
-    def _check_answer(self, answer: Any, at: int) -> FetchedBatches | _Waiting | _Lost:  # noqa: ANN401
+    def _check_answer(self, answer: Any, offset: int) -> FetchedBatches | _Waiting | _Lost:  # noqa: ANN401
         """Checks an answer, and returns its complete batches if it has any."""
         code = answer.error_code
-        parts = [part for topic in answer.responses for part in topic.partitions]
-        if not code and not parts:  # throttled by a client quota
+        partitions = [partition for topic in answer.responses for partition in topic.partitions]
+        if not code and not partitions:  # throttled by a client quota
             time.sleep(min(answer.throttle_time_ms / 1000, _PATIENCE_SECONDS / 4))
             return _Waiting("the client quota is used up")
         if code:
-            return self._handle(code, at)
-        (part, *others) = parts
-        told = answer.responses[0].topic_id, part.partition_index
-        if others or told != (uuid_from_text(self._wanted.topic_id), self._wanted.partition):
+            return self._handle(code, offset)
+        (result, *others) = partitions
+        answered = answer.responses[0].topic_id, result.partition_index
+        if others or answered != (uuid_from_text(self._wanted.topic_id), self._wanted.partition):
             raise BrokerError(
-                f"a broker answers about {len(parts)} partitions, the first of them {told[1]} of"
-                f" topic id {uuid_to_text(told[0])}: not what it was asked for",
-                **self._place(at),
+                f"a broker answers about {len(partitions)} partitions, the first of them"
+                f" {answered[1]} of topic id {uuid_to_text(answered[0])}: not what it was asked"
+                " for",
+                **self._location(offset),
             )
-        if part.error_code:
-            return self._handle(part.error_code, at)
-        if part.preferred_read_replica >= 0 and not part.records:
-            self._node = part.preferred_read_replica
+        if result.error_code:
+            return self._handle(result.error_code, offset)
+        if result.preferred_read_replica >= 0 and not result.records:
+            self._node = result.preferred_read_replica
             return _Waiting(f"broker {self._node} is nearer")
-        if not part.records:
+        if not result.records:
             return _Waiting(
-                "answers are empty: the broker waits for its tier, or a quota is used up",
+                "responses are empty: the broker waits for its tier, or a quota is used up",
                 is_empty=True,
             )
-        return self._check_records(part, at)
+        return self._check_records(result, offset)
 
-    def _check_records(self, part: Any, at: int) -> FetchedBatches | _Waiting:  # noqa: ANN401
-        data = memoryview(part.records)
+    def _check_records(self, result: Any, offset: int) -> FetchedBatches | _Waiting:  # noqa: ANN401
+        data = memoryview(result.records)
         try:
             size, next_offset = whole_batches(data)
         except SegmentFormatError as error:
             raise CorruptSegmentError(
-                f"a broker sent what is no record batch: {error.message}", **self._place(at)
+                f"a broker sent an invalid record batch: {error.message}", **self._location(offset)
             ) from error
-        if not size or next_offset <= at:
-            return _Waiting("answers hold no whole batch")
+        if not size or next_offset <= offset:
+            return _Waiting("responses have no complete batch")
         self.bytes += size
         data = data[:size]
-        if self._wanted.read_committed and not node_tells_all(self._cluster, self._node):
+        if self._wanted.read_committed and not node_reports_all_aborted(self._cluster, self._node):
             if self._node != self._leader:
                 self._node, self._rack = -1, ""
                 return _Waiting("the follower is older than Kafka 4.0")
             data = memoryview(bytes(data))  # the next answer overwrites it
-            self._check_told(at)
+            self._check_reported(offset)
         listed = frozenset(
-            (one.producer_id, one.first_offset) for one in part.aborted_transactions or ()
+            (txn.producer_id, txn.first_offset) for txn in result.aborted_transactions or ()
         )
         aborted = NO_ABORTED
         if self._wanted.read_committed and listed:
             aborted = aborted_intervals(listed, data, next_offset)
-        return FetchedBatches(data, at, next_offset, aborted, listed)
+        return FetchedBatches(data, offset, next_offset, aborted, listed)
 
-    def _check_told(self, at: int) -> None:
+    def _check_reported(self, offset: int) -> None:
         """Refuses batches that an old broker has read from its tier since the plan was made."""
-        told = told_from(self._cluster, (self._wanted.topic, self._wanted.partition))
-        if at < told:
+        exact_from = reports_aborted_from(
+            self._cluster, (self._wanted.topic, self._wanted.partition)
+        )
+        if offset < exact_from:
             raise OldBrokerError(
-                f"offsets up to {told} have moved into the tier since the plan was made, and {LEAK}"
-                ": plan anew, or read with isolationLevel=read_uncommitted",
-                **self._place(at),
+                f"offsets up to {exact_from} have moved into the tier since the plan was made, and"
+                f" {LEAK}"
+                ": plan again, or read with isolationLevel=read_uncommitted",
+                **self._location(offset),
             )
 
-    def _handle(self, code: int, at: int) -> _Waiting | _Lost:
+    def _handle(self, code: int, offset: int) -> _Waiting | _Lost:
         """Handles an error code.
 
         Raises:
             BrokerError: The broker refuses the request.
         """
         if self._node != self._leader and code in {OFFSET_OUT_OF_RANGE, *PASSING}:
-            # A follower may lag behind, and the leader would name it again.
+            # A follower may lag, and the leader would name it again.
             self._node, self._rack = -1, ""
-            return _Waiting(f"a follower says {error_name(code)}")
+            return _Waiting(f"a follower returned {error_name(code)}")
         if code in TOPIC_GONE or code in PASSING:
             self._leader = -1  # also of a failed disk, or a partition that was moved away
-            return _Waiting(f"a broker says {error_name(code)}")
+            return _Waiting(f"a broker returned {error_name(code)}")
         if code == OFFSET_OUT_OF_RANGE:
-            return self._check_refused(at)
-        raise refusal(code, **self._place(at))
+            return self._check_refused(offset)
+        raise refusal(code, **self._location(offset))
 
-    def _place(self, offset: int) -> Any:  # noqa: ANN401
+    def _location(self, offset: int) -> Any:  # noqa: ANN401
         return {
             "topic": self._wanted.topic,
             "partition": self._wanted.partition,

@@ -2,7 +2,7 @@ r"""Parses the `kafka.*` options of one `load()` into `BrokerSettings`. Opens ke
 
 Errors show no values or paths, since passwords end up in the wrong options.
 
-`sasl.jaas.config` holds one login module with its options:
+`sasl.jaas.config` has one login module with its options:
 
     org.apache.kafka.common.security.plain.PlainLoginModule required username="a" password="b";
 
@@ -112,13 +112,13 @@ def parse_jaas(text: str) -> LoginModule:
         modules = ", ".join(_LOGIN_MODULES)
         raise _invalid(_JAAS, f"must begin with one of the login modules {modules}")
     if len(tokens) < 2 or tokens[1][0] != "word" or tokens[1][1].lower() not in _FLAGS:
-        raise _invalid(_JAAS, "must have 'required' behind the login module")
+        raise _invalid(_JAAS, "must have 'required' after the login module")
     options: dict[str, str] = {}
     next_token = 2
     while next_token < len(tokens) and tokens[next_token] != ("mark", ";"):
         kind, name = tokens[next_token]
         if kind != "word" or not _NAME.fullmatch(name):
-            raise _invalid(_JAAS, "has something else where the name of an option belongs")
+            raise _invalid(_JAAS, "has an invalid option name")
         number = len(options) + 1
         pair = tokens[next_token + 1 : next_token + 3]
         if len(pair) < 2 or pair[0] != ("mark", "=") or pair[1][0] == "mark":
@@ -131,7 +131,7 @@ def parse_jaas(text: str) -> LoginModule:
     if next_token == len(tokens):
         raise _invalid(_JAAS, "must end with a semicolon")
     if next_token != len(tokens) - 1:
-        raise _invalid(_JAAS, "must hold one login module and end with its semicolon")
+        raise _invalid(_JAAS, "must have one login module and end with its semicolon")
     return LoginModule(_LOGIN_MODULES[module], options)
 
 
@@ -199,43 +199,43 @@ _REFUSED: Final = frozenset(
 """Options of MSK's and Java's modules that are not supported, but that errors may name."""
 
 
-def login_from(given: Mapping[str, str], mechanism: str, protocol: str) -> Login:
+def login_from(options: Mapping[str, str], mechanism: str, protocol: str) -> Login:
     """Returns the credentials of a mechanism, or where to get them.
 
     Args:
-        given: Name in lower case, without `kafka.`, to text.
+        options: Name in lower case, without `kafka.`, to text.
         mechanism: One of `MECHANISMS`.
         protocol: A protocol with SASL.
 
     Raises:
         InvalidOptionError: Malformed, missing or contradictory options.
     """
-    options = _module_options(given, mechanism)
-    _check_handlers(given, mechanism)
+    module_options = _module_options(options, mechanism)
+    _check_handlers(options, mechanism)
     if mechanism == OAUTHBEARER:
-        return _token_source(given, options)
+        return _token_source(options, module_options)
     if mechanism == AWS_MSK_IAM:
         if protocol != SASL_SSL:
             raise _invalid("security.protocol", f"must be {SASL_SSL} for {AWS_MSK_IAM}")
-        return AwsCredentials(options.get("awsProfileName", ""))
+        return AwsCredentials(module_options.get("awsProfileName", ""))
     if mechanism == GSSAPI:
-        return _kerberos(given, options)
-    if options.get("tokenauth", "false").strip().lower() != "false":
+        return _kerberos(options, module_options)
+    if module_options.get("tokenauth", "false").strip().lower() != "false":
         raise _invalid(
             _JAAS,
             "has tokenauth: delegation tokens are not supported, give the"
             " user's own name and password",
         )
-    missing = [name for name in ("username", "password") if not options.get(name)]
+    missing = [name for name in ("username", "password") if not module_options.get(name)]
     if missing:
         raise _invalid(_JAAS, f"must give {' and '.join(missing)}")
-    if any("\0" in options[name] for name in ("username", "password")):
+    if any("\0" in module_options[name] for name in ("username", "password")):
         raise _invalid(_JAAS, "has a zero byte in name or password")
-    return Password(options["username"], options["password"])
+    return Password(module_options["username"], module_options["password"])
 
 
-def _module_options(given: Mapping[str, str], mechanism: str) -> Mapping[str, str]:
-    text = given.get(_JAAS)
+def _module_options(options: Mapping[str, str], mechanism: str) -> Mapping[str, str]:
+    text = options.get(_JAAS)
     if text is None:
         if mechanism == PLAIN or mechanism in SCRAM_MECHANISMS:
             raise _invalid(_JAAS, f"is needed for {mechanism}")
@@ -247,7 +247,7 @@ def _module_options(given: Mapping[str, str], mechanism: str) -> Mapping[str, st
             f"has the login module of {' and '.join(module.mechanisms)},"
             f" but {PREFIX}sasl.mechanism is {mechanism}",
         )
-    known = _REFUSED.union(*_TAKEN.values())
+    possible = _REFUSED.union(*_TAKEN.values())
     for number, name in enumerate(module.options, 1):
         taken = name in _TAKEN[mechanism] or name in _WITHOUT_EFFECT
         if taken or (mechanism == OAUTHBEARER and name.startswith(_EXTENSION)):
@@ -255,7 +255,7 @@ def _module_options(given: Mapping[str, str], mechanism: str) -> Mapping[str, st
         if mechanism == PLAIN and name.startswith("user_"):  # accounts on brokers
             continue
         # An unknown name may be the rest of a password with a quote in it.
-        shown = name if name in known else f"an option, number {number},"
+        shown = name if name in possible else f"an option, number {number},"
         raise _invalid(
             _JAAS,
             f"has {shown} which is not supported; for {mechanism} it may"
@@ -264,56 +264,56 @@ def _module_options(given: Mapping[str, str], mechanism: str) -> Mapping[str, st
     return module.options
 
 
-def _check_handlers(given: Mapping[str, str], mechanism: str) -> None:
-    handler = given.get(_CLIENT_HANDLER)
+def _check_handlers(options: Mapping[str, str], mechanism: str) -> None:
+    handler = options.get(_CLIENT_HANDLER)
     if handler is not None and (mechanism != AWS_MSK_IAM or not _MSK_HANDLER.fullmatch(handler)):
         raise _invalid(
             _CLIENT_HANDLER,
-            "is not supported, but for MSK's IAMClientCallbackHandler with AWS_MSK_IAM: Java"
+            "is not supported, except MSK's IAMClientCallbackHandler with AWS_MSK_IAM: Java"
             " classes cannot run here",
         )
-    handler = given.get(_LOGIN_HANDLER)
+    handler = options.get(_LOGIN_HANDLER)
     if handler is not None and (
         mechanism != OAUTHBEARER
         or not (is_callback(handler) or _OWN_LOGIN_HANDLER.fullmatch(handler))
     ):
         raise _invalid(
             _LOGIN_HANDLER,
-            "is not supported, but for OAUTHBEARER as module:function of Python, or as Kafka's own"
-            " OAuthBearerLoginCallbackHandler: other Java classes cannot run here",
+            "is not supported, except for OAUTHBEARER as module:function of Python, or as Kafka's"
+            " own OAuthBearerLoginCallbackHandler: other Java classes cannot run here",
         )
 
 
 def _token_source(
-    given: Mapping[str, str], options: Mapping[str, str]
+    options: Mapping[str, str], module_options: Mapping[str, str]
 ) -> TokenEndpoint | TokenCallback:
-    extensions = _extensions(options)
-    handler = given.get(_LOGIN_HANDLER, "")
+    extensions = _extensions(module_options)
+    handler = options.get(_LOGIN_HANDLER, "")
     if is_callback(handler):
-        if _ENDPOINT in given:
+        if _ENDPOINT in options:
             raise _invalid(_ENDPOINT, f"and the function of {PREFIX}{_LOGIN_HANDLER}: give one")
         return TokenCallback(handler, extensions)
-    if _ENDPOINT not in given:
+    if _ENDPOINT not in options:
         raise InvalidOptionError(
             f"OAUTHBEARER needs option {PREFIX}{_ENDPOINT}, or module:function in"
             f" {PREFIX}{_LOGIN_HANDLER}"
         )
-    _check_url(given[_ENDPOINT])
+    _check_url(options[_ENDPOINT])
     credentials = "sasl.oauthbearer.client.credentials.client"
-    client_id = given.get(f"{credentials}.id", options.get("clientId", ""))
-    client_secret = given.get(f"{credentials}.secret", options.get("clientSecret", ""))
+    client_id = options.get(f"{credentials}.id", module_options.get("clientId", ""))
+    client_secret = options.get(f"{credentials}.secret", module_options.get("clientSecret", ""))
     if not client_id or not client_secret:
         raise _invalid(_ENDPOINT, f"needs clientId and clientSecret in {JAAS_OPTION}")
-    urlencoded = given.get("sasl.oauthbearer.header.urlencode", "false").strip().lower()
+    urlencoded = options.get("sasl.oauthbearer.header.urlencode", "false").strip().lower()
     if urlencoded not in ("true", "false"):
         raise _invalid("sasl.oauthbearer.header.urlencode", "must be true or false")
     if ":" in client_id and urlencoded == "false":  # RFC 7617, 2
-        raise _invalid(_ENDPOINT, "is asked by a clientId without colon, or with urlencode=true")
+        raise _invalid(_ENDPOINT, "needs a clientId without a colon, or urlencode=true")
     return TokenEndpoint(
-        url=given[_ENDPOINT].strip(),
+        url=options[_ENDPOINT].strip(),
         client_id=client_id,
         client_secret=client_secret,
-        scope=given.get("sasl.oauthbearer.scope", options.get("scope", "")),
+        scope=options.get("sasl.oauthbearer.scope", module_options.get("scope", "")),
         urlencoded=urlencoded == "true",
         extensions=extensions,
     )
@@ -324,11 +324,11 @@ def _check_url(text: str) -> None:
         url = urlsplit(text.strip())
         is_sound = bool(url.hostname) and url.port != 0
     except ValueError:
-        raise _invalid(_ENDPOINT, "is no URL") from None
+        raise _invalid(_ENDPOINT, "is not a URL") from None
     if not is_sound or not re.fullmatch(r"[!-~]+", text.strip()):
-        raise _invalid(_ENDPOINT, "is no URL")
+        raise _invalid(_ENDPOINT, "is not a URL")
     if url.username is not None or url.password is not None:
-        raise _invalid(_ENDPOINT, f"must not hold a user: clientId goes into {JAAS_OPTION}")
+        raise _invalid(_ENDPOINT, f"must not have a user: clientId goes into {JAAS_OPTION}")
     if url.scheme != "https" and (url.scheme != "http" or url.hostname not in _LOOPBACK):
         raise _invalid(_ENDPOINT, "must be https: the client's secret is sent there")
 
@@ -345,58 +345,60 @@ def _extensions(options: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
         if not is_name or not re.fullmatch(r"[ -~\t\r\n]+", value):
             raise _invalid(
                 _JAAS,
-                "has an extension_… that cannot be sent: letters name it,"
-                " and its value is printable ASCII",
+                "has an extension_… that cannot be sent: its name must be letters,"
+                " and its value printable ASCII",
             )
     return extensions
 
 
-def _kerberos(given: Mapping[str, str], options: Mapping[str, str]) -> Kerberos:
+def _kerberos(options: Mapping[str, str], module_options: Mapping[str, str]) -> Kerberos:
     name = "sasl.kerberos.service.name"
-    services = {text.strip() for text in (given.get(name), options.get("serviceName")) if text}
+    services = {
+        text.strip() for text in (options.get(name), module_options.get("serviceName")) if text
+    }
     if len(services) != 1:
         problem = f"and serviceName in {JAAS_OPTION} differ" if services else "is needed for GSSAPI"
         raise _invalid(name, problem)
     keytab = ""
-    if options.get("useKeyTab", "false").strip().lower() == "true":
-        keytab = options.get("keyTab", "")
-        if not keytab or not options.get("principal"):
+    if module_options.get("useKeyTab", "false").strip().lower() == "true":
+        keytab = module_options.get("keyTab", "")
+        if not keytab or not module_options.get("principal"):
             raise _invalid(_JAAS, "needs keyTab and principal")
-    return Kerberos(services.pop(), options.get("principal", ""), keytab)
+    return Kerberos(services.pop(), module_options.get("principal", ""), keytab)
 
 
 _MAX_FILE_BYTES: Final = 16 << 20
 _OLDER_VERSIONS: Final = ("SSLv2Hello", "SSLv3", "TLSv1", "TLSv1.1")
 
 
-def security_from(given: Mapping[str, str]) -> tuple[Security, frozenset[str]]:
+def security_from(options: Mapping[str, str]) -> tuple[Security, frozenset[str]]:
     """Returns the security of connections, and the names of options without effect.
 
     Args:
-        given: Name in lower case, without `kafka.`, to text; none of them refused.
+        options: Name in lower case, without `kafka.`, to text. Without unsupported options.
 
     Raises:
         InvalidOptionError: Malformed, missing or contradictory options, or a file that cannot be
             opened.
     """
-    of_tls = frozenset(name for name in given if name.startswith("ssl."))
-    of_sasl = frozenset(name for name in given if name.startswith("sasl."))
-    if "security.protocol" not in given and (of_tls or of_sasl):
+    of_tls = frozenset(name for name in options if name.startswith("ssl."))
+    of_sasl = frozenset(name for name in options if name.startswith("sasl."))
+    if "security.protocol" not in options and (of_tls or of_sasl):
         raise _invalid(
             min(of_tls | of_sasl),
-            f"needs {PREFIX}security.protocol, which else is {PLAINTEXT}: SSL, SASL_PLAINTEXT or"
-            " SASL_SSL",
+            f"needs {PREFIX}security.protocol, which defaults to {PLAINTEXT}: set it to"
+            " SSL, SASL_PLAINTEXT or SASL_SSL",
         )
-    protocol = _choice(given, "security.protocol", PLAINTEXT, PROTOCOLS)
+    protocol = _choice(options, "security.protocol", PLAINTEXT, PROTOCOLS)
     tls, mechanism, login = None, "", None
     idle: frozenset[str] = frozenset()
     if protocol.startswith("SASL"):
-        mechanism = _choice(given, "sasl.mechanism", GSSAPI, MECHANISMS)
-        login = login_from(given, mechanism, protocol)
+        mechanism = _choice(options, "sasl.mechanism", GSSAPI, MECHANISMS)
+        login = login_from(options, mechanism, protocol)
     else:
         idle |= of_sasl
     if protocol.endswith("SSL"):
-        tls = _tls(given)
+        tls = _tls(options)
     else:
         idle |= of_tls
     security = Security(protocol, tls, mechanism, login)
@@ -408,85 +410,85 @@ def security_from(given: Mapping[str, str]) -> tuple[Security, frozenset[str]]:
     return security, idle
 
 
-def _tls(given: Mapping[str, str]) -> Tls:
-    algorithm = given.get("ssl.endpoint.identification.algorithm", "https").strip().lower()
+def _tls(options: Mapping[str, str]) -> Tls:
+    algorithm = options.get("ssl.endpoint.identification.algorithm", "https").strip().lower()
     if algorithm not in ("", "https"):
         raise _invalid("ssl.endpoint.identification.algorithm", "must be https, or empty")
-    oldest, newest = _versions(given)
-    chain, key = _identity(given)
-    return Tls(_trusted(given), chain, key, algorithm == "https", oldest, newest)
+    oldest, newest = _versions(options)
+    chain, key = _identity(options)
+    return Tls(_trusted(options), chain, key, algorithm == "https", oldest, newest)
 
 
-def _versions(given: Mapping[str, str]) -> tuple[str, str]:
+def _versions(options: Mapping[str, str]) -> tuple[str, str]:
     name = "ssl.enabled.protocols"
-    known = (TLS_1_2, TLS_1_3)
-    texts = [text.strip() for text in given.get(name, ",".join(known)).split(",")]
-    if not all(text in known or text in _OLDER_VERSIONS for text in texts):
+    versions = (TLS_1_2, TLS_1_3)
+    texts = [text.strip() for text in options.get(name, ",".join(versions)).split(",")]
+    if not all(text in versions or text in _OLDER_VERSIONS for text in texts):
         raise _invalid(name, f"must be {TLS_1_2}, {TLS_1_3} or both, separated by a comma")
-    allowed = [version for version in known if version in texts]
-    if _choice(given, "ssl.protocol", TLS_1_3, ("TLS", *known)) == TLS_1_2:
+    allowed = [version for version in versions if version in texts]
+    if _choice(options, "ssl.protocol", TLS_1_3, ("TLS", *versions)) == TLS_1_2:
         allowed = [version for version in allowed if version == TLS_1_2]
     if not allowed:
         raise _invalid(name, f"and {PREFIX}ssl.protocol must leave {TLS_1_2} or {TLS_1_3}")
     return allowed[0], allowed[-1]
 
 
-def _trusted(given: Mapping[str, str]) -> tuple[bytes, ...]:
-    place, inline, word = (
+def _trusted(options: Mapping[str, str]) -> tuple[bytes, ...]:
+    location, inline, word = (
         f"ssl.truststore.{last}" for last in ("location", "certificates", "password")
     )
-    kind = _kind(given, "ssl.truststore.type")
-    password = given.get(word)
-    if inline in given:
-        _check_inline(given, inline, place, "ssl.truststore.type", kind)
+    kind = _kind(options, "ssl.truststore.type")
+    password = options.get(word)
+    if inline in options:
+        _check_inline(options, inline, location, "ssl.truststore.type", kind)
     if kind == PEM and password is not None:
         raise _invalid(word, "has no meaning with PEM: leave it out")
-    if place not in given and password is not None:
-        raise _invalid(word, f"needs {PREFIX}{place}")
+    if location not in options and password is not None:
+        raise _invalid(word, f"needs {PREFIX}{location}")
     try:
-        if inline in given:
-            return pem_certificates(given[inline])
-        if place not in given:
+        if inline in options:
+            return pem_certificates(options[inline])
+        if location not in options:
             return ()
-        data = _file(given, place)
+        data = _file(options, location)
         if kind == PEM:
             return pem_certificates(_text(data))
         return trusted_certificates(data, password)
     except KeyStoreError as error:
-        raise _invalid(inline if inline in given else place, str(error)) from None
+        raise _invalid(inline if inline in options else location, str(error)) from None
 
 
-def _identity(given: Mapping[str, str]) -> tuple[tuple[bytes, ...], bytes]:
+def _identity(options: Mapping[str, str]) -> tuple[tuple[bytes, ...], bytes]:
     """Returns the client's certificate chain and key; empty without one."""
-    place, key, chain, word = (
+    location, key, chain, word = (
         f"ssl.keystore.{last}" for last in ("location", "key", "certificate.chain", "password")
     )
-    kind = _kind(given, "ssl.keystore.type")
-    password = given.get(word)
+    kind = _kind(options, "ssl.keystore.type")
+    password = options.get(word)
     for name, other in ((key, chain), (chain, key)):
-        if name in given:
-            _check_inline(given, name, place, "ssl.keystore.type", kind)
-            if other not in given:
+        if name in options:
+            _check_inline(options, name, location, "ssl.keystore.type", kind)
+            if other not in options:
                 raise _invalid(name, f"needs {PREFIX}{other}")
     if kind == PEM and password is not None:
         raise _invalid(word, f"has no meaning with PEM: give {PREFIX}ssl.key.password")
-    if place not in given and password is not None:
-        raise _invalid(word, f"needs {PREFIX}{place}")
-    if place in given and kind != PEM and password is None:
-        raise _invalid(place, f"needs {PREFIX}{word}")
-    concerned = place
+    if location not in options and password is not None:
+        raise _invalid(word, f"needs {PREFIX}{location}")
+    if location in options and kind != PEM and password is None:
+        raise _invalid(location, f"needs {PREFIX}{word}")
+    concerned = location
     try:
-        if key in given:
+        if key in options:
             concerned = chain
-            certificates = pem_certificates(given[chain])
+            certificates = pem_certificates(options[chain])
             concerned = key
-            return certificates, pem_key(given[key], given.get("ssl.key.password"))
-        if place not in given:
+            return certificates, pem_key(options[key], options.get("ssl.key.password"))
+        if location not in options:
             return (), b""
-        data = _file(given, place)
+        data = _file(options, location)
         if kind == PEM:
             text = _text(data)
-            return pem_certificates(text), pem_key(text, given.get("ssl.key.password"))
+            return pem_certificates(text), pem_key(text, options.get("ssl.key.password"))
         assert password is not None
         entry = key_entry(data, password)
     except KeyStoreError as error:
@@ -495,26 +497,26 @@ def _identity(given: Mapping[str, str]) -> tuple[tuple[bytes, ...], bytes]:
 
 
 def _check_inline(
-    given: Mapping[str, str], name: str, place: str, type_name: str, kind: str
+    options: Mapping[str, str], name: str, location: str, type_name: str, kind: str
 ) -> None:
     if kind != PEM:
         raise _invalid(name, f"needs {PREFIX}{type_name} PEM")
-    if place in given:
-        raise _invalid(name, f"and {PREFIX}{place} mean the same: give one")
+    if location in options:
+        raise _invalid(name, f"and {PREFIX}{location} have the same meaning: give one")
 
 
-def _kind(given: Mapping[str, str], name: str) -> str:
-    return _choice(given, name, JKS, (JKS, PKCS12, PEM))
+def _kind(options: Mapping[str, str], name: str) -> str:
+    return _choice(options, name, JKS, (JKS, PKCS12, PEM))
 
 
-def _file(given: Mapping[str, str], name: str) -> bytes:
-    text = given[name]
+def _file(options: Mapping[str, str], name: str) -> bytes:
+    text = options[name]
     if "-----BEGIN" in text:
-        raise _invalid(name, "is a path; PEM itself goes into the options beside it")
+        raise _invalid(name, "is a path; put the PEM text into the options for inline PEM")
     path = Path(text)
     try:
         if not path.is_file():
-            raise _invalid(name, "names no file on the driver")
+            raise _invalid(name, "is not a file on the driver")
         with path.open("rb") as file:
             data = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
@@ -529,12 +531,12 @@ def _text(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise KeyStoreError("is no PEM: it is not text") from None
+        raise KeyStoreError("is not PEM: it is not text") from None
 
 
-def _choice(given: Mapping[str, str], name: str, default: str, choices: tuple[str, ...]) -> str:
+def _choice(options: Mapping[str, str], name: str, default: str, choices: tuple[str, ...]) -> str:
     by_upper = {choice.upper(): choice for choice in choices}
-    choice = by_upper.get(given.get(name, default).strip().upper())
+    choice = by_upper.get(options.get(name, default).strip().upper())
     if choice is None:
         raise _invalid(name, f"must be {', '.join(choices[:-1])} or {choices[-1]}")
     return choice
@@ -569,46 +571,48 @@ def broker_settings(
         InvalidOptionError: An option is malformed, unsupported or lacks another one, or a file
             cannot be opened.
     """
-    given = {name.removeprefix(PREFIX): text for name, text in kafka_texts.items()}
-    if _BOOTSTRAP not in given:
+    options = {name.removeprefix(PREFIX): text for name, text in kafka_texts.items()}
+    if _BOOTSTRAP not in options:
         return None, tuple(sorted(kafka_texts))
-    for name in sorted(given):
+    for name in sorted(options):
         if reason := refusal(name):
             raise _invalid(name, f"is not supported: {reason}")
-        _check_characters(name, given[name])
+        _check_characters(name, options[name])
     if importlib.util.find_spec("kafka") is None:  # importing it is slow
         raise InvalidOptionError(NEEDS_KAFKA)
-    security, idle = security_from(given)
+    security, idle = security_from(options)
     settings = BrokerSettings(
-        bootstrap=_servers(given[_BOOTSTRAP], security.protocol),
+        bootstrap=_servers(options[_BOOTSTRAP], security.protocol),
         security=Secret(security),
-        client_id=_name(given, "client.id", "tiered-kafka"),
-        rack=_name(given, "client.rack", ""),
-        request_timeout_seconds=_number(given, "request.timeout.ms", 30_000) / 1000,
-        connect_timeout_seconds=_number(given, "socket.connection.setup.timeout.ms", 10_000) / 1000,
-        fetch_max_wait_ms=_number(given, "fetch.max.wait.ms", 500, least=0),
-        fetch_min_bytes=_number(given, "fetch.min.bytes", 1, least=0),
-        fetch_max_bytes=min(_number(given, "fetch.max.bytes", 50 << 20), MAX_FETCH_BYTES),
+        client_id=_name(options, "client.id", "tiered-kafka"),
+        rack=_name(options, "client.rack", ""),
+        request_timeout_seconds=_number(options, "request.timeout.ms", 30_000) / 1000,
+        connect_timeout_seconds=_number(options, "socket.connection.setup.timeout.ms", 10_000)
+        / 1000,
+        fetch_max_wait_ms=_number(options, "fetch.max.wait.ms", 500, least=0),
+        fetch_min_bytes=_number(options, "fetch.min.bytes", 1, least=0),
+        fetch_max_bytes=min(_number(options, "fetch.max.bytes", 50 << 20), MAX_FETCH_BYTES),
         partition_fetch_bytes=min(
-            _number(given, "max.partition.fetch.bytes", 8 << 20), MAX_FETCH_BYTES
+            _number(options, "max.partition.fetch.bytes", 8 << 20), MAX_FETCH_BYTES
         ),
     )
     if settings.fetch_max_wait_ms >= settings.request_timeout_seconds * 1000:
         raise InvalidOptionError(
             "option 'kafka.fetch.max.wait.ms' must be less than kafka.request.timeout.ms"
         )
-    ignored = {PREFIX + name for name in given if name not in COUNTED or name in idle}
+    ignored = {PREFIX + name for name in options if name not in COUNTED or name in idle}
     return settings, tuple(sorted(ignored))
 
 
 def _servers(text: str, protocol: str) -> tuple[tuple[str, int], ...]:
-    found: dict[tuple[str, int], None] = {}
-    for part in filter(None, map(str.strip, text.split(","))):
-        match = _SERVER.fullmatch(part)
+    servers: dict[tuple[str, int], None] = {}
+    for entry in filter(None, map(str.strip, text.split(","))):
+        match = _SERVER.fullmatch(entry)
         port = int(match["port"]) if match else 0
         if match is None or not 0 < port <= 65_535:
             raise _invalid(
-                _BOOTSTRAP, f"must be like host:9092,[::1]:9092; its entry {len(found) + 1} is not"
+                _BOOTSTRAP,
+                f"must be like host:9092,[::1]:9092; its entry {len(servers) + 1} is not",
             )
         if match["protocol"] and match["protocol"].upper() != protocol:
             raise _invalid(
@@ -616,21 +620,21 @@ def _servers(text: str, protocol: str) -> tuple[tuple[str, int], ...]:
                 f"has another protocol before :// than"
                 f" kafka.security.protocol, which is {protocol}",
             )
-        found[(match["ip6"] or match["host"], port)] = None
-    if not found:
+        servers[(match["ip6"] or match["host"], port)] = None
+    if not servers:
         raise _invalid(_BOOTSTRAP, "names no broker")
-    return tuple(found)
+    return tuple(servers)
 
 
-def _number(given: Mapping[str, str], name: str, default: int, *, least: int = 1) -> int:
-    text = given.get(name, str(default)).strip()
+def _number(options: Mapping[str, str], name: str, default: int, *, least: int = 1) -> int:
+    text = options.get(name, str(default)).strip()
     if not re.fullmatch(r"\+?[0-9]{1,10}", text) or not least <= int(text) <= _MAX_INT32:
         raise _invalid(name, f"must be a whole number from {least} to {_MAX_INT32}")
     return int(text)
 
 
-def _name(given: Mapping[str, str], name: str, default: str) -> str:
-    text = given.get(name, default)
+def _name(options: Mapping[str, str], name: str, default: str) -> str:
+    text = options.get(name, default)
     if len(text) > _MAX_NAME or not text.isprintable():
         raise _invalid(name, f"must be at most {_MAX_NAME} printable characters")
     return text

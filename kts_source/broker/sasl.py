@@ -81,23 +81,23 @@ def forget(source: TokenEndpoint | TokenCallback) -> None:
 
 def _from_callback(source: TokenCallback) -> str:
     try:
-        given = call_callback(source.function)
+        token = call_callback(source.function)
     except Exception as error:  # noqa: BLE001  # the user's code may raise anything
         # Its own error may quote a credential: not chained.
         raise BrokerError(
-            f"the callback {source.function} failed to give a token: {type(error).__name__}"
+            f"the callback {source.function} failed to return a token: {type(error).__name__}"
         ) from None
-    if not isinstance(given, str) or not _TOKEN.fullmatch(given):
+    if not isinstance(token, str) or not _TOKEN.fullmatch(token):
         raise BrokerError(
-            f"the callback {source.function} gave no token, but a {type(given).__name__}"
-            " that is not of a token's characters"
+            f"the callback {source.function} returned a {type(token).__name__},"
+            " not a token: a str of letters, digits and -._~+/="
         )
-    return given
+    return token
 
 
 def _from_endpoint(source: TokenEndpoint) -> tuple[str, float]:
     """Fetches a token. Returns it and its lifetime in seconds, 0 if unknown."""
-    place = f"the token endpoint at {urlsplit(source.url).hostname}"
+    endpoint = f"the token endpoint at {urlsplit(source.url).hostname}"
     problem = ""
     for attempt in range(_ATTEMPTS):
         if attempt:
@@ -105,18 +105,18 @@ def _from_endpoint(source: TokenEndpoint) -> tuple[str, float]:
         try:
             status, body = _posted(source)
         except ssl.SSLCertVerificationError as error:
-            raise BrokerError(f"{place} is not trusted: {error.verify_message}") from None
+            raise BrokerError(f"{endpoint} is not trusted: {error.verify_message}") from None
         except (OSError, http.client.HTTPException) as error:
-            problem = f"{place} does not answer: {type(error).__name__}"
+            problem = f"{endpoint} does not answer: {type(error).__name__}"
             continue
         if status == 200:
-            return _parsed(place, body)
+            return _parsed(endpoint, body)
         if status < 500 and status != 429:
             raise BrokerError(
-                f"{place} answered {status}{_reason(body)}: check the client id, its secret and"
+                f"{endpoint} answered {status}{_reason(body)}: check the client id, its secret and"
                 " the scope"
             )
-        problem = f"{place} answered {status}"
+        problem = f"{endpoint} answered {status}"
     raise BrokerUnavailableError(f"{problem}; asked {_ATTEMPTS} times")
 
 
@@ -158,23 +158,23 @@ def _posted(source: TokenEndpoint) -> tuple[int, bytes]:
         connection.close()
 
 
-def _parsed(place: str, body: bytes) -> tuple[str, float]:
+def _parsed(endpoint: str, body: bytes) -> tuple[str, float]:
     try:
         answer = json.loads(body) if len(body) <= _MAX_ANSWER_BYTES else None
     except (ValueError, RecursionError):
         answer = None
-    given = answer.get("access_token") if isinstance(answer, dict) else None
-    if not isinstance(given, str) or not _TOKEN.fullmatch(given):
-        raise BrokerError(f"{place} answered without an access_token")
+    token = answer.get("access_token") if isinstance(answer, dict) else None
+    if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+        raise BrokerError(f"{endpoint} answered without an access_token")
     assert isinstance(answer, dict)
     seconds = answer.get("expires_in")
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
-        return given, 0.0
-    return given, float(seconds) if 0 < seconds < _LONGEST_LIFE_SECONDS else 0.0
+        return token, 0.0
+    return token, float(seconds) if 0 < seconds < _LONGEST_LIFE_SECONDS else 0.0
 
 
 def _reason(body: bytes) -> str:
-    """Returns the code of an OAuth error (RFC 6749, 5.2); free text may quote what was sent."""
+    """Returns the code of an OAuth error (RFC 6749, 5.2); free text may quote the request."""
     try:
         code = json.loads(body[:_MAX_ANSWER_BYTES]).get("error")
     except (ValueError, AttributeError, RecursionError):
@@ -212,7 +212,7 @@ def sasl_client(security: Security, host: str) -> SaslClient:
 
     Args:
         security: Settings with a mechanism.
-        host: Name of the broker, as it was connected to.
+        host: Host name that the connection was opened with.
 
     Raises:
         InvalidOptionError: A package is missing.
@@ -260,13 +260,13 @@ class _Client:
     def receive(self, auth_bytes: bytes) -> None:
         self._answers += 1
         if self._answers > _MAX_ANSWERS:
-            raise BrokerError(f"login by {self._name} failed: the broker comes to no end")
+            raise BrokerError(f"login by {self._name} failed: the broker does not end the exchange")
         if self._awaits_scram:
             self._awaits_scram = False
             _check_scram(self._name, auth_bytes)
         if isinstance(self._login, TokenEndpoint) and auth_bytes:
             forget(self._login)  # a refusal: the broker closes when it has our answer
-        with _explained(self._name, "failed, the broker's answer is not that of one who knows us"):
+        with _explained(self._name, "failed: the broker does not prove that it knows the password"):
             self._mechanism.receive(auth_bytes)
 
     def is_done(self) -> bool:
@@ -276,18 +276,18 @@ class _Client:
 def _check_scram(name: str, message: bytes) -> None:
     first = _SCRAM_FIRST.fullmatch(message)
     if first is None:
-        raise BrokerError(f"login by {name} failed: the broker's first answer is none of SCRAM")
+        raise BrokerError(f"login by {name} failed: the broker's first answer is not SCRAM")
     count = int(first[1])
     if count < _MIN_ITERATIONS:
         raise BrokerError(
-            f"the broker asks for {count} iterations of {name}, less than Kafka's least of"
-            f" {_MIN_ITERATIONS}: the password is not proved to it"
+            f"the broker asks for {count} iterations of {name}, less than Kafka's minimum of"
+            f" {_MIN_ITERATIONS}, so no proof of the password is sent"
         )
 
 
 @contextmanager
 def _explained(name: str, what: str) -> Iterator[None]:
-    """Names errors only by class: their texts may quote what was sent."""
+    """Names errors only by class, because their texts may quote the request."""
     try:
         yield
     except (BrokerError, InvalidOptionError):
@@ -335,14 +335,14 @@ class _MskIam:
         credentials = session.get_credentials()
         if credentials is None:
             raise BrokerError(
-                "no AWS credentials for AWS_MSK_IAM on this machine: neither environment, profile"
-                " nor role has any"
+                "no AWS credentials for AWS_MSK_IAM on this machine: set them in the environment,"
+                " a profile or a role"
             )
         in_name = _MSK_REGION.search(host)
         region = in_name[1] if in_name else session.get_config_variable("region")
         if not region:
             raise BrokerError(
-                f"the AWS region of broker {host} is not known: set AWS_REGION or a profile"
+                f"the AWS region of broker {host} is unknown: set AWS_REGION or a profile"
             )
         frozen = credentials.get_frozen_credentials()
         self._message = AwsMskIamClient(

@@ -44,7 +44,7 @@ class Tls:
         chain: The client's certificate and its intermediates (X.509, DER), its own first; empty =
             none is sent.
         key: The client's private key (PKCS#8, DER, not encrypted); empty without a chain.
-        check_host_name: Whether a broker's certificate must match its host name.
+        check_host_name: True if a broker's certificate must match its host name.
         oldest: Oldest version of TLS, inclusive.
         newest: Newest version of TLS, inclusive.
     """
@@ -74,7 +74,7 @@ class TokenEndpoint:
         client_id: Id of the client.
         client_secret: Secret of the client.
         scope: Requested scope; empty = the server's default.
-        urlencoded: Whether id and secret are URL-encoded in the header.
+        urlencoded: True if id and secret are URL-encoded in the header.
         extensions: Names and values sent to the broker with the token.
     """
 

@@ -1,4 +1,4 @@
-"""Reads key stores and trust stores of Java (PEM, PKCS12, JKS), and makes SSL contexts of them.
+"""Reads Java key stores and trust stores (PEM, PKCS12, JKS), and makes SSL contexts from them.
 
 JKS (`sun.security.provider.JavaKeyStore`), big-endian:
 
@@ -60,7 +60,7 @@ _PEM_KEYS: Final = ("PRIVATE KEY", "ENCRYPTED PRIVATE KEY")
 
 
 class KeyStoreError(Exception):
-    """A store that cannot be opened. The text never holds a password or key."""
+    """A store that cannot be opened. The text never has a password or key."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -80,16 +80,16 @@ def pem_certificates(text: str) -> tuple[bytes, ...]:
     """Returns all certificates in a text as DER; blanks may replace line ends.
 
     Raises:
-        KeyStoreError: There is none, or one is invalid.
+        KeyStoreError: The text has no certificate, or an invalid one.
     """
-    found = tuple(
+    certificates = tuple(
         _der(match) for match in _PEM_BLOCK.finditer(text) if match["label"] == "CERTIFICATE"
     )
-    if not found:
+    if not certificates:
         raise KeyStoreError("has no BEGIN CERTIFICATE block")
-    for der in found:
+    for der in certificates:
         _check_certificate(der)
-    return found
+    return certificates
 
 
 def pem_key(text: str, password: str | None) -> bytes:
@@ -120,7 +120,7 @@ def pem_key(text: str, password: str | None) -> bytes:
         raise KeyStoreError(
             "cannot be opened with kafka.ssl.key.password"
             if is_encrypted
-            else "is no private key in PKCS#8"
+            else "is not a private key in PKCS#8"
         ) from None
 
 
@@ -135,11 +135,13 @@ def key_entry(data: bytes, password: str) -> KeyEntry:
     store = _pkcs12(data, password)
     if store.key is None or store.cert is None:
         raise KeyStoreError("has no private key with a certificate")
-    issuers = {one.certificate.subject: one.certificate for one in store.additional_certs}
+    issuers = {entry.certificate.subject: entry.certificate for entry in store.additional_certs}
     chain = [store.cert.certificate]
     while (issuer := issuers.pop(chain[-1].issuer, None)) is not None and issuer not in chain:
         chain.append(issuer)
-    return KeyEntry(_pkcs8(store.key), tuple(_certificate_der(one) for one in chain))
+    return KeyEntry(
+        _pkcs8(store.key), tuple(_certificate_der(certificate) for certificate in chain)
+    )
 
 
 def trusted_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]:
@@ -150,16 +152,16 @@ def trusted_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]
         KeyStoreError: Another kind of store, a wrong password, damaged, or empty.
     """
     if data.startswith(_JKS_MAGIC):
-        found = _jks_certificates(data, password)
+        certificates = _jks_certificates(data, password)
     else:
         store = _pkcs12(data, password)
         every = [*([store.cert] if store.cert else []), *store.additional_certs]
-        found = tuple(_certificate_der(one.certificate) for one in every)
-    if not found:
+        certificates = tuple(_certificate_der(entry.certificate) for entry in every)
+    if not certificates:
         raise KeyStoreError("has no certificate")
-    for der in found:
+    for der in certificates:
         _check_certificate(der)
-    return found
+    return certificates
 
 
 def _jks_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]:
@@ -169,41 +171,42 @@ def _jks_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]:
         wanted = hashlib.sha1(secret + _JKS_SALT + body, usedforsecurity=False).digest()
         if not hmac.compare_digest(wanted, digest):
             raise KeyStoreError("cannot be opened: wrong password, or damaged")
-    at = len(_JKS_MAGIC)
+    position = len(_JKS_MAGIC)
 
     def take(size: int) -> bytes:
-        nonlocal at
-        at += size
-        if at > len(body):
-            raise KeyStoreError("is cut short or damaged")
-        return body[at - size : at]
+        nonlocal position
+        position += size
+        if position > len(body):
+            raise KeyStoreError("is truncated or damaged")
+        return body[position - size : position]
 
     def number(size: int) -> int:
         return int.from_bytes(take(size), "big")
 
     def certificate() -> bytes:
         if version == 2 and take(number(2)) != b"X.509":
-            raise KeyStoreError("holds certificates that are not X.509")
+            raise KeyStoreError("has certificates that are not X.509")
         return take(number(4))
 
     version = number(4)
     if version not in (1, 2):
         raise KeyStoreError(f"is JKS of unknown version {version}")
-    found = []
-    for _ in range(number(4)):  # an entry is bytes: a wrong count ends at the end of them
+    certificates = []
+    for _ in range(number(4)):  # a wrong count ends with the data
         tag = number(4)
         take(number(2))  # alias
         take(8)  # date
         if tag == _CERTIFICATE_TAG:
-            found.append(certificate())
+            certificates.append(certificate())
         elif tag == _PRIVATE_KEY_TAG:
             take(number(4))
-            found += [certificate() for _ in range(number(4))][:1]  # Java trusts the key's own
+            chain = [certificate() for _ in range(number(4))]
+            certificates += chain[:1]  # Java trusts the key's own
         else:
             raise KeyStoreError(f"has an entry of unknown kind {tag}")
-    if at != len(body):
-        raise KeyStoreError("has bytes behind its last entry")
-    return tuple(found)
+    if position != len(body):
+        raise KeyStoreError("has bytes after its last entry")
+    return tuple(certificates)
 
 
 def _pkcs12(data: bytes, password: str | None) -> PKCS12KeyAndCertificates:
@@ -212,8 +215,8 @@ def _pkcs12(data: bytes, password: str | None) -> PKCS12KeyAndCertificates:
     if data.startswith(_JCEKS_MAGIC):
         raise KeyStoreError(f"is a JCEKS store; {_CONVERT}")
     if not data.startswith(b"\x30"):
-        is_pem = b"-----BEGIN" in data
-        raise KeyStoreError(f"is neither PKCS12 nor JKS{', but PEM: say so by type' * is_pem}")
+        hint = "; it looks like PEM: set the type to PEM" if b"-----BEGIN" in data else ""
+        raise KeyStoreError(f"is neither PKCS12 nor JKS{hint}")
     try:
         return pkcs12.load_pkcs12(data, None if password is None else password.encode())
     except Exception:  # noqa: BLE001  # many kinds; their texts are of no use to the user
@@ -225,7 +228,7 @@ def _der(match: re.Match[str]) -> bytes:
     try:
         return base64.b64decode("".join(match["body"].split()), validate=True)
     except (binascii.Error, ValueError):
-        raise KeyStoreError(f"has a {match['label']} block that is no base64") from None
+        raise KeyStoreError(f"has a {match['label']} block that is not base64") from None
 
 
 def _check_certificate(der: bytes) -> None:
@@ -248,7 +251,7 @@ def _pkcs8(key: object) -> bytes:
         ed448.Ed448PrivateKey,
     )
     if not isinstance(key, kinds):
-        raise KeyStoreError("has a key that is neither RSA nor of an elliptic curve")
+        raise KeyStoreError("has a key that is not RSA or an elliptic curve")
     return key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
 
 
@@ -293,7 +296,7 @@ def tls_context(tls: Tls, trust_options: str, key_options: str) -> ssl.SSLContex
             context.load_verify_locations(cadata=b"".join(tls.trusted))
         except ssl.SSLError:
             raise InvalidOptionError(
-                f"OpenSSL does not take the certificates of options {trust_options}"
+                f"OpenSSL rejects the certificates of options {trust_options}"
             ) from None
     else:
         context.load_default_certs()
@@ -312,7 +315,7 @@ def _show(context: ssl.SSLContext, tls: Tls, options: str) -> None:
             context.load_cert_chain(path)
     except ssl.SSLError:
         raise InvalidOptionError(
-            f"OpenSSL does not take the key and the certificates of options {options}: the first"
+            f"OpenSSL rejects the key and the certificates of options {options}: the first"
             " certificate must be the key's"
         ) from None
 

@@ -1,7 +1,7 @@
 """The caches of one tier on this machine's disk, and reads of object versions through them.
 
-One cache holds descriptions of segments: side files, and facts of manifests (see `SegmentPack`).
-Another holds chunks of segments, if an option asks for it. The name of an entry consists of the
+One cache has descriptions of segments: side files, and facts of manifests (see `SegmentPack`).
+Another has chunks of segments, if an option asks for it. The name of an entry consists of the
 object's URI, its version and the byte range. Objects without a version and listings are not cached.
 Bytes are cached as stored: encrypted segments stay encrypted, and keys are never cached. Chunks are
 cached decrypted and decompressed only if the settings ask for it.
@@ -102,8 +102,8 @@ class CacheSettings:
         index: Limits of the cache of manifests and side files.
         chunks: Limits of the cache of chunks.
         folder: Folder of the caches; `None` = the user's cache folder.
-        patience_seconds: How long to wait for another task that fetches the same range.
-        plaintext: Whether chunks are cached decrypted and decompressed.
+        patience_seconds: Time to wait for another task that fetches the same range.
+        plaintext: True if chunks are cached decrypted and decompressed.
         schemas: Limits of the cache of registered schemas.
     """
 
@@ -128,7 +128,7 @@ class Caches:
     Attributes:
         index: The cache of manifests and side files, or `None`.
         chunks: The cache of chunks, or `None`.
-        plaintext: Whether chunks are cached decrypted and decompressed.
+        plaintext: True if chunks are cached decrypted and decompressed.
     """
 
     def __init__(self, settings: CacheSettings = NO_CACHE, *, scope: str = "") -> None:
@@ -143,9 +143,9 @@ class Caches:
         caches = (self.index, self.chunks)
         return sum((cache.counters for cache in caches if cache), CacheCounters())
 
-    def entry_name(self, *parts: str) -> str:
+    def entry_name(self, *names: str) -> str:
         """Returns the name of an index entry that belongs to this tier."""
-        return "\n".join((self._scope, *parts))
+        return "\n".join((self._scope, *names))
 
     def side_file(self, store: ObjectStore, source: ObjectRef, start: int, stop: int) -> Data:
         """Returns bytes [start, stop) of an object, from the cache or the store.
@@ -178,8 +178,8 @@ class Caches:
             is_stored_form = wanted.restore is None
             return wanted.stored(0, count) if is_stored_form else b"".join(wanted.fetch(0, count))
         names = wanted.entry_names(self._scope)
-        parts = [cache.get(name) for name in names]
-        for is_missing, run in groupby(range(count), lambda number: parts[number] is None):
+        entries = [cache.get(name) for name in names]
+        for is_missing, run in groupby(range(count), lambda number: entries[number] is None):
             if not is_missing:
                 continue
             numbers = list(run)
@@ -188,14 +188,14 @@ class Caches:
             held = names[numbers[0]], names[numbers[-1]]
             with cache.flight(held, patience_seconds=self._patience_seconds):
                 for number in numbers:
-                    parts[number] = cache.peek(names[number])
-                left = [number for number in numbers if parts[number] is None]
+                    entries[number] = cache.peek(names[number])
+                left = [number for number in numbers if entries[number] is None]
                 if left:
-                    for number, part in enumerate(wanted.fetch(left[0], left[-1] + 1), left[0]):
-                        parts[number] = part
-                        cache.put(names[number], part)
-        whole = [part for part in parts if part is not None]
-        return whole[0] if len(whole) == 1 else b"".join(whole)
+                    for number, entry in enumerate(wanted.fetch(left[0], left[-1] + 1), left[0]):
+                        entries[number] = entry
+                        cache.put(names[number], entry)
+        pieces = [entry for entry in entries if entry is not None]
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,15 +223,15 @@ class _Ranges:
         base = self.spans[first][0]
         for number in range(first, end):
             low, high = self.spans[number]
-            part = view[low - base : high - base]
-            yield bytes(part if self.restore is None else self.restore(number, part))
+            chunk = view[low - base : high - base]
+            yield bytes(chunk if self.restore is None else self.restore(number, chunk))
 
 
 def default_folders() -> Iterator[Path]:
     """Yields possible folders of caches, best first; executors may have no home folder."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    if given.startswith("/"):
-        yield Path(given) / _FOLDER_NAME
+    cache_home = os.environ.get("XDG_CACHE_HOME", "")
+    if cache_home.startswith("/"):
+        yield Path(cache_home) / _FOLDER_NAME
     home = os.path.expanduser("~")  # noqa: PTH111  # Path.home raises where there is none
     if home.startswith("/") and Path(home).is_dir():
         yield Path(home) / ".cache" / _FOLDER_NAME
@@ -241,7 +241,7 @@ def default_folders() -> Iterator[Path]:
 def opened_cache(
     settings: CacheSettings, name: str, limits: CacheLimits | None
 ) -> DiskCache | None:
-    """Opens another cache next to those of a tier, in the first usable folder.
+    """Opens another cache next to the tier's caches, in the first usable folder.
 
     Args:
         settings: Settings with the folder.
@@ -262,8 +262,8 @@ def _all_opened(
     settings: CacheSettings, wanted: Sequence[tuple[str, CacheLimits | None]]
 ) -> list[DiskCache | None]:
     if any(limits is not None for _, limits in wanted):
-        given = settings.folder
-        for folder in [Path(given)] if given is not None else default_folders():
+        configured = settings.folder
+        for folder in [Path(configured)] if configured is not None else default_folders():
             inner = folder / _FORMAT
             try:
                 make_private_folder(folder)

@@ -1,6 +1,6 @@
 """A cache on this machine's disk, shared by all processes of one user, limited in bytes and age.
 
-A folder of mode 0700 holds one file per entry:
+A folder of mode 0700 has one file per entry:
 
     "KTC1", CRC-32C of the rest (u32), length of the name (u32), length of the data (u64), name,
     data
@@ -72,7 +72,7 @@ def locked(
         folder: Descriptor of the folder of relative paths.
 
     Yields:
-        Whether all locks are held; false after the timeout or if the file system has no locks.
+        True if all locks are held; false after the timeout or if the file system has no locks.
 
     Raises:
         CancelledFetchError: The caller's scope was cancelled while waiting.
@@ -228,7 +228,7 @@ class DiskCache:
         return data
 
     def peek(self, name: str) -> bytes | None:
-        """As `get`, but does not count misses."""
+        """Does the same as `get`, but does not count misses."""
         path = self._path(name)
         try:
             with open(path, "rb", opener=self._open_private) as file:
@@ -410,7 +410,7 @@ def make_private_folder(folder: Path) -> None:
 
 
 def _opened_private_folder(folder: Path) -> int:
-    """As `make_private_folder`; returns the descriptor of the folder."""
+    """Does the same as `make_private_folder`; returns the descriptor of the folder."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -436,9 +436,9 @@ def _checked(file: BufferedReader, name: bytes, file_size: int) -> bytes | None:
     if len(header) != _HEADER.size + len(name):
         return None
     magic, checksum, name_size, data_size = _HEADER.unpack_from(header)
-    whole = _HEADER.size + name_size + data_size
-    if magic != _MAGIC or header[_HEADER.size :] != name or whole != file_size:
+    entry_size = _HEADER.size + name_size + data_size
+    if magic != _MAGIC or header[_HEADER.size :] != name or entry_size != file_size:
         return None
     data = file.read(data_size)
-    found = google_crc32c.extend(google_crc32c.value(name), data)
-    return data if len(data) == data_size and found == checksum else None
+    actual = google_crc32c.extend(google_crc32c.value(name), data)
+    return data if len(data) == data_size and actual == checksum else None

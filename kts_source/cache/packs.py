@@ -1,14 +1,14 @@
 """Two values of the index cache per partition: side files, and facts of segments.
 
-`SideFilePack` holds the small side files that plans of one partition read, as stored:
+`SideFilePack` has the small side files that plans of one partition read, as stored:
 
     a JSON list of [object key, version, first byte, one past the last], ended by LF
-    the bytes of all of them, concatenated
+    the bytes of these ranges, concatenated
 
-Objects without a version are not in it (nor in the cache), and it holds at most `MAX_PACK_BYTES`:
-side files of the last plan come before those of earlier ones.
+Objects without a version are not in it (nor in the cache), and it has at most `MAX_PACK_BYTES`:
+side files of the last plan come before older ones.
 
-`SegmentPack` holds the facts of all described segments, so that a second plan of 100,000 segments
+`SegmentPack` has the facts of all described segments, so that a second plan of 100,000 segments
 reads hundreds of files. It has one line per segment, ended by LF, of three parts separated by tabs:
 
     segment id
@@ -70,11 +70,11 @@ class SegmentPack:
             return None
         try:
             facts = _DECODER.raw_decode(line, len(identity))[0]
-            place = (entry.topic, entry.topic_id, entry.partition, entry.segment_id)
+            segment = (entry.topic, entry.topic_id, entry.partition, entry.segment_id)
             objects = dict(entry.objects)
-            return segment_from_facts(place, facts, lambda name: ObjectRef.of(objects[name]))
+            return segment_from_facts(segment, facts, lambda name: ObjectRef.of(objects[name]))
         except (ValueError, TypeError, LookupError, SegmentFormatError):
-            log.warning("%s: a line that cannot be read; describing it anew", self._name)
+            log.warning("%s: a line is invalid; the segment is described again", self._name)
             return None
 
     def add(self, entry: SegmentEntry, segment: RemoteSegment) -> None:
@@ -110,8 +110,8 @@ class SegmentPack:
 
 def _identity(entry: SegmentEntry) -> str:
     """Formats the listed objects as text that ends in a tab."""
-    parts = [f"{suffix} {info.size} {info.version}" for suffix, info in entry.objects]
-    return f"{entry.base_offset}|{'|'.join(parts)}\t"
+    texts = [f"{suffix} {info.size} {info.version}" for suffix, info in entry.objects]
+    return f"{entry.base_offset}|{'|'.join(texts)}\t"
 
 
 def _is_certain(entry: SegmentEntry) -> bool:
@@ -122,8 +122,8 @@ def _is_certain(entry: SegmentEntry) -> bool:
 
 
 MAX_PACK_BYTES: Final = 1 << 20
-_Place = tuple[str, str]  # object key, version
-_Part = tuple[int, int, "bytes | memoryview"]  # first byte, one past the last, the bytes
+_ObjectVersion = tuple[str, str]  # object key, version
+_ByteRange = tuple[int, int, "bytes | memoryview"]  # first byte, one past the last, the bytes
 
 
 class SideFilePack:
@@ -137,8 +137,8 @@ class SideFilePack:
     def __init__(self, cache: DiskCache | Bundle | None = None, name: str = "") -> None:
         self._cache = cache
         self._name = name
-        self._earlier: dict[_Place, list[_Part]] | None = None
-        self._used: dict[_Place, list[_Part]] = {}
+        self._earlier: dict[_ObjectVersion, list[_ByteRange]] | None = None
+        self._used: dict[_ObjectVersion, list[_ByteRange]] = {}
         self._used_bytes = 0
         self._changed = False
 
@@ -146,15 +146,15 @@ class SideFilePack:
         """Returns bytes [start, stop) of this version of an object, if they were read before."""
         if source.version is None:
             return None
-        place = source.key, source.version
-        part = _holding(self._used.get(place, []), start, stop)
-        if part is None:
+        object_version = source.key, source.version
+        byte_range = _holding(self._used.get(object_version, []), start, stop)
+        if byte_range is None:
             if self._earlier is None:
                 self._earlier = self._loaded()
-            part = _holding(self._earlier.get(place, []), start, stop)
-            if part is None or not self._take(place, part):
+            byte_range = _holding(self._earlier.get(object_version, []), start, stop)
+            if byte_range is None or not self._take(object_version, byte_range):
                 return None
-        return bytes(part[2][start - part[0] : stop - part[0]])
+        return bytes(byte_range[2][start - byte_range[0] : stop - byte_range[0]])
 
     def add(self, source: ObjectRef, start: int, data: bytes) -> None:
         """Adds bytes from `start` on, if there is room."""
@@ -172,44 +172,51 @@ class SideFilePack:
             return
         self._changed = False
         left = MAX_PACK_BYTES
-        parts: dict[tuple[str, str, int, int], bytes | memoryview] = {}
+        ranges_data: dict[tuple[str, str, int, int], bytes | memoryview] = {}
         for kept in (self._used, self._earlier or {}):
             for (key, version), ranges in kept.items():
                 for start, stop, data in ranges:
-                    if stop - start <= left and (key, version, start, stop) not in parts:
-                        parts[key, version, start, stop] = data
+                    if stop - start <= left and (key, version, start, stop) not in ranges_data:
+                        ranges_data[key, version, start, stop] = data
                         left -= stop - start
-        header = json.dumps(list(parts), separators=(",", ":")).encode()
-        self._cache.put(self._name, b"".join([header, b"\n", *parts.values()]))
+        header = json.dumps(list(ranges_data), separators=(",", ":")).encode()
+        self._cache.put(self._name, b"".join([header, b"\n", *ranges_data.values()]))
 
     # -- inside
 
-    def _take(self, place: _Place, part: _Part) -> bool:
-        if not self.has_room(part[1] - part[0]):
+    def _take(self, object_version: _ObjectVersion, byte_range: _ByteRange) -> bool:
+        if not self.has_room(byte_range[1] - byte_range[0]):
             return False
-        self._used_bytes += part[1] - part[0]
-        self._used.setdefault(place, []).append(part)
+        self._used_bytes += byte_range[1] - byte_range[0]
+        self._used.setdefault(object_version, []).append(byte_range)
         return True
 
-    def _loaded(self) -> dict[_Place, list[_Part]]:
+    def _loaded(self) -> dict[_ObjectVersion, list[_ByteRange]]:
         data = self._cache.get(self._name) if self._cache is not None else None
         if data is None:
             return {}
-        parts: dict[_Place, list[_Part]] = {}
+        by_object: dict[_ObjectVersion, list[_ByteRange]] = {}
         try:
             low = data.index(b"\n") + 1
             for key, version, start, stop in json.loads(data[:low]):
                 high = low + stop - start
                 if not low <= high <= len(data) or start < 0:
                     raise ValueError("not of this length")
-                part = start, stop, memoryview(data)[low:high]
-                parts.setdefault((key, version), []).append(part)
+                byte_range = start, stop, memoryview(data)[low:high]
+                by_object.setdefault((key, version), []).append(byte_range)
                 low = high
         except (ValueError, TypeError):
-            log.warning("%s: a value that cannot be read; reading side files anew", self._name)
+            log.warning("%s: a value is invalid; side files are read again", self._name)
             return {}
-        return parts
+        return by_object
 
 
-def _holding(parts: list[_Part], start: int, stop: int) -> _Part | None:
-    return next((part for part in parts if part[0] <= start and stop <= part[1]), None)
+def _holding(byte_ranges: list[_ByteRange], start: int, stop: int) -> _ByteRange | None:
+    return next(
+        (
+            byte_range
+            for byte_range in byte_ranges
+            if byte_range[0] <= start and stop <= byte_range[1]
+        ),
+        None,
+    )

@@ -53,31 +53,31 @@ def topic_rows(options: Mapping[str, str]) -> list[dict[str, Any]]:
     Raises:
         TieredKafkaError: See `describe`, except for missing keys.
     """
-    given = parsed = replace(parse_options(options), fail_on_data_loss=False)
+    original = parsed = replace(parse_options(options), fail_on_data_loss=False)
     while True:
         try:
             described, locked = describe_unlocked(parsed)
             break
         except (TierNotFoundError, KeyPrefixError) as error:
-            prefix = "" if given.key_prefix else _likely_prefix(parsed, error)
+            prefix = "" if original.key_prefix else _likely_prefix(parsed, error)
             if len(prefix) <= len(parsed.key_prefix):
                 raise
             parsed = replace(parsed, key_prefix=prefix)
-    if parsed != given:
+    if parsed != original:
         prefix = parsed.key_prefix
         click.echo(f"found under keyPrefix {prefix!r}: give it as --keyPrefix {prefix}", err=True)
     table = [] if described is None else described.description.to_arrow().to_pylist()
     rows: list[dict[str, Any]] = [{**row, "keys_needed": []} for row in table]
     empty = dict.fromkeys(field.name for field in fields(PartitionWatermark))
-    for part in locked:
-        known = asdict(part) | {"reason": part.reason}
-        known |= {name: list(known[name]) for name in ("orphans", "keys_needed")}
-        rows.append({**empty, **known})
+    for partition in locked:
+        row = asdict(partition) | {"reason": partition.reason}
+        row |= {name: list(row[name]) for name in ("orphans", "keys_needed")}
+        rows.append({**empty, **row})
     return sorted(rows, key=lambda row: (row["topic"], row["partition"]))
 
 
 def _likely_prefix(options: ScanOptions, error: TierNotFoundError | KeyPrefixError) -> str:
-    """Returns the key prefix that an error may be about; empty if there is none, or several."""
+    """Returns the only key prefix that an error may be about; else empty."""
     if isinstance(error, KeyPrefixError):
         return error.key_prefix
     if isinstance(error, StoreError):
@@ -126,17 +126,19 @@ def segments(options: Mapping[str, str], *, as_json: bool) -> None:
 
 
 def _segment_rows(plan: ScanPlan) -> Iterator[dict[str, Any]]:
-    for part in plan.partitions:
-        rows = [(span.segment, span.start, span.stop, "read") for span in part.surviving.ranges]
+    for partition in plan.partitions:
+        rows = [
+            (span.segment, span.start, span.stop, "read") for span in partition.surviving.ranges
+        ]
         rows += [
             (s.segment, s.segment.start_offset, s.segment.stop_offset, s.reason)
-            for s in part.surviving.skipped
+            for s in partition.surviving.skipped
         ]
         for segment, start, stop, state in sorted(rows, key=lambda row: row[1]):
             yield {
-                "topic": part.topic,
-                "partition": part.partition,
-                "topicId": part.topic_id,
+                "topic": partition.topic,
+                "partition": partition.partition,
+                "topicId": partition.topic_id,
                 "segment": segment.segment_id,
                 "start": start,
                 "stop": stop,
@@ -175,10 +177,10 @@ def cat(options: Mapping[str, str], *, form: str, limit: int | None) -> None:
     """Print records."""
     if form == "raw":
         options = {**options, "columns": "value"}
-    whole = scan(options)
-    if form == "raw" and not is_bytes(whole.schema.field("value")):
+    rows = scan(options)
+    if form == "raw" and not is_bytes(rows.schema.field("value")):
         raise InvalidOptionError("--format raw prints bytes: leave option value.format out")
-    with closing((whole if limit is None else whole.limit(limit)).batches()) as batches:
+    with closing((rows if limit is None else rows.limit(limit)).batches()) as batches:
         for batch in batches:
             write_records(batch, form)
     sys.stdout.flush()
@@ -292,11 +294,14 @@ def _print_audit(result: AuditReport) -> None:
     if result.findings:
         click.echo("")
     header = ("topic", "partition", "start", "stop", "last stable", "segments", "records", "")
-    rows = [(printable(part.topic), part.partition, *part.to_row()) for part in result.partitions]
+    rows = [
+        (printable(partition.topic), partition.partition, *partition.to_row())
+        for partition in result.partitions
+    ]
     print_table(header, rows)
     text = f"{len(result.errors)} errors, {len(result.findings)} findings at level {result.level}"
     if result.records is not None:
-        text += f"; {result.records:,} records are {'served' if result.errors else 'sound'}"
+        text += f"; {result.records:,} records are {'served' if result.errors else 'valid'}"
     click.echo(text)
     if result.orphan_bytes:
         dollars = f"about ${result.orphan_dollars_a_month:,.2f} a month"

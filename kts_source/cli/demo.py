@@ -182,15 +182,15 @@ def _show_rows(spark: SparkSession, options: Mapping[str, str]) -> None:
     started = time.perf_counter()
     frame = spark.read.format("tiered-kafka").options(**options).load()
     frame = frame.withColumn("timestamp", frame["timestamp"].cast("string"))
-    found = frame.orderBy("partition", "offset").limit(SHOWN_ROWS).collect()
+    rows = frame.orderBy("partition", "offset").limit(SHOWN_ROWS).collect()
     seconds = time.perf_counter() - started
     print(
         f"The first rows of {options['subscribe']} as Spark reads them ({seconds:.1f} s, cold):\n"
     )
-    _print_rows([row.asDict() for row in found])
+    _print_rows([row.asDict() for row in rows])
 
 
-def _print_rows(found: Sequence[Mapping[str, Any]]) -> None:
+def _print_rows(rows_to_print: Sequence[Mapping[str, Any]]) -> None:
     rows = [
         (
             row["partition"],
@@ -202,7 +202,7 @@ def _print_rows(found: Sequence[Mapping[str, Any]]) -> None:
                 f"{header['key']}={preview_bytes(header['value'], 10)}" for header in row["headers"]
             ),
         )
-        for row in found
+        for row in rows_to_print
     ]
     print_table(("partition", "offset", "timestamp", "key", "value", "headers"), rows)
 
@@ -215,8 +215,8 @@ def _show_counts(spark: SparkSession, options: Mapping[str, str]) -> None:
         started = time.perf_counter()
         chosen = {**options, "isolationLevel": level, "columns": "topic,offset"}
         frame = spark.read.format("tiered-kafka").options(**chosen).load()
-        found: list[Any] = frame.groupBy("topic").count().collect()
-        counts[level] = {row["topic"]: row["count"] for row in found}
+        totals: list[Any] = frame.groupBy("topic").count().collect()
+        counts[level] = {row["topic"]: row["count"] for row in totals}
         seconds = time.perf_counter() - started
         total = sum(counts[level].values())
         print(f"Spark counted {total:,} rows of {level} in {seconds:.1f} s.")

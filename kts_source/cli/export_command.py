@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("given", nargs=-1, required=True, metavar="[PATH [TOPIC]] TARGET")
+@click.argument("locations", nargs=-1, required=True, metavar="[PATH [TOPIC]] TARGET")
 @click.option("--table-format", help="parquet, delta or iceberg.")
 @click.option("--partition-by", multiple=True, help="Column, field or date(column). Repeatable.")
 @click.option("--sort-within-files", multiple=True, help="Column or field. Repeatable.")
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 def export(
     options: dict[str, str],
     *,
-    given: tuple[str, ...],
+    locations: tuple[str, ...],
     no_resume: bool,
     catalog: tuple[str, ...],
     clean: bool,
@@ -78,9 +78,9 @@ def export(
     """Write the selected topics to TARGET, each offset once. Run it again to continue."""
     from kts_source.export.settings import export_settings  # other commands do not need it
 
-    *tier, target = given
+    *tier, target = locations
     if len(tier) > 2:
-        raise click.UsageError(f"at most PATH, TOPIC and TARGET, not {len(given)} arguments")
+        raise click.UsageError(f"at most PATH, TOPIC and TARGET, not {len(locations)} arguments")
     add_location(options, *tier)
     if png is not None:
         require("matplotlib", "plot", "--png")  # fail before the work, not after it

@@ -248,15 +248,16 @@ def _print_certificate(proof: Certificate) -> None:
     """Prints to standard error, because records are on standard output."""
     lines = [f"NOT SEARCHED: {fault}" for fault in proof.faults]
     lines += [f"not part of the search: {text}" for text in proof.outside]
-    for part in proof.partitions:
-        name = f"{part.topic}-{part.partition}"
-        for one in part.unread:
-            uri = "" if one.object is None else f" ({one.object})"
+    for partition in proof.partitions:
+        name = f"{partition.topic}-{partition.partition}"
+        for unread in partition.unread:
+            uri = "" if unread.object is None else f" ({unread.object})"
             lines.append(
-                f"NOT SEARCHED: {name}, offsets [{one.start}, {one.stop}): {one.reason}{uri}"
+                f"NOT SEARCHED: {name}, offsets [{unread.start}, {unread.stop}):"
+                f" {unread.reason}{uri}"
             )
-        if part.unserved:
-            count = sum(len(one.objects) for one in part.unserved)
+        if partition.unserved:
+            count = sum(len(unserved.objects) for unserved in partition.unserved)
             lines.append(f"{name}: not searched: {count} objects with records outside the log")
     lines.append(
         f"{proof.matches:,} records of {proof.records:,} in {len(proof.partitions)} partitions;"
@@ -268,7 +269,13 @@ def _print_certificate(proof: Certificate) -> None:
 
 
 @click.command("index")
-@click.option("--to", "folder", required=True, metavar="FOLDER", help="Where; not in the tier.")
+@click.option(
+    "--to",
+    "folder",
+    required=True,
+    metavar="FOLDER",
+    help="Folder for the index, outside the tier.",
+)
 @click.option(
     "--secret-file",
     type=click.Path(dir_okay=False),

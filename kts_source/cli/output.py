@@ -194,7 +194,7 @@ def _time(microseconds: int | None) -> str | None:
     return None if microseconds is None else time_text(microseconds, "microseconds")
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401  # whatever Arrow holds
+def _plain(value: Any) -> Any:  # noqa: ANN401  # any value of Arrow
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):

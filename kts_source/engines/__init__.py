@@ -1,1 +1,1 @@
-"""The rows as Arrow for any engine: one scan, and thin adapters on top of it."""
+"""Arrow rows for any engine: one scan, and thin adapters for Polars, DuckDB and Ray."""

@@ -154,8 +154,8 @@ class BaseScan:
         Args:
             threads: Number of tasks that are read concurrently; each takes a core and up to about
                 `prefetchBytes` of memory.
-            ordered: True if rows come in the order of topic, partition and offset; else as they are
-                ready.
+            ordered: True if rows come in the order of topic, partition and offset; else in the
+                order in which they become ready.
             progress: Called from any thread after each task with the original bytes of the tasks
                 that were read, and of all tasks.
 
@@ -180,7 +180,7 @@ class BaseScan:
     def _batches(
         self, threads: int, *, ordered: bool, progress: Progress | None, whole: bool
     ) -> Generator[pa.RecordBatch]:
-        """Yields the rows; `whole` says that the consumer takes all of them."""
+        """Yields the rows; with `whole`, the consumer takes every row."""
         if threads < 1:
             raise ValueError(f"{threads} threads")
         if self._max_rows != 0:
@@ -201,8 +201,8 @@ class BaseScan:
     ) -> Self:
         if where is not None and self.is_limited:
             raise InvalidOptionError(
-                "where() after limit(): the first rows are taken of those that match, so ask for"
-                " them in the other order"
+                "where() after limit(): the limit applies to matching rows, so call where()"
+                " before limit()"
             )
         return type(self)(
             options,
@@ -220,8 +220,10 @@ class BaseScan:
         if self._shared_plan.made is not None:
             plan = self.plan
             facts["tasks"] = f"{len(plan.tasks):,} of {plan.nominal_bytes:,} bytes"
-            for part in plan.partitions:
-                facts[part.topic_partition] = f"[{part.start:,}, {part.stop:,}) {part.end_reason}"
+            for partition in plan.partitions:
+                facts[partition.topic_partition] = (
+                    f"[{partition.start:,}, {partition.stop:,}) {partition.end_reason}"
+                )
         return facts_table("Scan", facts)
 
     def _facts(self) -> dict[str, str]:
@@ -268,8 +270,8 @@ class TaskReader:
 
         if self.max_rows == 0:
             return
-        whole = self.max_rows is None
-        with closing(run_task(task, self.options, batches=self._limits, whole=whole)) as rows:
+        reads_all = self.max_rows is None
+        with closing(run_task(task, self.options, batches=self._limits, whole=reads_all)) as rows:
             yield from self._first_rows(rows)
 
     def batches(

@@ -1,4 +1,4 @@
-"""Translates conditions of engines to those of option `where`, if both mean the same.
+"""Translates conditions of engines to conditions of option `where` with the same meaning.
 
 The text of a `pyarrow.compute.Expression` is ambiguous: it escapes neither names nor literals. So
 this module reads the form that pickles of expressions have, see `_tree`. It translates comparisons
@@ -91,7 +91,7 @@ def certain_part(expression: pc.Expression, schema: pa.Schema) -> Predicate | No
 def columns_in(expression: pc.Expression, columns: Iterable[str]) -> tuple[str, ...]:
     """Returns the table's columns that an expression needs, in the order of `columns`.
 
-    All of them if the expression refers to columns by number, or cannot be read.
+    All columns if the expression refers to columns by number, or cannot be read.
     """
     tree = _tree(expression)
     if tree is None:
@@ -111,13 +111,13 @@ def columns_in(expression: pc.Expression, columns: Iterable[str]) -> tuple[str, 
 
 
 def _tree(expression: pc.Expression) -> _Node | None:
-    """Returns the expression as a tree; `None` if any part of it is not understood.
+    """Returns the expression as a tree; `None` if a node is not understood.
 
-    A pickle of an expression holds an Arrow file with one record batch. The metadata of its schema
+    A pickle of an expression has an Arrow file with one record batch. The metadata of its schema
     lists the nodes in prefix order as pairs: `call` and a function, its arguments, `options` and
     a column's number where it has options, `end` and the function again; `literal` and a column's
     number; `field_ref` and a name; `nested_field_ref`, a number of names, and that many
-    `field_ref`. The columns hold literals and options, one row each. pyarrow refuses to pickle
+    `field_ref`. The columns have literals and options, one row each. pyarrow refuses to pickle
     references by number.
     """
     try:

@@ -47,7 +47,7 @@ _NO_FILES: Final = (
 
 
 class _NoFile(io.RawIOBase):
-    """A file that fails with an explanation as soon as it is read."""
+    """A file that raises an error with an explanation at the first read."""
 
     def readable(self) -> bool:
         return True
@@ -71,7 +71,7 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
         tier = kts_source.scan(source).to_dataset()
         duckdb.sql("select count(*) from tier where partition = 1")
 
-    DuckDB does not filter again what it hands to a dataset, so the whole condition is applied here.
+    DuckDB does not repeat a filter that it passes to a dataset, so the condition is applied here.
 
     The methods of `pyarrow.dataset.Dataset` work. Functions of pyarrow that scan a dataset without
     calling its methods, such as `Scanner.from_dataset` and `write_dataset`, raise an error.
@@ -183,7 +183,7 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
         return left.join_asof(_in_memory(right_dataset), *arguments, **named)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """With the scan; credentials are in it as `Secret`."""
+        """Pickles the scan; it has credentials as `Secret`."""
         return type(self), (self._scan, self._condition)
 
     def _repr_html_(self) -> str:
@@ -239,7 +239,7 @@ class TierScanner:
         return pa.Table.from_batches(self.to_batches(), self.projected_schema)
 
     def head(self, num_rows: int) -> pa.Table:
-        """Returns the first rows, and reads no more tasks than that takes."""
+        """Returns the first rows, and stops after the task that has the last of these rows."""
         batches: list[pa.RecordBatch] = []
         missing = num_rows
         with closing(self.to_batches()) as rows:
@@ -257,7 +257,7 @@ class TierScanner:
         return sum(batch.num_rows for batch in self.to_batches())
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """A new stream of the rows."""
+        """Returns a new stream of the rows."""
         return self.to_reader().__arrow_c_stream__(requested_schema)
 
     def _batches(self) -> Iterator[pa.RecordBatch]:

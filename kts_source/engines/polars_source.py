@@ -32,7 +32,7 @@ _OPS: Final = {"Eq": Op.EQ, "Lt": Op.LT, "LtEq": Op.LE, "Gt": Op.GT, "GtEq": Op.
 
 
 def lazy_frame(scan: BaseScan, threads: int) -> pl.LazyFrame:
-    """Returns a frame whose queries read only the columns, offsets and rows that they need."""
+    """Returns a lazy frame. Its queries read only the columns, offsets and rows that they need."""
     schema = pl.DataFrame(scan.schema.empty_table()).schema
 
     def rows(
@@ -122,7 +122,7 @@ def _is_dynamic(term: pl.Expr) -> bool:
 def certain_part(predicate: pl.Expr, schema: pa.Schema) -> Predicate | None:
     """Returns a condition that is true for every row for which the predicate is, or `None`.
 
-    It reads Polars' own JSON, whose format may change. Unknown parts are ignored, since Polars
+    It reads Polars' own JSON. Its format may change. Unknown parts are ignored, since Polars
     applies the whole predicate again.
     """
     try:

@@ -54,7 +54,7 @@ class Scan(BaseScan):
 
     Args:
         options: Options of the scan.
-        where: Rows for which it is not true are skipped, besides the condition of the options.
+        where: Condition in addition to the options' condition; only matching rows are returned.
         max_rows: At most this many rows, the first ones; `None` = all.
         shared_plan: The plan of the scan from which this one is derived.
     """
@@ -108,7 +108,7 @@ class Scan(BaseScan):
         return self.to_table(threads=threads).to_pandas(types_mapper=pd.ArrowDtype)
 
     def to_polars(self, *, threads: int | None = None) -> Any:  # noqa: ANN401  # nor is Polars
-        """Returns all rows as a Polars frame; `to_lazy` reads only what a query needs.
+        """Returns all rows as a Polars frame. A query on `to_lazy` reads only what it needs.
 
         Raises:
             InvalidOptionError: Polars is not installed.
@@ -122,7 +122,7 @@ class Scan(BaseScan):
         """Returns a Polars `LazyFrame`, which passes columns, conditions and limits to the scan.
 
         Args:
-            threads: Number of reading threads besides Polars' own; default: one per core.
+            threads: Number of reading threads in addition to Polars' own; default: one per core.
 
         Raises:
             InvalidOptionError: Polars is not installed.
@@ -169,7 +169,7 @@ class Scan(BaseScan):
         return Search(replace(self._options, where=self._condition), query_of(**conditions))
 
     def count(self, *, threads: int | None = None) -> int:
-        """Returns the number of rows. Reads all bytes, but decodes very little of them."""
+        """Returns the number of rows. Reads all bytes, but decodes only offsets."""
         counted = self._like(replace(self._options, columns=("offset",)))
         batches = counted.batches(threads=thread_count(threads), ordered=False)
         return sum(batch.num_rows for batch in batches)

@@ -177,7 +177,7 @@ def _owner(settings: ExportSettings) -> list[str]:
 
 
 def is_unpublished(key: str) -> bool:
-    """Returns whether a file holds rejected rows without a final name, or is a list of such."""
+    """Returns whether a file has rejected rows without a final name, or is a list of such."""
     return key.endswith((_SUFFIX, _LIST_SUFFIX))
 
 

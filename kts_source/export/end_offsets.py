@@ -1,4 +1,4 @@
-"""Ends of the offsets that a table holds, for streams and batches that continue after it."""
+"""Ends of the offsets that a table has, for streams and batches that continue after it."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ def end_offsets(
         JSON, `{"<topic>":{"<partition>":<next offset>}}`.
 
     Raises:
-        ExportError: The table holds nothing of the current id of a topic.
+        ExportError: The table has no offsets of the current id of a topic.
         DataLossError: The log or the table is not the one of the last run, and `failOnDataLoss` of
             the source does not allow it; see `backfill`.
         TieredKafkaError: The source or the table cannot be read.
     """
     settings = export_settings(target, source=source, **arguments)
     requested = parse_options(source)
-    whole = replace(requested, starting=EarliestBound(), ending=LatestBound(), plan_file=None)
-    options = replace(whole, fail_on_data_loss=False)
+    all_offsets = replace(requested, starting=EarliestBound(), ending=LatestBound(), plan_file=None)
+    options = replace(all_offsets, fail_on_data_loss=False)
     with closing(open_table(settings)) as table:
         state = table.load()
         committed = state.committed
@@ -65,14 +65,17 @@ def end_offsets(
         # The plan starts after the table: the source may no longer have earlier offsets.
         plan = plan_scan(options, progress=Continuation(options, committed, resume=True))
         held_partitions = [
-            part
-            for part in plan.partitions
-            if held_range(committed, part.topic, part.topic_id, part.partition) is not None
+            partition
+            for partition in plan.partitions
+            if held_range(committed, partition.topic, partition.topic_id, partition.partition)
+            is not None
         ]
-        check_logs(whole, held_partitions, state)
+        check_logs(all_offsets, held_partitions, state)
         numbers: dict[tuple[str, str], set[int]] = {}
-        for part in plan.partitions:
-            numbers.setdefault((part.topic, part.topic_id), set()).add(part.partition)
+        for partition in plan.partitions:
+            numbers.setdefault((partition.topic, partition.topic_id), set()).add(
+                partition.partition
+            )
     ends: dict[str, dict[int, int]] = {}
     for (topic, topic_id), in_source in sorted(numbers.items()):
         count = max(max(in_source) + 1, (partitions or {}).get(topic, 0))
@@ -89,7 +92,7 @@ def _ends_of_topic(
         raise ExportError(
             f"the table holds no offsets of topic id {topic_id} for the export"
             f" {settings.export_id!r}: give the target, format and export_id of the export"
-            " that wrote it. If the topic was created again since, export its new id first,"
+            " that wrote it. If the topic was created again, export its new id first,"
             " or start at earliest",
             topic=topic,
             uri=settings.target,

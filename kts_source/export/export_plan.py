@@ -1,7 +1,7 @@
 """Plans what an export has still to write: the scan after the offsets of the table, in waves.
 
-A table grows upwards only. It holds offsets [start, stop) of a partition, so the plan begins at
-`stop`, and every gap is an error or reported as skipped. Offsets that the table holds are not read
+A table grows upwards only. It has offsets [start, stop) of a partition, so the plan begins at
+`stop`, and every gap is an error or reported as skipped. Offsets that the table has are not read
 again, so the tier may have deleted them.
 
 A wave is committed as a whole. It ends between segments, where the end of every partition is known.
@@ -104,30 +104,30 @@ def plan_rebuild(options: ScanOptions, committed: CommittedRanges) -> ExportPlan
     """Plans a table that is rebuilt from all requested offsets; no wave if nothing is new.
 
     Raises:
-        RangeGapError: The tier no longer holds all that the table was built from.
+        RangeGapError: The tier no longer has all offsets that the table was built from.
         RangeOverlapError: The tier ends before the table does.
     """
     scan = plan_scan(options)
-    for part in scan.partitions:
-        held = _held(committed, part)
+    for partition in scan.partitions:
+        held = _held(committed, partition)
         if held is None or held.start == held.stop:
             continue
-        name = f"{part.topic}-{part.partition}"
+        name = f"{partition.topic}-{partition.partition}"
         source = f"the table was built from [{held.start}, {held.stop})"
-        if part.start > held.start:
+        if partition.start > held.start:
             raise RangeGapError(
-                f"offsets [{held.start}, {part.start}) of {name} are {_GONE}, and {source}: a"
+                f"offsets [{held.start}, {partition.start}) of {name} are {_GONE}, and {source}: a"
                 " rebuild could lose keys. Export into another table",
-                topic=part.topic,
-                partition=part.partition,
+                topic=partition.topic,
+                partition=partition.partition,
                 offset=held.start,
             )
-        if part.stop < held.stop:
+        if partition.stop < held.stop:
             raise RangeOverlapError(
-                f"{name} ends at {part.stop} now, and {source}. Export into another table",
-                topic=part.topic,
-                partition=part.partition,
-                offset=part.stop,
+                f"{name} ends at {partition.stop} now, and {source}. Export into another table",
+                topic=partition.topic,
+                partition=partition.partition,
+                offset=partition.stop,
             )
     plan = _plan_waves(scan, options, committed, 1 << 62)
     return plan if any(wave.advances for wave in plan.waves) else replace(plan, waves=())
@@ -152,7 +152,7 @@ class Continuation:
         held = held_range(self.committed, topic, topic_id, partition)
         if held is None:
             return None
-        place = Place(topic, partition, fail_on_data_loss=self.options.fail_on_data_loss)
+        location = Place(topic, partition, fail_on_data_loss=self.options.fail_on_data_loss)
 
         def bounds(tier: PartitionLog, lookup: TimestampLookup) -> tuple[int, int]:
             def lookup_after_table(timestamp_ms: int) -> tuple[PartitionLog, int | None]:
@@ -162,26 +162,26 @@ class Continuation:
 
             if self.resume:
                 start, stop = requested_bounds(
-                    self.options, place, _with_held(tier, held), lookup_after_table
+                    self.options, location, _with_held(tier, held), lookup_after_table
                 )
             else:
-                start, stop = requested_bounds(self.options, place, tier, lookup)
-            first = self._first_offset(place, held, start, stop, tier.log_start)
+                start, stop = requested_bounds(self.options, location, tier, lookup)
+            first = self._first_offset(location, held, start, stop, tier.log_start)
             return min(first, tier.stop), min(max(stop, first), tier.stop)
 
         return bounds
 
-    def first_missing(self, part: PartitionPlan) -> int:
+    def first_missing(self, partition: PartitionPlan) -> int:
         """See `Progress.first_missing`."""
-        held = _held(self.committed, part)
+        held = _held(self.committed, partition)
         if held is None:
-            return part.start
-        place = Place(part.topic, part.partition)
-        log_start = part.surviving.log_start
-        return self._first_offset(place, held, part.start, part.stop, log_start)
+            return partition.start
+        location = Place(partition.topic, partition.partition)
+        log_start = partition.surviving.log_start
+        return self._first_offset(location, held, partition.start, partition.stop, log_start)
 
     def _first_offset(
-        self, place: Place, held: OffsetRange, start: int, stop: int, log_start: int
+        self, location: Place, held: OffsetRange, start: int, stop: int, log_start: int
     ) -> int:
         """Returns the first of offsets [start, stop) to write; `stop` if there is none."""
         if start >= stop:
@@ -190,21 +190,21 @@ class Continuation:
         if start < held.start:
             end = min(stop, held.start)
             error = RangeOverlapError(
-                f"{place}: offsets [{start}, {end}) were requested, and {holds}: a table grows"
+                f"{location}: offsets [{start}, {end}) were requested, and {holds}: a table grows"
                 " upwards only. Export them into another table, or continue with startingOffsets"
                 f" from {held.start} to {held.stop}; failOnDataLoss=false skips and reports them",
-                topic=place.topic,
-                partition=place.partition,
+                topic=location.topic,
+                partition=location.partition,
                 offset=start,
             )
-            self._skip(place, start, end, "below what the table holds", error)
+            self._skip(location, start, end, "below what the table holds", error)
         if not self.resume and start < held.stop and stop > held.start:
             low, high = max(start, held.start), min(stop, held.stop)
             raise RangeOverlapError(
-                f"{place}: offsets [{low}, {high}) were requested, and {holds}. Set resume=True to"
-                " continue after them",
-                topic=place.topic,
-                partition=place.partition,
+                f"{location}: offsets [{low}, {high}) were requested, and {holds}. Set resume=True"
+                " to continue after them",
+                topic=location.topic,
+                partition=location.partition,
                 offset=low,
             )
         first = held.stop
@@ -213,35 +213,37 @@ class Continuation:
         if first < log_start:
             end = min(log_start, stop)
             self._skip(
-                place, first, end, _GONE, _gap_error(place, first, end, f"are {_GONE}", holds)
+                location, first, end, _GONE, _gap_error(location, first, end, f"are {_GONE}", holds)
             )
             first = end
         if start > first:
-            raise _gap_error(place, first, start, "were not requested", holds)
+            raise _gap_error(location, first, start, "were not requested", holds)
         return first
 
-    def _skip(self, place: Place, start: int, stop: int, reason: str, error: ExportError) -> None:
+    def _skip(
+        self, location: Place, start: int, stop: int, reason: str, error: ExportError
+    ) -> None:
         if self.options.fail_on_data_loss:
             raise error
-        gap = Skipped(place.topic, place.partition, start, stop, reason)
+        gap = Skipped(location.topic, location.partition, start, stop, reason)
         # The planner may ask for a partition again.
         if gap not in self.skipped:
-            log.warning("%s: skipping offsets [%d, %d): %s", place, start, stop, reason)
+            log.warning("%s: skipping offsets [%d, %d): %s", location, start, stop, reason)
             self.skipped.append(gap)
 
 
-def _gap_error(place: Place, start: int, stop: int, reason: str, holds: str) -> RangeGapError:
+def _gap_error(location: Place, start: int, stop: int, reason: str, holds: str) -> RangeGapError:
     return RangeGapError(
-        f"offsets [{start}, {stop}) of {place} {reason}, and {holds}: the table would lack them."
+        f"offsets [{start}, {stop}) of {location} {reason}, and {holds}: the table would lack them."
         " Export into another table, or request them",
-        topic=place.topic,
-        partition=place.partition,
+        topic=location.topic,
+        partition=location.partition,
         offset=start,
     )
 
 
 def _with_held(tier: PartitionLog, held: OffsetRange) -> PartitionLog:
-    """Returns the log as if it still had all that the table holds."""
+    """Returns the log as if it still had all offsets of the table."""
     return replace(
         tier,
         log_start=min(tier.log_start, held.start),
@@ -301,17 +303,17 @@ def check_logs(
         return
     held_topics: dict[tuple[str, str], bool] = {}
     new_partitions = []
-    for part in partitions:
-        held = _held(state.committed, part)
-        topic = part.topic, part.topic_id
+    for partition in partitions:
+        held = _held(state.committed, partition)
+        topic = partition.topic, partition.topic_id
         held_topics[topic] = held_topics.get(topic, False) or held is not None
         if held is None:
-            new_partitions.append(part)
+            new_partitions.append(partition)
         else:
-            _check_log(options, part, held)
-    for part in new_partitions:
-        if held_topics[part.topic, part.topic_id]:
-            _check_new_partition(options, part)
+            _check_log(options, partition, held)
+    for partition in new_partitions:
+        if held_topics[partition.topic, partition.topic_id]:
+            _check_new_partition(options, partition)
     for (name, topic_id), is_held in held_topics.items():
         if is_held or name in options.topic_ids or "" in options.topic_ids:
             continue
@@ -320,21 +322,23 @@ def check_logs(
             _check_recreated(options, name, before, topic_id)
 
 
-def epoch_before(part: PartitionPlan, stop: int, options: ScanOptions) -> int | None:
+def epoch_before(partition: PartitionPlan, stop: int, options: ScanOptions) -> int | None:
     """Returns the leader epoch that owns offset `stop - 1`; `None` if that is unknown."""
     # A plan file with brokers has the epochs of the tier's segments only.
-    if options.plan_file is not None and part.brokers is not None:
+    if options.plan_file is not None and partition.brokers is not None:
         return None
-    epochs = [entry.epoch for entry in part.surviving.lineage if entry.start_offset < stop]
+    epochs = [entry.epoch for entry in partition.surviving.lineage if entry.start_offset < stop]
     return epochs[-1] if epochs else None
 
 
-def _check_log(options: ScanOptions, part: PartitionPlan, held: OffsetRange) -> None:
-    place = Place(part.topic, part.partition, fail_on_data_loss=options.fail_on_data_loss)
-    stop = part.surviving.stop
+def _check_log(options: ScanOptions, partition: PartitionPlan, held: OffsetRange) -> None:
+    location = Place(
+        partition.topic, partition.partition, fail_on_data_loss=options.fail_on_data_loss
+    )
+    stop = partition.surviving.stop
     if held.stop > stop:
         if options.plan_file is None:  # an old plan ends earlier and has nothing new
-            place.raise_or_warn(
+            location.raise_or_warn(
                 f"the log ends at offset {stop}, and the table holds [{held.start}, {held.stop}):"
                 " records of the table were lost in an unclean election or with their segments, or"
                 " were read from brokers or disks that the options no longer name. Export into"
@@ -342,9 +346,9 @@ def _check_log(options: ScanOptions, part: PartitionPlan, held: OffsetRange) -> 
                 f" offset {held.stop}"
             )
         return
-    owner = epoch_before(part, held.stop, options)
+    owner = epoch_before(partition, held.stop, options)
     if None not in (owner, held.epoch) and owner != held.epoch:
-        place.raise_or_warn(
+        location.raise_or_warn(
             f"the table holds [{held.start}, {held.stop}), and leader epoch {held.epoch} wrote the"
             f" last of these records; in the log it is of epoch {owner} now: an unclean election"
             " replaced records that the table has. Export into another table;"
@@ -352,13 +356,15 @@ def _check_log(options: ScanOptions, part: PartitionPlan, held: OffsetRange) -> 
         )
 
 
-def _check_new_partition(options: ScanOptions, part: PartitionPlan) -> None:
-    place = Place(part.topic, part.partition, fail_on_data_loss=options.fail_on_data_loss)
-    first = part.surviving.log_start
-    is_named = _named_offset(options.starting, part, EARLIEST_OFFSET) != EARLIEST_OFFSET
-    if first == 0 or part.start != first or is_named:
+def _check_new_partition(options: ScanOptions, partition: PartitionPlan) -> None:
+    location = Place(
+        partition.topic, partition.partition, fail_on_data_loss=options.fail_on_data_loss
+    )
+    first = partition.surviving.log_start
+    is_named = _named_offset(options.starting, partition, EARLIEST_OFFSET) != EARLIEST_OFFSET
+    if first == 0 or partition.start != first or is_named:
         return
-    place.raise_or_warn(
+    location.raise_or_warn(
         f"the partition is new to the table and begins at offset {first}: offsets [0, {first}) may"
         " have been deleted before they were exported. Name the offset in startingOffsets, or set"
         f" failOnDataLoss=false, to export it from offset {first}",
@@ -382,30 +388,32 @@ def _check_recreated(options: ScanOptions, topic: str, before: str, topic_id: st
     log.warning("%s", text)
 
 
-def _check_identities(parts: Iterable[PartitionPlan]) -> None:
+def _check_identities(partitions: Iterable[PartitionPlan]) -> None:
     """Raises `ExportError` if the table could not distinguish two topics."""
     names: dict[str, str] = {}
-    for part in parts:
-        other = names.setdefault(topic_identity(part.topic, part.topic_id), part.topic)
-        if other != part.topic:
+    for partition in partitions:
+        other = names.setdefault(
+            topic_identity(partition.topic, partition.topic_id), partition.topic
+        )
+        if other != partition.topic:
             raise ExportError(
-                f"topics {other} and {part.topic} have the same topic id {part.topic_id}, by which"
-                " a table identifies a topic. Export each of them into a table of its own",
-                topic=part.topic,
+                f"topics {other} and {partition.topic} have the same topic id {partition.topic_id},"
+                " by which a table identifies a topic. Export each of them into a table of its own",
+                topic=partition.topic,
             )
 
 
 # -- waves
 
 
-def _held(committed: CommittedRanges, part: PartitionPlan) -> OffsetRange | None:
-    return held_range(committed, part.topic, part.topic_id, part.partition)
+def _held(committed: CommittedRanges, partition: PartitionPlan) -> OffsetRange | None:
+    return held_range(committed, partition.topic, partition.topic_id, partition.partition)
 
 
-def _named_offset(bound: object, part: PartitionPlan, default: int) -> int:
+def _named_offset(bound: object, partition: PartitionPlan, default: int) -> int:
     """Returns the offset that a bound names for a partition."""
     offsets = bound.offsets if isinstance(bound, OffsetsBound) else {}
-    return offsets.get(part.topic, {}).get(part.partition, default)
+    return offsets.get(partition.topic, {}).get(partition.partition, default)
 
 
 def _plan_waves(
@@ -417,21 +425,25 @@ def _plan_waves(
 ) -> ExportPlan:
     _check_identities(scan.partitions)
     gaps = [*skipped]
-    for part in scan.partitions:
-        gaps.extend(_gaps(part, options, _held(committed, part)))
+    for partition in scan.partitions:
+        gaps.extend(_gaps(partition, options, _held(committed, partition)))
     gaps.sort(key=lambda gap: (gap.topic, gap.partition, gap.start))
     waves = tuple(_Waves(scan, committed, options).split(commit_bytes))
     return ExportPlan(scan, waves, tuple(gaps))
 
 
-def _gaps(part: PartitionPlan, options: ScanOptions, held: OffsetRange | None) -> Iterator[Skipped]:
+def _gaps(
+    partition: PartitionPlan, options: ScanOptions, held: OffsetRange | None
+) -> Iterator[Skipped]:
     """Yields requested offsets of a partition that are not written, if loss is allowed."""
-    tier = part.surviving
+    tier = partition.surviving
 
     def gap(start: int, stop: int, reason: str) -> Skipped:
-        return Skipped(part.topic, part.partition, start, stop, reason)
+        return Skipped(partition.topic, partition.partition, start, stop, reason)
 
-    start, stop = (_named_offset(bound, part, -1) for bound in (options.starting, options.ending))
+    start, stop = (
+        _named_offset(bound, partition, -1) for bound in (options.starting, options.ending)
+    )
     low, high = tier.log_start, max(tier.stop, start)
     if held is not None:
         low, high = min(low, held.start), max(high, held.stop)
@@ -446,10 +458,10 @@ def _gaps(part: PartitionPlan, options: ScanOptions, held: OffsetRange | None) -
         (tier.unverifiable, "the tier does not show whether there were records"),
     ):
         for hole in holes:
-            if max(hole.start, part.start) < min(hole.stop, part.stop):
-                yield gap(max(hole.start, part.start), min(hole.stop, part.stop), reason)
-    if part.stop < part.wanted_stop:
-        yield gap(part.stop, part.wanted_stop, part.end_reason)
+            if max(hole.start, partition.start) < min(hole.stop, partition.stop):
+                yield gap(max(hole.start, partition.start), min(hole.stop, partition.stop), reason)
+    if partition.stop < partition.wanted_stop:
+        yield gap(partition.stop, partition.wanted_stop, partition.end_reason)
 
 
 class _Waves:
@@ -458,18 +470,22 @@ class _Waves:
     def __init__(self, scan: ScanPlan, committed: CommittedRanges, options: ScanOptions) -> None:
         self._tasks = scan.tasks
         self._options = options
-        self._partitions = {(part.topic, part.partition): part for part in scan.partitions}
+        self._partitions = {
+            (partition.topic, partition.partition): partition for partition in scan.partitions
+        }
         self._ahead: dict[_TopicPartition, RangeAdvance] = {}
-        for place, part in self._partitions.items():
-            held = _held(committed, part)
+        for topic_partition, partition in self._partitions.items():
+            held = _held(committed, partition)
             # A rebuild reads the table's offsets again, and advances from the end of the table.
             expected = None if held is None else held.stop
-            start = max(part.start, expected or 0)
-            self._ahead[place] = RangeAdvance(part.topic, _key(part), expected, start, start)
+            start = max(partition.start, expected or 0)
+            self._ahead[topic_partition] = RangeAdvance(
+                partition.topic, _key(partition), expected, start, start
+            )
         self._last_task = {
-            (part.topic, part.partition): number
+            (partition.topic, partition.partition): number
             for number, task in enumerate(scan.tasks)
-            for part in task.parts
+            for partition in task.parts
         }
 
     def split(self, commit_bytes: int) -> Iterator[Wave]:
@@ -491,24 +507,32 @@ class _Waves:
         if number + 1 == len(self._tasks):
             return True
         last, following = (
-            (part.topic, part.partition, getattr(part, "segment_id", None), part.start_offset)
-            for part in (self._tasks[number].parts[-1], self._tasks[number + 1].parts[0])
+            (
+                partition.topic,
+                partition.partition,
+                getattr(partition, "segment_id", None),
+                partition.start_offset,
+            )
+            for partition in (self._tasks[number].parts[-1], self._tasks[number + 1].parts[0])
         )
         return last != following
 
     def _wave(self, tasks: Sequence[ScanTask], first: int) -> Wave:
         new = self._new_partitions() if first == 0 else set()
         advances = []
-        for place, stop in self._stops(tasks, first, new).items():
-            ahead = self._ahead[place]
-            if stop > ahead.start or place in new:
-                epoch = epoch_before(self._partitions[place], stop, self._options)
+        for topic_partition, stop in self._stops(tasks, first, new).items():
+            ahead = self._ahead[topic_partition]
+            if stop > ahead.start or topic_partition in new:
+                epoch = epoch_before(self._partitions[topic_partition], stop, self._options)
                 advances.append(replace(ahead, stop=stop, epoch=epoch))
-                self._ahead[place] = replace(ahead, expected=stop, start=stop, stop=stop)
+                self._ahead[topic_partition] = replace(ahead, expected=stop, start=stop, stop=stop)
         exports = []
         for number, task in enumerate(tasks, first):
-            places = [(part.topic, part.partition) for part in task.parts]
-            topic_ids = {place: _key(self._partitions[place]).topic_id for place in places}
+            topic_partitions = [(partition.topic, partition.partition) for partition in task.parts]
+            topic_ids = {
+                topic_partition: _key(self._partitions[topic_partition]).topic_id
+                for topic_partition in topic_partitions
+            }
             exports.append(ExportTask(number, task, topic_ids))
         return Wave(tuple(exports), tuple(advances))
 
@@ -516,15 +540,19 @@ class _Waves:
         self, tasks: Sequence[ScanTask], first: int, new: set[_TopicPartition]
     ) -> dict[_TopicPartition, int]:
         """Returns the ends of partitions after some tasks."""
-        stops = {place: self._partitions[place].start for place in new}
+        stops = {
+            topic_partition: self._partitions[topic_partition].start for topic_partition in new
+        }
         stops |= {
-            (part.topic, part.partition): part.stop_offset for task in tasks for part in task.parts
+            (partition.topic, partition.partition): partition.stop_offset
+            for task in tasks
+            for partition in task.parts
         }
         # Only holes follow the last task of a partition, and partitions without a task are holes.
         stops |= {
-            place: part.stop
-            for place, part in self._partitions.items()
-            if self._last_task.get(place, -1) < first + len(tasks)
+            topic_partition: partition.stop
+            for topic_partition, partition in self._partitions.items()
+            if self._last_task.get(topic_partition, -1) < first + len(tasks)
         }
         return stops
 
@@ -534,11 +562,12 @@ class _Waves:
         The first commit records where they begin, in case this run does not reach them.
         """
         return {
-            place
-            for place, part in self._partitions.items()
-            if self._ahead[place].expected is None and part.start == part.surviving.log_start > 0
+            topic_partition
+            for topic_partition, partition in self._partitions.items()
+            if self._ahead[topic_partition].expected is None
+            and partition.start == partition.surviving.log_start > 0
         }
 
 
-def _key(part: PartitionPlan) -> PartitionKey:
-    return partition_key(part.topic, part.topic_id, part.partition)
+def _key(partition: PartitionPlan) -> PartitionKey:
+    return partition_key(partition.topic, partition.topic_id, partition.partition)

@@ -88,9 +88,9 @@ class _Digest:
         make, arguments, state, items, pairs = (*reduced, None, None, None, None)[:5]
         if isinstance(state, dict) and all(isinstance(name, str) for name in state):
             state = sorted(state.items())  # attributes have no order
-        parts = [self.of(type(value)), *self._all(arguments), self.of(state)]
-        parts += self._all(items or ()) + self._all(pairs or ())
-        return _hash("object", qualified_name(make), *parts)
+        digests = [self.of(type(value)), *self._all(arguments), self.of(state)]
+        digests += self._all(items or ()) + self._all(pairs or ())
+        return _hash("object", qualified_name(make), *digests)
 
     @_by_kind.register(tuple)
     @_by_kind.register(list)
@@ -186,10 +186,10 @@ def qualified_name(value: Any) -> str:  # noqa: ANN401
     return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
 
 
-def _hash(kind: str, *parts: str | bytes) -> bytes:
+def _hash(kind: str, *values: str | bytes) -> bytes:
     digest = hashlib.sha256(kind.encode())
-    for part in parts:
-        data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+    for value in values:
+        data = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
         digest.update(len(data).to_bytes(8, "big"))
         digest.update(data)
     return digest.digest()
@@ -197,9 +197,9 @@ def _hash(kind: str, *parts: str | bytes) -> bytes:
 
 def _unknown(value: object, reason: str) -> FingerprintError:
     return FingerprintError(
-        f"the transform holds a {qualified_name(type(value))} that cannot be told from another one:"
-        f" {reason}. Give the transform, or the object, a text attribute `fingerprint` that changes"
-        " when the rows do"
+        f"the transform holds a {qualified_name(type(value))} that cannot be distinguished from"
+        f" another one: {reason}. Give the transform, or the object, a text attribute `fingerprint`"
+        " that changes when the rows do"
     )
 
 
@@ -239,7 +239,7 @@ def _column_rules(options: ScanOptions, settings: ExportSettings) -> Iterator[st
 
 
 def _decoding_rule(form: ColumnFormat, settings: ExportSettings) -> str:
-    # A table holds no malformed values if they end the run or are dropped, so an export may change
+    # A table has no malformed values if they end the run or are dropped, so an export may change
     # between these two modes.
     mode = f":{PERMISSIVE}" if form.mode == PERMISSIVE else ""
     kind = "" if settings.transform is None else f":{digest_number(str(form.type))}"

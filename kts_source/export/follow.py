@@ -107,7 +107,7 @@ def follow(
         TieredKafkaError: See `export`; except for errors that waiting may help.
     """
     if settings.following is None:
-        raise InvalidOptionError("the settings do not say follow=True")
+        raise InvalidOptionError("the settings lack follow=True")
     rounds = _Rounds(source, settings, executor, on_round, clock)
     stop = _Stop()
     with stop.listening():

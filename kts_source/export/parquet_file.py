@@ -138,8 +138,8 @@ class ParquetFile:
     def _with_constants(self, table: pa.Table) -> pa.Table:
         """Replaces constant texts by dictionaries of one entry, which the writer need not hash."""
         for name, text in self._constants.items():
-            at = table.schema.get_field_index(name)
-            table = table.set_column(at, name, _constant(text, table.num_rows))
+            index = table.schema.get_field_index(name)
+            table = table.set_column(index, name, _constant(text, table.num_rows))
         return table
 
     def _write_sorted(self, table: pa.Table) -> None:

@@ -173,7 +173,7 @@ class PartitionField:
             )
         if type_at(batch.schema, self.source) is None:
             raise InvalidOptionError(
-                f"partition_by names {self.source!r}, which is no column of the rows. They have"
+                f"partition_by names {self.source!r}, which is not a column. The rows have"
                 f" {', '.join(batch.schema.names)}"
             )
         if self.is_inner and self.source in batch.schema.names:
@@ -218,7 +218,7 @@ def parse_partition_by(texts: Sequence[str]) -> tuple[PartitionField, ...]:
     for text in texts:
         match = _FIELD.fullmatch(text.strip())
         if match is None:
-            raise InvalidOptionError(f"partition_by {text!r} is neither a column nor date(column)")
+            raise InvalidOptionError(f"partition_by {text!r} must be a column or date(column)")
         field = PartitionField(match["of"] or match["name"], match["date"] is not None)
         if field.name in {other.name for other in fields}:
             raise InvalidOptionError(f"partition_by names {field.name!r} twice")
@@ -343,12 +343,12 @@ def value_text(value: PartitionValue) -> str | None:
 
 def folder(fields: Sequence[PartitionField], values: Sequence[Any]) -> str:
     """Returns `name=value/…/`, escaped; empty without partition columns."""
-    parts = []
+    folders = []
     for field, value in zip(fields, values, strict=True):
         text = value_text(value)
         escaped = NULL_FOLDER if text is None else _escaped(text)
-        parts.append(f"{_escaped(field.name)}={escaped}/")
-    return "".join(parts)
+        folders.append(f"{_escaped(field.name)}={escaped}/")
+    return "".join(folders)
 
 
 def log_folder(fields: Sequence[PartitionField], values: Sequence[Any]) -> str:

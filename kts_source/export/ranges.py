@@ -1,6 +1,6 @@
-"""Offsets that a table holds, and how a commit advances them.
+"""Offsets that a table has, and how a commit advances them.
 
-A table holds one range of offsets, [start, stop) without a gap, per partition of a topic id. A
+A table has one range of offsets, [start, stop) without a gap, per partition of a topic id. A
 commit moves `stop` and names the `stop` that it was planned against, so of two concurrent exports
 only one can move it.
 """
@@ -43,7 +43,7 @@ def partition_key(topic: str, topic_id: str, partition: int) -> PartitionKey:
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """Offsets [start, stop) of a partition that a table holds.
+    """Offsets [start, stop) of a partition that a table has.
 
     Attributes:
         epoch: Leader epoch that owned offset `stop - 1` when it was committed; `None` if unknown.
@@ -55,7 +55,7 @@ class OffsetRange:
 
 
 class CommittedRanges(Protocol):
-    """Offsets that a table holds, by partition: a mapping, or a look-up in the table."""
+    """Offsets that a table has, by partition: a mapping, or a look-up in the table."""
 
     def get(self, key: PartitionKey, /) -> OffsetRange | None:
         """Returns the offsets of a partition; `None` if there are none."""
@@ -65,7 +65,7 @@ class CommittedRanges(Protocol):
 def held_range(
     committed: CommittedRanges, topic: str, topic_id: str, partition: int
 ) -> OffsetRange | None:
-    """Returns the offsets that a table holds of a partition; `None` for nothing."""
+    """Returns the offsets that a table has of a partition; `None` for nothing."""
     return committed.get(partition_key(topic, topic_id, partition))
 
 

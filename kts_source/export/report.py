@@ -231,7 +231,7 @@ def lost_offsets(reports: Iterable[TaskReport]) -> Iterator[Skipped]:
     for lost in sorted({lost for report in reports for lost in report.lost}):
         reason = "the object was deleted after planning"
         if lost.in_part:
-            reason += "; some of them may have been written"
+            reason += "; some may have been written"
         yield Skipped(lost.topic, lost.partition, lost.start, lost.stop, reason)
 
 

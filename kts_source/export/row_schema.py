@@ -41,7 +41,7 @@ def check_typed(options: ScanOptions, settings: ExportSettings) -> None:
 
     Raises:
         InvalidOptionError: JSON has no schema, the export compacts or uses a `RowTransform`, or
-            tables cannot hold a field.
+            tables cannot store a field.
     """
     if not options.formats:
         if settings.schema_evolution != NO_EVOLUTION:
@@ -93,13 +93,13 @@ def _check_writable(path: str, kind: pa.DataType, table_format: str) -> None:
         for field in inner_kind if pa.types.is_struct(inner_kind) else ():
             if not _NAME.fullmatch(field.name):
                 raise InvalidOptionError(
-                    f"a field of {inner} has the name {field.name!r}, and names in tables hold none"
-                    f" of {_NOT_IN_NAMES}: {advice}"
+                    f"a field of {inner} has the name {field.name!r}, and names in tables must"
+                    f" not contain {_NOT_IN_NAMES}: {advice}"
                 )
 
 
 def _check_types(schema: pa.Schema, table_format: str) -> None:
-    """Raises `ExportError` if a table cannot hold a column unchanged."""
+    """Raises `ExportError` if a table cannot store a column unchanged."""
     if fault := _names_fault(schema.names, table_format):
         raise ExportError(f"the rows have {fault}: rename one of them in the transform")
     for field in schema:
@@ -124,7 +124,7 @@ def _nested_types(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataTy
 
 
 def type_fault(kind: pa.DataType, table_format: str) -> str | None:
-    """Returns why a table cannot hold a type, without the types in it; `None` if it can.
+    """Returns why a table cannot store a type, without the types in it; `None` if it can.
 
     Parquet files store no Arrow schema, so a duration would become a number without a unit. The
     libraries of Delta and Iceberg reject some types only after all rows were written, and read
@@ -170,7 +170,7 @@ def _parquet_fault(kind: pa.DataType) -> str | None:
 
 
 def _table_fault(kind: pa.DataType, name: str) -> str | None:
-    """Returns why neither Delta nor Iceberg can hold a type."""
+    """Returns why neither Delta nor Iceberg can store a type."""
     if pa.types.is_unsigned_integer(kind):
         return f"is {kind}, and tables have signed numbers only"
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
@@ -239,7 +239,7 @@ def check_columns(schema: pa.Schema, settings: ExportSettings, values_in: Values
 
     Raises:
         InvalidOptionError: The rows cannot be sorted or partitioned as the settings say.
-        ExportError: The table cannot hold the type of a column.
+        ExportError: The table cannot store the type of a column.
     """
     _check_types(schema, settings.table_format)
     kinds = {name: type_at(schema, name) for name in settings.sort_within_files}
@@ -265,7 +265,7 @@ def check_columns(schema: pa.Schema, settings: ExportSettings, values_in: Values
 def _is_typed(kind: pa.DataType) -> bool:
     """Returns whether neither the type nor a type in it is null."""
     inner = (kind.field(number).type for number in range(kind.num_fields))
-    return not pa.types.is_null(kind) and all(_is_typed(one) for one in inner)
+    return not pa.types.is_null(kind) and all(_is_typed(inner_type) for inner_type in inner)
 
 
 _MAX_SHOWN: Final = 4000
@@ -324,16 +324,16 @@ def conform_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _same(one: pa.DataType, other: pa.DataType) -> bool:
+def _same(first: pa.DataType, other: pa.DataType) -> bool:
     """Returns whether merged types have the same fields, in any order, at any depth."""
-    if pa.types.is_struct(one):
-        return {field.name for field in one} == {field.name for field in other} and all(
-            _same(field.type, other.field(field.name).type) for field in one
+    if pa.types.is_struct(first):
+        return {field.name for field in first} == {field.name for field in other} and all(
+            _same(field.type, other.field(field.name).type) for field in first
         )
-    if pa.types.is_map(one):
-        return _same(one.item_type, other.item_type)
-    if _is_list(one):
-        return _same(one.value_type, other.value_type)
+    if pa.types.is_map(first):
+        return _same(first.item_type, other.item_type)
+    if _is_list(first):
+        return _same(first.value_type, other.value_type)
     return True
 
 
@@ -353,22 +353,22 @@ def _united(there: pa.DataType, here: pa.DataType, path: str) -> pa.DataType:
 
 
 def _united_struct(there: pa.DataType, here: pa.DataType, path: str) -> pa.DataType:
-    known = {field.name: field for field in there}
+    existing = {field.name: field for field in there}
     new = {field.name: field for field in here}
-    by_case = {name.lower(): name for name in known}
+    by_case = {name.lower(): name for name in existing}
     fields = [
         _field(field, new[name], f"{path}.{name}")
         if name in new
         else field.with_type(_canonical(field.type))
-        for name, field in known.items()
+        for name, field in existing.items()
     ]
     for name, field in new.items():
-        if name in known:
+        if name in existing:
             continue
         if (other := by_case.setdefault(name.lower(), name)) != name:
             raise _ContradictionError(f"{path}.{name} and {path}.{other} differ in case only")
         fields.append(field.with_nullable(True))
-    missing = [name for name, field in known.items() if name not in new and not field.nullable]
+    missing = [name for name, field in existing.items() if name not in new and not field.nullable]
     if missing:
         raise _ContradictionError(f"{path}.{missing[0]} must not be null, and the rows lack it")
     return pa.struct(fields)

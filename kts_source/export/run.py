@@ -284,8 +284,8 @@ class _Run:
         if plan.waves:
             self.base = self.table.base_files()
             planned = {
-                partition_key(part.topic, part.topic_id, part.partition)
-                for part in plan.scan.partitions
+                partition_key(partition.topic, partition.topic_id, partition.partition)
+                for partition in plan.scan.partitions
             }
             target = self.table.write_target(self.run_id)
             check_rebuild(options, target, self.base, committed, planned)
@@ -294,7 +294,10 @@ class _Run:
 
     def _check_lost(self, skipped: Iterable[Skipped], plan: ExportPlan, state: TableState) -> None:
         """Checks that a rebuild skips no rows that the table has."""
-        topic_ids = {(part.topic, part.partition): part.topic_id for part in plan.scan.partitions}
+        topic_ids = {
+            (partition.topic, partition.partition): partition.topic_id
+            for partition in plan.scan.partitions
+        }
         lost: dict[PartitionKey, list[tuple[int, int]]] = {}
         for gap in skipped:
             topic_id = topic_ids[gap.topic, gap.partition]

@@ -45,7 +45,7 @@ class WriteTarget:
 
 @dataclass(frozen=True, slots=True)
 class ExportJob:
-    """Values that all tasks of a run share. It holds credentials, so it travels in pickles only.
+    """Values that all tasks of a run share. It has credentials, so it travels in pickles only.
 
     Attributes:
         options: Options of the source, with the key ring loaded.

@@ -90,7 +90,7 @@ class TaskWriter:
         self._topic_ids = topic_ids
         self._job = job
         self._settings = job.settings
-        # A compacted table may hold several ids of a topic.
+        # A compacted table may have several ids of a topic.
         self._columns = [*job.options.columns, *((TOPIC_ID,) if job.settings.compaction else ())]
         self.target = open_target(job.target.path, job.target.storage)
         self._letters = DeadLetters(job)

@@ -106,9 +106,9 @@ def _recorded(
     contents: TableContents, committed: CommittedRanges, partitions: Iterable[PartitionPlan]
 ) -> dict[Owner, _Recorded]:
     numbers: dict[tuple[str, str], int] = {}
-    for part in partitions:
-        topic = (part.topic, part.topic_id)
-        numbers[topic] = max(numbers.get(topic, 0), part.partition + 1)
+    for partition in partitions:
+        topic = (partition.topic, partition.topic_id)
+        numbers[topic] = max(numbers.get(topic, 0), partition.partition + 1)
     recorded: dict[Owner, _Recorded] = {}
     for (name, topic_id), count in numbers.items():
         for number in range(count):

@@ -65,7 +65,9 @@ def assumptions_of(options: ScanOptions, plan: ScanPlan, *, has_filters: bool) -
         )
     if _may_be_undecidable(options):
         yield "A record whose fields cannot be decoded meets no condition on them."
-    if any(part.objects.log.version is None for task in plan.tasks for part in task.slices):
+    if any(
+        task_slice.objects.log.version is None for task in plan.tasks for task_slice in task.slices
+    ):
         yield "No object has changed since it was listed: the store has no versions."
     if options.max_timestamp_ahead_ms is not None:
         yield (
@@ -82,7 +84,11 @@ def assumptions_of(options: ScanOptions, plan: ScanPlan, *, has_filters: bool) -
 def _may_be_undecidable(options: ScanOptions) -> bool:
     """Returns whether a condition is on fields of columns with mode `PERMISSIVE`."""
     fields = () if options.where is None else fields_of(options.where)
-    permissive = {one.column for one in options.formats if one.mode == PERMISSIVE}
+    permissive = {
+        column_format.column
+        for column_format in options.formats
+        if column_format.mode == PERMISSIVE
+    }
     return any(field.source in permissive for field in fields)
 
 
@@ -91,18 +97,21 @@ def outside_of(options: ScanOptions, plan: ScanPlan) -> Iterator[str]:
     yield from plan.notes
     if options.read_committed:
         yield "records of aborted transactions"
-    for part in plan.partitions:
-        log = part.surviving
-        if log.log_start < part.start or part.wanted_stop < log.stop:
+    for partition in plan.partitions:
+        log = partition.surviving
+        if log.log_start < partition.start or partition.wanted_stop < log.stop:
             yield (
-                f"offsets of {part.topic_partition} outside the bounds of the search: the tier has"
-                f" [{log.log_start}, {log.stop})"
+                f"offsets of {partition.topic_partition} outside the bounds of the search: the tier"
+                f" has [{log.log_start}, {log.stop})"
             )
 
 
-def archived_object(part: SegmentSlice) -> tuple[ObjectRef, str] | None:
+def archived_object(task_slice: SegmentSlice) -> tuple[ObjectRef, str] | None:
     """Returns an object of a slice that must be restored before it can be read, and a reason."""
-    needed = [part.objects.log, *([] if part.is_whole else [part.offset_index.source])]
+    needed = [
+        task_slice.objects.log,
+        *([] if task_slice.is_whole else [task_slice.offset_index.source]),
+    ]
     for ref in needed:
         if ref.storage_class in ARCHIVE_CLASSES:
             return ref, f"it is archived in storage class {ref.storage_class}. Restore it first."
@@ -114,13 +123,13 @@ CERTIFICATE_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class UnreadRange:
-    """Offsets [start, stop) that should be searched and were not, or not all of them.
+    """Offsets [start, stop) that should be searched, and were not or only partly.
 
     Attributes:
         start: First offset, inclusive.
         stop: End, exclusive.
         reason: Why they were not searched.
-        object: URI of the object that holds them; `None` if none does.
+        object: URI of the object with these offsets, or `None`.
     """
 
     start: int
@@ -131,7 +140,7 @@ class UnreadRange:
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """A transaction whose end marker is not in the tier.
+    """A transaction without an end marker in the tier.
 
     Attributes:
         producer_id: Its producer.
@@ -144,7 +153,7 @@ class Undecided:
 
 @dataclass(frozen=True, slots=True)
 class UnservedObjects:
-    """Objects of the partition that hold nothing of its log, and were not searched.
+    """Objects of the partition that have nothing of its log, and were not searched.
 
     Attributes:
         objects: Keys below the root of the store.
@@ -174,7 +183,7 @@ class PartitionCertificate:
         objects_digest: SHA-256 in hex over these logs, see `digest_of_objects`.
         ruled_out: Number of segments that were not read because their filter has no key.
         ruled_out_digest: As `objects_digest`, over their logs.
-        records: Records whose key or condition was checked. If something could not be read, other
+        records: Records with a checked key or condition. If something could not be read, other
             records of the same task are checked again and may count twice.
         matches: Records found.
     """
@@ -235,7 +244,7 @@ class Certificate:
 
         Then there are no other records if the assumptions hold.
         """
-        return not self.faults and not any(part.unread for part in self.partitions)
+        return not self.faults and not any(partition.unread for partition in self.partitions)
 
     @property
     def exhaustive(self) -> bool:
@@ -243,18 +252,18 @@ class Certificate:
 
         Then the tier has no bytes of other records, served or not, if the assumptions hold.
         """
-        is_partial = self.outside or any(part.unserved for part in self.partitions)
+        is_partial = self.outside or any(partition.unserved for partition in self.partitions)
         return self.complete and not is_partial
 
     @property
     def matches(self) -> int:
         """Records found."""
-        return sum(part.matches for part in self.partitions)
+        return sum(partition.matches for partition in self.partitions)
 
     @property
     def records(self) -> int:
         """Records checked."""
-        return sum(part.records for part in self.partitions)
+        return sum(partition.records for partition in self.partitions)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the certificate as values of JSON; the page on `find` has the schema."""
@@ -277,6 +286,6 @@ def digest_of_objects(logs: Iterable[ObjectRef]) -> str:
     and version as listed, such as the ETag; null if the store has no versions.
     """
     digest = hashlib.sha256()
-    for log in sorted(set(logs), key=lambda one: one.key):
+    for log in sorted(set(logs), key=lambda ref: ref.key):
         digest.update(json.dumps([log.key, log.size, log.version]).encode() + b"\n")
     return digest.hexdigest()

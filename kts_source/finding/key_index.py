@@ -1,4 +1,4 @@
-"""Indexes of keys: which keys a segment may hold, so that searches skip segments.
+"""Indexes of keys: which keys a segment may have, so that searches skip segments.
 
 `kts_source.index_keys` writes a file per partition into a folder of this machine:
 
@@ -179,7 +179,7 @@ class IndexedSegment:
         key: Key of its log object.
         size: Size of that object.
         version: Version of that object.
-        start: First offset whose key is in the filter.
+        start: First offset with its key in the filter.
         stop: End of these offsets, exclusive.
         has_null: True if there are records without a key.
         bits: See `KeyFilter`.
@@ -199,11 +199,13 @@ class IndexedSegment:
     length: int
     crc: int
 
-    def covers(self, part: SegmentSlice) -> bool:
+    def covers(self, task_slice: SegmentSlice) -> bool:
         """Returns whether it was made from this version of the object, with all these offsets."""
-        ref = part.objects.log
+        ref = task_slice.objects.log
         same = (ref.key, ref.size, ref.version) == (self.key, self.size, self.version)
-        return same and self.start <= part.start_offset and part.stop_offset <= self.stop
+        return (
+            same and self.start <= task_slice.start_offset and task_slice.stop_offset <= self.stop
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,10 +224,10 @@ class PartitionIndex:
     check: bytes
     segments: dict[str, IndexedSegment]
 
-    def segment_of(self, part: SegmentSlice) -> IndexedSegment | None:
+    def segment_of(self, task_slice: SegmentSlice) -> IndexedSegment | None:
         """Returns the entry that covers a slice."""
-        segment = self.segments.get(part.objects.log.key)
-        return segment if segment is not None and segment.covers(part) else None
+        segment = self.segments.get(task_slice.objects.log.key)
+        return segment if segment is not None and segment.covers(task_slice) else None
 
     def filter_bytes(self, segment: IndexedSegment) -> bytes | None:
         """Returns the bytes of a filter; `None` if they are damaged."""
@@ -241,9 +243,9 @@ class PartitionIndex:
             return None
         return data
 
-    def may_hold(self, part: SegmentSlice, hashes: Hashes, *, null: bool) -> bool:
+    def may_hold(self, task_slice: SegmentSlice, hashes: Hashes, *, null: bool) -> bool:
         """Returns whether a slice may have one of the keys, or with `null` none."""
-        segment = self.segment_of(part)
+        segment = self.segment_of(task_slice)
         if segment is None or (null and segment.has_null):
             return True
         data = self.filter_bytes(segment)
@@ -293,7 +295,7 @@ class IndexFolder:
         return self.path / (hashlib.sha256(name.encode()).hexdigest()[:40] + _SUFFIX)
 
     def open(self, file: Path) -> PartitionIndex | None:
-        """Returns the index in a file; `None` if there is none, or it is damaged.
+        """Returns the index in a file; `None` if it does not exist or is damaged.
 
         Raises:
             InvalidOptionError: It was made with another secret, so it would not find any key.
@@ -357,15 +359,15 @@ def _read(file: Path) -> PartitionIndex:
         data.seek(end - _TAIL.size)
         size, crc, magic = _TAIL.unpack(data.read(_TAIL.size))
         if magic != _MAGIC or size > min(end - _TAIL.size, _MAX_TABLE_BYTES):
-            raise ValueError("its last bytes are not those of an index")
+            raise ValueError("its last bytes do not belong to an index")
         data.seek(end - _TAIL.size - size)
         table = data.read(size)
     if len(table) != size or google_crc32c.value(table) != crc:
         raise ValueError("its table is damaged")
     document: dict[str, Any] = json.loads(table)
-    segments = [IndexedSegment(**one) for one in document["segments"]]
+    segments = [IndexedSegment(**fields) for fields in document["segments"]]
     salt, check = (bytes.fromhex(document[name]) for name in ("salt", "check"))
-    return PartitionIndex(file, salt, check, {one.key: one for one in segments})
+    return PartitionIndex(file, salt, check, {segment.key: segment for segment in segments})
 
 
 @dataclass(slots=True)
@@ -389,20 +391,20 @@ class SegmentFilters:
     _index: PartitionIndex | None = None
     _hashes: Hashes | None = None
 
-    def rules_out(self, part: SegmentSlice) -> bool:
+    def rules_out(self, task_slice: SegmentSlice) -> bool:
         """Returns whether a slice has none of the keys. Pass slices partition by partition.
 
         Raises:
             InvalidOptionError: The filters were made with another secret.
         """
-        partition = part.topic, part.partition
+        partition = task_slice.topic, task_slice.partition
         if partition != self._partition:
             self._open(partition)
         if self._index is None or self._hashes is None:
             return False
-        if self._index.may_hold(part, self._hashes, null=self.keys.has_null):
+        if self._index.may_hold(task_slice, self._hashes, null=self.keys.has_null):
             return False
-        self.ruled_out.setdefault(partition, set()).add(part.objects.log)
+        self.ruled_out.setdefault(partition, set()).add(task_slice.objects.log)
         return True
 
     def _open(self, partition: tuple[str, int]) -> None:
@@ -460,25 +462,29 @@ def index_keys(
     with closing(open_tier(options)) as tier:
         refused: list[TieredKafkaError] = []
         plan = plan_scan(options, tier, on_partition_error=refused.append)
-        slices = [part for task in plan.tasks for part in task.slices]
+        slices = [task_slice for task in plan.tasks for task_slice in task.slices]
         if not target.secret.reveal() and any(s.objects.encryption is not None for s in slices):
             raise InvalidOptionError(
                 "segments are encrypted, and an index without a secret reveals which keys exist:"
                 " give a secret"
             )
-        total = sum(part.nominal_bytes for part in slices)
+        total = sum(task_slice.nominal_bytes for task_slice in slices)
         reader, key = SegmentSource(tier, options.key_ring), target.secret.reveal()
         on_read = None if progress is None else partial(_report, progress, total)
         builder = _IndexBuilder(reader, options, key, on_read)
         root = tier.store.uri(options.key_prefix)
         written = 0
-        for part in plan.partitions:
-            file = target.file_of(root, part.topic, part.topic_id, part.partition)
+        for partition in plan.partitions:
+            file = target.file_of(root, partition.topic, partition.topic_id, partition.partition)
             before = target.open(file)
             salt = secrets.token_bytes(SALT_SIZE) if before is None else before.salt
-            own = [s for s in slices if (s.topic, s.partition) == (part.topic, part.partition)]
+            own = [
+                s
+                for s in slices
+                if (s.topic, s.partition) == (partition.topic, partition.partition)
+            ]
             written += target.write(file, salt, builder.entries(own, before, salt))
-    left_out = [(f"{one.topic}-{one.partition}", one_line(str(one))) for one in refused]
+    left_out = [(f"{error.topic}-{error.partition}", one_line(str(error))) for error in refused]
     segments = builder.read + builder.kept
     return IndexReport(segments, builder.read, written, (*left_out, *builder.left_out))
 
@@ -497,7 +503,7 @@ def _index_options(source: Mapping[str, str]) -> ScanOptions:
     if not options.check_crcs:  # filters of damaged bytes would hide keys from a search
         named.append("checkCrcs=false")
     if named:
-        raise InvalidOptionError(f"an index needs whole segments: leave out {', '.join(named)}")
+        raise InvalidOptionError(f"an index covers complete segments: remove {', '.join(named)}")
     return replace(
         options,
         key_ring=options.key_ring.loaded(),
@@ -542,22 +548,22 @@ class _IndexBuilder:
         self, slices: Sequence[SegmentSlice], before: PartitionIndex | None, salt: bytes
     ) -> Iterator[tuple[IndexedSegment, bytes]]:
         """Yields the filters of a partition's segments, kept or new."""
-        pieces = Counter(part.objects.log.key for part in slices)
-        for part in slices:
-            if pieces[part.objects.log.key] > 1:  # a filter must cover all offsets
-                self.left_out.append((part.objects.log.key, "it was planned in pieces"))
+        pieces = Counter(task_slice.objects.log.key for task_slice in slices)
+        for task_slice in slices:
+            if pieces[task_slice.objects.log.key] > 1:  # a filter must cover all offsets
+                self.left_out.append((task_slice.objects.log.key, "it was planned in pieces"))
                 continue
-            entry = self._kept_entry(part, before) or self._new_entry(part, salt)
+            entry = self._kept_entry(task_slice, before) or self._new_entry(task_slice, salt)
             if entry is not None:
                 yield entry
-            self._done += part.nominal_bytes
+            self._done += task_slice.nominal_bytes
             if self._on_read is not None:
                 self._on_read(self._done)
 
     def _kept_entry(
-        self, part: SegmentSlice, before: PartitionIndex | None
+        self, task_slice: SegmentSlice, before: PartitionIndex | None
     ) -> tuple[IndexedSegment, bytes] | None:
-        segment = None if before is None else before.segment_of(part)
+        segment = None if before is None else before.segment_of(task_slice)
         if before is None or segment is None:
             return None
         data = before.filter_bytes(segment)
@@ -566,18 +572,20 @@ class _IndexBuilder:
         self.kept += 1
         return segment, data
 
-    def _new_entry(self, part: SegmentSlice, salt: bytes) -> tuple[IndexedSegment, bytes] | None:
-        if (archived := archived_object(part)) is not None:
+    def _new_entry(
+        self, task_slice: SegmentSlice, salt: bytes
+    ) -> tuple[IndexedSegment, bytes] | None:
+        if (archived := archived_object(task_slice)) is not None:
             ref, reason = archived
             self.left_out.append((ref.key, reason))
             return None
         try:
-            return self._build(part, salt)
+            return self._build(task_slice, salt)
         except (TieredKafkaError, ValueError) as error:
-            self.left_out.append((part.objects.log.key, one_line(str(error))))
+            self.left_out.append((task_slice.objects.log.key, one_line(str(error))))
         return None
 
-    def _build(self, part: SegmentSlice, salt: bytes) -> tuple[IndexedSegment, bytes]:
+    def _build(self, task_slice: SegmentSlice, salt: bytes) -> tuple[IndexedSegment, bytes]:
         """Reads a segment and builds its filter.
 
         Raises:
@@ -585,7 +593,7 @@ class _IndexBuilder:
         """
         has_null, count = False, 0
         hashes = [np.empty(0, np.uint64)]
-        with closing(read_task(ScanTask((part,)), self._reader, self._settings)) as batches:  # type: ignore[type-var]
+        with closing(read_task(ScanTask((task_slice,)), self._reader, self._settings)) as batches:  # type: ignore[type-var]
             for batch in batches:
                 keys = batch.column(0)
                 has_null = has_null or keys.null_count > 0
@@ -596,11 +604,11 @@ class _IndexBuilder:
                     hashes = [np.unique(np.concatenate(hashes))]
                     count = len(hashes[0])
         key_filter = KeyFilter.of(np.concatenate(hashes))
-        data, ref = key_filter.to_bytes(), part.objects.log
+        data, ref = key_filter.to_bytes(), task_slice.objects.log
         if ref.version is None:
             raise ValueError("the store has no version of it")
         self.read += 1
         crc = google_crc32c.value(data)
-        located = ref.key, ref.size, ref.version, part.start_offset, part.stop_offset
+        located = ref.key, ref.size, ref.version, task_slice.start_offset, task_slice.stop_offset
         entry = IndexedSegment(*located, has_null, key_filter.bits, 0, len(data), crc)
         return entry, data

@@ -55,8 +55,8 @@ def partition_counts(
             " num_partitions"
         )
     counts: dict[str, int] = {}
-    for part in plan.partitions:
-        counts[part.topic] = max(counts.get(part.topic, 0), part.partition + 1)
+    for partition in plan.partitions:
+        counts[partition.topic] = max(counts.get(partition.topic, 0), partition.partition + 1)
     for topic, numbers in plan.made_with.get("partitions", {}).items():
         counts[topic] = max(counts.get(topic, 0), *(number + 1 for number in numbers), 0)
     for topic, count in counts.items():
@@ -116,12 +116,12 @@ class Query:
     def check(self, options: ScanOptions) -> None:
         """Raises `InvalidOptionError` for conditions that do not fit each other or the options."""
         self._check_pruning()
-        if any(one < 0 for one in self.producer_ids):
+        if any(producer_id < 0 for producer_id in self.producer_ids):
             raise InvalidOptionError("a producer id is negative: ids are 0 or greater")
         if self.key_index is not None and self.keys is None:
             raise InvalidOptionError("key_index needs keys: give keys, or leave out key_index")
         by_value = self.value_contains is not None or self.value_matches is not None
-        if by_value and any(one.column == "value" for one in options.formats):
+        if by_value and any(column_format.column == "value" for column_format in options.formats):
             raise InvalidOptionError(
                 "value_contains and value_matches search the bytes of values: leave out"
                 " value.format, or use option where on the fields"
@@ -183,14 +183,14 @@ class Conditions(TypedDict, total=False):
             regardless of option `key.format`.
         value_contains: Bytes in the value; a string is encoded in UTF-8.
         value_matches: A regular expression of RE2 that matches somewhere in the value.
-        headers: Names, or pairs of name and value. A record must have each of them, not
+        headers: Names, or pairs of name and value. A record must have each header, not
             necessarily as the last header of that name.
         producer_ids: Ids of producers.
-        partitioner_pruning: True if to search only the partitions to which Kafka's default
+        partitioner_pruning: True to search only the partitions to which Kafka's default
             partitioner writes the keys. The certificate states this assumption.
         num_partitions: Number of partitions of each topic; by default that in the tier.
-        key_index: Folder written by `index_keys`. Segments whose filter has none of the keys are
-            not read.
+        key_index: Folder written by `index_keys`. Segments are skipped if their filter has none
+            of the keys.
         key_index_secret: The secret of that index.
     """
 
@@ -223,7 +223,10 @@ def query_of(**conditions: Unpack[Conditions]) -> Query:
         "" if keys is None else digest_of_keys(keys),
         text.encode() if isinstance(text, str) else text,
         conditions.get("value_matches"),
-        tuple(HeaderQuery(one) if isinstance(one, str) else HeaderQuery(*one) for one in headers),
+        tuple(
+            HeaderQuery(header) if isinstance(header, str) else HeaderQuery(*header)
+            for header in headers
+        ),
         tuple(conditions.get("producer_ids", ())),
         conditions.get("partitioner_pruning", False),
         conditions.get("num_partitions"),
@@ -243,7 +246,7 @@ def _keys(values: Iterable[bytes | None]) -> set[bytes | None]:
             )
         keys.add(key)
     if not keys:
-        raise InvalidOptionError("keys is empty: there is no key to look for")
+        raise InvalidOptionError("keys is empty: give at least one key")
     return keys
 
 

@@ -88,7 +88,7 @@ class SearchPlan:
         uri: Root of the tier.
         listed_ms: When the tier was listed, in ms since 1970.
         counts: Number of partitions by topic, with `partitionerPruning`.
-        wanted: Partitions that may hold a key by topic, likewise; `None` = all.
+        wanted: Partitions that may have a key by topic, likewise; `None` = all.
     """
 
     plan: ScanPlan
@@ -102,7 +102,8 @@ class SearchPlan:
     def of(cls, options: ScanOptions, query: Query) -> SearchPlan:
         """Plans a search.
 
-        A strict plan is tried first, because a tolerant one only logs what it leaves out.
+        A strict plan is tried first, because a tolerant plan only logs skipped
+        partitions.
 
         Raises:
             TieredKafkaError: The tier cannot be listed, or options contradict it.
@@ -135,14 +136,14 @@ class SearchPlan:
         return cls(plan, tuple(faults), uri, listed_ms, counts, wanted)
 
     def may_hold(self, topic: str, partition: int) -> bool:
-        """Returns whether a partition may hold one of the keys."""
+        """Returns whether a partition may have one of the keys."""
         return self.wanted is None or partition in self.wanted[topic]
 
 
 def _missing_partitions(options: ScanOptions, plan: ScanPlan) -> Iterator[str]:
     """Yields faults for assigned partitions that the tier does not have, perhaps by mistake."""
     if isinstance(options.selection, Assign):
-        planned = {(part.topic, part.partition) for part in plan.partitions}
+        planned = {(partition.topic, partition.partition) for partition in plan.partitions}
         for topic, numbers in options.selection.partitions.items():
             for number in numbers:
                 if (topic, number) not in planned:
@@ -176,7 +177,11 @@ class TaskSearch:
         Raises:
             InvalidOptionError: The options are invalid for the data.
         """
-        readable = [part for part in self.task.slices if not self._is_archived(part, reader)]
+        readable = [
+            task_slice
+            for task_slice in self.task.slices
+            if not self._is_archived(task_slice, reader)
+        ]
         if not readable:
             return
         try:
@@ -185,18 +190,22 @@ class TaskSearch:
             raise
         except TieredKafkaError:
             # Read the slices one by one to learn which one has failed.
-            for part in self._remaining(readable):
-                yield from self._slice_matches(part, reader, settings, meter)
+            for task_slice in self._remaining(readable):
+                yield from self._slice_matches(task_slice, reader, settings, meter)
 
     def _slice_matches(
-        self, part: SegmentSlice, reader: SegmentSource, settings: ReadSettings, meter: TaskMeter
+        self,
+        task_slice: SegmentSlice,
+        reader: SegmentSource,
+        settings: ReadSettings,
+        meter: TaskMeter,
     ) -> Generator[pa.RecordBatch]:
         try:
-            yield from self._matches(ScanTask((part,)), reader, settings, meter)
+            yield from self._matches(ScanTask((task_slice,)), reader, settings, meter)
         except InvalidOptionError:
             raise
         except TieredKafkaError as error:
-            self._add_unread(part, reader, part.objects.log, one_line(str(error)))
+            self._add_unread(task_slice, reader, task_slice.objects.log, one_line(str(error)))
 
     def _matches(
         self, task: ScanTask, reader: SegmentSource, settings: ReadSettings, meter: TaskMeter
@@ -212,18 +221,20 @@ class TaskSearch:
                 if matches.num_rows:
                     yield matches
 
-    def _is_archived(self, part: SegmentSlice, reader: SegmentSource) -> bool:
+    def _is_archived(self, task_slice: SegmentSlice, reader: SegmentSource) -> bool:
         """Returns whether a slice must be restored first; if so, it is unread."""
-        archived = archived_object(part)
+        archived = archived_object(task_slice)
         if archived is not None:
-            self._add_unread(part, reader, *archived)
+            self._add_unread(task_slice, reader, *archived)
         return archived is not None
 
     def _add_unread(
-        self, part: SegmentSlice, reader: SegmentSource, ref: ObjectRef, reason: str
+        self, task_slice: SegmentSlice, reader: SegmentSource, ref: ObjectRef, reason: str
     ) -> None:
         uri = reader.store.uri(ref.key)
-        self.unread.append(UnreadRange(part.start_offset, part.stop_offset, reason, uri))
+        self.unread.append(
+            UnreadRange(task_slice.start_offset, task_slice.stop_offset, reason, uri)
+        )
 
     def _remaining(self, slices: list[SegmentSlice]) -> list[SegmentSlice]:
         """Returns the slices from the last row on. Rows come in order, so all before was read."""
@@ -231,14 +242,14 @@ class TaskSearch:
         if done is None:
             return slices
         return [
-            replace(part, start_offset=max(part.start_offset, done))
-            for part in slices
-            if part.stop_offset > done
+            replace(task_slice, start_offset=max(task_slice.start_offset, done))
+            for task_slice in slices
+            if task_slice.stop_offset > done
         ]
 
 
 def certify_partition(
-    part: PartitionPlan,
+    partition: PartitionPlan,
     searches: Sequence[TaskSearch],
     ruled_out: Collection[ObjectRef],
     planned: Sequence[SegmentSlice] | None,
@@ -246,38 +257,46 @@ def certify_partition(
     """Certifies the search of a partition.
 
     Args:
-        part: The partition.
+        partition: The partition.
         searches: The searches of its tasks.
         ruled_out: Logs that were not read because of their filters.
         planned: All slices of the plan, read or ruled out; `None` if a condition on offsets or
             timestamps has removed some.
     """
-    unread = [one for search in searches for one in search.unread]
-    for hole in part.surviving.missing:
-        start, stop = max(hole.start, part.start), min(hole.stop, part.wanted_stop)
+    unread = [unread_range for search in searches for unread_range in search.unread]
+    for hole in partition.surviving.missing:
+        start, stop = max(hole.start, partition.start), min(hole.stop, partition.wanted_stop)
         if start < stop:
             reason = f"no segment holds these offsets, {hole.between}"
             unread.append(UnreadRange(start, stop, reason, None))
     if planned is not None:
-        unread += _unplanned(part, planned, unread)
-    if part.stop < part.wanted_stop:
+        unread += _unplanned(partition, planned, unread)
+    if partition.stop < partition.wanted_stop:
         reason = "an undecided transaction ends read_committed"
-        unread.append(UnreadRange(part.stop, part.wanted_stop, reason, None))
+        unread.append(UnreadRange(partition.stop, partition.wanted_stop, reason, None))
     unserved = [
-        *(UnservedObjects((s.segment.objects.log.key,), s.reason) for s in part.surviving.skipped),
-        *_partly_served(part),
-        *(UnservedObjects(one.keys, one.reason) for one in part.orphans),
+        *(
+            UnservedObjects((s.segment.objects.log.key,), s.reason)
+            for s in partition.surviving.skipped
+        ),
+        *_partly_served(partition),
+        *(UnservedObjects(orphan.keys, orphan.reason) for orphan in partition.orphans),
     ]
     logs = {piece.objects.log for search in searches for piece in search.task.slices}
     metrics = [search.metrics for search in searches if search.metrics is not None]
     return PartitionCertificate(
-        topic=part.topic,
-        topic_id=part.topic_id,
-        partition=part.partition,
-        start=part.start,
-        stop=part.stop,
-        unread=tuple(sorted(unread, key=lambda one: (one.start, one.stop))),
-        undecided=tuple(Undecided(one.producer_id, one.first_offset) for one in part.undecided),
+        topic=partition.topic,
+        topic_id=partition.topic_id,
+        partition=partition.partition,
+        start=partition.start,
+        stop=partition.stop,
+        unread=tuple(
+            sorted(unread, key=lambda unread_range: (unread_range.start, unread_range.stop))
+        ),
+        undecided=tuple(
+            Undecided(transaction.producer_id, transaction.first_offset)
+            for transaction in partition.undecided
+        ),
         unserved=tuple(unserved),
         left_out=None,
         segments=len(logs),
@@ -285,40 +304,44 @@ def certify_partition(
         objects_digest=digest_of_objects(logs),
         ruled_out=len(ruled_out),
         ruled_out_digest=digest_of_objects(ruled_out),
-        records=sum(one.records + one.records_skipped_key for one in metrics),
+        records=sum(
+            task_metrics.records + task_metrics.records_skipped_key for task_metrics in metrics
+        ),
         matches=sum(search.matches for search in searches),
     )
 
 
-def _certify_pruned(part: PartitionPlan) -> PartitionCertificate:
+def _certify_pruned(partition: PartitionPlan) -> PartitionCertificate:
     """Certifies that a partition was not searched."""
     reason = "partitionerPruning: none of the keys belongs to this partition"
-    empty = replace(part, undecided=(), orphans=(), stop=part.start, wanted_stop=part.start)
+    empty = replace(
+        partition, undecided=(), orphans=(), stop=partition.start, wanted_stop=partition.start
+    )
     return replace(certify_partition(empty, (), (), None), unserved=(), left_out=reason)
 
 
 def _unplanned(
-    part: PartitionPlan, planned: Sequence[SegmentSlice], unread: Sequence[UnreadRange]
+    partition: PartitionPlan, planned: Sequence[SegmentSlice], unread: Sequence[UnreadRange]
 ) -> Iterator[UnreadRange]:
     """Yields offsets that are neither planned nor unread: a bug in planning must not be certified
     as a complete search.
     """
-    position = part.start
-    covered = [(one.start_offset, one.stop_offset) for one in planned]
-    covered += ((one.start, one.stop) for one in unread)
-    for start, stop in sorted([*covered, (part.stop, part.stop)]):
-        if position < min(start, part.stop):
+    position = partition.start
+    covered = [(task_slice.start_offset, task_slice.stop_offset) for task_slice in planned]
+    covered += ((unread_range.start, unread_range.stop) for unread_range in unread)
+    for start, stop in sorted([*covered, (partition.stop, partition.stop)]):
+        if position < min(start, partition.stop):
             reason = "the plan has neither a segment nor a hole for these offsets"
-            yield UnreadRange(position, min(start, part.stop), reason, None)
+            yield UnreadRange(position, min(start, partition.stop), reason, None)
         position = max(position, stop)
 
 
-def _partly_served(part: PartitionPlan) -> Iterator[UnservedObjects]:
+def _partly_served(partition: PartitionPlan) -> Iterator[UnservedObjects]:
     """Yields segments with some offsets outside the log, unless listed as skipped."""
-    skipped = {one.segment.objects.log.key for one in part.surviving.skipped}
+    skipped = {segment.segment.objects.log.key for segment in partition.surviving.skipped}
     served: dict[str, list[tuple[int, int]]] = defaultdict(list)
     sizes: dict[str, int] = {}
-    for span in part.surviving.ranges:
+    for span in partition.surviving.ranges:
         key = span.segment.objects.log.key
         served[key].append((span.start, span.stop))
         sizes[key] = span.segment.stop_offset - span.segment.start_offset
@@ -473,16 +496,16 @@ class Search:
             for piece in task.slices:
                 slices[_partition(piece)].append(piece)
 
-        def certify(part: PartitionPlan) -> PartitionCertificate:
-            key = part.topic, part.partition
+        def certify(partition: PartitionPlan) -> PartitionCertificate:
+            key = partition.topic, partition.partition
             if not planned.may_hold(*key):
-                return _certify_pruned(part)
+                return _certify_pruned(partition)
             ruled_out = () if run.filters is None else run.filters.ruled_out.get(key, ())
             planned_slices = None if options.where is not None else slices[key]
-            return certify_partition(part, searches[key], ruled_out, planned_slices)
+            return certify_partition(partition, searches[key], ruled_out, planned_slices)
 
         has_filters = run.filters is not None
-        metrics = [one.metrics for one in run.searches if one.metrics is not None]
+        metrics = [search.metrics for search in run.searches if search.metrics is not None]
         return Certificate(
             searched_ms=planned.listed_ms,
             path=planned.uri,
@@ -497,8 +520,8 @@ class Search:
             outside=tuple(outside_of(options, planned.plan)),
             faults=planned.faults,
             partitions=tuple(map(certify, planned.plan.partitions)),
-            requests=sum(one.requests for one in metrics),
-            bytes=sum(one.bytes for one in metrics),
+            requests=sum(task_metrics.requests for task_metrics in metrics),
+            bytes=sum(task_metrics.bytes for task_metrics in metrics),
         )
 
     def _read_settings(self) -> ReadSettings:
@@ -516,7 +539,10 @@ class Search:
             return None
         secret = None if query.key_index_secret is None else query.key_index_secret.reveal()
         folder = IndexFolder.of(query.key_index, secret, self._options)
-        ids = {(part.topic, part.partition): part.topic_id for part in planned.plan.partitions}
+        ids = {
+            (partition.topic, partition.partition): partition.topic_id
+            for partition in planned.plan.partitions
+        }
         return SegmentFilters(folder, planned.uri, query.keys, ids)
 
     def _plan(self) -> SearchPlan:
@@ -533,7 +559,7 @@ def _check(options: ScanOptions, query: Query) -> None:
             "the search has no condition: give keys, values, headers, producers, or option where"
         )
     query.check(options)
-    if any(one.mode == DROP_MALFORMED for one in options.formats):
+    if any(column_format.mode == DROP_MALFORMED for column_format in options.formats):
         raise InvalidOptionError(
             "mode DROPMALFORMED would hide records from the search: use FAILFAST or PERMISSIVE"
         )
@@ -544,18 +570,18 @@ def _check(options: ScanOptions, query: Query) -> None:
         raise InvalidOptionError(f"a search reads only stores: leave out {', '.join(named)}")
 
 
-def _partition(part: SegmentSlice) -> tuple[str, int]:
-    return part.topic, part.partition
+def _partition(task_slice: SegmentSlice) -> tuple[str, int]:
+    return task_slice.topic, task_slice.partition
 
 
 def _search_tasks(planned: SearchPlan, filters: SegmentFilters | None) -> Iterator[ScanTask]:
-    """Yields tasks of one partition each, without slices that cannot hold a key."""
+    """Yields tasks of one partition each, without slices that cannot contain a key."""
     for task in planned.plan.tasks:
         for key, group in groupby(task.slices, _partition):
             if not planned.may_hold(*key):
                 continue
             slices: Iterable[SegmentSlice] = group
             if filters is not None:
-                slices = (part for part in group if not filters.rules_out(part))
+                slices = (task_slice for task_slice in group if not filters.rules_out(task_slice))
             if kept := tuple(slices):
                 yield ScanTask(kept)

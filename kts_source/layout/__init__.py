@@ -1,1 +1,1 @@
-"""Layouts of tiers: where segments are stored, and how they are described."""
+"""Layouts of tiers: storage locations and descriptions of segments."""

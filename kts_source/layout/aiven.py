@@ -1,4 +1,4 @@
-"""The layout of Aiven's tiered storage plugin: three objects per segment, one of them a manifest.
+"""The layout of Aiven's tiered storage plugin: a log, an index and a manifest per segment.
 
     <key.prefix><topic>-<topicId>/<partition>/<baseOffset, 20 digits>-<segmentId>.<suffix>
     suffixes: log, indexes, rsm-manifest
@@ -73,7 +73,7 @@ class AivenLayout:
         return tuple(sorted(folders, key=lambda folder: (folder.topic, folder.topic_id)))
 
     def partitions(self, store: ObjectStore, folder: TopicFolder) -> tuple[int, ...]:
-        """Folders below the topic's whose name is a number."""
+        """Returns the numbers among the names of the topic's folders."""
         names = (key[len(folder.folder) : -1] for key in store.list_folders(folder.folder))
         return tuple(sorted(int(name) for name in names if name.isascii() and name.isdigit()))
 
@@ -85,7 +85,7 @@ class AivenLayout:
         return self.grouped(infos, folder, partition)
 
     def partition_folder(self, folder: TopicFolder, partition: int) -> str:
-        """A folder below the topic's."""
+        """Returns the folder of a partition, below the topic's."""
         return f"{folder.folder}{partition}/"
 
     def grouped(
@@ -107,7 +107,7 @@ class AivenLayout:
         )
 
     def stems(self, key_prefix: str, name: SegmentName) -> tuple[str, ...]:
-        """The prefix and key that the plugin had the broker record, if any, then option
+        """Returns the prefix and key that the plugin gave to the broker, if any, then option
         `keyPrefix`, since the tier may have been copied to another path.
         """
         try:
@@ -123,7 +123,7 @@ class AivenLayout:
         return tuple(f"{prefix}{stem}" for prefix in dict.fromkeys((prefix, key_prefix)))
 
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
-        """Reads the manifest and checks it against what is listed."""
+        """Reads the manifest and compares it with the listing."""
         return segment_of(entry, self.manifest(store, entry))
 
     def manifest(self, store: ObjectStore, entry: SegmentEntry) -> SegmentManifest:
@@ -142,7 +142,7 @@ class AivenLayout:
 def _usual_segments(
     infos: Sequence[ObjectInfo], folder: TopicFolder, partition: int, start: int
 ) -> list[SegmentEntry] | None:
-    """A fast path of `group_segments` (two thirds of the time) for listings in which every three
+    """Groups like `group_segments` in two thirds of the time, for listings in which every three
     objects in a row are a segment, in order; `None` for other listings.
     """
     if len(infos) % 3:
@@ -189,8 +189,8 @@ def segment_of(entry: SegmentEntry, manifest: SegmentManifest) -> RemoteSegment:
             " offsets are unknown"
         )
     named = metadata.segment_id.topic_id_partition
-    place = (entry.topic, entry.partition, entry.base_offset)
-    if (named.topic, named.partition, metadata.start_offset) != place:
+    expected = (entry.topic, entry.partition, entry.base_offset)
+    if (named.topic, named.partition, metadata.start_offset) != expected:
         if named.topic != entry.topic and entry.topic.endswith(named.topic):
             before = entry.described_by.rpartition(f"{entry.topic}-{entry.topic_id}/")[0]
             prefix = before + entry.topic.removesuffix(named.topic)

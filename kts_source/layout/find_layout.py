@@ -39,5 +39,5 @@ def find_layout(name: str, *, end_of_log: bool = False, paths: int = 1) -> Layou
     if name in plug_ins:
         plug_in: Layout = plug_ins[name].load()()
         return plug_in
-    known = ", ".join(sorted({*built_in, *plug_ins}))
-    raise InvalidOptionError(f"option 'layout' is {name!r}; known layouts: {known}")
+    available = ", ".join(sorted({*built_in, *plug_ins}))
+    raise InvalidOptionError(f"option 'layout' is {name!r}; known layouts: {available}")

@@ -1,7 +1,7 @@
 """The protocol of a tier's layout, and the listing of a partition that layouts return.
 
 A layout has the role of KIP-405's `RemoteStorageManager` and KIP-1254's `RemoteStorageFetcher` in
-Java, reduced to what a reader needs.
+Java, reduced to the methods that a reader needs.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class SegmentEntry:
     next_base: int | None = field(default=None, compare=False)
 
     def object(self, suffix: str) -> ObjectInfo | None:
-        """The listed object with this suffix."""
+        """Returns the listed object with this suffix."""
         return next((info for name, info in self.objects if name == suffix), None)
 
 
@@ -95,8 +95,8 @@ class PartitionListing:
     """The listing of one partition, segments in order of (base offset, segment id).
 
     Attributes:
-        facts: What the segments depend on in addition to their own objects, such as checkpoints of
-            a log directory. If they change, the partition is planned again.
+        facts: Facts in addition to the objects that decide about the segments, such as checkpoints
+            of a log directory. If they change, the partition is planned again.
     """
 
     segments: tuple[SegmentEntry, ...]
@@ -105,7 +105,7 @@ class PartitionListing:
 
 
 class Layout(Protocol):
-    """How a storage plugin lays segments out. One instance per plan; most hold no state.
+    """How a storage plugin lays segments out. One instance per plan; most have no state.
 
     Attributes:
         name: Value of option `layout`.
@@ -120,7 +120,7 @@ class Layout(Protocol):
     def topic_folders(
         self, store: ObjectStore, key_prefix: str, topic: str | None
     ) -> tuple[TopicFolder, ...]:
-        """The incarnations of `topic`, or of every topic, under the key prefix."""
+        """Returns the incarnations of `topic`, or of every topic, under the key prefix."""
 
     def partitions(self, store: ObjectStore, folder: TopicFolder) -> tuple[int, ...]:
         """Partitions of an incarnation that have objects, ascending."""
@@ -128,7 +128,7 @@ class Layout(Protocol):
     def list_partition(
         self, store: ObjectStore, folder: TopicFolder, partition: int
     ) -> PartitionListing:
-        """The segments of one partition, by name alone."""
+        """Returns the segments of one partition, by name alone."""
 
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
         """Reads the manifest, or similar objects, of a listed segment.
@@ -144,7 +144,7 @@ class SegmentName:
     """A segment as brokers record it: enough to compute the keys of its objects.
 
     Attributes:
-        custom_metadata: What the storage plugin had the broker record, or `None`.
+        custom_metadata: Metadata that the storage plugin gave to the broker, or `None`.
     """
 
     topic: str
@@ -157,8 +157,8 @@ class SegmentName:
 
 @runtime_checkable
 class NamingLayout(Layout, Protocol):
-    """A layout whose keys, `<stem>.<suffix>`, can be computed without a listing. Those of a
-    partition are in one folder, in order of base offsets.
+    """A layout with keys `<stem>.<suffix>` that can be computed without a listing. The objects
+    of a partition are in one folder, in order of base offsets.
 
     Attributes:
         required: Suffixes of a complete segment. The last one is uploaded last.
@@ -171,15 +171,15 @@ class NamingLayout(Layout, Protocol):
     described_by: str
 
     def partition_folder(self, folder: TopicFolder, partition: int) -> str:
-        """The prefix of all keys of a partition, with its final slash."""
+        """Returns the prefix of all keys of a partition, with its final slash."""
 
     def grouped(
         self, infos: Sequence[ObjectInfo], folder: TopicFolder, partition: int
     ) -> PartitionListing:
-        """The segments of one partition, from the listing of its folder."""
+        """Returns the segments of one partition, from the listing of its folder."""
 
     def stems(self, key_prefix: str, name: SegmentName) -> tuple[str, ...]:
-        """Possible stems of the segment's keys; the first one that has objects is right."""
+        """Returns possible stems of the segment's keys; the first one that has objects is right."""
 
 
 def require_format_version(layout: Layout, version: str) -> None:
@@ -241,7 +241,7 @@ def group_segments(
 
 
 def segment_or_orphan(
-    place: tuple[str, str, int, int, str],
+    identity: tuple[str, str, int, int, str],
     objects: Mapping[str, ObjectInfo],
     *,
     required: Sequence[str],
@@ -250,7 +250,7 @@ def segment_or_orphan(
     """Makes a segment of its objects, or an orphan if some are missing.
 
     Args:
-        place: Topic, topic id, partition, base offset and segment id.
+        identity: Topic, topic id, partition, base offset and segment id.
         objects: Suffix to object, at least one.
         required: See `group_segments`.
         described_by: See `group_segments`.
@@ -258,7 +258,7 @@ def segment_or_orphan(
     entry = None
     if (last := objects.get(required[-1])) is not None:
         entry = SegmentEntry(
-            *place, objects.get(described_by, last).key, tuple(sorted(objects.items()))
+            *identity, objects.get(described_by, last).key, tuple(sorted(objects.items()))
         )
     missing = [suffix for suffix in required if suffix not in objects]
     if entry is not None and not missing:
@@ -268,7 +268,7 @@ def segment_or_orphan(
     return Orphan(
         tuple(info.key for info in objects.values()),
         f"no .{', no .'.join(missing)}: {why}, or a delete under way",
-        place[3],
+        identity[3],
         entry,
         None if None in times else max(time for time in times if time is not None),
         tuple(info.size for info in objects.values()),
@@ -276,7 +276,7 @@ def segment_or_orphan(
 
 
 def _parse_stem(stem: str, start: int) -> tuple[int, str] | None:
-    """Base offset and segment id that `stem` consists of from position `start` on."""
+    """Returns base offset and segment id that `stem` consists of from position `start` on."""
     match = _STEM.fullmatch(stem, start)
     if match is None or int(match[1]) > _MAX_OFFSET:
         return None

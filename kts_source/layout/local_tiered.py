@@ -3,11 +3,11 @@ segment's files, without a manifest.
 
     kafka-tiered-storage/<topic>-<partition>-<topicId>/<startOffset, 20 digits>-<segmentId>.<suffix>
 
-The facts of a segment are computed from its files. The end offset is that of the last batch, which
-is a lower bound: the broker's is higher if compaction removed the last records. The largest
-timestamp is the last entry of the time index, if the batches from its offset on confirm it. The
-epochs are those of the leader-epoch checkpoint. An empty log ends where the next segment begins.
-The time of the upload is unknown.
+The facts of a segment are computed from its files. The end offset is the last offset of the last
+batch. This is a lower bound: the broker's value is higher if compaction removed the last records.
+The largest timestamp is the last entry of the time index, if the batches from its offset on confirm
+it. The epochs come from the leader-epoch checkpoint. An empty log ends where the next segment
+begins. The time of the upload is unknown.
 
 `.snapshot` is written last, so a segment that has it is complete. Source: `LocalTieredStorage`,
 `RemoteLogSegmentFileset` in the tests of Kafka's storage module.
@@ -90,7 +90,7 @@ class LocalTieredLayout:
     def topic_folders(
         self, store: ObjectStore, key_prefix: str, topic: str | None
     ) -> tuple[TopicFolder, ...]:
-        """One for each pair of topic and id in the names of partition folders."""
+        """Returns one folder for each pair of topic and id in the names of partition folders."""
         for root in (f"{key_prefix}{ROOT_DIRECTORY}/", key_prefix):
             if pairs := {parsed[:2] for parsed in _partition_folders(store, root, topic)}:
                 return tuple(TopicFolder(*pair, root) for pair in sorted(pairs))
@@ -114,7 +114,7 @@ class LocalTieredLayout:
         return self.grouped(infos, folder, partition)
 
     def partition_folder(self, folder: TopicFolder, partition: int) -> str:
-        """A folder next to those of other partitions and topics."""
+        """Returns the partition's folder, next to the folders of other partitions and topics."""
         return f"{folder.folder}{folder.topic}-{partition}-{folder.topic_id}/"
 
     def grouped(
@@ -133,7 +133,7 @@ class LocalTieredLayout:
         return replace(listing, segments=_with_next_bases(listing))
 
     def stems(self, key_prefix: str, name: SegmentName) -> tuple[str, ...]:
-        """Below the root folder, whether the key prefix includes it or not."""
+        """Returns stems below the root folder, whether the key prefix includes it or not."""
         folder = f"{name.topic}-{name.partition}-{name.topic_id}"
         stem = f"{folder}/{name.base_offset:020d}-{name.segment_id}"
         return f"{key_prefix}{ROOT_DIRECTORY}/{stem}", f"{key_prefix}{stem}"
@@ -165,7 +165,7 @@ class LocalTieredLayout:
             )
         if end < floor:
             raise CorruptIndexError(
-                f"the log ends at offset {end}, but its name or its offset index says {floor}"
+                f"the log ends at offset {end}, but its name or its offset index states {floor}"
             )
         checkpoint = files.get("leader_epoch_checkpoint")
         lineage = (
@@ -201,7 +201,7 @@ class LocalTieredLayout:
 
 
 def _with_next_bases(listing: PartitionListing) -> tuple[SegmentEntry, ...]:
-    """Sets `next_base` of segments whose log is empty, since no batch shows where they end.
+    """Sets `next_base` of segments with an empty log, since no batch shows where they end.
 
     The name of a damaged segment counts, too: its offsets are lost, not empty.
     """
@@ -211,9 +211,9 @@ def _with_next_bases(listing: PartitionListing) -> tuple[SegmentEntry, ...]:
     completed = []
     for entry in listing.segments:
         log = entry.object(_LOG)
-        at = bisect_right(ascending, entry.base_offset)
-        if log is not None and log.size == 0 and at < len(ascending):
-            entry = replace(entry, next_base=ascending[at])
+        index = bisect_right(ascending, entry.base_offset)
+        if log is not None and log.size == 0 and index < len(ascending):
+            entry = replace(entry, next_base=ascending[index])
         completed.append(entry)
     return tuple(completed)
 

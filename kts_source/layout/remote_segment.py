@@ -105,7 +105,7 @@ class SegmentObjects:
     Attributes:
         log: The object with the transformed chunks.
         chunk_index: Maps positions in the original segment to positions in the object.
-        compression: Whether chunks are zstd frames.
+        compression: True if chunks are zstd frames.
         encryption: Set if chunks and side files are AES-GCM messages.
         indexes: Existing side files; without aborted transactions there is no transaction index.
     """
@@ -128,11 +128,11 @@ class RemoteSegment:
 
     Attributes:
         start_offset: First offset, inclusive.
-        end_offset: Last offset, inclusive; may be above that of the last batch.
+        end_offset: Last offset, inclusive; may be above the last batch's.
         max_timestamp_ms: Largest timestamp of any batch, including markers; −1 if unknown.
         event_timestamp_ms: Start of the upload; `None` if the layout does not record it.
         leader_epochs: Epochs of this segment with their first offset in it, ascending.
-        end_is_exact: Whether the next segment of the same lineage must begin right after
+        end_is_exact: True if the next segment of the same lineage must begin right after
             `end_offset`; otherwise the broker's end may be higher, without records in between.
     """
 
@@ -245,12 +245,12 @@ def segment_facts(
 
 
 def segment_from_facts(
-    place: SegmentPlace, facts: list[Any], ref: Callable[[Any], ObjectRef]
+    identity: SegmentPlace, facts: list[Any], ref: Callable[[Any], ObjectRef]
 ) -> RemoteSegment:
-    """Decodes a segment. Chunk sizes are parsed when they are used: most plans need few of them.
+    """Decodes a segment. Chunk sizes are parsed when they are used: most plans need few.
 
     Args:
-        place: Topic, topic id, partition and segment id.
+        identity: Topic, topic id, partition and segment id.
         facts: From `segment_facts`. Their number and shape are checked, numbers are not.
         ref: Returns the object of a name; raises LookupError for unknown names.
 
@@ -262,7 +262,7 @@ def segment_from_facts(
     start, end, max_timestamp, event, exact, epochs, log, compression, chunks = facts[:9]
     encryption, indexes = facts[9:]
     return RemoteSegment(
-        *place,
+        *identity,
         start,
         end,
         max_timestamp,
@@ -296,7 +296,7 @@ def _indexes(ref: Callable[[Any], ObjectRef], facts: list[Any]) -> dict[IndexTyp
     indexes = {}
     source = last = None
     for kind, name, low, high, *content in facts:
-        if source is None or name != last:  # in most layouts, one object holds all of them
+        if source is None or name != last:  # in most layouts, one object contains all indexes
             source, last = ref(name), name
         data = base64.b64decode(content[0]) if content else None
         indexes[_KINDS[kind]] = StoredIndex(source, low, high, data)

@@ -87,7 +87,7 @@ class FetchOptions:
     """
 
     retry_policy: RetryPolicy
-    fallback_path: str | None = field(repr=False)  # URLs may hold secrets
+    fallback_path: str | None = field(repr=False)  # URLs may have secrets
     fallback_storage: Secret[Mapping[str, Any]]
     metrics_path: str | None = field(repr=False)
 
@@ -100,7 +100,7 @@ def fetch_options(
     Args:
         values: Parsed options by name.
         storage: `s3.*` and `storageOptions` of the first store, names in lower case.
-        fallback: Those of the mirror, which override `storage`.
+        fallback: The same options of the mirror, which override `storage`.
 
     Raises:
         InvalidOptionError: Options of a mirror without `fallbackPath`.
@@ -203,7 +203,7 @@ def cache_settings(values: Mapping[str, Any], *, patience_seconds: float) -> Cac
 
     Args:
         values: Parsed options by name.
-        patience_seconds: How long to wait for another task that fetches the same range.
+        patience_seconds: Time to wait for another task that fetches the same range.
 
     Raises:
         InvalidOptionError: `cachePlaintext` without `chunkCacheBytes`, or the folder is remote.

@@ -41,7 +41,7 @@ _BYTE_SIZE = re.compile(r"([0-9]{1,19})\s*(?:([kmgt])(?:i?b)?|b)?", re.IGNORECAS
 def check_characters(name: str, text: str) -> None:
     """Refuses zero bytes and lone surrogates, without showing the text."""
     try:
-        text.encode("utf-8", "surrogateescape")  # file names may hold any bytes
+        text.encode("utf-8", "surrogateescape")  # file names may have any bytes
         valid = "\0" not in text
     except UnicodeEncodeError:
         valid = False
@@ -116,8 +116,8 @@ def parse_time_zone(name: str, text: str) -> tzinfo:
 
 
 def parse_timestamp_range(name: str, text: str) -> tuple[Compare, ...]:
-    """Parses `start,stop` in milliseconds since the epoch, one of which may be empty."""
-    sides = [part.strip() for part in text.split(",", 1)]
+    """Parses `start,stop` in milliseconds since the epoch. One bound may be empty."""
+    sides = [side.strip() for side in text.split(",", 1)]
     if len(sides) < 2 or not any(sides):
         raise InvalidOptionError(f"option {name!r} must be like 1700000000000,1700003600000")
     start, stop = (parse_int(name, side) if side else None for side in sides)
@@ -133,7 +133,7 @@ def parse_timestamp_range(name: str, text: str) -> tuple[Compare, ...]:
 
 def parse_names(name: str, text: str) -> tuple[str, ...]:
     """Parses names separated by commas, at least one."""
-    names = tuple(part.strip() for part in text.split(",") if part.strip())
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
         raise InvalidOptionError(f"option {name!r} names nothing: {text!r}")
     return names
@@ -145,7 +145,7 @@ def parse_columns(name: str, text: str) -> tuple[str, ...]:
 
 
 def parse_json_object(name: str, text: str, *, example: str) -> Mapping[str, Any]:
-    """Parses a JSON object whose keys are all different."""
+    """Parses a JSON object without repeated keys."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({key for key, _ in pairs}) != len(pairs):
@@ -155,7 +155,7 @@ def parse_json_object(name: str, text: str, *, example: str) -> Mapping[str, Any
     try:
         value = json.loads(text, object_pairs_hook=unique)
         if not isinstance(value, dict):
-            raise ValueError("it is no object")
+            raise ValueError("it is not an object")
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         raise InvalidOptionError(
             f"option {name!r} must be JSON like {example}, not {text!r}: {error}"
@@ -168,5 +168,5 @@ def parse_partition_number(name: str, value: object) -> int:
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,10}", value):
         value = int(value)
     if type(value) is not int or not 0 <= value <= MAX_INT32:
-        raise InvalidOptionError(f"option {name!r} has {value!r} where a partition number belongs")
+        raise InvalidOptionError(f"option {name!r} has {value!r} instead of a partition number")
     return value

@@ -68,8 +68,8 @@ _NOT_SUPPORTED: Final[Mapping[str, str]] = {
     " `keyPrefix`",
     # Spark's Kafka source refuses these, too.
     "kafka.auto.offset.reset": "use startingOffsets instead",
-    "kafka.key.deserializer": "keys are returned as bytes, or as option key.format says",
-    "kafka.value.deserializer": "values are returned as bytes, or as option value.format says",
+    "kafka.key.deserializer": "keys are returned as bytes; option key.format decodes them",
+    "kafka.value.deserializer": "values are returned as bytes; option value.format decodes them",
     "kafka.key.serializer": "this source does not write",
     "kafka.value.serializer": "this source does not write",
     "kafka.enable.auto.commit": "this source commits no offsets",
@@ -90,10 +90,10 @@ class ScanOptions:
 
     Attributes:
         path: Root of the tier; empty if only brokers are read.
-        tail_paths: Log directories that hold records which the tier lacks.
+        tail_paths: Log directories that have records which the tier lacks.
         disk_paths: With `layout=kafka-logs`, the log directories after the first one.
         catalog: Source of the list of segments.
-        end_of_log: Whether logs are read beyond the high watermark.
+        end_of_log: True if logs are read beyond the high watermark.
         selection: Topics and partitions to read.
         topic_ids: Topic name ("" = any) to the id of its incarnation.
         starting: Lower bound, inclusive.
@@ -109,9 +109,9 @@ class ScanOptions:
         where: Rows for which it is not true are dropped.
         time_zone: Zone of timestamps without one; `None` = such timestamps are refused.
         given: Names of the options that the user set, as spelled in the table of options.
-        brokers: How to connect to brokers; `None` without `kafka.bootstrap.servers`.
-        tail: Whether brokers serve records that the tier lacks.
-        broker_fallback: Whether brokers serve records that the store fails to return.
+        brokers: Settings of broker connections; `None` without `kafka.bootstrap.servers`.
+        tail: True if brokers serve records that the tier lacks.
+        broker_fallback: True if brokers serve records that the store fails to return.
         stream: Settings of streams; no effect in a batch.
         formats: Formats of decoded keys and values.
     """
@@ -168,17 +168,17 @@ class ScanOptions:
         return self.isolation_level == READ_COMMITTED
 
 
-def parse_any_options(given: Mapping[str, str]) -> ScanOptions:
+def parse_any_options(options_by_name: Mapping[str, str]) -> ScanOptions:
     """Checks and types options that may be of a batch or of a stream.
 
     Args:
-        given: Option name (any case) to text.
+        options_by_name: Option name (any case) to text.
 
     Raises:
         InvalidOptionError: Unknown, malformed, missing or contradictory options.
         RegistryError: A registry that must supply the schema does not answer.
     """
-    texts = {name.lower(): text for name, text in given.items()}
+    texts = {name.lower(): text for name, text in options_by_name.items()}
     key_texts = _take(texts, KEY_OPTION_PATTERN)
     storage_texts = _take(texts, _STORAGE)
     if "storageoptions" in storage_texts:  # a row of the table as well
@@ -228,7 +228,7 @@ def _snake_case(name: str) -> str:
 
 
 def _take(texts: dict[str, str], names: re.Pattern[str]) -> dict[str, str]:
-    """Removes the options whose name matches from `texts` and returns them."""
+    """Removes the options with a matching name from `texts` and returns them."""
     return {name: texts.pop(name) for name in list(texts) if names.fullmatch(name)}
 
 
@@ -263,7 +263,7 @@ def _parse_known(texts: Mapping[str, str]) -> dict[str, Any]:
 def _unknown(name: str) -> str:
     names = [option.name for option in OPTIONS] + [name for name, _ in S3_OPTIONS]
     names += [f"encryption.key.pairs.<id>.private.key.{kind}" for kind in KEY_SOURCES]
-    by_lower = {known.lower(): known for known in names}
+    by_lower = {option_name.lower(): option_name for option_name in names}
     close = difflib.get_close_matches(name, by_lower, n=2, cutoff=0.6)
     if close:
         guesses = " or ".join(repr(by_lower[match]) for match in close)
@@ -273,13 +273,13 @@ def _unknown(name: str) -> str:
 
 def _selection(values: Mapping[str, Any]) -> Selection:
     names = ("subscribe", "subscribePattern", "assign")
-    given = [name for name in names if values[name] is not None]
-    if len(given) != 1:
+    selected = [name for name in names if values[name] is not None]
+    if len(selected) != 1:
         raise InvalidOptionError(
             f"one and only one of the options {', '.join(names)} must be given, not"
-            f" {' and '.join(given) or 'none'}"
+            f" {' and '.join(selected) or 'none'}"
         )
-    selection: Selection = values[given[0]]
+    selection: Selection = values[selected[0]]
     return selection
 
 
@@ -331,7 +331,7 @@ def checked_columns(
         formats: Formats of decoded keys and values.
 
     Raises:
-        InvalidOptionError: A name is not a column or occurs twice, or there is none.
+        InvalidOptionError: A name is not a column or occurs twice, or no column is named.
     """
     every = (*ALL_COLUMNS, *further_columns(formats))
     by_lower = {column.lower(): column for column in every}
@@ -400,7 +400,7 @@ def _tier_values(
     if values["endOfLog"] and values["layout"] != DISKS and values["tailPath"] is None:
         raise InvalidOptionError(
             f"option 'endOfLog' is for layout 'kafka-logs' or option 'tailPath', not for layout"
-            f" {values['layout']!r} alone: a tier ends where it ends"
+            f" {values['layout']!r} alone: a tier has no high watermark"
         )
     return {
         "path": path,
@@ -449,8 +449,8 @@ def _tail_paths(values: Mapping[str, Any], *, has_brokers: bool) -> tuple[str, .
     ):
         if has_brokers and is_given:
             raise InvalidOptionError(
-                f"{name} reads the disks of brokers that are gone; with kafka.bootstrap.servers"
-                " they are asked themselves: give one of the two"
+                f"{name} reads the disks of stopped brokers, and kafka.bootstrap.servers reads from"
+                " running brokers: give one of the two"
             )
     if values["tailPath"] is None:
         return ()

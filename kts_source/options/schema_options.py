@@ -1,7 +1,7 @@
 """Options of schemas: `value.schema`, `value.subject` and `value.schema-registry.…`, named as
 confluent-kafka names them.
 
-The reader's schema is read once, when options are parsed, and is part of them afterwards.
+The reader's schema is read once, when options are parsed, and then kept with the options.
 """
 
 from __future__ import annotations
@@ -52,28 +52,30 @@ class _Location:
 
 
 def _parse_location(name: str, text: str) -> _Location:
-    place = parse_text(name, text)
-    if not place.lower().startswith(("http://", "https://")):
-        if "://" in place:  # not shown: it may hold a password
+    location = parse_text(name, text)
+    if not location.lower().startswith(("http://", "https://")):
+        if "://" in location:  # not shown: it may have a password
             raise InvalidOptionError(
-                f"option {name!r} is neither http://…, https://…, nor a folder's path"
+                f"option {name!r} must be http://…, https://… or the path of a folder"
             )
-        return _Location(place, is_url=False)
+        return _Location(location, is_url=False)
     try:
-        parts = urlsplit(place)
+        url = urlsplit(location)
     except ValueError:
         raise InvalidOptionError(f"option {name!r} is not a URL") from None
-    info, at_sign, host = parts.netloc.rpartition("@")
+    info, at_sign, host = url.netloc.rpartition("@")
     try:
-        _ = parts.port
+        _ = url.port
     except ValueError:
         host = ""
     # An @ after the host belongs to a password with a slash: it would be shown as a path.
-    if not host or parts.query or parts.fragment or "@" in parts.path or re.search(r"\s", place):
-        raise InvalidOptionError(f"option {name!r} is no URL of a registry: https://host/path")
+    if not host or url.query or url.fragment or "@" in url.path or re.search(r"\s", location):
+        raise InvalidOptionError(
+            f"option {name!r} is not a URL of a registry, such as https://host/path"
+        )
     user, _, password = info.partition(":")
     user_info = Secret((unquote(user), unquote(password))) if at_sign else None
-    return _Location(urlunsplit(parts._replace(netloc=host)), is_url=True, user_info=user_info)
+    return _Location(urlunsplit(url._replace(netloc=host)), is_url=True, user_info=user_info)
 
 
 def _parse_id_kind(name: str, text: str) -> str:
@@ -88,7 +90,7 @@ def _parse_secret(name: str, text: str) -> Secret[str]:
 def _parse_header(name: str, text: str) -> Secret[str]:
     stripped = parse_text(name, text)
     if not _HEADER_CHARACTERS.fullmatch(stripped):  # not shown
-        raise InvalidOptionError(f"option {name!r} has characters that no header can hold")
+        raise InvalidOptionError(f"option {name!r} has characters that HTTP headers cannot contain")
     return Secret(stripped)
 
 
@@ -242,12 +244,12 @@ def _read_pem(column: str, name: str, options: Mapping[str, Any]) -> str:
             raise _invalid(column, name, "names a file of more than 16 MiB")
         return data.decode("ascii")
     except UnicodeDecodeError:
-        raise _invalid(column, name, "names a file that is no PEM") from None
+        raise _invalid(column, name, "names a file that is not PEM") from None
     except InvalidOptionError:
         raise
     except (OSError, ValueError) as error:
         raise _invalid(
-            column, name, f"names no file that the driver can read: {type(error).__name__}"
+            column, name, f"names a file that the driver cannot read: {type(error).__name__}"
         ) from None
 
 
@@ -293,7 +295,7 @@ def file_content(name: str, path: str, otherwise: str) -> bytes:
     Args:
         name: Name of the option.
         path: Its text.
-        otherwise: How the error describes a text that is no readable file.
+        otherwise: Text of the error if the option does not name a readable file.
 
     Raises:
         InvalidOptionError: The file cannot be read, or has more than 16 MiB.
@@ -350,8 +352,8 @@ def latest_of(column: str, kind: str, registry: RegistryPlace, subject: str) -> 
     """
     if not subject:
         raise InvalidOptionError(
-            f"option '{column}.schema' or '{column}.subject' is needed: it is not one topic that is"
-            " read, so none names the subject"
+            f"option '{column}.schema' or '{column}.subject' is needed: the default"
+            " subject is the topic's, and the options do not select a single topic"
         )
     try:
         registered = latest_schema(registry, subject)

@@ -1,6 +1,6 @@
 """Topics and partitions to read, and the bounds of a read: ends of the log, offsets or timestamps.
 
-The forms are those of Spark's Kafka source (`KafkaOffsetRangeLimit` and its JSON).
+The formats equal Spark's Kafka source (`KafkaOffsetRangeLimit` and its JSON).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _INTERNAL: Final = frozenset(
     {"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"}
 )
-"""Kafka's own topics (`Topic.INTERNAL_TOPICS`), which brokers' disks hold, too."""
+"""Kafka's own topics (`Topic.INTERNAL_TOPICS`), which brokers' disks have, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +39,18 @@ class Subscribe:
     topics: tuple[str, ...]
 
     def wanted(self, available: Iterable[str]) -> tuple[str, ...]:
-        """The topics to read, sorted: exactly those named."""
+        """Returns the topics to read, sorted: exactly the named ones."""
         return tuple(sorted(self.topics))
 
 
 @dataclass(frozen=True, slots=True)
 class SubscribePattern:
-    """All partitions of topics whose name contains a match, except Kafka's internal ones."""
+    """All partitions of topics with a match in their name, except Kafka's internal topics."""
 
     pattern: str
 
     def wanted(self, available: Iterable[str]) -> tuple[str, ...]:
-        """The topics among `available` that match, sorted."""
+        """Returns the topics among `available` that match, sorted."""
         search = re.compile(self.pattern).search
         return tuple(sorted(name for name in available if search(name) and name not in _INTERNAL))
 
@@ -62,7 +62,7 @@ class Assign:
     partitions: Mapping[str, tuple[int, ...]]
 
     def wanted(self, available: Iterable[str]) -> tuple[str, ...]:
-        """The topics to read, sorted: exactly those named."""
+        """Returns the topics to read, sorted: exactly the named ones."""
         return tuple(sorted(self.partitions))
 
 
@@ -139,7 +139,7 @@ class OffsetsBound:
 
 @dataclass(frozen=True, slots=True)
 class TimestampBound:
-    """The first offset whose timestamp is at or after `timestamp_ms`, in every partition."""
+    """The first offset with a timestamp at or after `timestamp_ms`, in every partition."""
 
     timestamp_ms: int
 
@@ -174,7 +174,7 @@ def parse_offsets(name: str, text: str) -> Bound:
             if offset < EARLIEST_OFFSET:
                 raise InvalidOptionError(
                     f"option {name!r}: {offset} is not an offset ({topic}-{partition});"
-                    " −2 stands for earliest, −1 for latest"
+                    " −2 means earliest, −1 latest"
                 )
     return OffsetsBound(offsets)
 
@@ -204,9 +204,7 @@ def _partition_values(name: str, text: str, example: str) -> PartitionValues:
         for partition_text, value in partitions.items():
             partition = parse_partition_number(name, partition_text)
             if type(value) is not int or not MIN_INT64 <= value <= MAX_INT64:
-                raise InvalidOptionError(
-                    f"option {name!r} has {value!r} where a whole number belongs"
-                )
+                raise InvalidOptionError(f"option {name!r} has {value!r} instead of a whole number")
             if partition in numbers:
                 raise InvalidOptionError(f"option {name!r} names {topic}-{partition} twice")
             numbers[partition] = value

@@ -62,7 +62,7 @@ class ColumnFormat:
     Attributes:
         column: `key` or `value`.
         format: A format other than `RAW`.
-        mode: Handling of rows whose column cannot be decoded.
+        mode: Handling of rows with a value that cannot be decoded.
         schema: The reader's schema as text; empty for `UTF8`, Protobuf, and JSON before its type is
             inferred.
         descriptors: With Protobuf, a `FileDescriptorSet`.
@@ -161,7 +161,8 @@ class _Format:
         options: Options of the column that the format uses.
         required: Options that it needs; a registry that has the latest schema replaces `schema` and
             `message`.
-        registry_kind: What registries call its schemas; empty if none is asked for the latest one.
+        registry_kind: Registries' name for the kind of schema; empty if the latest schema is never
+            requested.
     """
 
     find_type: Callable[[ColumnFormat], pa.DataType]
@@ -274,13 +275,16 @@ VALUE_OPTIONS: Final = (*_options("value"), *_options("key"))
 
 
 def column_formats(
-    values: Mapping[str, Any], given: Iterable[str], selection: Selection, cache: CacheSettings
+    values: Mapping[str, Any],
+    set_options: Iterable[str],
+    selection: Selection,
+    cache: CacheSettings,
 ) -> tuple[ColumnFormat, ...]:
     """Returns the formats of the decoded columns.
 
     Args:
         values: Parsed options by name.
-        given: Names of the options that the user set, in lower case.
+        set_options: Names of the options that the user set, in lower case.
         selection: Topics to read.
         cache: Settings of the caches on disk.
 
@@ -288,13 +292,13 @@ def column_formats(
         InvalidOptionError: Options contradict each other, or a schema is missing or invalid.
         RegistryError: A registry that must supply the schema does not answer.
     """
-    given = frozenset(given)
+    set_options = frozenset(set_options)
     formats = []
     for column in ("key", "value"):
         form = values[f"{column}.format"]
         allowed = () if form == RAW else _FORMATS[form].options
         for name in _FORMAT_OPTIONS:
-            if f"{column}.{name}" in given and name not in allowed:
+            if f"{column}.{name}" in set_options and name not in allowed:
                 raise InvalidOptionError(
                     f"option '{column}.{name}' means nothing with '{column}.format' = {form}"
                 )
@@ -356,19 +360,19 @@ def _registry(
         raise InvalidOptionError(f"option '{column}.{URL}' must be a folder with {form}")
     if form == AVRO_APICURIO and registry is not None:
         registry = replace(registry, ids=values[f"{column}.{USE_ID}"])
-    given = values[f"{column}.subject"]
+    requested = values[f"{column}.subject"]
     if not _FORMATS[form].registry_kind or registry is None or not registry.is_url:
-        if given is not None:
+        if requested is not None:
             raise InvalidOptionError(
                 f"option '{column}.subject' needs a registry's URL in '{column}.{URL}'"
             )
         return registry, None
-    if given is not None and form == JSON_CONFLUENT and values[f"{column}.schema"] is not None:
+    if requested is not None and form == JSON_CONFLUENT and values[f"{column}.schema"] is not None:
         raise InvalidOptionError(
             f"option '{column}.subject' means nothing with {form} and '{column}.schema': the"
             " registry is not asked"
         )
-    subject = known_subject(column, given, selection)
+    subject = known_subject(column, requested, selection)
     return replace(registry, subject=subject), subject
 
 
@@ -400,13 +404,13 @@ def _field(form: ColumnFormat, path: tuple[str, ...]) -> tuple[tuple[str, ...], 
     if form.needs_type:
         raise ValueError(f"needs option '{form.column}.schema': no sample is read for a condition")
     try:
-        whole = replace(form, fields=None).type
+        all_fields = replace(form, fields=None).type
     except ValueError:
         # Other fields may have no Arrow type, such as a recursive one.
         if not path:
             raise
-        whole = replace(form, fields=(".".join(path),)).type
-    return find_field(whole, path)
+        all_fields = replace(form, fields=(".".join(path),)).type
+    return find_field(all_fields, path)
 
 
 def _needed_by_field(form: ColumnFormat, path: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Resolves the offsets that a scan reads of a partition, and checks that the log holds them.
+"""Resolves the offsets that a scan reads of a partition, and checks that the log has them.
 
 `earliest` is the log start, `latest` the end of the log. Offsets outside the log are an error that
 says why, or are clamped with a warning. A timestamp resolves to the first offset dated at or after
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 TimestampLookup: TypeAlias = Callable[[int], tuple[PartitionLog, int | None]]
 """Timestamp in ms to the first offset dated at or after it, or `None`, and the log with all holes
-below that offset that may hold an earlier one.
+below that offset that may have an earlier one.
 """
 BoundsOf: TypeAlias = Callable[[PartitionLog, TimestampLookup], tuple[int, int]]
 """A partition's log and its timestamp lookup to the offsets [start, stop) to read."""
@@ -65,10 +65,10 @@ class Progress(Protocol):
 
     def bounds_of(self, topic: str, topic_id: str, partition: int) -> BoundsOf | None:
         """Returns a function that finds the unread offsets of a partition; `None` if the reader has
-        nothing of it, so that the options alone decide.
+        no offsets of it, so that the options alone decide.
         """
 
-    def first_missing(self, part: PartitionPlan) -> int:
+    def first_missing(self, partition: PartitionPlan) -> int:
         """Returns the first unread offset of a planned partition; its end if all is read."""
 
 
@@ -77,7 +77,7 @@ class Place:
     """The partition that checks are about.
 
     Attributes:
-        orphans: Objects that belong to no whole segment.
+        orphans: Objects that belong to no complete segment.
         fail_on_data_loss: If False, missing offsets are a warning.
         holder: Name of the source, for messages.
         beyond: Status of offsets above its end, for messages.
@@ -100,7 +100,7 @@ class Place:
             for orphan in self.orphans
             if orphan.base_offset is not None and start <= orphan.base_offset < stop
         ]
-        return f"; only parts of segments are there: {some(names)}" if names else ""
+        return f"; only incomplete segments exist: {some(names)}" if names else ""
 
     def raise_or_warn(self, text: str, error: type[DataLossError] = DataLossError) -> None:
         """Raises an error about the partition, or warns if loss is allowed."""
@@ -110,7 +110,7 @@ class Place:
 
 
 def requested_bounds(
-    options: ScanOptions, place: Place, partition: PartitionLog, lookup: TimestampLookup
+    options: ScanOptions, location: Place, partition: PartitionLog, lookup: TimestampLookup
 ) -> tuple[int, int]:
     """Resolves the offsets [start, stop) that the options ask for, before transactions are decided.
 
@@ -119,27 +119,27 @@ def requested_bounds(
         DataLossError: The first record with the timestamp may be among missing offsets.
         InvalidOptionError: The start is above the end.
     """
-    start = resolve_start(options, place, partition, lookup)
-    stop = _resolve_stop(options.ending, place, partition, lookup)
+    start = resolve_start(options, location, partition, lookup)
+    stop = _resolve_stop(options.ending, location, partition, lookup)
     if start > stop:
         raise InvalidOptionError(
-            f"{place}: the starting offset {start} is above the ending offset {stop}"
+            f"{location}: the starting offset {start} is above the ending offset {stop}"
         )
     return start, stop
 
 
 def resolve_start(
-    options: ScanOptions, place: Place, partition: PartitionLog, lookup: TimestampLookup
+    options: ScanOptions, location: Place, partition: PartitionLog, lookup: TimestampLookup
 ) -> int:
     """Resolves the first offset that the options ask for; see `requested_bounds`."""
-    wanted = wanted_of(options.starting, place)
+    wanted = wanted_of(options.starting, location)
     if wanted is None or wanted == EARLIEST_OFFSET:
         return partition.log_start
     if isinstance(options.starting, OffsetsBound):
-        return _clamped("startingOffsets", wanted, place, partition)
+        return _clamped("startingOffsets", wanted, location, partition)
     partition, offset = lookup(wanted)
     check_no_holes(
-        place,
+        location,
         partition,
         partition.log_start,
         partition.stop if offset is None else offset,
@@ -150,19 +150,19 @@ def resolve_start(
     if options.timestamp_strategy == "latest":
         return partition.stop
     raise OffsetOutOfRangeError(
-        f"{place}: no record in {place.holder} is dated at or after {wanted} ms"
+        f"{location}: no record in {location.holder} is dated at or after {wanted} ms"
         " (startingOffsetsByTimestampStrategy=latest makes the range empty instead)"
     )
 
 
 def _resolve_stop(
-    bound: Bound, place: Place, partition: PartitionLog, lookup: TimestampLookup
+    bound: Bound, location: Place, partition: PartitionLog, lookup: TimestampLookup
 ) -> int:
-    wanted = wanted_of(bound, place)
+    wanted = wanted_of(bound, location)
     if wanted is None or wanted == LATEST_OFFSET:
         return partition.stop
     if isinstance(bound, OffsetsBound):
-        return _clamped("endingOffsets", wanted, place, partition)
+        return _clamped("endingOffsets", wanted, location, partition)
     partition, offset = lookup(wanted)
     return partition.stop if offset is None else offset
 
@@ -182,7 +182,7 @@ def check_named(
     Args:
         options: The bounds.
         held: The partitions that are read.
-        topics: Topics whose partitions without data may be named, too.
+        topics: Topics; partitions of them may be named even if they have no data.
 
     Raises:
         InvalidOptionError: They name others, or not all.
@@ -202,70 +202,70 @@ def check_named(
                 )
 
 
-def wanted_of(bound: Bound, place: Place) -> int | None:
+def wanted_of(bound: Bound, location: Place) -> int | None:
     """Returns a bound's offset or timestamp for a partition; `None` for an end of the log."""
     if isinstance(bound, TimestampBound):
         return bound.timestamp_ms
     named = _named_partitions(bound)
-    return None if named is None else named[place.topic][place.partition]
+    return None if named is None else named[location.topic][location.partition]
 
 
-def _clamped(option: str, offset: int, place: Place, partition: PartitionLog) -> int:
+def _clamped(option: str, offset: int, location: Place, partition: PartitionLog) -> int:
     if partition.log_start <= offset <= partition.stop:
         return offset
-    reason = place.beyond if offset > partition.stop else "below the log start"
-    place.raise_or_warn(
-        f"{option} asks for offset {offset}, which is {reason}: {place.holder} holds"
-        f" [{partition.log_start}, {partition.stop}){place.in_parts(offset, offset + 1)}"
+    reason = location.beyond if offset > partition.stop else "below the log start"
+    location.raise_or_warn(
+        f"{option} asks for offset {offset}, which is {reason}: {location.holder} holds"
+        f" [{partition.log_start}, {partition.stop}){location.in_parts(offset, offset + 1)}"
         "; failOnDataLoss=false reads the offsets that exist",
         OffsetOutOfRangeError,
     )
     return min(max(offset, partition.log_start), partition.stop)
 
 
-def check_decided(bound: Bound, place: Place, stop: int, decided: int, reason: str) -> None:
+def check_decided(bound: Bound, location: Place, stop: int, decided: int, reason: str) -> None:
     """Raises `OffsetOutOfRangeError` if the user named an ending offset above the first undecided
     transaction and allowed no loss. Other ends (`latest`, −1, timestamps) move down silently.
     """
-    wanted = wanted_of(bound, place) if isinstance(bound, OffsetsBound) else None
-    if decided >= stop or wanted in (None, LATEST_OFFSET) or not place.fail_on_data_loss:
+    wanted = wanted_of(bound, location) if isinstance(bound, OffsetsBound) else None
+    if decided >= stop or wanted in (None, LATEST_OFFSET) or not location.fail_on_data_loss:
         return
     raise OffsetOutOfRangeError(
-        f"{place}: endingOffsets asks for offset {wanted}, but read_committed ends at offset"
+        f"{location}: endingOffsets asks for offset {wanted}, but read_committed ends at offset"
         f" {decided}: {reason}; failOnDataLoss=false ends there"
     )
 
 
-def check_lineage_known(place: Place, damaged: RemoteSegment) -> None:
-    """Raises `DataLossError`, or warns, about a damaged segment whose leader epoch may be newer
-    than all checkpoints.
+def check_lineage_known(location: Place, damaged: RemoteSegment) -> None:
+    """Raises `DataLossError`, or warns, about a damaged segment that may have a newer leader
+    epoch than all checkpoints.
     """
-    place.raise_or_warn(
+    location.raise_or_warn(
         f"the newest leader epoch may be that of offsets [{damaged.start_offset},"
         f" {damaged.stop_offset}), whose checkpoint is lost, so it is unknown which segments belong"
-        f" to the log{place.in_parts(damaged.start_offset, damaged.stop_offset)}"
+        f" to the log{location.in_parts(damaged.start_offset, damaged.stop_offset)}"
         "; failOnDataLoss=false reads them all"
     )
 
 
-def refuse_contradiction(place: Place, evidence: str) -> None:
+def refuse_contradiction(location: Place, evidence: str) -> None:
     """Raises `DataLossError`, or warns, if the tier contradicts the lineage that drops segments."""
-    place.raise_or_warn(
+    location.raise_or_warn(
         f"{evidence}. Segments would be skipped because of it. Restore the damaged side file from a"
         " replica or a version of the bucket, or set failOnDataLoss=false to read the log by the"
         " newest checkpoint"
     )
 
 
-def check_outcomes(place: Place, partition: PartitionLog, decisions: Decisions) -> None:
+def check_outcomes(location: Place, partition: PartitionLog, decisions: Decisions) -> None:
     """Raises `DataLossError`, or warns, if the outcome of transactions may be lost in a hole, or
     transactions may have been open after it.
     """
     gap = decisions.unknown_after
     if gap is not None:
-        place.raise_or_warn(
+        location.raise_or_warn(
             f"producer snapshots from offset {gap.stop} on are not usable, and no segment in"
-            f" {place.holder} holds offsets [{gap.start}, {gap.stop}), so it is unknown which"
+            f" {location.holder} holds offsets [{gap.start}, {gap.stop}), so it is unknown which"
             " transactions were open there; failOnDataLoss=false assumes that none was"
         )
     lost = decisions.lost
@@ -276,14 +276,14 @@ def check_outcomes(place: Place, partition: PartitionLog, decisions: Decisions) 
     holes = "; ".join(
         f"[{hole.start}, {hole.stop})" for hole in partition.missing if hole.start > oldest
     )
-    place.raise_or_warn(
-        f"no segment in {place.holder} holds offsets {holes}, where transactions of these producers"
-        f" may have ended: {producers}; failOnDataLoss=false leaves their records out"
+    location.raise_or_warn(
+        f"no segment in {location.holder} holds offsets {holes}, where transactions of these"
+        f" producers may have ended: {producers}; failOnDataLoss=false leaves their records out"
     )
 
 
 def check_no_holes(
-    place: Place, partition: PartitionLog, start: int, stop: int, note: str = ""
+    location: Place, partition: PartitionLog, start: int, stop: int, note: str = ""
 ) -> None:
     """Raises `DataLossError`, or warns, if offsets of [start, stop) are missing.
 
@@ -298,12 +298,12 @@ def check_no_holes(
     for hole in missing:
         texts.append(
             f"[{max(hole.start, start)}, {min(hole.stop, stop)}) {hole.between}"
-            f"{place.in_parts(hole.start, hole.stop)}"
+            f"{location.in_parts(hole.start, hole.stop)}"
         )
         if hole in partition.unverifiable:
             texts[-1] += " (none are missing if compaction removed the last records before them)"
-    place.raise_or_warn(
-        f"no segment in {place.holder} holds offsets {'; '.join(texts)}{note}"
+    location.raise_or_warn(
+        f"no segment in {location.holder} holds offsets {'; '.join(texts)}{note}"
         "; failOnDataLoss=false skips them"
     )
 

@@ -112,11 +112,11 @@ class TieredPart:
     """The segments of a partition in the tier.
 
     Attributes:
-        segments: All whole segments that can be described, in any order.
+        segments: All complete segments that can be described, in any order.
         side_files: Reads their side files.
         damaged: Described segments that lost objects; empty unless the end of the tier matters.
-        unreadable: Base offset and URI of segments whose description is gone or invalid, or does
-            not contain their end; empty unless the end of the tier matters.
+        unreadable: Base offset and URI of segments with a missing or invalid description, or one
+            without their end; empty unless the end of the tier matters.
         epoch_stops: Leader epoch to one past its last offset in segments that the metadata topic
             names; empty if it is not read.
     """
@@ -265,7 +265,7 @@ class BrokerSource:
             return TieredPart((), side_files, epoch_stops=stops)
         damaged, unreadable = listed.damaged(), listed.unreadable()
         if without_end := listed.without_end():
-            damaged = [one for one in damaged if one.segment_id not in without_end]
+            damaged = [segment for segment in damaged if segment.segment_id not in without_end]
             unreadable += without_end.values()
         return TieredPart(segments, side_files, damaged, unreadable, stops)
 
@@ -514,8 +514,8 @@ class UnionLog(SourceLog):
         return opened
 
     def _aborted_at(self, offset: int, began: set[tuple[int, int]]) -> AbstractSet[tuple[int, int]]:
-        """Returns which transactions open at an offset the leader reports as aborted; all of them
-        if its own tier lost the records there, and loss is allowed.
+        """Returns the transactions that are open at an offset and that the leader reports as
+        aborted. If its own tier lost the records there, and loss is allowed, returns all open ones.
         """
         try:
             return self._view.aborted_across(self._brokers, offset)
@@ -553,14 +553,14 @@ class UnionLog(SourceLog):
         """See `SourceLog`."""
         brokers, key = self._brokers, (plan.topic, plan.partition)
         rest = between(self.log.ranges, plan.start, plan.wanted_stop)
-        part = BrokerPart(
+        broker_part = BrokerPart(
             brokers.leader_epoch,
             tuple((span.start, span.stop) for span in rest),
             brokers.high_watermark,
             brokers.last_stable_offset,
             brokers.local_start,
         )
-        plan = replace(plan, brokers=part)
+        plan = replace(plan, brokers=broker_part)
         if self._with_lineage:
             lineage = self._view.lineage(brokers, plan.start - 1)
             plan = replace(plan, surviving=replace(plan.surviving, lineage=lineage))
@@ -597,7 +597,7 @@ def _segment_of(
 
 
 def _fits_previous_range(ends: EndStates, number: int, entries: Sequence[AbortedTxn]) -> bool:
-    """Returns whether entries of range `number` fit what is open where it begins."""
+    """Returns whether entries of range `number` fit the transactions open at its start."""
     try:
         return not ends.contradicts_snapshot(number, entries)
     except UnknownStartError:
@@ -620,7 +620,7 @@ def tier_end(
     tiered: TieredPart,
     brokers: BrokerLog,
     owned: Mapping[int, tuple[int, int]],
-    place: Place,
+    location: Place,
 ) -> int:
     """Returns one past the last offset of the leader's log that was tiered.
 
@@ -628,7 +628,7 @@ def tier_end(
         tiered: Segments in the tier.
         brokers: The leader's description.
         owned: The offsets [start, stop) of the epochs on the leader's branch.
-        place: The partition, and whether an unknown end is an error.
+        location: The partition, and whether an unknown end is an error.
 
     Raises:
         DataLossError: A segment beyond the end has no valid description, and loss is not allowed.
@@ -637,11 +637,11 @@ def tier_end(
     reached += (
         min(stop, owned[epoch][1]) for epoch, stop in tiered.epoch_stops.items() if epoch in owned
     )
-    reached += (_stop_on_branch(one, owned) for one in (*tiered.segments, *tiered.damaged))
+    reached += (_stop_on_branch(segment, owned) for segment in (*tiered.segments, *tiered.damaged))
     end = min(max(reached), brokers.end)
     unknown = [uri for base, uri in tiered.unreadable if base >= end]
     if unknown:
-        place.raise_or_warn(
+        location.raise_or_warn(
             f"tail=false ends where the tier ends, and the ends of these segments are unknown:"
             f" {some(unknown)}. Restore their manifests, leave tail=false out, or set"
             f" failOnDataLoss=false to end at offset {end}"
@@ -650,7 +650,8 @@ def tier_end(
 
 
 def _stop_on_branch(segment: RemoteSegment, owned: Mapping[int, tuple[int, int]]) -> int:
-    """Returns one past the last offset of a segment on the leader's branch; 0 if all of it is dead.
+    """Returns one past the last offset of a segment on the leader's branch; 0 if the segment is on
+    another branch.
 
     A segment without leader epochs is of message formats 0 and 1, or lost its checkpoint.
     """
@@ -665,10 +666,10 @@ def _stop_on_branch(segment: RemoteSegment, owned: Mapping[int, tuple[int, int]]
 
 
 def bytes_per_offset(
-    known: PartitionLog, brokers: BrokerLog, start: int, stop: int, view: ClusterView
+    log: PartitionLog, brokers: BrokerLog, start: int, stop: int, view: ClusterView
 ) -> float:
     """Estimates the original bytes per offset of what brokers serve of a partition."""
-    newest = [span.segment for span in known.ranges[-_SAMPLE_SEGMENTS:]]
+    newest = [span.segment for span in log.ranges[-_SAMPLE_SEGMENTS:]]
     if newest:
         offsets = sum(segment.stop_offset - segment.start_offset for segment in newest)
         return sum(segment.objects.size_in_bytes for segment in newest) / max(offsets, 1)

@@ -19,7 +19,7 @@ from kts_source.broker.cluster import (
     LATEST,
     Cluster,
     knows_local_start,
-    told_from,
+    reports_aborted_from,
     topic_configs,
 )
 from kts_source.broker.fetch_range import RangeFetcher
@@ -182,8 +182,8 @@ class ClusterView:
 
     def _expect(self, topic_id: str, partitions: int) -> None:
         if topic_id != _NO_TOPIC_ID:
-            known = self.partition_counts.get(topic_id, 0)
-            self.partition_counts[topic_id] = max(partitions, known)
+            current = self.partition_counts.get(topic_id, 0)
+            self.partition_counts[topic_id] = max(partitions, current)
 
     def _topics(self, names: Iterable[str] | None) -> dict[str, ClusterTopic]:
         """Returns topics by name, with all known partitions; `None` selects by pattern."""
@@ -302,7 +302,7 @@ class ClusterView:
         """Returns the first offset from which on brokers report all aborted transactions."""
         if not self._options.read_committed:
             return log.log_start
-        return max(told_from(self._cluster, (log.topic, log.partition)), log.log_start)
+        return max(reports_aborted_from(self._cluster, (log.topic, log.partition)), log.log_start)
 
     def _local_starts(self, keys: list[TopicPartition]) -> dict[TopicPartition, int]:
         supported = [key for key in keys if knows_local_start(self._cluster, key)]
@@ -319,16 +319,16 @@ class ClusterView:
             DataLossError: The brokers' own tier lacks the offset.
             BrokerUnavailableError: There is no record to ask about.
         """
-        at = min(offset, log.end - 1)
-        answer = self._first_answer(self._probing, log, at, read_committed=True)
+        position = min(offset, log.end - 1)
+        answer = self._first_answer(self._probing, log, position, read_committed=True)
         if answer is None:
             raise BrokerUnavailableError(
-                f"brokers have no record between offset {at} and the last stable offset {log.end},"
-                " so they do not report which transactions were aborted before it: plan again"
-                " later, or read with isolationLevel=read_uncommitted",
+                f"brokers have no record between offset {position} and the last stable offset"
+                f" {log.end}, so they do not report which transactions were aborted before it: plan"
+                " again later, or read with isolationLevel=read_uncommitted",
                 topic=log.topic,
                 partition=log.partition,
-                offset=at,
+                offset=position,
             )
         return answer.listed
 
@@ -356,7 +356,7 @@ class ClusterView:
             return None
 
     def _first_answer(
-        self, cluster: Cluster, log: BrokerLog, at: int, *, read_committed: bool = False
+        self, cluster: Cluster, log: BrokerLog, offset: int, *, read_committed: bool = False
     ) -> FetchedBatches | None:
         """Returns the first batches from an offset on; `None` if the log has none below its end."""
         # With read_committed, brokers send nothing above the last stable offset.
@@ -365,8 +365,8 @@ class ClusterView:
             topic_id=log.topic_id,
             partition=log.partition,
             leader_epoch=log.leader_epoch,
-            start_offset=at,
-            stop_offset=at + 1,
+            start_offset=offset,
+            stop_offset=offset + 1,
             read_committed=read_committed,
             nominal_bytes=0,
         )
@@ -380,7 +380,7 @@ class ClusterView:
                     raise
                 # Deleted, or lost in an election, after the leader was asked for its bounds.
                 raise LeaderChangedError(
-                    error.message, topic=log.topic, partition=log.partition, offset=at
+                    error.message, topic=log.topic, partition=log.partition, offset=offset
                 ) from error
 
     def _selected(self, options: ScanOptions) -> dict[str, ClusterTopic]:

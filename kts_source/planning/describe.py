@@ -64,7 +64,7 @@ class PartitionWatermark:
             if the leader does not report it.
         broker_offsets: Offsets that only brokers serve: holes of the tier, and the tail.
         broker_bytes: Their estimated bytes.
-        oldest_untiered_ms: Time of the first batch after the tier; `None` if there is none.
+        oldest_untiered_ms: Time of the first batch after the tier, or `None`.
         disk_offsets: Offsets that only disks serve (option `tailPath`).
         disk_bytes: Bytes of their segments that are read.
         catalog_records: Records read of the partition of `__remote_log_metadata` that describes
@@ -172,7 +172,7 @@ def describe(
     options: Mapping[str, str] | ScanOptions, store: ObjectStore | None = None
 ) -> TierDescription:
     """Returns the watermarks of the selected partitions. With brokers among the options, also what
-    the cluster holds beyond the tier.
+    the cluster has beyond the tier.
 
     Holes are reported, not raised; bounds and a plan file among the options are ignored.
 
@@ -197,7 +197,7 @@ def described_plan(
         TieredKafkaError: As planning does, except for holes.
     """
     parsed = options if isinstance(options, ScanOptions) else parse_options(options)
-    whole = replace(
+    unbounded = replace(
         parsed,
         starting=EarliestBound(),
         ending=LatestBound(),
@@ -205,48 +205,52 @@ def described_plan(
         fail_on_data_loss=False,
         plan_file=None,
     )
-    opening = closing(open_tier(whole)) if tier is None else nullcontext(tier)
+    opening = closing(open_tier(unbounded)) if tier is None else nullcontext(tier)
     with opening as opened:
-        plan = plan_scan(whole, opened, tasks=tasks, is_read=False)
-        reader = SegmentSource(opened, whole.key_ring.loaded())
-        side_files = SideFiles(reader, max_batch_bytes=whole.max_batch_bytes)
+        plan = plan_scan(unbounded, opened, tasks=tasks, is_read=False)
+        reader = SegmentSource(opened, unbounded.key_ring.loaded())
+        side_files = SideFiles(reader, max_batch_bytes=unbounded.max_batch_bytes)
         disk_bytes: dict[tuple[str, int], int] = {}
         for piece in (piece for task in plan.tasks for piece in task.slices):
             if is_beside(piece.objects.log.key):
                 key = piece.topic, piece.partition
                 disk_bytes[key] = disk_bytes.get(key, 0) + piece.nominal_bytes
         marks = [
-            _watermark(part, side_files, disk_bytes.get((part.topic, part.partition), 0))
-            for part in plan.partitions
+            _watermark(
+                partition, side_files, disk_bytes.get((partition.topic, partition.partition), 0)
+            )
+            for partition in plan.partitions
         ]
-        uri = opened.store.uri(whole.key_prefix)
-    if whole.brokers is not None:
-        marks = with_brokers(marks, plan, whole)
+        uri = opened.store.uri(unbounded.key_prefix)
+    if unbounded.brokers is not None:
+        marks = with_brokers(marks, plan, unbounded)
     return DescribedPlan(TierDescription(tuple(marks)), plan, uri)
 
 
-def _watermark(part: PartitionPlan, side_files: SideFiles, disk_bytes: int) -> PartitionWatermark:
-    surviving, disks = part.surviving, part.disks
+def _watermark(
+    partition: PartitionPlan, side_files: SideFiles, disk_bytes: int
+) -> PartitionWatermark:
+    surviving, disks = partition.surviving, partition.disks
     tiered = [span.segment for span in surviving.ranges]
     if disks is not None:
         tiered = [segment for segment in tiered if not is_beside(segment.objects.log.key)]
     mark = PartitionWatermark(
-        topic=part.topic,
-        topic_id=part.topic_id,
-        partition=part.partition,
+        topic=partition.topic,
+        topic_id=partition.topic_id,
+        partition=partition.partition,
         log_start=surviving.log_start,
-        tier_end=surviving.stop if disks is None else part.tier_end,
+        tier_end=surviving.stop if disks is None else partition.tier_end,
         tier_end_timestamp_ms=tiered[-1].max_timestamp_ms if tiered else -1,
-        last_stable_offset=part.stop,
-        last_stable_timestamp_ms=_stable_timestamp(part, side_files),
-        reason=part.end_reason,
+        last_stable_offset=partition.stop,
+        last_stable_timestamp_ms=_stable_timestamp(partition, side_files),
+        reason=partition.end_reason,
         segments=len(tiered),
         stored_bytes=sum(segment.objects.log.size for segment in tiered),
         original_bytes=sum(segment.objects.size_in_bytes for segment in tiered),
         holes=tuple((hole.start, hole.stop) for hole in surviving.holes),
         unverifiable=tuple((gap.start, gap.stop) for gap in surviving.unverifiable),
         skipped=tuple(f"{s.segment.segment_id}: {s.reason}" for s in surviving.skipped),
-        orphans=tuple(f"{', '.join(o.keys)}: {o.reason}" for o in part.orphans),
+        orphans=tuple(f"{', '.join(o.keys)}: {o.reason}" for o in partition.orphans),
     )
     if disks is None:
         return mark
@@ -254,18 +258,18 @@ def _watermark(part: PartitionPlan, side_files: SideFiles, disk_bytes: int) -> P
         mark,
         high_watermark=disks.high_watermark,
         local_start=disks.local_start,
-        disk_offsets=sum(span.stop - span.start for span in part.disk_ranges),
+        disk_offsets=sum(span.stop - span.start for span in partition.disk_ranges),
         disk_bytes=disk_bytes,
-        oldest_untiered_ms=_oldest_on_disk(part, side_files),
+        oldest_untiered_ms=_oldest_on_disk(partition, side_files),
     )
 
 
-def _stable_timestamp(part: PartitionPlan, side_files: SideFiles) -> int | None:
-    below = [span for span in part.surviving.ranges if span.start < part.stop]
+def _stable_timestamp(partition: PartitionPlan, side_files: SideFiles) -> int | None:
+    below = [span for span in partition.surviving.ranges if span.start < partition.stop]
     if not below:
         return None
     segment = below[-1].segment
-    if min(part.stop, below[-1].stop) == segment.stop_offset:
+    if min(partition.stop, below[-1].stop) == segment.stop_offset:
         return segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else None
     try:
         times = side_files.time_index(segment)
@@ -275,14 +279,14 @@ def _stable_timestamp(part: PartitionPlan, side_files: SideFiles) -> int | None:
     if times is None:
         return None
     # An entry is the largest timestamp of all batches up to its offset.
-    earlier = times.timestamps[times.offsets < part.stop]
+    earlier = times.timestamps[times.offsets < partition.stop]
     return int(earlier[-1]) if len(earlier) and earlier[-1] >= 0 else None
 
 
-def _oldest_on_disk(part: PartitionPlan, side_files: SideFiles) -> int | None:
-    """Returns the timestamp of the first record after the tier; `None` if there is none."""
-    for span in part.disk_ranges:
-        if span.start < part.tier_end:
+def _oldest_on_disk(partition: PartitionPlan, side_files: SideFiles) -> int | None:
+    """Returns the timestamp of the first record after the tier, or `None`."""
+    for span in partition.disk_ranges:
+        if span.start < partition.tier_end:
             continue
         index = side_files.offset_index(span.segment)
         position = 0 if index is None else index.lookup(span.start).position
@@ -296,7 +300,7 @@ def _oldest_on_disk(part: PartitionPlan, side_files: SideFiles) -> int | None:
 def with_brokers(
     marks: Iterable[PartitionWatermark], plan: ScanPlan, options: ScanOptions
 ) -> list[PartitionWatermark]:
-    """Returns watermarks of a plan of tier and brokers with what the cluster has beyond the tier.
+    """Adds the cluster's offsets after the tier to the watermarks of a plan of tier and brokers.
 
     Raises:
         BrokerError: Brokers refuse, or do not answer.
@@ -310,21 +314,21 @@ def with_brokers(
         sizes[key] = sizes.get(key, 0) + piece.nominal_bytes
     extended = []
     with closing(ClusterView(options.brokers, options)) as view:
-        for mark, part in zip(marks, plan.partitions, strict=True):
-            brokers, catalog = part.brokers, part.catalog
+        for mark, partition in zip(marks, plan.partitions, strict=True):
+            brokers, catalog = partition.brokers, partition.catalog
             assert brokers is not None
-            key = part.topic, part.partition
+            key = partition.topic, partition.partition
             extended.append(
                 replace(
                     mark,
-                    tier_end=part.tier_end,
-                    holes=tuple(span for span in brokers.ranges if span[0] < part.tier_end),
+                    tier_end=partition.tier_end,
+                    holes=tuple(span for span in brokers.ranges if span[0] < partition.tier_end),
                     high_watermark=brokers.high_watermark,
                     cluster_stable_offset=brokers.last_stable_offset,
                     local_start=brokers.local_start,
                     broker_offsets=sum(stop - start for start, stop in brokers.ranges),
                     broker_bytes=sizes.get(key, 0),
-                    oldest_untiered_ms=view.first_timestamp_ms(view.logs[key], part.tier_end),
+                    oldest_untiered_ms=view.first_timestamp_ms(view.logs[key], partition.tier_end),
                     catalog_records=None if catalog is None else catalog.records,
                     copies_in_progress=None if catalog is None else catalog.copying,
                     deletions_in_progress=None if catalog is None else catalog.deleting,
@@ -339,7 +343,7 @@ class LockedPartition:
 
     Attributes:
         keys_needed: Ids of missing keys that some of its segments need.
-        segments: Number of whole segments.
+        segments: Number of complete segments.
         stored_bytes: Size of their log objects.
         original_bytes: The same before compression and encryption.
         orphans: Objects that belong to no segment.

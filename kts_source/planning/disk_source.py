@@ -1,6 +1,6 @@
 """A tier and the disks of brokers that are gone as the sources of a scan.
 
-The branch of the highest leader epoch survives, whether tier or disks hold it. The tier serves its
+The branch of the highest leader epoch survives, whether tier or disks have it. The tier serves its
 segments on that branch, as with brokers. Everything else (the tail, copies that were in progress,
 holes) comes from the replica that reaches furthest along the branch, and from other replicas of the
 branch where that one lacks offsets. The log starts at the highest offset that either records:
@@ -129,7 +129,7 @@ class DiskSource:
     def partitions(self) -> list[SourcePartition]:
         """See `Source`."""
         self._topics = self._selected_topics()
-        parts = [
+        partitions = [
             SourcePartition(
                 topic.topic,
                 topic.topic_id,
@@ -143,8 +143,8 @@ class DiskSource:
             or number in topic.on_disks
             or self._disks.lost_replicas((topic.topic, number))
         ]
-        self._catalog.expect(len(parts))
-        return parts
+        self._catalog.expect(len(partitions))
+        return partitions
 
     def finish(self) -> list[str]:
         """See `Source`."""
@@ -173,8 +173,8 @@ class DiskSource:
         if in_tier := tuple(name for name in names if name in tiered):
             # Offsets that the tier lacks may be on the disks, so these are searched first.
             lenient = replace(options, selection=Subscribe(in_tier), fail_on_data_loss=False)
-            found = discover(lenient, self._catalog, self._pool)
-            discovered = {topic.topic: topic for topic in found}
+            tiered_topics = discover(lenient, self._catalog, self._pool)
+            discovered = {topic.topic: topic for topic in tiered_topics}
         topics = []
         for name in names:
             ids = disk_ids.get(name, frozenset())
@@ -189,7 +189,7 @@ class DiskSource:
         return topics
 
     def _tiered_names(self, disk_ids: Mapping[str, frozenset[str]]) -> set[str]:
-        """Returns the topics of the tier, except those whose wanted topic id is on disks only."""
+        """Returns the topics of the tier, except topics with the wanted topic id on disks only."""
         layout, key_prefix = self._catalog.layout, self._options.key_prefix
         return {
             folder.topic
@@ -258,7 +258,7 @@ class DiskSource:
             if listed is None:
                 return None
             return open_tier_log(options, listed, side_files, in_part=False)
-        place = Place(
+        location = Place(
             *key,
             orphans,
             options.fail_on_data_loss,
@@ -266,13 +266,13 @@ class DiskSource:
             beyond="above the end of the log",
         )
         disk_log = DiskLog(
-            place, topic.topic_id, side_files, disks, listed, end_of_log=options.end_of_log
+            location, topic.topic_id, side_files, disks, listed, end_of_log=options.end_of_log
         )
         for note in disk_log.notes:
-            log.warning("%s: not read: %s", place, printable(str(note)))
+            log.warning("%s: not read: %s", location, printable(str(note)))
         if disk_log.is_undecided and options.read_committed:
-            place.raise_or_warn(
-                f"no producer snapshot is sound at the first segment of {disk_log.disks.folder}, so"
+            location.raise_or_warn(
+                f"no producer snapshot is valid at the first segment of {disk_log.disks.folder}, so"
                 " it is unknown which transactions were open there, and whether the disk ended"
                 " them; failOnDataLoss=false assumes that none was open"
             )
@@ -297,18 +297,18 @@ def _id_on_disks(options: ScanOptions, topic: str, ids: Iterable[str]) -> str:
 
 
 class DiskLog(SourceLog):
-    """The log of a partition that a tier and at least one replica on disks hold together.
+    """The log of a partition that a tier and at least one replica on disks have together.
 
     Attributes:
         disks: The disk that is read.
         notes: Objects of the disks that are not read.
-        is_undecided: Whether the tier holds the log before the disk's first segment, and nothing
+        is_undecided: True if the tier has the log before the disk's first segment, and nothing
             records which transactions were open there.
     """
 
     def __init__(
         self,
-        place: Place,
+        location: Place,
         topic_id: str,
         side_files: SideFiles,
         disks: Disks,
@@ -316,8 +316,8 @@ class DiskLog(SourceLog):
         *,
         end_of_log: bool,
     ) -> None:
-        super().__init__(place, topic_id, side_files)
-        self._key = place.topic, place.partition
+        super().__init__(location, topic_id, side_files)
+        self._key = location.topic, location.partition
         self._all_disks = disks
         self._replicas = disks.replicas(self._key, topic_id)
         self._segments = [] if listed is None else listed.all()
@@ -347,7 +347,7 @@ class DiskLog(SourceLog):
     def _surviving_branch(self, tier_epoch: int, disk_epoch: int) -> Branch:
         """Returns the branch of the highest leader epoch, of tier or disks."""
         branch, tier_lineage = newest_branch(self._replicas), self._tier_lineage
-        # One epoch has one history, but not every disk records all of it.
+        # One epoch has one history, but a disk may record only a part.
         is_longer = tier_epoch == disk_epoch and branch.log_start > tier_lineage[0].start_offset
         if tier_epoch > disk_epoch or is_longer:
             end = max((segment.stop_offset for segment in self._segments), default=0)
@@ -364,7 +364,7 @@ class DiskLog(SourceLog):
         branch, tier_lineage = self._branch, self._tier_lineage
         recorded = []
         if tier_lineage:
-            end = max(one.stop_offset for one in (*self._segments, *self._damaged))
+            end = max(segment.stop_offset for segment in (*self._segments, *self._damaged))
             first = tier_lineage[0].start_offset
             if first <= agreed_to(Branch(tuple(tier_lineage), first, end), branch):
                 recorded.append(first)
@@ -384,7 +384,7 @@ class DiskLog(SourceLog):
         return max([*recorded, local])
 
     def _merge(self, tier: PartitionLog, low: int, *, end_of_log: bool) -> None:
-        """Adds what disks hold to the tier's part of the log."""
+        """Adds what disks have to the tier's part of the log."""
         disks, branch = self._all_disks, self._branch
         store, (topic, number) = disks.store, self._key
         folder = TopicFolder(topic, self.topic_id, "")
@@ -399,7 +399,9 @@ class DiskLog(SourceLog):
         if tier_end > replica.stop:
             # The tier grew and was deleted from after the disks were copied. Only the next segment
             # to be copied would record the log start.
-            low = max(low, min([tier.ranges[0].start, *(one.start_offset for one in segments)]))
+            low = max(
+                low, min([tier.ranges[0].start, *(segment.start_offset for segment in segments)])
+            )
         gaps = between(tier.ranges, low, MAX_OFFSET)
         from_disk = [span for gap in gaps for span in _held(gap, segments)]
         held = sorted([*tier.ranges, *from_disk], key=lambda span: span.start)
@@ -443,7 +445,7 @@ def _has_rebuilt_index(span: SegmentRange) -> bool:
 
 
 def _held(gap: OffsetSpan, segments: Iterable[RemoteSegment]) -> Iterator[SegmentRange]:
-    """Yields what segments of a disk hold of a gap."""
+    """Yields the offsets of a gap that segments of a disk have."""
     for segment in segments:
         start, stop = max(gap.start, segment.start_offset), min(gap.stop, segment.stop_offset)
         if start < stop:
@@ -453,7 +455,7 @@ def _held(gap: OffsetSpan, segments: Iterable[RemoteSegment]) -> Iterator[Segmen
 def _filled(
     filler: Filler, held: Sequence[SegmentRange], low: int, stop: int
 ) -> list[SegmentRange]:
-    """Returns what other replicas hold of the offsets [low, stop) that `held` lacks."""
+    """Returns the offsets of [low, stop) that `held` lacks and other replicas have."""
     return [
         span
         for gap in between(held, low, max(low, stop))
@@ -467,8 +469,10 @@ def _filled(
 def _lost_replicas(
     disks: Disks, folder: TopicFolder, partition: int, disk: SurvivingLog, tier_end: int
 ) -> tuple[list[Lost], list[Orphan]]:
-    """Returns the records above the end of the log that a checkpoint names of a replica whose
-    folder is gone, and notes of such replicas that had nothing more.
+    """Compares the end of the log with the checkpoints of replicas without a folder.
+
+    Returns the records above the end that these checkpoints name, and notes on such replicas that
+    had no more records.
     """
     reach = max(disk.promised, disk.replica.stop, tier_end)
     lost, notes = [], []
@@ -485,7 +489,7 @@ def _lost_replicas(
 def _holes(
     ranges: Sequence[SegmentRange], gone: Sequence[SegmentRange], low: int, stop: int
 ) -> tuple[list[Hole], list[Hole]]:
-    """Returns the offsets that no range holds, and those that may never have existed."""
+    """Returns the offsets that no range has, and those that may never have existed."""
     holes: list[Hole] = []
     unverifiable: list[Hole] = []
     for gap in between(ranges, low, stop):

@@ -1,8 +1,8 @@
 """Estimates the requests, bytes and cost of a plan before it runs.
 
-The figures follow from the plan alone: whole chunks between the cuts, grouped into requests as
-`read.segment_source.request_groups` does, and one index read for each slice whose cuts have to be
-looked up.
+The figures follow from the plan alone: complete chunks between the cuts, grouped into requests as
+`read.segment_source.request_groups` does, and one index read for each slice with cuts that must
+be looked up.
 """
 
 from __future__ import annotations

@@ -74,10 +74,10 @@ def _with_type(form: ColumnFormat, samples: Sequence[pa.Array]) -> ColumnFormat:
     records = sum(map(len, samples))
     try:
         if not records:
-            raise ValueError("there is no record that could show what they hold")
+            raise ValueError("no record shows which fields they have")
         ddl = print_ddl(infer(_texts(values, form)))
-        known = replace(form, schema=ddl)
-        _ = known.type
+        typed = replace(form, schema=ddl)
+        _ = typed.type
     except ValueError as error:
         raise InvalidOptionError(
             f"option '{form.column}.format' = {form.format} needs option '{form.column}.schema':"
@@ -85,7 +85,7 @@ def _with_type(form: ColumnFormat, samples: Sequence[pa.Array]) -> ColumnFormat:
         ) from None
     shown = " ".join(ddl.split())  # names may have line feeds
     log.info("'%s.schema', as %d records show it: %s", form.column, records, shown)
-    return known
+    return typed
 
 
 def _texts(values: Iterable[bytes | None], form: ColumnFormat) -> Iterator[bytes | None]:
@@ -127,7 +127,7 @@ def _rows(
 
 
 def _sampled_partitions(plan: ScanPlan) -> list[list[_Piece]]:
-    """Returns what is read of some partitions, in order of offsets."""
+    """Returns slices and ranges of some partitions, in order of offsets."""
     pieces: dict[tuple[str, int], list[_Piece]] = {}
     for task in plan.tasks:
         for piece in task.parts:

@@ -35,10 +35,10 @@ class Decisions:
     """The outcome of the transactions of a range.
 
     Attributes:
-        aborted: Intervals whose batches are left out.
+        aborted: Intervals of skipped batches.
         stop: The range's end, clamped to the first undecided transaction.
-        undecided: Transactions begun below the wanted end whose outcome the tier does not hold.
-        lost: Transactions whose marker may be in a gap; their records are left out, too.
+        undecided: Transactions begun below the wanted end without an outcome in the tier.
+        lost: Transactions that may have their marker in a gap; their records are skipped, too.
         unknown_after: A gap after which nothing records which transactions were open, because the
             producer snapshots there are not usable; `None` = no such gap matters.
         ends: Transactions open at the end of each range; for `check_ends`.
@@ -124,7 +124,7 @@ def ends_of_reads(
     """Yields where reads end, as arguments `number` and `below` of `check_end`.
 
     Args:
-        ranges: Ranges of the log that hold everything that is read.
+        ranges: Ranges of the log that have everything that is read.
         read: Offsets [start, stop) that are read, in order.
     """
     start_of_run: int | None = None
@@ -243,7 +243,7 @@ class EndStates:
     Results are cached: no log is read twice, however many side files are bad.
 
     Attributes:
-        unknown_after: A gap after which headers were replayed without knowing what was open.
+        unknown_after: A gap after which headers were replayed without the open transactions.
     """
 
     def __init__(self, partition: PartitionLog, side_files: SideFiles) -> None:
@@ -293,7 +293,7 @@ class EndStates:
         return self._open[number]
 
     def aborted(self, number: int, *, is_first: bool) -> tuple[AbortedTxn, ...]:
-        """Returns transactions whose abort marker is in range `number`.
+        """Returns transactions with their abort marker in range `number`.
 
         A transaction index has no checksum. Tasks compare it with the log inside a range. Entries
         about earlier ranges are compared with the snapshot here, unless this range `is_first` and
@@ -321,7 +321,7 @@ class EndStates:
         return tuple(txn for txn in entries if span.start <= txn.last_offset < span.stop)
 
     def contradicts_snapshot(self, number: int, entries: Sequence[AbortedTxn]) -> bool:
-        """Returns whether entries of range `number` do not fit what was open where it begins."""
+        """Returns whether entries of range `number` contradict the transactions at its start."""
         if not (self.follows(number) and self.is_known(number - 1)):
             return False
         span, before = self._ranges[number], self.open_after(number - 1)
@@ -402,7 +402,7 @@ def _lost_in_gaps(
     aborted: Sequence[AbortedTxn],
 ) -> list[AbortedTxn]:
     """Returns transactions open where a gap begins and not known to end after it, up to the gap's
-    end. Their marker may be missing, so a commit cannot be told from an abort.
+    end. Their marker may be missing, so commits and aborts cannot be distinguished.
     """
     gaps = {gap.start for gap in partition.missing}
     lost = []

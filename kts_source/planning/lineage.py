@@ -4,11 +4,11 @@ Segments overlap after leader changes and repeated uploads, and some belong to b
 that an unclean leader election abandoned. The leader-epoch checkpoint of the newest segment is the
 lineage: it records which epoch owns which offsets. Its first entry carries the log start, which
 retention and DeleteRecords move (`LeaderEpochFileCache.truncateFromStart`). One epoch has one
-leader, so two segments of the lineage hold the same batches where they overlap, and the segment
+leader, so two segments of the lineage have the same batches where they overlap, and the segment
 that begins last serves the offset.
 
 `partition_log` builds the log of a tier alone. `union_log` builds the log of a tier with brokers or
-their disks: a segment is used only if all of it above the log start is on the surviving branch,
+their disks: a segment is used only if its offsets above the log start are on the surviving branch,
 because the producer snapshot and the transaction index of a segment that a branch cuts describe
 another history. The other source serves everything else: the tail, copies in progress, holes.
 
@@ -33,7 +33,7 @@ MAX_OFFSET: Final = (1 << 63) - 1
 BELOW_LOG_START: Final = "below the log start"
 COVERED: Final = "its offsets are read from another segment"
 DEAD_BRANCH: Final = "not of the surviving lineage"
-NOT_OF_THE_LEADER: Final = "not all of it is on the leader's branch"
+NOT_OF_THE_LEADER: Final = "some of its offsets are not on the leader's branch"
 NOT_USABLE: Final = "its side files are not usable"
 
 
@@ -64,7 +64,7 @@ class SkippedSegment:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Offsets [start, stop) that no segment holds.
+    """Offsets [start, stop) that no segment has.
 
     Attributes:
         before: The segment below; `None` if the hole begins at the log start.
@@ -107,7 +107,7 @@ class PartitionLog:
 
     @property
     def missing(self) -> tuple[Hole, ...]:
-        """All offsets that no segment holds, in order, unverifiable gaps included."""
+        """All offsets that no segment has, in order, unverifiable gaps included."""
         return tuple(sorted((*self.holes, *self.unverifiable), key=lambda hole: hole.start))
 
 
@@ -144,8 +144,8 @@ def with_unknown_epoch(
     Args:
         damaged: See `partition_log`.
         newest: Last epoch of the newest segment with a checkpoint; −1 without any.
-        first_whole: First offset of the first whole segment; `None` if there is no such segment, or
-            no lineage.
+        first_whole: First offset of the first complete segment; `None` if there is no such segment,
+            or no lineage.
     """
     return [
         segment
@@ -286,7 +286,7 @@ def _is_on_branch(
 def between(
     ranges: Iterable[SegmentRange | OffsetSpan], start: int, stop: int
 ) -> Iterator[OffsetSpan]:
-    """Yields the offsets of [start, stop) that no range holds."""
+    """Yields the offsets of [start, stop) that no range has."""
     position = start
     for span in ranges:
         if span.stop <= position:
@@ -395,11 +395,11 @@ def epoch_ranges(segment: RemoteSegment) -> Iterator[tuple[int, int, int]]:
 def cover(
     candidates: Iterable[SegmentRange], log_start: int, stop: int
 ) -> tuple[tuple[SegmentRange, ...], tuple[Hole, ...]]:
-    """Chooses the candidate for every offset of [log_start, stop): of those that hold it, the one
+    """Chooses the candidate for every offset of [log_start, stop): of those that have it, the one
     that begins last, as a broker's floor lookup does.
 
     So the segment that serves an offset depends only on segments that begin at or below it, down to
-    the first that holds it. A plan of a few offsets needs no others.
+    the first that has it. A plan of a few offsets needs no others.
     """
     # Both lists are stacks. Of repeated uploads the least segment id is read and named in holes.
     by_id = sorted(candidates, key=lambda span: span.segment.segment_id, reverse=True)

@@ -56,7 +56,7 @@ def contradiction(
         surviving: The log by that lineage.
         lineage: The checkpoint that decides.
         newest: The newest segment with a checkpoint.
-        segments: All whole segments of the partition.
+        segments: All complete segments of the partition.
         side_files: Reads their checkpoints and batch headers.
         lineage_name: Origin of the lineage, for the message; by default the newest segment.
     """
@@ -89,7 +89,7 @@ def _unsupported(
 ) -> str | None:
     """Returns a claim of the lineage about offsets below the first range that no segment supports.
 
-    It is a contradiction if only dropped segments hold the offsets and end exactly where the first
+    It is a contradiction if only dropped segments have the offsets and end exactly where the first
     range begins, as its predecessors do. Brokers copy a log in order and delete the oldest segments
     first, so retention leaves nothing of a lineage there. A dead branch may remain, but its
     segments have other boundaries.
@@ -124,7 +124,7 @@ def difference(
         lineage: The former.
         other: The latter.
         starts: False to ignore first offsets. A follower that copied a compacted log saw an epoch
-            begin at the first record left of it.
+            begin at its first remaining record.
     """
     number_of = {entry.epoch: number for number, entry in enumerate(lineage)}
     for other_number, entry in enumerate(other):
@@ -177,8 +177,8 @@ def _witnesses(
     """Returns the last segment of each epoch, which has the longest checkpoint of that leader."""
     by_epoch: dict[int, RemoteSegment] = {}
     for segment in segments:
-        known = by_epoch.get(last_epoch(segment))
-        if segment is not newest and (known is None or segment.end_offset > known.end_offset):
+        last = by_epoch.get(last_epoch(segment))
+        if segment is not newest and (last is None or segment.end_offset > last.end_offset):
             by_epoch[last_epoch(segment)] = segment
     return [by_epoch[epoch] for epoch in sorted(by_epoch, reverse=True)]
 
@@ -198,7 +198,7 @@ def _header_difference(
     try:
         for offset, epoch in side_files.batch_epochs(segment):
             own = epoch_at(segment.leader_epochs, offset)
-            # Below its first epoch a segment holds deleted records, or batches without epochs.
+            # Below its first epoch a segment has deleted records, or batches without epochs.
             if epoch >= 0 and epoch != own and (own >= 0 or offset >= log_start):
                 recorded = f"say {own}" if own >= 0 else "begin later"
                 return (
@@ -222,8 +222,8 @@ def unconfirmed_start(
     the same.
 
     Returns:
-        The offsets [start, stop); `None` if there are none, or another checkpoint confirms the log
-        start.
+        The offsets [start, stop); `None` if no offsets are concerned, or another checkpoint
+        confirms the log start.
     """
     log_start = lineage[0].start_offset if lineage else 0
     low = min((segment.start_offset for segment in segments), default=log_start)

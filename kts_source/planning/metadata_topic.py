@@ -2,9 +2,9 @@
 
 Brokers record there when the copy of a segment begins and ends, and the same for its deletion. Each
 partition of the topic is read from its log start to the high watermark that it had at first, so the
-result is a state that brokers were in. Only partitions that hold the wanted ones are read. A topic
-that has lost entries names fewer segments than exist, or deleted ones. Neither is an error: brokers
-serve what no segment holds, and every object is looked up.
+result is a state that brokers were in. Only partitions with events of wanted partitions are read. A
+topic that has lost entries names fewer segments than exist, or deleted ones. Neither is an error:
+brokers serve the offsets without a segment, and every object is looked up.
 
 Source: `TopicBasedRemoteLogMetadataManager`, `ConsumerTask`, `RemoteLogMetadataCache`; KIP-405.
 """
@@ -203,7 +203,7 @@ def _named_segments(
         missing.append(f"it begins at offset {offsets.start_offset}")
 
     def note_loss(start: int, stop: int, error: DataLossError) -> None:
-        missing.append(f"offsets [{start}, {stop}) went while it was read: {error.message}")
+        missing.append(f"offsets [{start}, {stop}) were deleted while it was read: {error.message}")
 
     fetcher = RangeFetcher(cluster, offsets, max_batch_bytes=max_batch_bytes, on_loss=note_loss)
     halves = np.array(
@@ -285,8 +285,8 @@ def _parsed(rows: pa.RecordBatch, offsets: BrokerRange) -> MetadataColumns:
 
 
 _MISSING: Final = (
-    f"named by {REMOTE_LOG_METADATA} and not there: deleted meanwhile, lost, or of another path or"
-    " keyPrefix"
+    f"named by {REMOTE_LOG_METADATA} and missing: deleted in the meantime, lost, or under another"
+    " path or keyPrefix"
 )
 _REFUSED: Final = "the store denies access to it, or to whether it exists"
 
@@ -367,7 +367,9 @@ class MetadataTopicLayout:
                 for segment in unfinished
             ]
             self._listings[key] = PartitionListing(
-                tuple(sorted(entries[key], key=lambda one: (one.base_offset, one.segment_id))),
+                tuple(
+                    sorted(entries[key], key=lambda entry: (entry.base_offset, entry.segment_id))
+                ),
                 (*orphans[key], *in_progress),
             )
 
@@ -552,7 +554,9 @@ def _not_named(segments: NamedSegments, brokers: BrokerLog) -> Iterator[tuple[in
     position = brokers.log_start
     stop = position if brokers.local_start is None else min(brokers.local_start, brokers.end)
     # Segments that retention deletes were named, and the log start has moved past them since.
-    for segment in sorted([*segments.live, *segments.deleting], key=lambda one: one.start_offset):
+    for segment in sorted(
+        [*segments.live, *segments.deleting], key=lambda segment: segment.start_offset
+    ):
         if segment.start_offset >= stop:
             break
         if segment.start_offset > position:

@@ -133,7 +133,7 @@ class PartitionPlan:
 
     Attributes:
         surviving: The log, and the ranges that segments serve.
-        orphans: Objects that belong to no whole segment.
+        orphans: Objects that belong to no complete segment.
         start: First offset read, inclusive.
         stop: One past the last offset read.
         wanted_stop: The same before undecided transactions bounded it.
@@ -169,12 +169,12 @@ class PartitionPlan:
 
     @property
     def tier_end(self) -> int:
-        """One past the last offset in the tier; the log start if the tier holds nothing."""
+        """One past the last offset in the tier; the log start if the tier has nothing."""
         ranges = [s for s in self.surviving.ranges if not is_beside(s.segment.objects.log.key)]
         return ranges[-1].stop if ranges else self.surviving.log_start
 
     def wanted_ranges(self) -> Iterator[tuple[RemoteSegment, int, int]]:
-        """Yields each segment that is read, and the offsets [start, stop) read of it."""
+        """Yields each segment that is read, and its offsets [start, stop) that are read."""
         for span in self.surviving.ranges:
             start, stop = max(span.start, self.start), min(span.stop, self.stop)
             if start < stop:
@@ -219,25 +219,27 @@ _OTHER_FIELDS: Final = attrgetter(
 def with_surroundings(
     tasks: Iterable[ScanTask], partitions: Iterable[PartitionPlan], *, read_committed: bool
 ) -> tuple[ScanTask, ...]:
-    """Returns the tasks with `SegmentSlice.surroundings` of what they read together.
+    """Returns the tasks with `SegmentSlice.surroundings` set for slices that are read together.
 
     Args:
         tasks: All tasks of a plan; the slices of a partition are in the order of the log.
         partitions: The plans of their partitions.
-        read_committed: Whether transactions are compared with the log; without it, the tasks are
+        read_committed: True if transactions are compared with the log; without it, the tasks are
             returned unchanged.
     """
     tasks = tuple(tasks)
     if not read_committed:
         return tasks
-    ranges = {(part.topic, part.partition): part.surviving.ranges for part in partitions}
+    ranges = {
+        (partition.topic, partition.partition): partition.surviving.ranges
+        for partition in partitions
+    }
     slices: dict[tuple[str, int], list[SegmentSlice]] = {}
     for task in tasks:
         for piece in task.slices:
             slices.setdefault((piece.topic, piece.partition), []).append(piece)
     located = {
-        place: iter(_with_surroundings(pieces, ranges.get(place, ())))
-        for place, pieces in slices.items()
+        key: iter(_with_surroundings(pieces, ranges.get(key, ()))) for key, pieces in slices.items()
     }
     return tuple(
         ScanTask(

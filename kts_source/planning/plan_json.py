@@ -1,10 +1,10 @@
 """Writes a plan as JSON and reads it back, to replay the same scan later.
 
-Segments are stored once in a table, and everything else names them by number. A plan holds no
-secret: data keys are wrapped, and nothing that opens the store or the key ring is part of it.
+Segments are stored once in a table, and everything else names them by number. A plan contains no
+secret: data keys are wrapped, and credentials of the store and the key ring are not written.
 
 The author of a plan file is not trusted. `plan_from_json` checks that numbers are numbers, byte
-ranges are within their objects, keys are below the root, and slices hold everything that their
+ranges are within their objects, keys are below the root, and slices have everything that their
 partitions promise. `replay` compares objects with the store. So nothing beyond them is read or
 allocated.
 """
@@ -85,7 +85,7 @@ def plan_to_json(plan: PlanContent) -> str:
             segments.append(segment)
         return numbers[key]
 
-    partitions = [_partition_to(part, number) for part in plan.partitions]
+    partitions = [_partition_to(partition, number) for partition in plan.partitions]
     document = {
         "version": VERSION,
         "madeWith": dict(plan.made_with),
@@ -137,8 +137,10 @@ def plan_from_json(text: str) -> PlanContent:
     return plan
 
 
-def _partition_to(part: PartitionPlan, number: Callable[[RemoteSegment], int]) -> dict[str, Any]:
-    log = part.surviving
+def _partition_to(
+    partition: PartitionPlan, number: Callable[[RemoteSegment], int]
+) -> dict[str, Any]:
+    log = partition.surviving
 
     def holes(gaps: Iterable[Hole]) -> list[list[object]]:
         return [
@@ -147,14 +149,14 @@ def _partition_to(part: PartitionPlan, number: Callable[[RemoteSegment], int]) -
         ]
 
     document = {
-        "topic": part.topic,
-        "topicId": part.topic_id,
-        "partition": part.partition,
-        "start": part.start,
-        "stop": part.stop,
-        "wantedStop": part.wanted_stop,
-        "undecided": [[txn.producer_id, txn.first_offset] for txn in part.undecided],
-        "orphans": [{"keys": orphan.keys, "reason": orphan.reason} for orphan in part.orphans],
+        "topic": partition.topic,
+        "topicId": partition.topic_id,
+        "partition": partition.partition,
+        "start": partition.start,
+        "stop": partition.stop,
+        "wantedStop": partition.wanted_stop,
+        "undecided": [[txn.producer_id, txn.first_offset] for txn in partition.undecided],
+        "orphans": [{"keys": orphan.keys, "reason": orphan.reason} for orphan in partition.orphans],
         "lineage": _epochs_to(log.lineage),
         "logStart": log.log_start,
         "tierStop": log.stop,
@@ -163,13 +165,13 @@ def _partition_to(part: PartitionPlan, number: Callable[[RemoteSegment], int]) -
         "unverifiable": holes(log.unverifiable),
         "skipped": [[number(skipped.segment), skipped.reason] for skipped in log.skipped],
     }
-    parts: dict[str, BrokerPart | DiskPart | CatalogPart | None] = {
-        "brokers": part.brokers,
-        "disks": part.disks,
-        "catalog": part.catalog,
+    sources: dict[str, BrokerPart | DiskPart | CatalogPart | None] = {
+        "brokers": partition.brokers,
+        "disks": partition.disks,
+        "catalog": partition.catalog,
     }
-    given = {name: _fields_to(value) for name, value in parts.items() if value is not None}
-    return document | given
+    described = {name: _fields_to(value) for name, value in sources.items() if value is not None}
+    return document | described
 
 
 def _partition_from(entry: dict[str, Any], segments: Sequence[RemoteSegment]) -> PartitionPlan:
@@ -204,8 +206,8 @@ def _partition_from(entry: dict[str, Any], segments: Sequence[RemoteSegment]) ->
     )
 
 
-def _fields_to(part: BrokerPart | DiskPart | CatalogPart | BrokerRange) -> dict[str, Any]:
-    return {camel_case(field.name): getattr(part, field.name) for field in fields(part)}
+def _fields_to(record: BrokerPart | DiskPart | CatalogPart | BrokerRange) -> dict[str, Any]:
+    return {camel_case(field.name): getattr(record, field.name) for field in fields(record)}
 
 
 def _fields_from(kind: type[_Part], entry: dict[str, Any]) -> _Part:
@@ -247,7 +249,7 @@ def _slice_from(entry: dict[str, Any], segments: Sequence[RemoteSegment]) -> Seg
 def _int64(column: list[int]) -> NDArray[np.int64]:
     numbers = np.array(column)
     if len(column) and numbers.dtype != np.int64:
-        raise TypeError("not whole numbers where they belong")
+        raise TypeError("expected whole numbers")
     return numbers.astype(np.int64)
 
 
@@ -298,33 +300,33 @@ def _check_plan(plan: PlanContent, segments: Iterable[RemoteSegment]) -> None:
     _check_texts(plan.made_with["isolationLevel"])
     asked = plan.made_with["partitions"]
     if type(asked) is not dict:
-        raise TypeError("no partitions by topic where they belong")
+        raise TypeError("expected partitions by topic")
     _check_texts(*asked)
     for number in chain.from_iterable(asked.values()):
         _check_ascending(0, number, MAX_INT32)
-    parts = {}
-    for part in plan.partitions:
-        _check_partition(part)
-        parts[part.topic, part.partition] = part
-    if len(parts) != len(plan.partitions):
+    partitions = {}
+    for partition in plan.partitions:
+        _check_partition(partition)
+        partitions[partition.topic, partition.partition] = partition
+    if len(partitions) != len(plan.partitions):
         raise ValueError("a partition appears twice")
-    slices: dict[tuple[str, int], list[SegmentSlice]] = {key: [] for key in parts}
-    ranges: dict[tuple[str, int], list[BrokerRange]] = {key: [] for key in parts}
+    slices: dict[tuple[str, int], list[SegmentSlice]] = {key: [] for key in partitions}
+    ranges: dict[tuple[str, int], list[BrokerRange]] = {key: [] for key in partitions}
     for task in plan.tasks:
         if not task.parts:
             raise ValueError("a task that reads nothing")
         for broker_range in task.ranges:
             key = broker_range.topic, broker_range.partition
-            _check_range(broker_range, parts[key])
+            _check_range(broker_range, partitions[key])
             ranges[key].append(broker_range)
         for piece in task.slices:
             key = piece.topic, piece.partition
             before = slices[key]
-            _check_slice(piece, parts[key], before[-1] if before else None)
+            _check_slice(piece, partitions[key], before[-1] if before else None)
             before.append(piece)
-    for key, part in parts.items():
-        _check_slices(part, slices[key], leaves_rows_out=plan.where is not None)
-        _check_ranges(part, ranges[key])
+    for key, partition in partitions.items():
+        _check_slices(partition, slices[key], leaves_rows_out=plan.where is not None)
+        _check_ranges(partition, ranges[key])
 
 
 def _check_segment(segment: RemoteSegment) -> None:
@@ -336,7 +338,7 @@ def _check_segment(segment: RemoteSegment) -> None:
     if segment.event_timestamp_ms is not None:
         _check_ascending(MIN_INT64, segment.event_timestamp_ms, MAX_INT64)
     if any(type(flag) is not bool for flag in (segment.end_is_exact, objects.compression)):
-        raise TypeError("not true or false where one belongs")
+        raise TypeError("expected true or false")
     _check_epochs(segment.leader_epochs)
     indexes = list(objects.indexes.values())
     for ref in (objects.log, *(index.source for index in indexes)):
@@ -356,23 +358,23 @@ def _check_segment(segment: RemoteSegment) -> None:
         _check_ascending(chunks.original_chunk_size, chunks.transformed_chunk_size, MAX_INT32)
 
 
-def _check_partition(part: PartitionPlan) -> None:
-    log = part.surviving
-    _check_texts(part.topic, part.topic_id)
-    _check_ascending(0, part.partition, MAX_INT32)
-    _check_ascending(0, part.start, part.stop, part.wanted_stop, MAX_INT64)
+def _check_partition(partition: PartitionPlan) -> None:
+    log = partition.surviving
+    _check_texts(partition.topic, partition.topic_id)
+    _check_ascending(0, partition.partition, MAX_INT32)
+    _check_ascending(0, partition.start, partition.stop, partition.wanted_stop, MAX_INT64)
     _check_ascending(0, log.log_start, log.stop, MAX_INT64)
     _check_epochs(log.lineage)
     offsets = [(span.start, span.stop) for span in log.ranges]
     offsets += [(hole.start, hole.stop) for hole in log.missing]
     for start, stop in offsets:
         _check_ascending(0, start, stop, MAX_INT64)
-    for transaction in part.undecided:
+    for transaction in partition.undecided:
         _check_ascending(-1, transaction.producer_id, MAX_INT64)
         _check_offsets(transaction.first_offset)
-    if part.stop < part.wanted_stop and not part.undecided:
-        raise ValueError("a range ends early and no transaction says why")
-    brokers, disks, catalog = part.brokers, part.disks, part.catalog
+    if partition.stop < partition.wanted_stop and not partition.undecided:
+        raise ValueError("a range ends early without an undecided transaction")
+    brokers, disks, catalog = partition.brokers, partition.disks, partition.catalog
     if brokers is not None:
         _check_ascending(-1, brokers.leader_epoch, MAX_INT32)
         _check_ascending(0, *chain.from_iterable(brokers.ranges), MAX_INT64)
@@ -387,38 +389,42 @@ def _check_partition(part: PartitionPlan) -> None:
     if catalog is not None:
         *numbers, not_named = astuple(catalog)
         _check_offsets(*numbers, *chain.from_iterable(not_named))
-    _check_keys(*(key for orphan in part.orphans for key in orphan.keys))
-    _check_texts(*(orphan.reason for orphan in part.orphans))
+    _check_keys(*(key for orphan in partition.orphans for key in orphan.keys))
+    _check_texts(*(orphan.reason for orphan in partition.orphans))
     _check_texts(*(skipped.reason for skipped in log.skipped))
 
 
-def _check_range(piece: BrokerRange, part: PartitionPlan) -> None:
-    if part.brokers is None or type(piece.read_committed) is not bool:
+def _check_range(piece: BrokerRange, partition: PartitionPlan) -> None:
+    if partition.brokers is None or type(piece.read_committed) is not bool:
         raise TypeError("a range of a partition that reads nothing from brokers")
     _check_texts(piece.topic_id)
     uuid_from_text(piece.topic_id)
-    if (piece.topic_id, piece.leader_epoch) != (part.topic_id, part.brokers.leader_epoch):
+    if (piece.topic_id, piece.leader_epoch) != (partition.topic_id, partition.brokers.leader_epoch):
         raise ValueError("a range of another topic id or leader epoch than its partition")
-    _check_ascending(part.start, piece.start_offset, piece.stop_offset, part.stop)
+    _check_ascending(partition.start, piece.start_offset, piece.stop_offset, partition.stop)
     _check_ascending(0, piece.nominal_bytes, MAX_INT64)
 
 
-def _check_ranges(part: PartitionPlan, ranges: Sequence[BrokerRange]) -> None:
+def _check_ranges(partition: PartitionPlan, ranges: Sequence[BrokerRange]) -> None:
     """Checks that the ranges, in order, are everything to be read from brokers."""
-    planned = part.brokers.ranges if part.brokers is not None else ()
-    wanted = ((max(low, part.start), min(high, part.stop)) for low, high in planned)
+    planned = partition.brokers.ranges if partition.brokers is not None else ()
+    wanted = ((max(low, partition.start), min(high, partition.stop)) for low, high in planned)
     offsets = [(piece.start_offset, piece.stop_offset) for piece in ranges]
     if any(high > low for (_, high), (low, _) in pairwise(offsets)):
         raise ValueError("two ranges of the same offsets")
     if _joined(wanted) != _joined(offsets):
-        raise ValueError(f"ranges are not all that brokers serve of {part.topic}-{part.partition}")
+        raise ValueError(
+            f"ranges are not all that brokers serve of {partition.topic}-{partition.partition}"
+        )
 
 
-def _check_slice(piece: SegmentSlice, part: PartitionPlan, before: SegmentSlice | None) -> None:
+def _check_slice(
+    piece: SegmentSlice, partition: PartitionPlan, before: SegmentSlice | None
+) -> None:
     aborted = piece.aborted
     _check_ascending(0, piece.cut_start, piece.cut_stop, piece.objects.size_in_bytes)
     _check_ascending(piece.segment_start, piece.start_offset, piece.stop_offset, piece.segment_stop)
-    _check_ascending(part.start, piece.start_offset, piece.stop_offset, part.stop)
+    _check_ascending(partition.start, piece.start_offset, piece.stop_offset, partition.stop)
     _check_epochs(piece.lineage)
     piece.objects.indexes[IndexType.OFFSET]
     columns = aborted.producer_ids, aborted.first_offsets, aborted.last_offsets
@@ -432,9 +438,9 @@ def _check_slice(piece: SegmentSlice, part: PartitionPlan, before: SegmentSlice 
 
 
 def _check_slices(
-    part: PartitionPlan, slices: Sequence[SegmentSlice], *, leaves_rows_out: bool
+    partition: PartitionPlan, slices: Sequence[SegmentSlice], *, leaves_rows_out: bool
 ) -> None:
-    """Checks that the slices, in order, hold everything to be read of the partition."""
+    """Checks that the slices, in order, have everything to be read of the partition."""
     for _, group in groupby(slices, _span):
         pieces = list(group)
         first, last = pieces[0], pieces[-1]
@@ -443,16 +449,18 @@ def _check_slices(
             and (
                 last.cut_stop == last.objects.size_in_bytes or last.stop_offset < last.segment_stop
             )
-            and all(one.cut_stop == other.cut_start for one, other in pairwise(pieces))
+            and all(piece.cut_stop == other.cut_start for piece, other in pairwise(pieces))
         )
         if not is_complete:
             offsets = f"[{first.start_offset}, {last.stop_offset})"
             raise ValueError(f"no bytes are planned for some of offsets {offsets}")
     if leaves_rows_out:
         return
-    wanted = ((start, stop) for _, start, stop in part.wanted_ranges())
+    wanted = ((start, stop) for _, start, stop in partition.wanted_ranges())
     if _joined(wanted) != _joined((piece.start_offset, piece.stop_offset) for piece in slices):
-        raise ValueError(f"slices are not all that is to be read of {part.topic}-{part.partition}")
+        raise ValueError(
+            f"slices are not all that is to be read of {partition.topic}-{partition.partition}"
+        )
 
 
 def _span(piece: SegmentSlice) -> tuple[str, int, int]:
@@ -484,14 +492,14 @@ def _check_offsets(*offsets: int) -> None:
 def _check_ascending(*numbers: int) -> None:
     """Checks that all are whole numbers, each at least the previous one."""
     if any(type(number) is not int for number in numbers):
-        raise TypeError("not a whole number where one belongs")
+        raise TypeError("expected a whole number")
     if any(low > high for low, high in pairwise(numbers)):
         raise ValueError(f"{', '.join(map(str, numbers))} should ascend")
 
 
 def _check_texts(*values: str, errors: str = "strict") -> None:
     if any(type(value) is not str for value in values):
-        raise TypeError("not a text where one belongs")
+        raise TypeError("expected a text")
     for value in values:
         value.encode("utf-8", errors)  # lone surrogates fail
 

@@ -160,15 +160,17 @@ def _plan_source(
 ) -> ScanPlan:
     key_ring = options.key_ring.loaded()
 
-    def plan(part: SourcePartition) -> PlannedPartition | None:
-        pack = None if part.listed is None else part.listed.side_files
+    def plan(partition: SourcePartition) -> PlannedPartition | None:
+        pack = None if partition.listed is None else partition.listed.side_files
         reader = SegmentSource(tier, key_ring, pack=pack)
         side_files = SideFiles(reader, max_batch_bytes=options.max_batch_bytes)
         bounds_of = None
         try:
             if progress is not None:
-                bounds_of = progress.bounds_of(part.topic, part.topic_id, part.partition)
-            source_log = part.open_log(side_files, bounds_of is not None)
+                bounds_of = progress.bounds_of(
+                    partition.topic, partition.topic_id, partition.partition
+                )
+            source_log = partition.open_log(side_files, bounds_of is not None)
             if source_log is None:
                 return None
             return plan_log(
@@ -177,23 +179,27 @@ def _plan_source(
                 records_end=progress is not None,
             )
         except TieredKafkaError as error:
-            located = error.located(topic=part.topic, partition=part.partition)
+            located = error.located(topic=partition.topic, partition=partition.partition)
             if on_partition_error is None or isinstance(error, InvalidOptionError):
                 raise located from error.__cause__
             on_partition_error(located)
             return None
         finally:
-            if part.listed is not None:
-                part.listed.save()
+            if partition.listed is not None:
+                partition.listed.save()
 
     with (
         ThreadPoolExecutor(PLANNING_THREADS, "kts-describe") as describing,
         ThreadPoolExecutor(PLANNING_THREADS, "kts-plan") as pool,
     ):
         source = open_source(options, tier, describing, pool)
-        parts = source.partitions()
-        check_named(options, {(part.topic, part.partition) for part in parts}, source.topics)
-        planned = [partition for partition in pool.map(plan, parts) if partition is not None]
+        partitions = source.partitions()
+        check_named(
+            options,
+            {(partition.topic, partition.partition) for partition in partitions},
+            source.topics,
+        )
+        planned = [partition for partition in pool.map(plan, partitions) if partition is not None]
     return assemble(options, planned, source.finish(), source.asked)
 
 
@@ -246,11 +252,11 @@ def _plan_log(
     with_slices: bool,
     records_end: bool,
 ) -> PlannedPartition:
-    place, side_files = source_log.place, source_log.side_files
+    location, side_files = source_log.place, source_log.side_files
     if source_log.unknown_lineage is not None:
-        check_lineage_known(place, source_log.unknown_lineage)
+        check_lineage_known(location, source_log.unknown_lineage)
     if source_log.contradiction is not None:
-        refuse_contradiction(place, source_log.contradiction)
+        refuse_contradiction(location, source_log.contradiction)
 
     def lookup(timestamp_ms: int) -> tuple[PartitionLog, int | None]:
         offset = source_log.first_offset_at_or_after(timestamp_ms)
@@ -261,30 +267,32 @@ def _plan_log(
         stop = max(start, source_log.end_of_batches())
     side_files.bounds = start, stop
     surviving = source_log.covering(start, stop)
-    check_no_holes(place, surviving, start, stop)
+    check_no_holes(location, surviving, start, stop)
     while True:
         decisions = Decisions(NO_ABORTED, max(start, stop), ())
         if start < stop and options.read_committed:
             surviving, decisions = source_log.decided(start, stop)
         plan = PartitionPlan(
-            topic=place.topic,
+            topic=location.topic,
             topic_id=source_log.topic_id,
-            partition=place.partition,
+            partition=location.partition,
             surviving=surviving,
-            orphans=place.orphans,
+            orphans=location.orphans,
             start=start,
             stop=decisions.stop,
             wanted_stop=stop,
             undecided=decisions.undecided,
         )
-        check_outcomes(place, surviving, decisions)
-        check_decided(options.ending, place, stop, plan.stop, plan.end_reason)
+        check_outcomes(location, surviving, decisions)
+        check_decided(options.ending, location, stop, plan.stop, plan.end_reason)
         slices = list(bounded(spans(plan, decisions, options, side_files))) if with_slices else []
         read = [(piece.start_offset, piece.stop_offset) for piece in slices]
         if source_log.confirm(surviving, decisions, read):
             break
     for skipped in surviving.skipped:
-        log.info("%s: segment %s not read: %s", place, skipped.segment.segment_id, skipped.reason)
+        log.info(
+            "%s: segment %s not read: %s", location, skipped.segment.segment_id, skipped.reason
+        )
     pieces: list[SegmentSlice | BrokerRange] = [*slices]
     if with_slices and (ranges := source_log.broker_ranges(start, stop)):
         pieces = sorted([*pieces, *ranges], key=lambda piece: piece.start_offset)

@@ -109,21 +109,25 @@ def replayed(options: ScanOptions, tier: Tier, progress: Progress | None = None)
     if not has_disks and any(is_beside(ref.key) for ref in plan.objects_read()):
         raise InvalidOptionError(
             f"option 'planFile' ({name}): the plan reads brokers' disks at several paths, so option"
-            " 'tailPath', or 'path' with layout 'kafka-logs', must be given as it was"
+            " 'tailPath', or 'path' with layout 'kafka-logs', must be set as for the plan"
         )
     _check_options(plan, options)
     _check_selection(plan, options)
     clipped = plan
     if progress is not None:
-        clipped = plan.from_offsets([progress.first_missing(part) for part in plan.partitions])
+        clipped = plan.from_offsets(
+            [progress.first_missing(partition) for partition in plan.partitions]
+        )
     _check_objects(clipped, tier.store)
     _check_brokers(clipped, options)
     source = SegmentSource(tier, options.key_ring.loaded())
     side_files = SideFiles(source, max_batch_bytes=options.max_batch_bytes)
-    for part, rest in zip(plan.partitions, clipped.partitions, strict=True):
-        place = Place(part.topic, part.partition, fail_on_data_loss=options.fail_on_data_loss)
-        _check_bounds(part, place, options, side_files)
-        check_no_holes(place, rest.surviving, rest.start, rest.stop)
+    for partition, rest in zip(plan.partitions, clipped.partitions, strict=True):
+        location = Place(
+            partition.topic, partition.partition, fail_on_data_loss=options.fail_on_data_loss
+        )
+        _check_bounds(partition, location, options, side_files)
+        check_no_holes(location, rest.surviving, rest.start, rest.stop)
     return replace(clipped, columns=options.columns)
 
 
@@ -154,7 +158,7 @@ def _read_file(options: ScanOptions) -> str:
             return bytes(store.get_range(key, 0, info.size, version=info.version)).decode()
         except FileNotFoundError:
             raise InvalidOptionError(
-                "there is no such file; `kts plan --json` and `ScanPlan.to_json` make one"
+                "the file does not exist; `kts plan --json` and `ScanPlan.to_json` make one"
             ) from None
         except UnicodeDecodeError:
             raise InvalidOptionError("not a plan: not UTF-8; plan again") from None
@@ -188,7 +192,9 @@ def _check_options(plan: ScanPlan, options: ScanOptions) -> None:
 
 
 def _check_selection(plan: ScanPlan, options: ScanOptions) -> None:
-    held = {(part.topic, part.partition): part.topic_id for part in plan.partitions}
+    held = {
+        (partition.topic, partition.partition): partition.topic_id for partition in plan.partitions
+    }
     asked = plan.made_with["partitions"]
     planned = held.keys() | {
         (topic, number) for topic, numbers in asked.items() for number in numbers
@@ -209,10 +215,10 @@ def _check_selection(plan: ScanPlan, options: ScanOptions) -> None:
         wanted = wanted_topic_id(options, topic)
         if wanted not in (None, topic_id):
             raise _contradiction("topicId", wanted, f"reads {topic_id} of {topic}-{number}")
-    for part in plan.partitions:
-        if part.catalog is not None:  # it may name objects under other prefixes
+    for partition in plan.partitions:
+        if partition.catalog is not None:  # it may name objects under other prefixes
             continue
-        for span in part.surviving.ranges:
+        for span in partition.surviving.ranges:
             key = span.segment.objects.log.key
             if not (key.startswith(options.key_prefix) or is_beside(key)):
                 raise _contradiction("keyPrefix", options.key_prefix, f"reads {key}")
@@ -224,7 +230,7 @@ def _check_objects(plan: ScanPlan, store: ObjectStore) -> None:
         info = store.head(ref.key)
         if (info.size, info.version) != (ref.size, ref.version):
             raise ObjectChangedError(
-                "the object is not what it was when the plan was made", uri=store.uri(ref.key)
+                "the object has changed since the plan was made; plan again", uri=store.uri(ref.key)
             )
 
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="kts-plan") as pool:
@@ -242,9 +248,9 @@ def _check_brokers(plan: ScanPlan, options: ScanOptions) -> None:
         BrokerError: Brokers refuse, or do not answer.
     """
     wanted = {
-        (part.topic, part.partition): (part, part.brokers.leader_epoch)
-        for part in plan.partitions
-        if part.brokers is not None
+        (partition.topic, partition.partition): (partition, partition.brokers.leader_epoch)
+        for partition in plan.partitions
+        if partition.brokers is not None
     }
     if not wanted:
         return
@@ -257,65 +263,76 @@ def _check_brokers(plan: ScanPlan, options: ScanOptions) -> None:
 
     with closing(Cluster(options.brokers)) as cluster:
         counts: dict[str, int] = {}
-        for part, _ in wanted.values():
-            counts[part.topic_id] = max(part.partition + 1, counts.get(part.topic_id, 0))
+        for partition, _ in wanted.values():
+            counts[partition.topic_id] = max(
+                partition.partition + 1, counts.get(partition.topic_id, 0)
+            )
         topics = cluster.topics({topic for topic, _ in wanted}, counts=counts)
-        for (name, number), (part, _) in wanted.items():
+        for (name, number), (partition, _) in wanted.items():
             topic = topics.get(name)
-            if topic is None or topic.topic_id != part.topic_id or number not in topic.leaders:
+            if topic is None or topic.topic_id != partition.topic_id or number not in topic.leaders:
                 now = "is gone" if topic is None else f"has topic id {topic.topic_id}"
-                raise _lost(part, f"topic id {part.topic_id} was planned, and the topic {now}")
+                raise _lost(
+                    partition, f"topic id {partition.topic_id} was planned, and the topic {now}"
+                )
         starts = cluster.offsets(wanted, EARLIEST, read_committed=False)
-        for key, (part, epoch) in wanted.items():
-            if part.start < starts[key] and part.start < part.stop:
-                raise _lost(part, f"the log of the brokers starts at {starts[key]} now")
-            if topics[part.topic].leaders[part.partition].epoch == epoch:
+        for key, (partition, epoch) in wanted.items():
+            if partition.start < starts[key] and partition.start < partition.stop:
+                raise _lost(partition, f"the log of the brokers starts at {starts[key]} now")
+            if topics[partition.topic].leaders[partition.partition].epoch == epoch:
                 continue
             (end,) = cluster.epoch_ends({key: [epoch]})[key]
-            if end.epoch != epoch or end.end_offset < part.stop:
+            if end.epoch != epoch or end.end_offset < partition.stop:
                 raise _lost(
-                    part,
+                    partition,
                     f"the leader's log has leader epoch {end.epoch} up to offset {end.end_offset},"
-                    f" and epoch {epoch} up to {part.stop} was planned: records were lost in an"
-                    " unclean election",
+                    f" and epoch {epoch} up to {partition.stop} was planned: records were lost in"
+                    " an unclean election",
                 )
 
 
-def _lost(part: PartitionPlan, text: str) -> DataLossError:
+def _lost(partition: PartitionPlan, text: str) -> DataLossError:
     return DataLossError(
-        f"{text}; plan again", topic=part.topic, partition=part.partition, offset=part.start
+        f"{text}; plan again",
+        topic=partition.topic,
+        partition=partition.partition,
+        offset=partition.start,
     )
 
 
 def _check_bounds(
-    part: PartitionPlan, place: Place, options: ScanOptions, side_files: SideFiles
+    partition: PartitionPlan, location: Place, options: ScanOptions, side_files: SideFiles
 ) -> None:
     """Resolves the bounds in the options in the log of the plan, and compares them with it."""
-    log = part.surviving
+    log = partition.surviving
 
     def lookup(timestamp_ms: int) -> tuple[PartitionLog, int | None]:
-        if part.brokers is not None:
+        if partition.brokers is not None:
             raise InvalidOptionError(
-                f"{place}: the plan of option 'planFile' reads from brokers too, so a bound by"
+                f"{location}: the plan of option 'planFile' reads from brokers too, so a bound by"
                 " timestamp cannot be compared with it: leave it out, or plan again"
             )
         offset = first_offset_at_or_after(log, timestamp_ms, side_files)
         ranges = log.ranges
         if ranges and ranges[0].start > log.log_start and offset in (None, ranges[0].start):
             raise InvalidOptionError(
-                f"{place}: the plan of option 'planFile' knows the log from offset"
+                f"{location}: the plan of option 'planFile' knows the log from offset"
                 f" {ranges[0].start} only; a bound by timestamp cannot be compared with that:"
                 " leave it out, or plan again"
             )
         return log, offset
 
-    start, stop = requested_bounds(options, place, log, lookup)
+    start, stop = requested_bounds(options, location, log, lookup)
     starting, ending = _given_bound(options, "starting"), _given_bound(options, "ending")
-    if starting and start != part.start:
-        raise _contradiction(starting, f"offset {start} of {place}", f"begins at {part.start}")
-    if ending and stop != part.wanted_stop:
-        raise _contradiction(ending, f"offset {stop} of {place}", f"ends at {part.wanted_stop}")
-    check_decided(options.ending, place, stop, part.stop, part.end_reason)
+    if starting and start != partition.start:
+        raise _contradiction(
+            starting, f"offset {start} of {location}", f"begins at {partition.start}"
+        )
+    if ending and stop != partition.wanted_stop:
+        raise _contradiction(
+            ending, f"offset {stop} of {location}", f"ends at {partition.wanted_stop}"
+        )
+    check_decided(options.ending, location, stop, partition.stop, partition.end_reason)
 
 
 def _given_bound(options: ScanOptions, side: str) -> str:

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 class ScanPlan(PlanContent):
-    """A fixed list of byte ranges, and what it leaves out.
+    """A fixed list of byte ranges, and the skipped objects and offsets.
 
     Attributes:
         partitions: The plan of each partition.
         tasks: In order of topic, partition and offset.
         columns: Columns of the table, in order.
-        where: The predicate that the tasks were narrowed for, as text; `None` = they hold all rows.
+        where: The predicate that the tasks were narrowed for, as text; `None` = they have all rows.
         notes: For people: which incarnation of a topic is read, and which partitions are empty.
         made_with: Options that the plan depends on, by name.
     """
@@ -62,7 +62,7 @@ class ScanPlan(PlanContent):
         return rows_table(title, ("partition", "start", "stop", "segments", "ends"), rows)
 
     def to_json(self) -> str:
-        """Returns the plan as JSON, for option `planFile`. It holds no secret."""
+        """Returns the plan as JSON, for option `planFile`. It has no secret."""
         return plan_to_json(self)
 
     @classmethod
@@ -89,9 +89,12 @@ class ScanPlan(PlanContent):
             starts: One offset for each of `partitions`, not below its start.
         """
         partitions = tuple(
-            replace(part, start=start) for part, start in zip(self.partitions, starts, strict=True)
+            replace(partition, start=start)
+            for partition, start in zip(self.partitions, starts, strict=True)
         )
-        first = {(part.topic, part.partition): part.start for part in partitions}
+        first = {
+            (partition.topic, partition.partition): partition.start for partition in partitions
+        }
         tasks = []
         for task in self.tasks:
             slices = tuple(
@@ -155,8 +158,8 @@ def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
     kept = None if plan.where is None else _kept_offsets(plan)
     if kept is not None:
         lines.append(_explain_where(plan, kept))
-    for part in plan.partitions:
-        lines.extend(_explain_partition(part, kept))
+    for partition in plan.partitions:
+        lines.extend(_explain_partition(partition, kept))
     return "\n".join(map(printable, lines))
 
 
@@ -173,8 +176,8 @@ def _kept_offsets(plan: ScanPlan) -> dict[SegmentName, tuple[int, int]]:
 
 def _explain_where(plan: ScanPlan, kept: Mapping[SegmentName, tuple[int, int]]) -> str:
     skipped = narrowed = size = 0
-    for part in plan.partitions:
-        for segment, low, high in part.wanted_ranges():
+    for partition in plan.partitions:
+        for segment, low, high in partition.wanted_ranges():
             offsets = kept.get(segment_name(segment))
             if offsets is None:
                 skipped += 1
@@ -188,16 +191,16 @@ def _explain_where(plan: ScanPlan, kept: Mapping[SegmentName, tuple[int, int]]) 
 
 
 def _explain_partition(
-    part: PartitionPlan, kept: Mapping[SegmentName, tuple[int, int]] | None
+    partition: PartitionPlan, kept: Mapping[SegmentName, tuple[int, int]] | None
 ) -> Iterator[str]:
-    log = part.surviving
+    log = partition.surviving
     yield (
-        f"{part.topic_partition} (topic id {part.topic_id}): offsets [{part.start},"
-        f" {part.stop}) of [{log.log_start}, {log.stop}); ends: {part.end_reason}"
+        f"{partition.topic_partition} (topic id {partition.topic_id}): offsets [{partition.start},"
+        f" {partition.stop}) of [{log.log_start}, {log.stop}); ends: {partition.end_reason}"
     )
     for span in log.ranges:
         segment = span.segment
-        low, high = max(span.start, part.start), min(span.stop, part.stop)
+        low, high = max(span.start, partition.start), min(span.stop, partition.stop)
         text = f"offsets [{low}, {high})" if low < high else "not in the range"
         if kept is not None and low < high:
             offsets = kept.get(segment_name(segment))
@@ -207,43 +210,43 @@ def _explain_partition(
                 text += f", where leaves [{offsets[0]}, {offsets[1]})"
         kind = "disk" if is_beside(segment.objects.log.key) else "segment"
         yield f"  {kind} {segment.segment_id}: {text}, {segment.objects.size_in_bytes:,} bytes"
-    if part.brokers is not None:
-        yield from _explain_brokers(part, part.brokers)
-    if part.disks is not None:
-        yield _explain_disks(part, part.disks)
-    if part.catalog is not None:
-        yield from _explain_catalog(part.catalog)
+    if partition.brokers is not None:
+        yield from _explain_brokers(partition, partition.brokers)
+    if partition.disks is not None:
+        yield _explain_disks(partition, partition.disks)
+    if partition.catalog is not None:
+        yield from _explain_catalog(partition.catalog)
     for hole in log.holes:
         yield f"  hole: offsets [{hole.start}, {hole.stop}) {hole.between}"
     for gap in log.unverifiable:
         yield f"  gap that cannot be proven: offsets [{gap.start}, {gap.stop})"
     for skipped in log.skipped:
         yield f"  skipped segment {skipped.segment.segment_id}: {skipped.reason}"
-    for orphan in part.orphans:
+    for orphan in partition.orphans:
         yield f"  orphans {', '.join(orphan.keys)}: {orphan.reason}"
 
 
-def _explain_brokers(part: PartitionPlan, brokers: BrokerPart) -> Iterator[str]:
+def _explain_brokers(partition: PartitionPlan, brokers: BrokerPart) -> Iterator[str]:
     local = "unknown" if brokers.local_start is None else str(brokers.local_start)
     yield (
         f"  cluster: high watermark {brokers.high_watermark}, last stable offset"
         f" {brokers.last_stable_offset}, local start {local}, leader epoch {brokers.leader_epoch};"
-        f" the tier ends at {part.tier_end}, {brokers.high_watermark - part.tier_end} offsets"
-        " behind"
+        f" the tier ends at {partition.tier_end}, {brokers.high_watermark - partition.tier_end}"
+        " offsets behind"
     )
     for start, stop in brokers.ranges:
-        low, high = max(start, part.start), min(stop, part.stop)
+        low, high = max(start, partition.start), min(stop, partition.stop)
         if low < high:
             yield f"  brokers: offsets [{low}, {high})"
 
 
-def _explain_disks(part: PartitionPlan, disks: DiskPart) -> str:
+def _explain_disks(partition: PartitionPlan, disks: DiskPart) -> str:
     watermark = "not recorded" if disks.high_watermark is None else str(disks.high_watermark)
-    offsets = sum(span.stop - span.start for span in part.disk_ranges)
+    offsets = sum(span.stop - span.start for span in partition.disk_ranges)
     return (
         f"  disks: high watermark {watermark}, local start {disks.local_start}, in {disks.folder};"
-        f" the tier ends at {part.tier_end}, {part.surviving.stop - part.tier_end} offsets behind;"
-        f" {offsets} offsets are on disk alone"
+        f" the tier ends at {partition.tier_end}, {partition.surviving.stop - partition.tier_end}"
+        f" offsets behind; {offsets} offsets are on disk alone"
     )
 
 

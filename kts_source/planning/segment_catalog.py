@@ -1,7 +1,7 @@
 """Lists and describes the topics, topic ids, partitions and segments of a tier.
 
 Listings are not cached and decide alone what exists. A topic that was deleted and created again has
-two topic ids; one of them is chosen per topic before any partition is read. A segment is described
+two topic ids; one id is chosen per topic before any partition is read. A segment is described
 on demand: from the pack of an earlier plan, else by the layout, which reads a manifest or the like.
 """
 
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 PLANNING_THREADS: Final = MAX_POOL_CONNECTIONS
 """Concurrent requests of one plan."""
 MAX_FOLDERS: Final = 8
-"""Folders that are listed to suggest a key prefix, however many the bucket holds."""
+"""Folders that are listed to suggest a key prefix, however many the bucket has."""
 _GROUPS: Final = 64
 _GROUP_SEGMENTS: Final = 16
 _INLINE_SEGMENTS: Final = 8
@@ -92,7 +92,7 @@ class SegmentCatalog:
         return ListedPartition(self, folder, partition, listing, bundle)
 
     def _with_empty_segments(self, listing: PartitionListing) -> PartitionListing:
-        """Moves segments without a log object to the whole ones if their logs have no bytes.
+        """Moves segments without a log object to the complete ones if their logs have no bytes.
 
         Compaction leaves closed segments without records, and S3 keeps no object for an upload of
         zero bytes.
@@ -134,7 +134,7 @@ class SegmentCatalog:
 
     def described(self, entries: Sequence[SegmentEntry]) -> list[RemoteSegment | None]:
         """Returns each segment as the layout describes it; `None` for a segment that was deleted,
-        or whose description is invalid if loss is allowed.
+        or that has an invalid description if loss is allowed.
         """
         if len(entries) <= self._max_inline:
             return self._describe_group(entries)
@@ -173,8 +173,8 @@ class ListedPartition:
 
     Attributes:
         folder: The incarnation of its topic.
-        entries: Whole segments, in order of base offset, then segment id.
-        orphans: Objects that belong to no whole segment. Those with a description are damaged
+        entries: Complete segments, in order of base offset, then segment id.
+        orphans: Objects that belong to no complete segment. Those with a description are damaged
             segments.
         facts: See `PartitionListing`.
         side_files: Content of side files that were read.
@@ -204,7 +204,7 @@ class ListedPartition:
 
     @property
     def has_segments(self) -> bool:
-        """True if any segment is described, whole or damaged."""
+        """True if any segment is described, complete or damaged."""
         return bool(self.entries) or bool(self._damaged_entries)
 
     def described(self, numbers: Iterable[int]) -> list[RemoteSegment]:
@@ -229,7 +229,7 @@ class ListedPartition:
         return [segment for segment in segments if segment is not None]
 
     def all(self) -> list[RemoteSegment]:
-        """Returns all whole segments that can be described."""
+        """Returns all complete segments that can be described."""
         return self.described(range(len(self.entries)))
 
     def damaged(self) -> list[RemoteSegment]:
@@ -239,8 +239,8 @@ class ListedPartition:
         return [segment for segment in self._damaged if segment is not None]
 
     def unreadable(self) -> list[tuple[int, str]]:
-        """Returns base offset and URI of segments whose description is gone or invalid, as far as
-        they were described before.
+        """Returns base offset and URI of segments with a missing or invalid description, among the
+        segments that were described.
         """
         entries = [self.entries[n] for n, segment in self._described.items() if segment is None]
         damaged = zip(self._damaged_entries, self._damaged or (), strict=False)
@@ -248,8 +248,8 @@ class ListedPartition:
         return [(entry.base_offset, self._uri(entry)) for entry in entries]
 
     def without_end(self) -> dict[str, tuple[int, str]]:
-        """Returns base offset and URI, by segment id, of damaged segments whose log is gone and
-        whose other files give only a lower bound of their end.
+        """Returns base offset and URI, by segment id, of damaged segments with an unknown end: the
+        log is gone, and the other files give only a lower bound.
         """
         described = zip(self._damaged_entries, self._damaged or (), strict=False)
         return {
@@ -277,16 +277,16 @@ class ListedPartition:
 
 @dataclass(frozen=True, slots=True)
 class DiscoveredTopic:
-    """A topic as the tier holds it.
+    """A topic as the tier has it.
 
     Attributes:
         topic_id: The incarnation that is read.
         other_ids: The other incarnations.
-        partitions: Partitions with segments, whole or damaged, in order of number.
+        partitions: Partitions with segments, complete or damaged, in order of number.
         empty_partitions: Partitions without a segment in this incarnation that the user named, or
             that have a folder.
         parts: Objects in them.
-        older_ids: Those of `other_ids` with segments; they are older unless the user chose.
+        older_ids: Members of `other_ids` with segments; they are older unless the user chose.
         others: Everything else listed: partitions of other incarnations, and partitions of this one
             without a segment.
     """
@@ -320,7 +320,7 @@ class DiscoveredTopic:
             )
         if self.parts:
             notes.append(
-                f"topic {self.topic}: not read, as no segment of the partition is whole:"
+                f"topic {self.topic}: not read, as no segment of the partition is complete:"
                 f" {some(map(str, self.parts))}"
             )
         return tuple(notes)
@@ -335,7 +335,7 @@ def discover(
 
     Raises:
         TierNotFoundError: Nothing of this layout is under the path.
-        TopicNotFoundError: The tier does not have a topic, or no segment of it.
+        TopicNotFoundError: The tier does not have a topic, or the topic has no segment.
         DataLossError: Segments existed, and no object describes them anymore.
         InvalidOptionError: The tier does not have a topic id, or the user must choose one.
         CorruptSegmentError: A manifest is invalid.
@@ -430,7 +430,7 @@ def likely_prefixes(
 
 
 def prefixes_of_names(folder: str, names: Iterable[str], wanted: Iterable[str]) -> tuple[str, ...]:
-    """Returns the prefixes under which folders with these names hold wanted topics."""
+    """Returns the prefixes under which folders with these names contain wanted topics."""
     ends = ((name, topic) for topic in wanted for name in sorted(names, key=len))
     heads = (name.removesuffix(topic) for name, topic in ends if name.endswith(topic))
     return tuple(dict.fromkeys(folder + head for head in heads))
@@ -468,7 +468,7 @@ def discover_topic(
     held = [here[number] for number in wanted if number in here and here[number].has_segments]
     held_numbers = {each.partition for each in held}
     empty = [number for number in wanted if number not in held_numbers]
-    parts = [
+    incomplete = [
         orphan
         for number in empty
         if number in here
@@ -481,7 +481,7 @@ def discover_topic(
         tuple(folder.topic_id for folder in folders if folder != chosen),
         tuple(held),
         tuple(empty),
-        tuple(parts),
+        tuple(incomplete),
         frozenset(folder.topic_id for folder in with_segments - {chosen}),
         tuple(
             each
@@ -493,7 +493,7 @@ def discover_topic(
     if not held and isinstance(options.selection, Subscribe) and options.fail_on_data_loss:
         raise TopicNotFoundError(
             f"no segment of topic {topic!r} at {catalog.store.uri(chosen.folder)}; there are"
-            f" {some(map(str, parts)) or 'no objects'}",
+            f" {some(map(str, incomplete)) or 'no objects'}",
             topic=topic,
         )
     return discovered
@@ -513,14 +513,15 @@ def log_topic(topic: DiscoveredTopic) -> None:
 
 
 def _incomplete_segments(options: ScanOptions, listed: ListedPartition) -> list[Orphan]:
-    """Returns the objects of a partition that has no whole segment. Raises `DataLossError` if they
-    are of several segments: a broker copies a segment after the previous one is complete, so parts
-    of one segment are a first copy in progress, or a failed one, and other parts prove a loss.
+    """Returns the objects of a partition that has no complete segment. Raises `DataLossError` if
+    they are of several segments: a broker copies a segment after the previous one is complete, so
+    parts of one segment are a first copy in progress, or a failed one, and other parts prove a
+    loss.
     """
-    parts = [orphan for orphan in listed.orphans if orphan.base_offset is not None]
-    if len({orphan.base_offset for orphan in parts}) > 1 and options.fail_on_data_loss:
+    incomplete = [orphan for orphan in listed.orphans if orphan.base_offset is not None]
+    if len({orphan.base_offset for orphan in incomplete}) > 1 and options.fail_on_data_loss:
         raise DataLossError(
-            f"only parts of segments are there, not one whole: {some(map(str, parts))};"
+            f"only incomplete segments exist: {some(map(str, incomplete))};"
             " failOnDataLoss=false leaves the partition out",
             topic=listed.topic,
             partition=listed.partition,
@@ -531,8 +532,8 @@ def _incomplete_segments(options: ScanOptions, listed: ListedPartition) -> list[
 def _check_newest(
     options: ScanOptions, chosen: TopicFolder, listed: Sequence[ListedPartition]
 ) -> None:
-    """Raises `DataLossError`, or warns, if an incarnation without a whole segment may be newer: the
-    topic is being created again, or the description of the newest segments is lost.
+    """Raises `DataLossError`, or warns, if an incarnation without a complete segment may be newer:
+    the topic is being created again, or the description of the newest segments is lost.
     """
     readable = {chosen, *(each.folder for each in listed if each.has_segments)}
     others = [
@@ -547,7 +548,7 @@ def _check_newest(
     entries = (entry for each in listed if each.folder == chosen for entry in each.entries)
     written = (info.last_modified_ms or -1 for entry in entries for _, info in entry.objects)
     newest = max(written, default=-1)
-    newer = [one for one in others if one.written_ms is None or one.written_ms > newest]
+    newer = [orphan for orphan in others if orphan.written_ms is None or orphan.written_ms > newest]
     if not newer:
         return
     text = (
@@ -600,7 +601,7 @@ def _choose(
 
 
 def _log_orphans(listed: ListedPartition) -> None:
-    """Warns of objects that are not read; those of a copy in progress are usual."""
+    """Warns of objects that are not read. Objects of a copy in progress are usual."""
     last = listed.entries[-1].base_offset if listed.entries else -1
     by_level: dict[int, list[Orphan]] = {logging.WARNING: [], logging.INFO: []}
     for orphan in listed.orphans:
@@ -614,4 +615,4 @@ def _log_orphans(listed: ListedPartition) -> None:
         if orphans:
             text = some(map(str, orphans))
             name = f"{listed.topic}-{listed.partition}"
-            log.log(level, "%s: no whole segment, not read: %s", name, text)
+            log.log(level, "%s: no complete segment, not read: %s", name, text)

@@ -51,7 +51,7 @@ class Replay:
     """Transactions in batch headers.
 
     Attributes:
-        aborted: Transactions whose abort marker was found.
+        aborted: Transactions with an abort marker.
         open_after: Producer id to the first offset of its transaction still open.
     """
 
@@ -103,7 +103,7 @@ class SideFiles:
         return index
 
     def time_index(self, segment: RemoteSegment) -> TimeIndex | None:
-        """Returns the time index, or `None` if there is none or it does not fit its segment.
+        """Returns the time index; `None` if it does not exist or does not fit its segment.
 
         It has no checksum: compare an entry with the log before you rely on it.
         """
@@ -132,8 +132,8 @@ class SideFiles:
             return None
 
     def aborted(self, segment: RemoteSegment) -> tuple[AbortedTxn, ...] | None:
-        """Returns the transactions whose abort marker is in the segment; `None` if the file is
-        invalid or of another segment.
+        """Returns the transactions that an abort marker in the segment ends; `None` if the file
+        is invalid or of another segment.
         """
         data = self._read(segment, IndexType.TRANSACTION)
         try:
@@ -213,8 +213,8 @@ class SideFiles:
     def record_times(
         self, segment: RemoteSegment, position: int, *, dated_from_ms: int
     ) -> Iterator[tuple[int, int]]:
-        """Yields offset and timestamp of the records from a position on, without batches whose
-        largest timestamp is below `dated_from_ms`.
+        """Yields offset and timestamp of the records from a position on. Skips batches with a
+        largest timestamp below `dated_from_ms`.
         """
         read = partial(
             iter_record_times, dated_from_ms=dated_from_ms, max_batch_bytes=self._max_batch_bytes
@@ -251,13 +251,13 @@ class SideFiles:
         try:
             for _, window in self._source.windows(spans):
                 pending += window
-                whole = _whole_entries(pending)
-                for entry in read(pending[:whole]):
+                complete = _whole_entries(pending)
+                for entry in read(pending[:complete]):
                     _require_order(entry, least, segment.stop_offset)
                     least = entry.last_offset + 1
                     yield entry
-                pending = pending[whole:]
-                entry_position += whole
+                pending = pending[complete:]
+                entry_position += complete
             yield from read(pending)  # an incomplete entry: this raises
         except SegmentFormatError as error:
             raise self._located(error, segment, "record batch", entry_position) from error
@@ -293,7 +293,7 @@ def check_own_epochs(entries: Sequence[EpochEntry], segment: RemoteSegment) -> N
     own = epochs_between(segment.leader_epochs, low, segment.end_offset)
     if low <= segment.end_offset and here != own:
         raise CorruptIndexError(
-            f"it says {epochs_text(here)} for offsets [{low}, {segment.stop_offset}), but the"
+            f"it has {epochs_text(here)} for offsets [{low}, {segment.stop_offset}), but the"
             f" segment has {epochs_text(own)}: one of them is damaged"
         )
 
@@ -337,16 +337,16 @@ def check_time_index(index: TimeIndex, segment: RemoteSegment) -> None:
 
 
 def _cache(
-    known: dict[tuple[str, str | None], _Index],
+    cache: dict[tuple[str, str | None], _Index],
     key: tuple[str, str | None],
     index: _Index,
     data: bytes | None,
 ) -> None:
     if len(data or b"") > _MAX_CACHED_BYTES:
         return
-    if len(known) == _MAX_CACHED:
-        del known[next(iter(known))]
-    known[key] = index
+    if len(cache) == _MAX_CACHED:
+        del cache[next(iter(cache))]
+    cache[key] = index
 
 
 def replay_batches(
@@ -407,7 +407,7 @@ class _EntryEpoch:
 
 
 def _epochs(data: bytes) -> Iterator[_EntryEpoch]:
-    """Yields the leader epoch of each whole entry."""
+    """Yields the leader epoch of each complete entry."""
     for entry in iter_entries(data):
         if entry.magic == MAGIC_2:
             header = RecordBatchHeader.from_bytes(data, entry.position)
@@ -422,7 +422,7 @@ def _epochs(data: bytes) -> Iterator[_EntryEpoch]:
 
 
 def _control_batches(data: bytes) -> Iterator[DecodedBatch | _EntryEpoch]:
-    """Yields each whole entry; only control batches are decoded."""
+    """Yields each complete entry; only control batches are decoded."""
     for entry in iter_entries(data):
         if entry.magic != MAGIC_2:
             yield _EntryEpoch(entry.position, entry.offset, entry.offset, -1)
@@ -448,8 +448,8 @@ def _require_order(entry: DecodedBatch | EntryTimes | _EntryEpoch, least: int, s
 
 
 def _whole_entries(data: bytes) -> int:
-    """Returns the size of the whole entries at the front of `data`; all of it if one is invalid, so
-    that reading it raises the error.
+    """Returns the size of the complete entries at the start of `data`. If an entry is invalid,
+    returns the size of `data`, so that reading it raises the error.
     """
     stop = 0
     try:

@@ -2,7 +2,7 @@
 
 Segments larger than a task are cut near chunk borders; small neighbors share a task. The offset
 index narrows the bytes of an offset range. Option `where` narrows slices by offsets, timestamps and
-partitions; the range of a partition, its end and its holes stay what they are.
+partitions; the range of a partition, its end and its holes do not change.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def spans(
     plan: PartitionPlan, decisions: Decisions, options: ScanOptions, side_files: SideFiles
 ) -> Iterator[SegmentSlice]:
     """Yields the wanted offsets of each segment as one slice, or as several if the number of
-    records per task is limited. Raises `PlanTooLargeError` if a plan cannot hold them.
+    records per task is limited. Raises `PlanTooLargeError` if a plan would exceed it.
     """
     pruner = _Pruner(options.where, plan.topic, plan.partition, side_files)
     wanted = list(plan.wanted_ranges())
@@ -84,7 +84,7 @@ def _offset_cuts(
     segment: RemoteSegment, start: int, stop: int, index: OffsetIndex | None, limit: int
 ) -> Sequence[int]:
     """Returns offsets that cut [start, stop), both ends included, so that at most about `limit`
-    records are between two of them.
+    records are between neighbors.
 
     A record takes at least a byte, also in a compressed batch: it has an offset of its own. So if
     two index entries are further apart in offsets than in bytes, compaction has left few records
@@ -114,7 +114,7 @@ def _stretches(
     segment: RemoteSegment, start: int, stop: int, index: OffsetIndex | None
 ) -> tuple[list[int], list[int]]:
     """Returns the offsets from `start` to `stop` at which index entries end, and the maximum number
-    of bytes between two of them.
+    of bytes between neighbors.
     """
     size = segment.objects.size_in_bytes
     if index is None:
@@ -144,8 +144,8 @@ def _too_many_slices() -> PlanTooLargeError:
 
 
 def _without_index(piece: SegmentSlice) -> SegmentSlice:
-    """Returns the slice of a segment whose offset index is not usable. Its boundaries are not
-    looked up in tasks either, so it is not cut into pieces.
+    """Returns the slice of a segment with an unusable offset index. Tasks do not look up its
+    boundaries either, so it is not cut into pieces.
     """
     unused = piece.offset_index
     empty = {IndexType.OFFSET: replace(unused, stop=unused.start)}
@@ -297,14 +297,14 @@ def fingerprint(where: Predicate | None) -> str | None:
 
 
 def conjunction(*terms: Predicate | None) -> Predicate | None:
-    """Joins conditions by AND; `None` if there are none."""
+    """Joins conditions by AND; `None` without conditions."""
     distinct = tuple(dict.fromkeys(term for term in terms if term is not None))
     if len(distinct) < 2:
         return distinct[0] if distinct else None
     return And(distinct)
 
 
-def narrowed(plan: ScanPlan, where: Predicate, whole: Predicate) -> ScanPlan:
+def narrowed(plan: ScanPlan, where: Predicate, condition: Predicate) -> ScanPlan:
     """Returns a plan without the slices and ranges in which no row matches.
 
     Makes no request: offsets, partitions and the newest timestamp of each segment decide. A
@@ -313,14 +313,14 @@ def narrowed(plan: ScanPlan, where: Predicate, whole: Predicate) -> ScanPlan:
     Args:
         plan: Made for the same rows, or for more.
         where: Rows for which it is not true are not wanted.
-        whole: The same together with the condition that the plan was made with.
+        condition: The same together with the condition that the plan was made with.
     """
     boxes: dict[tuple[str, int], Region] = {}
     earlier: set[SegmentName] = set()
-    for part in plan.partitions:
-        box = region(specialised(where, part.topic, part.partition))
-        boxes[part.topic, part.partition] = box
-        segments = [span.segment for span in part.surviving.ranges]
+    for partition in plan.partitions:
+        box = region(specialised(where, partition.topic, partition.partition))
+        boxes[partition.topic, partition.partition] = box
+        segments = [span.segment for span in partition.surviving.ranges]
         earlier.update(map(segment_name, _all_earlier(segments, first_millisecond(box))))
     tasks = (_narrowed_task(task, boxes, earlier) for task in plan.tasks)
     kept = with_surroundings(
@@ -328,7 +328,7 @@ def narrowed(plan: ScanPlan, where: Predicate, whole: Predicate) -> ScanPlan:
         plan.partitions,
         read_committed=plan.read_committed,
     )
-    return replace(plan, tasks=kept, where=fingerprint(whole))
+    return replace(plan, tasks=kept, where=fingerprint(condition))
 
 
 def _narrowed_task(
@@ -351,7 +351,7 @@ def _narrowed_task(
 
 
 def _all_earlier(segments: Sequence[RemoteSegment], timestamp_ms: int) -> Iterator[RemoteSegment]:
-    """Yields the segments of a partition of which each record is dated before a timestamp."""
+    """Yields the segments of a partition with all records dated before a timestamp."""
     is_earlier = [segment.is_dated_before(timestamp_ms) for segment in segments]
     for number, segment in enumerate(segments):
         if not is_earlier[number]:

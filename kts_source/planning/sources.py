@@ -1,7 +1,7 @@
 """The interface of the sources of a scan: a tier, a tier with brokers, or a tier with disks.
 
 A `Source` lists the selected partitions. Each opens a `SourceLog`, which merges what its sources
-hold into one `PartitionLog` and decides its transactions. Bounds, isolation and slices work on
+have into one `PartitionLog` and decides its transactions. Bounds, isolation and slices work on
 that log alone.
 """
 
@@ -48,8 +48,8 @@ class SourceLog:
     unknown_lineage: RemoteSegment | None = None
     _contradiction: str | None = None
 
-    def __init__(self, place: Place, topic_id: str, side_files: SideFiles) -> None:
-        self.place = place
+    def __init__(self, location: Place, topic_id: str, side_files: SideFiles) -> None:
+        self.place = location
         self.topic_id = topic_id
         self.side_files = side_files
 
@@ -78,7 +78,7 @@ class SourceLog:
             read: Offsets [start, stop) that are read from segments, in order.
 
         Returns:
-            Whether they fit. If not, `decided` now returns another outcome.
+            True if they fit. If not, `decided` now returns another outcome.
 
         Raises:
             CorruptSegmentError: They do not fit, and no other source has the outcome.
@@ -87,9 +87,9 @@ class SourceLog:
         return True
 
     def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
-        """Returns the first offset dated at or after a time; `None` if there is none.
+        """Returns the first offset dated at or after a time, or `None`.
 
-        Afterwards `log` has the holes below it that may hold an earlier one.
+        Afterwards `log` has the holes below it that may have an earlier one.
         """
         return first_offset_at_or_after(self.log, timestamp_ms, self.side_files)
 
@@ -129,7 +129,7 @@ class Source(Protocol):
 
     @property
     def topics(self) -> AbstractSet[str]:
-        """Topics whose partitions without data may be named in JSON bounds, too."""
+        """Topics; JSON bounds may name their partitions even if they have no data."""
 
     @property
     def asked(self) -> Mapping[str, Sequence[int]]:

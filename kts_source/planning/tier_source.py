@@ -1,11 +1,11 @@
 """The tier as the only source of a scan.
 
-The log of a partition is read only as far as a query needs it: all of it, or the segments around
+The log of a partition is read only as far as a query needs it: completely, or the segments around
 the wanted offsets. A window needs few manifests: those of the first segment (where the log begins),
 of the last by offset, of some of the newest uploads (one of them has the lineage, and the end of
 the tier), of segments that a later upload began at or below (perhaps by the leader of another
 branch), of those that begin in the window, and of earlier ones until its start is covered. This is
-exact because a segment serves the offsets that no later one holds (`lineage.cover`). Anything
+exact because a segment serves the offsets that no later one has (`lineage.cover`). Anything
 unusual makes it read all segments: no upload times, an invalid manifest, an epoch or an end above
 the newest's, a dead branch, a hole.
 
@@ -158,7 +158,7 @@ def newest_lineage(
     `None` if no segment has one. Raises `CorruptSegmentError` if the checkpoint is invalid.
     """
     kind = IndexType.LEADER_EPOCH
-    checkpoints = [*segments, *(one for one in damaged if kind in one.objects.indexes)]
+    checkpoints = [*segments, *(segment for segment in damaged if kind in segment.objects.indexes)]
     if not checkpoints:
         return (), None
     newest = newest_segment(checkpoints)
@@ -189,7 +189,7 @@ class TierLog(SourceLog):
 
     Args:
         place: The partition, and whether loss is an error.
-        listed: Its segments, at least one, whole or damaged.
+        listed: Its segments, at least one, complete or damaged.
         side_files: Reads their side files.
         in_part: True if a part of the log is enough.
         max_ahead_ms: No record is dated later than this after its upload; `None` = no bound.
@@ -199,7 +199,7 @@ class TierLog(SourceLog):
 
     def __init__(
         self,
-        place: Place,
+        location: Place,
         listed: ListedPartition,
         side_files: SideFiles,
         *,
@@ -207,7 +207,7 @@ class TierLog(SourceLog):
         max_ahead_ms: int | None = None,
         keeps_from: int | None = None,
     ) -> None:
-        super().__init__(place, listed.topic_id, side_files)
+        super().__init__(location, listed.topic_id, side_files)
         self.listed = listed
         self._max_ahead_ms = max_ahead_ms
         self._keeps_from = MAX_OFFSET if keeps_from is None else keeps_from
@@ -215,11 +215,13 @@ class TierLog(SourceLog):
         self._uploads = [_uploaded_ms(entry) for entry in listed.entries] if in_part else []
         self._lineage: tuple[EpochEntry, ...] = ()
         self.is_complete = False
-        # Damaged segments below the first whole one are being deleted. Others may have an end or an
-        # epoch that no whole one has.
+        # Damaged segments below the first complete one are being deleted. Others may have an end or
+        # an epoch that no complete segment has.
         self._damaged = listed.damaged()
         self._evidence: _Evidence | None = None
-        is_above = any(one.stop_offset > self._bases[0] for one in self._damaged if self._bases)
+        is_above = any(
+            segment.stop_offset > self._bases[0] for segment in self._damaged if self._bases
+        )
         if not in_part or is_above or not self._bases or not self._find_ends():
             self._read_all()
 
@@ -293,17 +295,17 @@ class TierLog(SourceLog):
         ahead = 1
         end = stop
         while True:
-            known = self.covering(start, end)
+            log = self.covering(start, end)
             try:
-                decisions = decide(known, start, stop, self.side_files)
+                decisions = decide(log, start, stop, self.side_files)
             except UnknownStartError:  # bad snapshots: earlier segments record open transactions
                 self._read_all()
                 continue
-            if self.is_complete or not decisions.undecided or known.ranges[-1].stop >= known.stop:
-                return known, decisions
-            following = bisect_left(self._bases, known.ranges[-1].stop) + ahead
-            more = self._bases[following] if following < len(self._bases) else known.stop
-            end = min(max(more, end + 1), known.stop)
+            if self.is_complete or not decisions.undecided or log.ranges[-1].stop >= log.stop:
+                return log, decisions
+            following = bisect_left(self._bases, log.ranges[-1].stop) + ahead
+            more = self._bases[following] if following < len(self._bases) else log.stop
+            end = min(max(more, end + 1), log.stop)
             ahead *= 2
 
     def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
@@ -323,7 +325,7 @@ class TierLog(SourceLog):
         return first_offset_at_or_after(self.log, timestamp_ms, self.side_files)
 
     def _first_offset_in(self, recent: Sequence[int], timestamp_ms: int) -> int | None:
-        """Searches some segments for a timestamp; reads all if one of them is unusual."""
+        """Searches some segments for a timestamp; reads all segments if one is unusual."""
         begin, size = 0, 2
         while begin < len(recent):
             spans = self._usable(recent[begin : begin + size])
@@ -333,8 +335,8 @@ class TierLog(SourceLog):
             low = self.log.log_start
             served = [replace(s, start=max(s.start, low)) for s in spans if s.stop > low]
             served.sort(key=lambda span: span.start)
-            known = replace(self.log, ranges=tuple(served))
-            offset = first_offset_at_or_after(known, timestamp_ms, self.side_files)
+            covered = replace(self.log, ranges=tuple(served))
+            offset = first_offset_at_or_after(covered, timestamp_ms, self.side_files)
             if offset is not None:
                 return offset
             begin, size = begin + size, 2 * size
@@ -413,16 +415,16 @@ class TierLog(SourceLog):
         return [span for span in spans if span is not None]
 
     def _is_plain(self, segment: RemoteSegment) -> bool:
-        """Returns whether a segment fits the lineage and the end found before, and all of it above
-        the log start is of the lineage. If a branch died, a newer one may have died, too.
+        """Returns whether a segment fits the lineage and the end found before, and has only offsets
+        of the lineage above the log start. If a branch died, a newer one may have died, too.
         """
         if not segment.leader_epochs or segment.leader_epochs[-1].epoch > self._lineage[-1].epoch:
             return False
         log_start = self._lineage[0].start_offset
         if segment.stop_offset <= log_start:
             return True
-        whole = SegmentRange(segment, max(segment.start_offset, log_start), segment.stop_offset)
-        return usable_range(segment, self._lineage) == whole and whole.stop <= self.log.stop
+        expected = SegmentRange(segment, max(segment.start_offset, log_start), segment.stop_offset)
+        return usable_range(segment, self._lineage) == expected and expected.stop <= self.log.stop
 
     def _group_start(self, number: int) -> int:
         """Returns the first entry with the base offset of this one."""

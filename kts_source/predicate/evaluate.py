@@ -56,34 +56,34 @@ def parse_pattern(text: str, escape: str = "\\") -> tuple[str | Wildcard, ...]:
             pattern contains U+FFFD, which malformed bytes would match.
     """
     if _REPLACEMENT in text:
-        raise ValueError("a LIKE pattern cannot hold U+FFFD, which stands for malformed bytes")
-    parts: list[str | Wildcard] = []
+        raise ValueError("a LIKE pattern cannot contain U+FFFD, which replaces malformed bytes")
+    pattern: list[str | Wildcard] = []
     characters = iter(text)
     for character in characters:
-        part: str | Wildcard = character
+        token: str | Wildcard = character
         if character == escape:
-            part = next(characters, "")
-            if part not in ("_", "%", escape) or not part:
+            token = next(characters, "")
+            if token not in ("_", "%", escape) or not token:
                 raise ValueError(
-                    f"LIKE {text!r}: the escape character {escape!r} stands before"
-                    f" {part!r}, not before '_', '%' or itself"
+                    f"LIKE {text!r}: the escape character {escape!r} precedes"
+                    f" {token!r}, not before '_', '%' or itself"
                 )
         elif character in ("_", "%"):
-            part = Wildcard(character)
-        last = parts[-1] if parts else None
-        if isinstance(part, str) and isinstance(last, str):
-            parts[-1] = last + part
-        elif part is not Wildcard.RUN or last is not Wildcard.RUN:
-            parts.append(part)
-    return tuple(parts)
+            token = Wildcard(character)
+        last = pattern[-1] if pattern else None
+        if isinstance(token, str) and isinstance(last, str):
+            pattern[-1] = last + token
+        elif token is not Wildcard.RUN or last is not Wildcard.RUN:
+            pattern.append(token)
+    return tuple(pattern)
 
 
 def text_pattern(pattern: tuple[str | Wildcard, ...]) -> re.Pattern[str]:
     """Returns the expression that a decoded string must match in full."""
     return re.compile(
         "".join(
-            re.escape(part) if isinstance(part, str) else "." if part is Wildcard.ONE else ".*"
-            for part in pattern
+            re.escape(token) if isinstance(token, str) else "." if token is Wildcard.ONE else ".*"
+            for token in pattern
         ),
         re.DOTALL,
     )
@@ -91,11 +91,11 @@ def text_pattern(pattern: tuple[str | Wildcard, ...]) -> re.Pattern[str]:
 
 def byte_pattern(pattern: tuple[str | Wildcard, ...]) -> bytes:
     """Returns an RE2 expression in Latin-1 for bytes; not for patterns with `_`."""
-    parts = (
-        b"".join(b"\\x%02x" % byte for byte in part.encode()) if isinstance(part, str) else b".*"
-        for part in pattern
+    expressions = (
+        b"".join(b"\\x%02x" % byte for byte in token.encode()) if isinstance(token, str) else b".*"
+        for token in pattern
     )
-    return rb"(?s)\A" + b"".join(parts) + rb"\z"
+    return rb"(?s)\A" + b"".join(expressions) + rb"\z"
 
 
 def java_string(data: bytes) -> str:
@@ -168,7 +168,7 @@ _PARTS: Final[dict[Part, Callable[..., Any]]] = {
 
 
 def wanted_rows(predicate: Predicate, batch: pa.RecordBatch) -> pa.BooleanArray | None:
-    """Returns a mask of the rows for which the predicate is true; `None` if there are none.
+    """Returns a mask of the rows for which the predicate is true; `None` without such rows.
 
     The batch must have the columns of `columns_of(predicate)`, in the types of the table.
     """
@@ -176,7 +176,7 @@ def wanted_rows(predicate: Predicate, batch: pa.RecordBatch) -> pa.BooleanArray 
     mask = None
     for term in terms:
         answer = evaluate(term, batch)
-        # A row with a false or null term is dropped, so null may stand for false here.
+        # A row with a false or null term is dropped, so null may replace false here.
         mask = answer if mask is None else pc.and_kleene(mask, answer)
         if not mask.true_count:
             return None
@@ -220,11 +220,11 @@ def _compare(predicate: Compare, batch: pa.RecordBatch) -> pa.BooleanArray:
 
 
 def _in(predicate: In, values: pa.Array) -> pa.BooleanArray:
-    found = pc.is_in(values, value_set=_literals(predicate.operand, predicate.values))
+    matches = pc.is_in(values, value_set=_literals(predicate.operand, predicate.values))
     unknown = pc.is_null(values)
     if predicate.has_null:
-        unknown = pc.invert(found)
-    return pc.if_else(unknown, pa.scalar(None, pa.bool_()), found)
+        unknown = pc.invert(matches)
+    return pc.if_else(unknown, pa.scalar(None, pa.bool_()), matches)
 
 
 def _like(predicate: Like, values: pa.Array) -> pa.BooleanArray:
@@ -248,7 +248,7 @@ def _like(predicate: Like, values: pa.Array) -> pa.BooleanArray:
 
 def _like_by_character(pattern: tuple[str | Wildcard, ...], values: pa.Array) -> pa.BooleanArray:
     """Matches row by row, after a bytewise prefilter."""
-    loose = tuple(Wildcard.RUN if part is Wildcard.ONE else part for part in pattern)
+    loose = tuple(Wildcard.RUN if token is Wildcard.ONE else token for token in pattern)
     candidates = pc.match_substring_regex(values, pattern=byte_pattern(loose))
     fits = text_pattern(pattern).fullmatch
     answer = np.zeros(len(values), np.bool_)
@@ -287,10 +287,10 @@ def _last_header(name: str, headers: pa.ListArray) -> pa.Array:
     ends = np.asarray(headers.offsets)[1:]
     pairs = headers.values
     keys, values = pairs.field("key"), pairs.field("value")
-    found = np.flatnonzero(pc.equal(keys, name).to_numpy(zero_copy_only=False))
+    indexes = np.flatnonzero(pc.equal(keys, name).to_numpy(zero_copy_only=False))
     first, stop = int(headers.offsets[0].as_py()), int(ends[-1]) if len(ends) else 0
-    found = found[(found >= first) & (found < stop)]
+    indexes = indexes[(indexes >= first) & (indexes < stop)]
     last = np.full(len(headers), -1, np.int64)
     # If several indexes are equal, numpy keeps the last assignment.
-    last[np.searchsorted(ends, found, side="right")] = found
+    last[np.searchsorted(ends, indexes, side="right")] = indexes
     return values.take(pa.array(last, mask=last < 0))

@@ -1,7 +1,7 @@
 """Derives from a predicate which slices, offsets and timestamps can match, before rows are read.
 
-`specialised` inserts the topic and partition of a slice; `region` returns offsets and timestamps
-outside of which no row can match. Both err only on the side of reading too much.
+`specialised` inserts the topic and partition of a slice; `region` returns bounds of the
+offsets and timestamps that can match. Both may keep too much, and never drop a matching row.
 """
 
 from __future__ import annotations
@@ -154,16 +154,16 @@ def _simplified(predicate: Predicate, row: pa.RecordBatch) -> Predicate:
 
 
 def _leaf_simplified(leaf: Leaf, row: pa.RecordBatch) -> Predicate:
-    known = [operand.source in PLACE_COLUMNS for operand in operands(leaf)]
-    if all(known):
+    is_location = [operand.source in PLACE_COLUMNS for operand in operands(leaf)]
+    if all(is_location):
         from kts_source.predicate.evaluate import evaluate  # imports pyarrow.compute
 
         return Constant(evaluate(leaf, row)[0].as_py())
-    if isinstance(leaf, Compare) and any(known):
-        op, (unknown, place) = leaf.op, operands(leaf)
-        if known[0]:
-            op, unknown, place = op.flipped, place, unknown
-        return Compare(op, unknown, row.column(place.source)[0].as_py())
+    if isinstance(leaf, Compare) and any(is_location):
+        op, (unknown, location) = leaf.op, operands(leaf)
+        if is_location[0]:
+            op, unknown, location = op.flipped, location, unknown
+        return Compare(op, unknown, row.column(location.source)[0].as_py())
     return leaf
 
 

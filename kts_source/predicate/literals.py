@@ -1,10 +1,11 @@
 """Reads literals as Spark SQL does (ANSI mode), and parses text with sqlglot.
 
-Whole numbers, decimals and doubles are compared as the widest of them. Other operands must have one
-kind, but string literals are read as timestamps and dates, and dates as the midnight they begin at.
-Other casts of Spark, such as strings to numbers, are refused.
+Whole numbers, decimals and doubles are compared as the widest type among the operands. Other
+operands must have one kind, but string literals are read as timestamps and dates, and a date is
+read as its midnight. Other casts of Spark, such as strings to numbers, are refused.
 
-sqlglot does not see string literals, whose escapes are Spark's: `SqlText` replaces them by marks.
+String literals have Spark's escapes, so sqlglot does not see them: `SqlText` replaces them by
+marks.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def string_literal(text: str) -> str | bytes:
         return _utf8(text[2:-1])
     if _QUOTED.fullmatch(text):
         return _utf8(_ESCAPE.sub(_unescaped, text[1:-1]))
-    raise ValueError(f"{text} is not a literal that is understood here")
+    raise ValueError(f"{text} is not a supported literal")
 
 
 def _utf8(text: str) -> str:
@@ -81,7 +82,7 @@ def _unescaped(match: re.Match[str]) -> str:
     if four or eight:
         number = int(four or eight, 16)
         if number > 0x10FFFF:
-            raise ValueError(f"{match[0]} is no character")
+            raise ValueError(f"{match[0]} is not a character")
         return chr(number)
     if octal:
         return chr(int(octal, 8))
@@ -102,7 +103,7 @@ def time_zone(text: str) -> tzinfo:
             return zoneinfo.ZoneInfo(name)
         except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
             pass
-    raise ValueError(f"there is no time zone {text!r}")
+    raise ValueError(f"unknown time zone {text!r}")
 
 
 def instant(text: str, zone: tzinfo | None) -> int:
@@ -121,7 +122,7 @@ def instant(text: str, zone: tzinfo | None) -> int:
             f"{text!r} is not a timestamp such as '2024-01-31 12:00:00Z' or '2024-01-31T12:00:00'"
         )
     *_, fraction, named = match.groups()
-    year, month, day, hour, minute, second = (int(part or 0) for part in match.groups()[:6])
+    year, month, day, hour, minute, second = (int(field or 0) for field in match.groups()[:6])
     if named:
         zone = time_zone(named)
     if zone is None:
@@ -142,7 +143,7 @@ def local_time(text: str) -> int:
     """
     match = _TIMESTAMP.fullmatch(text.strip())
     if match is not None and match[8]:
-        raise ValueError(f"{text!r} names a time zone, and what it is compared with has none")
+        raise ValueError(f"{text!r} names a time zone, and the other operand has none")
     return instant(text, UTC)
 
 
@@ -209,7 +210,7 @@ def read_as(operand: Operand, kind: Kind) -> Operand | None:
 
 
 def alike(left: Operand, right: Operand) -> tuple[Operand, Operand] | None:
-    """Returns two operands read as a common kind; `None` if there is none."""
+    """Returns two operands read as a common kind; `None` without a common kind."""
     for kind in (left.kind, right.kind):
         first, second = read_as(left, kind), read_as(right, kind)
         if first is not None and second is not None:
@@ -338,11 +339,13 @@ class SqlText:
         if not errors:
             return f"not understood: {self._text!r}"
         description = str(errors[0].get("description") or "not understood").strip().rstrip(".")
+        if "<class" in description:  # sqlglot names its own classes
+            description = "an operand is missing"
         return f"{description} near {errors[0].get('highlight')!r} in {self._text!r}"
 
 
 def names_of(node: exp.Column | exp.Dot) -> tuple[str, ...]:
     """Returns the parts of a name from left to right; empty if one is not an identifier."""
-    parts = node.parts
-    names = tuple(part.name for part in parts if isinstance(part, exp.Identifier))
-    return names if len(names) == len(parts) else ()
+    nodes = node.parts
+    names = tuple(name_node.name for name_node in nodes if isinstance(name_node, exp.Identifier))
+    return names if len(names) == len(nodes) else ()

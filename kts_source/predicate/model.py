@@ -156,7 +156,7 @@ class In:
     """`operand IN (values)`.
 
     Attributes:
-        has_null: Whether NULL is among the values: the result is null if no other value matches.
+        has_null: True if NULL is among the values: the result is null if no other value matches.
     """
 
     operand: Operand
@@ -303,13 +303,15 @@ def find_field(kind: pa.DataType, path: Sequence[str]) -> tuple[tuple[str, ...],
     for name in path:
         above = f"field {'.'.join(exact)!r}" if exact else "the column"
         if not pa.types.is_struct(kind):
-            raise ValueError(f"is not there: {above} is a {_short(kind)}")
+            raise ValueError(f"does not exist: {above} is a {_short(kind)}")
         names = [field.name for field in kind]
         matches = [other for other in names if other.lower() == name.lower()]
         if not matches:
-            raise ValueError(f"is not there: {above} has no field {name!r}, but {', '.join(names)}")
+            raise ValueError(
+                f"does not exist: {above} has no field {name!r}, but {', '.join(names)}"
+            )
         if len(matches) > 1:
-            raise ValueError(f"may be any of {', '.join(matches)}, which differ by case alone")
+            raise ValueError(f"may be any of {', '.join(matches)}, which differ only in case")
         exact += (matches[0],)
         kind = kind.field(kind.get_field_index(matches[0])).type
     return exact, kind
@@ -320,7 +322,7 @@ def kind_of(type: pa.DataType) -> Kind:
     for fits, kind in _KINDS:
         if fits(type):
             return kind
-    raise ValueError(f"is a {_short(type)}, which a predicate cannot look at")
+    raise ValueError(f"is a {_short(type)}, which a predicate cannot compare")
 
 
 def _is_instant(type: pa.DataType) -> bool:

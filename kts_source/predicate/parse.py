@@ -207,8 +207,8 @@ class _Parser:
                 return Compare(Op.EQ, self._of_kind(node, node, Kind.BOOLEAN), True)
         if op := _OPS.get(type(node)):
             return self._compared(node, op, node.this, node.expression)
-        if part := _PARTS.get(type(node)):
-            return self._has_text(node, part, node.this, node.expression)
+        if position := _PARTS.get(type(node)):
+            return self._has_text(node, position, node.this, node.expression)
         raise self._refused(node)
 
     def _compared(self, node: exp.Expr, op: Op, left: exp.Expr, right: exp.Expr) -> Predicate:
@@ -236,10 +236,10 @@ class _Parser:
         literals = [self._literal(value) for value in node.expressions]
         if not literals:
             raise self._refused(node)
-        given = [literal for literal in literals if literal is not None]
-        operand, values = self._with_literals(node, operand, given)
+        values_without_null = [literal for literal in literals if literal is not None]
+        operand, values = self._with_literals(node, operand, values_without_null)
         different = tuple(filter(_fits, dict.fromkeys(values)))
-        return In(operand, different, has_null=len(given) < len(literals))
+        return In(operand, different, has_null=len(values_without_null) < len(literals))
 
     def _like(self, node: exp.Like, escape: str = "\\") -> Predicate:
         operand = self._of_kind(node, node.this, Kind.BYTES)
@@ -251,14 +251,16 @@ class _Parser:
         like = Like(operand, parse_pattern(pattern, escape))
         return Not(like) if node.args.get("negate") else like
 
-    def _has_text(self, node: exp.Expr, part: Part, left: exp.Expr, right: exp.Expr) -> Predicate:
+    def _has_text(
+        self, node: exp.Expr, position: Part, left: exp.Expr, right: exp.Expr
+    ) -> Predicate:
         operand = self._of_kind(node, left, Kind.BYTES)
         text = self._literal(right)
         if text is None:
             return Constant(None)
         _, (value,) = self._with_literals(node, operand, [text])
         assert isinstance(value, bytes)
-        return HasText(part, operand, value)
+        return HasText(position, operand, value)
 
     def _function(self, node: exp.Anonymous) -> Predicate:
         match str(node.this).lower(), node.expressions:
@@ -275,20 +277,20 @@ class _Parser:
     def _operand(self, node: exp.Expr) -> Operand:
         operand = self._read(node)
         if not isinstance(operand, Operand):
-            raise self._refused(node, "stands where a column is expected")
+            raise self._refused(node, "appears where a column is expected")
         return operand
 
     def _of_kind(self, node: exp.Expr, column: exp.Expr, kind: Kind) -> Operand:
         operand = self._operand(column)
         if operand.kind is not kind:
-            what = "looks for text in" if kind is Kind.BYTES else "is no condition, but"
+            what = "looks for text in" if kind is Kind.BYTES else "is not a condition, but"
             raise self._refused(node, f"{what} {operand.kind.value}")
         return operand
 
     def _literal(self, node: exp.Expr) -> _Literal:
         literal = self._read(node)
         if isinstance(literal, Operand):
-            raise self._refused(node, "stands where a literal is expected")
+            raise self._refused(node, "appears where a literal is expected")
         return literal
 
     def _read(self, node: exp.Expr) -> Operand | _Literal:
@@ -373,7 +375,7 @@ class _Parser:
         try:
             return with_literals(operand, literals, self._zone)
         except ValueError as error:
-            raise self._refused(node, str(error)) from None
+            raise ValueError(f"{self._text.of(node)}: {error}") from None
 
 
 def _chain(node: exp.Expr) -> Iterator[exp.Expr]:

@@ -61,7 +61,7 @@ def read_range(
     Raises:
         DataLossError: Brokers no longer have the offsets that were planned.
         BrokerError: Brokers refuse, or do not respond.
-        CorruptSegmentError: They sent bytes that are not what was written.
+        CorruptSegmentError: They sent invalid bytes.
     """
     losses = Losses(broker_range, settings, meter)
     fetcher = RangeFetcher(
@@ -112,7 +112,7 @@ def rows_of(
 
     Args:
         fetched: The batches, as `RangeFetcher` yields them.
-        broker_range: The range; rows outside of it are skipped.
+        broker_range: The range; other rows are skipped.
         settings: Settings of the scan.
         aborted: Transactions to skip, if the range is fetched without them.
         transactions: Compares the markers with `aborted`.
@@ -153,7 +153,7 @@ def rows_of(
             yield from _finish(decoder, meter)
     except SegmentFormatError as error:
         raise CorruptSegmentError(
-            f"a broker sent what is not valid: {error.message}",
+            f"a broker sent invalid data: {error.message}",
             topic=broker_range.topic,
             partition=broker_range.partition,
             offset=error.offset,

@@ -54,18 +54,18 @@ class ThreadTiers:
 def in_threads(
     reads: Sequence[Callable[[], Iterator[pa.RecordBatch]]], threads: int, *, ordered: bool
 ) -> Generator[pa.RecordBatch]:
-    """Yields the batches of many reads, of which `threads` run at a time.
+    """Yields the batches of many reads. At most `threads` reads run at a time.
 
-    Nothing runs before the first batch is asked for. Closing the generator cancels requests to the
+    Nothing runs before the first batch is requested. Closing the generator cancels requests to the
     store and waits until the threads have ended. An error of a read is raised in its turn if
     `ordered`, else immediately, and ends the other reads.
 
-    Memory: up to about twice `WAITING_BYTES` a thread, and the batch that each one works on.
+    Memory: up to about twice `WAITING_BYTES` and one batch per thread.
 
     Args:
         reads: Each is opened and read to its end in one thread.
         threads: Number of reads that run at a time.
-        ordered: True if the batches come in the order of the reads; else as they are ready.
+        ordered: True if the batches come in the order of the reads; else as soon as they are ready.
     """
     handover = _Handover(reads, threads, ordered=ordered)
     workers = [

@@ -50,7 +50,7 @@ _UNKNOWN_PLACE = TaskPlace()
 def run_task(
     task: ScanTask,
     options: ScanOptions,
-    place: TaskPlace = _UNKNOWN_PLACE,
+    location: TaskPlace = _UNKNOWN_PLACE,
     *,
     batches: BatchLimits = FOR_SPARK,
     whole: bool = False,
@@ -65,23 +65,23 @@ def run_task(
     Args:
         task: Task to read.
         options: Options of the scan.
-        place: The scan and the number of the task.
+        location: The scan and the number of the task.
         batches: Limits of a batch.
         whole: True if the consumer takes all rows, so that the first request need not be alone.
         on_end: Called with the metrics when the task has ended in any way.
-        opened: The tier, if a thread reads many tasks of it; it stays open.
-        set_aside: Takes rows whose key or value cannot be decoded; see `TypedRows`.
+        opened: The tier, if a thread reads many tasks; it stays open.
+        set_aside: Takes rows with a key or value that cannot be decoded; see `TypedRows`.
 
     Raises:
         TieredKafkaError: See `read_task`.
     """
     tier = open_tier(options) if opened is None else opened
-    meter = TaskMeter(task, tier, place)
+    meter = TaskMeter(task, tier, location)
     outcome = CLOSED
     try:
         source = SegmentSource(tier, options.key_ring)
         settings = replace(ReadSettings.of(options), batches=batches)
-        if whole or place.partition:
+        if whole or location.partition:
             # A LIMIT asks for the first task only; later ones are read whole and need not wait.
             ahead = replace(settings.read_ahead, slow_start=False)
             settings = replace(settings, read_ahead=ahead)
@@ -175,7 +175,7 @@ def _read_with_brokers(
         if not settings.broker_fallback:
             yield from read_slices(task.slices, source, settings, meter=meter)
         elif task.slices:
-            # The last offset of a batch tells which rows were returned.
+            # The last offset of a batch shows which rows were returned.
             columns = list(settings.columns)
             has_offset = "offset" in columns
             followed = settings if has_offset else replace(settings, columns=(*columns, "offset"))
@@ -250,7 +250,7 @@ def read_slices(
             _skip_rest(position, failure, settings, meter)
             if position.decoder is not None:
                 yield from position.decoder.finish(meter, rest_is_lost=True)
-        number = next(at for at, task_slice in enumerate(slices) if task_slice is failed)
+        number = next(index for index, task_slice in enumerate(slices) if task_slice is failed)
         slices = slices[number + 1 :]
 
 
@@ -309,7 +309,7 @@ def _load_decoder() -> None:
 def _skip_rest(
     position: _Position, error: TieredKafkaError, settings: ReadSettings, meter: TaskMeter | None
 ) -> None:
-    """Logs and counts the rest of a slice whose object was deleted.
+    """Logs and counts the rest of a slice after its object was deleted.
 
     Raises:
         DataLossError: The settings say that this is an error.
@@ -321,14 +321,14 @@ def _skip_rest(
     topic, partition = task_slice.topic, task_slice.partition
     offsets = task_slice.start_offset, task_slice.stop_offset
     what = "offsets" if task_slice.is_whole else "a slice of offsets"
-    rest = ", of which the first may have been returned," if is_started else ""
+    rest = " (some of their rows may have been returned)" if is_started else ""
     text = (
-        f"{what} [{offsets[0]}, {offsets[1]}){rest} have gone since the plan was made: no object"
-        f" {error.uri}"
+        f"{what} [{offsets[0]}, {offsets[1]}) cannot be read{rest}: the object was deleted"
+        f" after the plan was made: {error.uri}"
     )
     if settings.fail_on_data_loss:
         raise DataLossError(
-            f"{text}; failOnDataLoss=false leaves them out",
+            f"{text}. Plan again, or set failOnDataLoss=false to skip these offsets",
             topic=topic,
             partition=partition,
             offset=task_slice.start_offset,

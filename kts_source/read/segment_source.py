@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # brings it to ENOUGH_REQUEST_BYTES.
 ENOUGH_REQUEST_BYTES = 8 << 20
 MAX_REQUEST_BYTES = 16 << 20
-FIRST_REQUEST_BYTES = 1 << 20  # of a task: a LIMIT may need no more
+FIRST_REQUEST_BYTES = 1 << 20  # of a task: often enough for a LIMIT
 MAX_INDEX_BYTES = 64 << 20  # far above segment.index.bytes (10 MiB)
 
 MAX_TOGETHER_BYTES: Final = 64 << 10
@@ -144,7 +144,7 @@ class SegmentSource:
         Reads ahead across chunks and spans. Close the generator to cancel the requests under way.
 
         Args:
-            spans: What to read; consumed one by one as the read-ahead gets to them.
+            spans: Byte ranges to read; consumed when the read-ahead gets to them.
             read_ahead: Limits of the read-ahead.
             while_waiting: Called while this thread waits for the first bytes of a slow start.
 
@@ -267,7 +267,7 @@ class _ChunkRun(NamedTuple):
     """Neighboring chunks of one segment that are read with one request.
 
     Attributes:
-        is_restored: True if the answer holds original bytes, not those of the stored object.
+        is_restored: True if the answer has original bytes, not bytes of the stored object.
     """
 
     objects: SegmentObjects
@@ -350,7 +350,7 @@ def read_side_file(
 
     The plugin stores a segment's side files one after the other in one object. With a pack, small
     neighbors that are usually needed together are read with the same request and kept in the pack;
-    if a bound cuts the segment, all of them. Other files are read through the tier's cache.
+    if a bound cuts the segment, all its side files. Other files are read through the tier's cache.
 
     Raises:
         TieredKafkaError: See `ObjectStore.get_range`.

@@ -69,7 +69,7 @@ class SliceSpan(SegmentSpan):
     """Bytes of one slice, and the first bytes after it if its end is to be checked.
 
     Attributes:
-        last: `None` if the next span has the rest of the slice, whose end is not looked up yet.
+        last: `None` if the end of the slice is not looked up yet; the next span has the rest.
     """
 
     task_slice: SegmentSlice
@@ -95,8 +95,8 @@ def slice_spans(
 ) -> Iterator[SliceSpan]:
     """Yields the byte ranges of slices.
 
-    With `early`, the first request is a span of its own if it needs no index: a LIMIT may need no
-    more, and its bytes arrive sooner than those of a whole chunk.
+    With `early`, the first request is a span of its own if it needs no index: it is often
+    enough for a LIMIT, and its bytes arrive sooner than a complete chunk.
     """
     for task_slice in slices:
         start = segment_start(task_slice)
@@ -124,7 +124,7 @@ def errors_in_span(span: SegmentSpan, source: SegmentSource) -> Iterator[None]:
 
 
 def slice_boundaries(task_slice: SegmentSlice, source: SegmentSource) -> tuple[Boundary, Boundary]:
-    """Returns the boundaries that the slice's cuts stand for.
+    """Returns the boundaries of a slice that result from its cuts.
 
     Each cut moves to the first offset-index entry at or after it, or to the segment's end. Without
     a usable index all inner cuts move to the end, so the slice that begins at 0 reads the segment.
@@ -143,8 +143,8 @@ def slice_boundaries(task_slice: SegmentSlice, source: SegmentSource) -> tuple[B
         is_inside = task_slice.start_offset > task_slice.segment_start
         if index is None and task_slice.cut_start > 0 and is_inside:
             raise CorruptSegmentError(
-                "the offset index cannot be used, and it could when the plan was made: nothing"
-                f" tells where offset {task_slice.start_offset} is; plan again",
+                "the offset index is invalid, and it was valid when the plan was made, so it is"
+                f" unknown where offset {task_slice.start_offset} is; plan again",
                 offset=task_slice.start_offset,
             )
     return (
@@ -249,7 +249,7 @@ def checked_stop(stop: Boundary, size: int) -> int:
 
 
 def usable_offset_index(data: bytes | None, base_offset: int, size: int) -> OffsetIndex | None:
-    """Returns an offset index whose positions may serve as boundaries.
+    """Returns an offset index if its positions may serve as boundaries.
 
     Returns `None` if it is empty or contradicts itself. The result depends on the file alone, so
     all slices of a segment agree on it.
@@ -259,7 +259,7 @@ def usable_offset_index(data: bytes | None, base_offset: int, size: int) -> Offs
     try:
         index = OffsetIndex.from_bytes(data, base_offset=base_offset) if data else None
     except SegmentFormatError as error:
-        log.warning("offset index not usable, reading the segment whole: %s", error)
+        log.warning("the offset index is invalid, so the whole segment is read: %s", error)
         return None
     if index is None or len(index.positions) == 0 or int(index.positions[-1]) >= size:
         return None

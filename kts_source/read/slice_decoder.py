@@ -261,7 +261,7 @@ def _look_back(
     source: SegmentSource,
     aborts: dict[int, int],
 ) -> None:
-    """Looks before a slice for data of the producers whose ABORT marker no index has."""
+    """Looks before a slice for data of the producers with an ABORT marker that no index has."""
     unseen = dict(aborts)
     if unseen and (task_slice.cut_start > 0 or around.read_from < task_slice.start_offset):
         batches = _transactional_batches(task_slice, task_slice.objects, source, 0)

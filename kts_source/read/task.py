@@ -50,7 +50,7 @@ class SegmentSlice:
     """Rows of a segment's batches that begin between two cuts, within an offset range.
 
     Both neighbors of a cut take the first offset-index entry at or after it as the boundary. So
-    slices tile a segment whatever the cuts are. Cut 0 is the segment's start; a cut at its size is
+    slices tile a segment for any cuts. Cut 0 is the segment's start; a cut at its size is
     its end.
 
     Attributes:
@@ -60,7 +60,7 @@ class SegmentSlice:
         cut_stop: Nominal last byte, exclusive.
         start_offset: Rows below it are skipped.
         stop_offset: Rows at or above it are skipped.
-        aborted: Intervals whose transactional batches are skipped.
+        aborted: Intervals in which transactional batches are skipped.
         lineage: Epochs that own the offset range; a batch of another epoch is an error. Empty =
             not checked.
         topic_id: Id of the topic.
@@ -120,8 +120,8 @@ class ScanTask:
 
     @property
     def nominal_bytes(self) -> int:
-        """Original bytes of all slices, and about those of the ranges."""
-        return sum(part.nominal_bytes for part in self.parts)
+        """Original bytes of all slices, and an estimate for the ranges."""
+        return sum(task_part.nominal_bytes for task_part in self.parts)
 
     @property
     def parts(self) -> tuple[SegmentSlice | BrokerRange, ...]:
@@ -131,4 +131,6 @@ class ScanTask:
     @property
     def topic_partitions(self) -> tuple[str, ...]:
         """Names of the partitions, such as `orders-0`."""
-        return tuple(dict.fromkeys(f"{part.topic}-{part.partition}" for part in self.parts))
+        return tuple(
+            dict.fromkeys(f"{task_part.topic}-{task_part.partition}" for task_part in self.parts)
+        )

@@ -32,7 +32,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 DONE: Final = "done"
-CLOSED: Final = "closed"  # the consumer wanted no more rows, as with LIMIT
+CLOSED: Final = "closed"  # the consumer stopped reading, as with LIMIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,10 @@ class TaskPlace:
 
 
 class LostRange(NamedTuple):
-    """Offsets [start, stop) whose object was deleted after planning.
+    """Offsets [start, stop) that lost their object after planning.
 
     Attributes:
-        in_part: True if some of them may have been returned.
+        in_part: True if some records may have been returned.
     """
 
     topic: str
@@ -72,9 +72,9 @@ class TaskMetrics:
 
     Attributes:
         scan: See `TaskPlace`, as for `stage`, `partition` and `attempt`.
-        outcome: `done`, `closed` (the consumer wanted no more), or the name of the error.
+        outcome: `done`, `closed` (the consumer stopped reading), or the name of the error.
         topic_partitions: Partitions that were read, such as `orders-0`.
-        slices: Segments, or slices of them.
+        slices: Segments, or slices of segments.
         rows: Rows returned.
         seconds: Duration of the task, including the consumer's time.
         requests: Reads and look-ups sent; each attempt counts.
@@ -98,7 +98,7 @@ class TaskMetrics:
         batches_skipped_aborted: Batches of aborted transactions.
         batches_skipped_offset: Batches outside the wanted offsets.
         records_skipped_offset: Records outside the wanted offsets, in batches that were decoded.
-        batches_skipped_timestamp: Batches whose headers have timestamps that `where` excludes.
+        batches_skipped_timestamp: Batches that `where` excludes by the timestamps in their headers.
         records_skipped_key: Records that `find` skipped for their key.
         broker_ranges: Ranges of offsets that were planned to come from brokers.
         broker_requests: Fetches sent to brokers.
@@ -177,7 +177,7 @@ class TaskMetrics:
     def __str__(self) -> str:
         """Returns one line for logs."""
         skipped = self.batches_skipped_control + self.batches_skipped_aborted
-        parts = [
+        texts = [
             f"task {self.outcome}: {self.rows} rows of {', '.join(self.topic_partitions)}",
             f"{self.seconds:.3f} s (waited {self.wait_seconds:.3f}, decrypted"
             f" {self.decrypt_seconds:.3f}, decompressed {self.decompress_seconds:.3f}, decoded"
@@ -185,24 +185,24 @@ class TaskMetrics:
             f"{self.requests} requests, {self.bytes} bytes, {self.retries} retries",
         ]
         if self.hedges or self.mirrored:
-            parts.append(f"{self.hedges} asked twice, {self.mirrored} from the mirror")
+            texts.append(f"{self.hedges} asked twice, {self.mirrored} from the mirror")
         if self.cache_hits or self.cache_misses:
-            parts.append(f"{self.cache_hits} of {self.cache_hits + self.cache_misses} from cache")
-        parts.append(
+            texts.append(f"{self.cache_hits} of {self.cache_hits + self.cache_misses} from cache")
+        texts.append(
             f"{self.batches} batches, {skipped} of them control or aborted,"
             f" {self.batches_skipped_offset} outside the offsets,"
             f" {self.batches_skipped_timestamp} outside the timestamps"
         )
         if self.broker_requests:
-            parts.append(
+            texts.append(
                 f"{self.broker_bytes} bytes in {self.broker_requests} fetches from brokers,"
                 f" {self.broker_fallbacks} of them in place of the tier"
             )
         if self.malformed:
-            parts.append(f"{self.malformed} rows left out that cannot be decoded")
+            texts.append(f"{self.malformed} rows left out that cannot be decoded")
         if self.lost:
-            parts.append(f"lost: {'; '.join(self.lost)}")
-        return ", ".join(parts)
+            texts.append(f"lost: {'; '.join(self.lost)}")
+        return ", ".join(texts)
 
 
 @dataclass(slots=True)
@@ -267,14 +267,14 @@ class BrokerWork:
 class TaskMeter:
     """Counts the work of one task attempt from its creation on."""
 
-    def __init__(self, task: ScanTask, tier: Tier, place: TaskPlace) -> None:
+    def __init__(self, task: ScanTask, tier: Tier, location: TaskPlace) -> None:
         self._task = task
         self._tier = tier
-        self._place = place
+        self._place = location
         self._began = time.monotonic()
         self._work = tier.store.counters
         self._cached = tier.caches.counters
-        self.run = f"{place.scan} {place.stage}" if place.scan else ""
+        self.run = f"{location.scan} {location.stage}" if location.scan else ""
         self.stopwatch = Stopwatch()
         self.brokers = BrokerWork()
         self.rows = 0

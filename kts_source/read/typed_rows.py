@@ -1,7 +1,7 @@
 """Decodes keys and values of rows as options `key.format` and `value.format` say.
 
-A condition on fields decodes only those fields first. The rows it keeps are decoded once more, as
-the table wants them. So which rows are kept does not depend on the columns of the table: a row is
+A condition on fields decodes only those fields first. The rows that it keeps are decoded again
+for the table. So which rows are kept does not depend on the columns of the table: a row is
 malformed for the condition if the condition's own fields are.
 """
 
@@ -54,7 +54,7 @@ class TypedRows:
         columns: Wanted columns, in order.
         formats: Formats of keys and values.
         where: A condition on their fields; rows for which it is not true are skipped.
-        set_aside: Takes malformed rows, which are then skipped; not those of mode PERMISSIVE.
+        set_aside: Takes malformed rows, which are then skipped, except in mode PERMISSIVE.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class TypedRows:
         self._filter = (
             None if where is None else _FieldFilter(where, formats, fails=set_aside is None)
         )
-        # DROPMALFORMED skips the same rows whatever columns are wanted.
+        # DROPMALFORMED skips the same rows for any wanted columns.
         self._formats = [
             form
             for form in formats
@@ -128,9 +128,9 @@ class TypedRows:
         return malformed + kept.malformed, rows, error or kept.error
 
     def _decode(
-        self, batch: pa.RecordBatch, known: Mapping[str, BadValues] = _NO_BAD_VALUES
+        self, batch: pa.RecordBatch, bad_values: Mapping[str, BadValues] = _NO_BAD_VALUES
     ) -> _Outcome:
-        """Decodes the rows of a batch. The filter could not decode the `known` values."""
+        """Decodes the rows of a batch. The filter could not decode the `bad_values` values."""
         columns = {name: batch.column(name) for name in batch.schema.names}
         columns |= {raw: columns[name] for raw, name in _SOURCES.items() if name in columns}
         kept = None
@@ -138,16 +138,16 @@ class TypedRows:
         for form in self._formats:
             values = _decode_column(batch, form)
             if values.bad and form.mode == FAILFAST and self._set_aside is None:
-                # The rows before are valid, and a limit may want no more.
+                # The rows before are valid, and may be enough for a limit.
                 bad = values.bad[0]
-                malformed, rows, earlier = self._decode(batch.slice(0, bad.row), known)
+                malformed, rows, earlier = self._decode(batch.slice(0, bad.row), bad_values)
                 return malformed, rows, earlier or _error(batch, form, bad)
             if values.bad and form.mode != PERMISSIVE:
                 if self._set_aside is not None:
                     reasons = _reasons_by_row(form.column, values.bad) | reasons
                 kept = np.ones(batch.num_rows, np.bool_) if kept is None else kept
                 kept[[bad.row for bad in values.bad]] = False
-            if known_bad := known.get(form.column):
+            if known_bad := bad_values.get(form.column):
                 values = _with_bad(values, known_bad)
             columns[form.column] = values.array
             if form.error_column is not None:
@@ -255,9 +255,9 @@ def _renumber(
     }
 
 
-def _with_bad(values: DecodedValues, known: BadValues) -> DecodedValues:
+def _with_bad(values: DecodedValues, bad_values: BadValues) -> DecodedValues:
     """Returns the values with nulls in place of those known to be bad."""
-    by_row = {bad.row: bad for bad in (*known, *values.bad) if bad.row < len(values.array)}
+    by_row = {bad.row: bad for bad in (*bad_values, *values.bad) if bad.row < len(values.array)}
     null = np.zeros(len(values.array), np.bool_)
     null[list(by_row)] = True
     rows = pa.array(np.arange(len(null)), mask=null)
@@ -285,9 +285,9 @@ def _text(bad: BadValue) -> str:
 
 def _error(batch: pa.RecordBatch, form: ColumnFormat, bad: BadValue) -> InvalidValueError:
     return InvalidValueError(
-        f"the {form.column} is not what option '{form.column}.format' ({form.format}) says:"
-        f" {_text(bad)}; {form.column}.mode=PERMISSIVE gives null instead,"
-        f" {form.column}.mode=DROPMALFORMED leaves such rows out",
+        f"the {form.column} does not match option '{form.column}.format' ({form.format}):"
+        f" {_text(bad)}. Set {form.column}.mode=PERMISSIVE to get null instead, or"
+        f" {form.column}.mode=DROPMALFORMED to skip such rows",
         **_location(batch, bad.row),
     )
 

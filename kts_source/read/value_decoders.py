@@ -4,7 +4,7 @@ A process has one decoder for each format, so all tasks share the schemas it has
 up.
 
 Ids may be in the headers of a record instead of in front of the value. Confluent's newer
-serializers write `__value_schema_id` and `__key_schema_id`, which hold the usual prefix: byte 0 and
+serializers write `__value_schema_id` and `__key_schema_id`, which have the usual prefix: byte 0 and
 an id, or byte 1 and a GUID. Apicurio's serializers by default write `apicurio.value.globalId` or
 `apicurio.value.contentId`, an id of 8 bytes, and `apicurio.value.encoding`. A registry with
 Confluent's API does not say which of Apicurio's two kinds of ids it has, so it is not asked.
@@ -91,7 +91,7 @@ def value_decoder(form: ColumnFormat) -> ValueDecoder:
     )
 
 
-# A condition's fields and those of the table have the same writers.
+# A condition's fields and the table's fields have the same writers.
 @lru_cache(32)
 def _writers(registry: RegistryPlace) -> ById[int | str, Schema]:
     return ById(partial(_writer, registry))
@@ -143,7 +143,7 @@ def _messages(registry: RegistryPlace, schema_id: int | str) -> dict[tuple[int, 
 
 
 def needed_columns(formats: Iterable[ColumnFormat]) -> tuple[str, ...]:
-    """Returns the columns that `framed` needs besides the decoded ones."""
+    """Returns the columns that `framed` needs in addition to the decoded ones."""
     return (HEADERS,) if any(form.format in _NAMED_BY_ID for form in formats) else ()
 
 

@@ -51,7 +51,7 @@ class RegistryAccess:
 
     @property
     def tenant(self) -> str | None:
-        """Identity that an id's meaning may depend on besides the address; contains no secret.
+        """Identity that, with the address, decides about the meaning of an id; contains no secret.
 
         Confluent Cloud serves many registries at one address and selects one by user or header.
         `None` if only a token selects it: any text derived from the token would leak information.
@@ -93,7 +93,7 @@ class RegistryPlace:
         return host in ("localhost", "::1") or host.startswith("127.")
 
     def shown(self) -> RegistryAccess:
-        """Returns the credentials, empty if there are none."""
+        """Returns the credentials, or empty ones."""
         return RegistryAccess() if self.access is None else self.access.reveal()
 
 
@@ -103,7 +103,7 @@ T = TypeVar("T")
 MAX_SCHEMAS: Final = 1000
 """Schemas that are remembered, least recently used first out."""
 MAX_UNKNOWN: Final = 1000
-"""Ids without a usable schema that are looked up within `UNKNOWN_SECONDS`: values may hold any."""
+"""Ids without a usable schema that are looked up within `UNKNOWN_SECONDS`: values may have any."""
 UNKNOWN_SECONDS: Final = 300.0
 
 

@@ -55,7 +55,7 @@ def ask(registry: RegistryPlace, path: str, *, is_new: bool = False) -> dict[str
     Args:
         registry: A URL.
         path: Path after the URL, quoted.
-        is_new: Whether some registries do not have this path.
+        is_new: True if some registries do not have this path.
 
     Raises:
         UnknownSchemaError: See `ask_text`, also for the next two.
@@ -140,30 +140,30 @@ def _untrusted(error: ssl.SSLCertVerificationError) -> RegistryError:
 
 
 def _headers(access: RegistryAccess) -> list[tuple[str, str]]:
-    found = [*access.headers]
+    headers = [*access.headers]
     if access.token:
-        found.append(("Authorization", f"Bearer {access.token}"))
+        headers.append(("Authorization", f"Bearer {access.token}"))
     elif access.user or access.password:
         pair = base64.b64encode(f"{access.user}:{access.password}".encode()).decode()
-        found.append(("Authorization", f"Basic {pair}"))
-    return found
+        headers.append(("Authorization", f"Basic {pair}"))
+    return headers
 
 
 def _read_body(answer: http.client.HTTPResponse, path: str) -> bytes:
     """Reads the body, within a limit of bytes and time."""
     deadline = time.monotonic() + _BODY_SECONDS
-    parts: list[bytes] = []
+    chunks: list[bytes] = []
     size = 0
-    while part := answer.read1(1 << 16):
-        parts.append(part)
-        size += len(part)
+    while chunk := answer.read1(1 << 16):
+        chunks.append(chunk)
+        size += len(chunk)
         if size > _MAX_BODY_BYTES:
             raise RegistryError(f"the registry's answer to {path} has more than 16 MiB")
         if time.monotonic() > deadline:
             raise TransientError("the answer does not end")
     if answer.length:
         raise TransientError("the answer is truncated")
-    return b"".join(parts)
+    return b"".join(chunks)
 
 
 def _is_about_schema(answer: urllib.error.HTTPError) -> bool:

@@ -1,7 +1,7 @@
 """Schemas by id or subject, from a schema registry's URL or from a folder.
 
-A folder holds `<id>.avsc`, `<id>.json` (JSON Schema) or `<id>.desc` (a FileDescriptorSet of protoc
-with --include_imports, whose last file is the schema's).
+A folder has `<id>.avsc`, `<id>.json` (JSON Schema) or `<id>.desc` (a FileDescriptorSet of protoc
+with --include_imports; the last file is the schema's).
 
 A registry is asked through Confluent's REST API: `/schemas/ids/<id>?subject=<subject>`,
 `/schemas/guids/<guid>`, `/subjects/<subject>/versions/<version>` for references, and
@@ -195,10 +195,10 @@ def _read_file(folder: Path, schema_id: int | str) -> RegisteredSchema:
         from google.protobuf import descriptor_pb2
 
         files = descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes()).file
-        parts = tuple((file.name, file.SerializeToString()) for file in files)
-        return RegisteredSchema(PROTOBUF, parts)
+        files_data = tuple((file.name, file.SerializeToString()) for file in files)
+        return RegisteredSchema(PROTOBUF, files_data)
     if not folder.is_dir():
-        raise RegistryError(f"there is no folder of schemas at {folder} on this machine")
+        raise RegistryError(f"the folder of schemas {folder} does not exist on this machine")
     raise LookupError(f"the folder has no schema {schema_id}")
 
 
@@ -226,17 +226,19 @@ def _with_references(
         serialized = _ask_for_id(registry, schema_id, _SERIALIZED)
         document = {"subject": document.get("subject"), **serialized}
     context = _context_of(str(document.get("subject") or "")) or _context_of(registry.subject)
-    parts: dict[str, _Part] = {}
+    schemas: dict[str, _Part] = {}
     root = _Part(f"schema {schema_id}", "", context)
-    for part in _walk_references(registry, root, document, kind, set()):
-        parts.setdefault(part.name, part)
+    for schema in _walk_references(registry, root, document, kind, set()):
+        schemas.setdefault(schema.name, schema)
     if kind == PROTOBUF:
-        return RegisteredSchema(kind, _descriptors(list(parts.values())))
-    return RegisteredSchema(kind, tuple((part.name, part.text.encode()) for part in parts.values()))
+        return RegisteredSchema(kind, _descriptors(list(schemas.values())))
+    return RegisteredSchema(
+        kind, tuple((schema.name, schema.text.encode()) for schema in schemas.values())
+    )
 
 
 def _walk_references(
-    registry: RegistryPlace, part: _Part, document: dict[str, Any], kind: str, seen: set[str]
+    registry: RegistryPlace, schema: _Part, document: dict[str, Any], kind: str, seen: set[str]
 ) -> Iterator[_Part]:
     """Yields the references of a schema, depth first, then the schema."""
     try:
@@ -245,28 +247,28 @@ def _walk_references(
             if name in seen:
                 continue
             if len(seen) >= _MAX_REFERENCES:
-                raise RegistryError(f"{part.name} refers to more than {_MAX_REFERENCES} schemas")
+                raise RegistryError(f"{schema.name} refers to more than {_MAX_REFERENCES} schemas")
             seen.add(name)
             subject = str(reference["subject"])
             if not _context_of(subject):
-                subject = part.context + subject
+                subject = schema.context + subject
             path = f"/subjects/{quote(subject, safe='')}/versions/{int(reference['version'])}"
             if kind == PROTOBUF:
                 path = _with_query(path, _SERIALIZED)
             try:
                 answer = ask(registry, path)
             except LookupError as error:
-                raise LookupError(f"{part.name} refers to {name}: {error}") from None
+                raise LookupError(f"{schema.name} refers to {name}: {error}") from None
             referenced = _Part(name, "", _context_of(subject))
             yield from _walk_references(registry, referenced, answer, kind, seen)
         text = document["schema"]
         if not isinstance(text, str):
             raise TypeError(type(text).__name__)
         text.encode()
-        yield part._replace(text=text)
+        yield schema._replace(text=text)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RegistryError(
-            f"the registry's answer for {part.name} is malformed: {type(error).__name__}"
+            f"the registry's answer for {schema.name} is malformed: {type(error).__name__}"
         ) from None
 
 
@@ -277,8 +279,8 @@ def _cached_schema(registry: RegistryPlace, schema_id: int | str) -> RegisteredS
         return None
     try:
         entry = json.loads(data)
-        parts = tuple((str(part), base64.b64decode(text)) for part, text in entry["parts"])
-        return RegisteredSchema(str(entry["kind"]), parts)
+        schemas = tuple((str(name), base64.b64decode(text)) for name, text in entry["parts"])
+        return RegisteredSchema(str(entry["kind"]), schemas)
     except (ValueError, TypeError, KeyError):
         log.warning("a cached schema cannot be read, so the registry is asked for it again")
         return None
@@ -287,7 +289,7 @@ def _cached_schema(registry: RegistryPlace, schema_id: int | str) -> RegisteredS
 def _cache_schema(registry: RegistryPlace, schema_id: int | str, schema: RegisteredSchema) -> None:
     cache, name = _cache_entry(registry, schema_id)
     if cache is not None:
-        texts = [(part, base64.b64encode(data).decode()) for part, data in schema.parts]
+        texts = [(name, base64.b64encode(data).decode()) for name, data in schema.parts]
         cache.put(name, json.dumps({"kind": schema.kind, "parts": texts}).encode())
 
 
@@ -343,12 +345,12 @@ def _varint(size: int) -> bytes:
     return bytes(out)
 
 
-def _descriptors(parts: list[_Part]) -> _Parts:
+def _descriptors(schemas: list[_Part]) -> _Parts:
     """Returns Protobuf files as descriptors, from serialized descriptors or from texts."""
     try:
-        return tuple((name, base64.b64decode(text, validate=True)) for name, text, _ in parts)
+        return tuple((name, base64.b64decode(text, validate=True)) for name, text, _ in schemas)
     except (binascii.Error, ValueError):
-        return compile_protobuf([(name, text) for name, text, _ in parts])
+        return compile_protobuf([(name, text) for name, text, _ in schemas])
 
 
 def compile_protobuf(files: Sequence[tuple[str, str]]) -> _Parts:

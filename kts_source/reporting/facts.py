@@ -99,13 +99,13 @@ class SegmentColumns:
         }
 
 
-def segment_columns(parts: Sequence[PartitionPlan]) -> SegmentColumns:
+def segment_columns(partitions: Sequence[PartitionPlan]) -> SegmentColumns:
     """Returns the segments of these partitions."""
     classes: dict[str, int] = {}
     rows: list[tuple[int, ...]] = []
     ids: list[str] = []
-    for number, part in enumerate(parts):
-        for start, stop, state, segment in _rows(part):
+    for number, partition in enumerate(partitions):
+        for start, stop, state, segment in _rows(partition):
             objects = segment.objects
             copied_ms = segment.event_timestamp_ms
             flags = COMPRESSED * objects.compression
@@ -139,8 +139,8 @@ def _seconds(ms: int) -> int:
     return UNKNOWN_TIME if ms < 0 else ms // 1000
 
 
-def _rows(part: PartitionPlan) -> Iterator[tuple[int, int, int, RemoteSegment]]:
-    log = part.surviving
+def _rows(partition: PartitionPlan) -> Iterator[tuple[int, int, int, RemoteSegment]]:
+    log = partition.surviving
     used = {id(span.segment) for span in log.ranges}
     rows = [
         (span.start, span.stop, ON_DISK if is_beside(span.segment.objects.log.key) else SERVED, n)
@@ -208,7 +208,7 @@ class Retention:
     """The effect of a retention.
 
     Attributes:
-        older_segments: Served segments whose largest timestamp is older.
+        older_segments: Served segments with an older largest timestamp.
         older_bytes: Their stored bytes.
         older_cost: Their cost in US dollars per month.
         steady_bytes: Stored bytes of that many days at the current rate.
@@ -269,13 +269,13 @@ def retentions(columns: SegmentColumns, rate: float, now_ms: int) -> tuple[Reten
     stored = columns.bytes_by_class(served)
     total = sum(stored.values())
     by_byte = monthly_cost(stored) / total if total else 0.0
-    found = []
+    retained = []
     for days in RETENTIONS:
         limit_s = now_ms // 1000 - days * DAY_S
         older = served & (columns.newest_s >= 0) & (columns.newest_s < limit_s)
         gone = columns.bytes_by_class(older)
         steady = round(rate * days)
-        found.append(
+        retained.append(
             Retention(
                 days,
                 int(older.sum()),
@@ -285,7 +285,7 @@ def retentions(columns: SegmentColumns, rate: float, now_ms: int) -> tuple[Reten
                 steady * by_byte,
             )
         )
-    return tuple(found)
+    return tuple(retained)
 
 
 MAX_TEXTS: Final = 200
@@ -353,7 +353,7 @@ class TierFacts:
         retentions: Effects of retentions.
         cost: Cost of storage and of a full read.
         audit: An audit of the same tier.
-        locked: Partitions whose key is missing; other attributes do not include them.
+        locked: Partitions with a missing key; other attributes do not include them.
     """
 
     uri: str
@@ -382,11 +382,14 @@ class TierFacts:
                 [_cut(mark | detail) for mark, detail in zip(marks, details, strict=True)]
             ),
             "growth": asdict(self.growth),
-            "retentions": [asdict(one) for one in self.retentions],
+            "retentions": [asdict(retention) for retention in self.retentions],
             "cost": asdict(self.cost),
             "states": STATES,
             "classes": self.segments.classes,
-            "locked": [asdict(one) | {"orphans": one.orphans[:MAX_TEXTS]} for one in self.locked],
+            "locked": [
+                asdict(partition) | {"orphans": partition.orphans[:MAX_TEXTS]}
+                for partition in self.locked
+            ],
             "audit": None if self.audit is None else _audit(self.audit),
         }
         shown: dict[str, Any] = _shown(document)
@@ -417,10 +420,10 @@ def tier_facts(
     locked: tuple[LockedPartition, ...] = (),
 ) -> TierFacts:
     """Returns the facts of a described tier, see `TierFacts`."""
-    parts = described.plan.partitions
-    columns = segment_columns(parts)
+    partitions = described.plan.partitions
+    columns = segment_columns(partitions)
     marks = described.description.partitions
-    details = tuple(_detail(p, m, made_ms) for p, m in zip(parts, marks, strict=True))
+    details = tuple(_detail(p, m, made_ms) for p, m in zip(partitions, marks, strict=True))
     grown = growth(columns, made_ms)
     return TierFacts(
         described.uri,
@@ -436,15 +439,18 @@ def tier_facts(
     )
 
 
-def _detail(part: PartitionPlan, mark: PartitionWatermark, made_ms: int) -> PartitionDetail:
+def _detail(partition: PartitionPlan, mark: PartitionWatermark, made_ms: int) -> PartitionDetail:
     newest = mark.tier_end_timestamp_ms
-    ranges = reversed(part.surviving.ranges)
+    ranges = reversed(partition.surviving.ranges)
     last = next((s.segment for s in ranges if not is_beside(s.segment.objects.log.key)), None)
     copied = None if last is None else last.event_timestamp_ms
     return PartitionDetail(
-        tuple((one.producer_id, one.first_offset) for one in part.undecided),
-        tuple((entry.epoch, entry.start_offset) for entry in part.surviving.lineage),
-        sum(sum(orphan.sizes) for orphan in part.orphans),
+        tuple(
+            (transaction.producer_id, transaction.first_offset)
+            for transaction in partition.undecided
+        ),
+        tuple((entry.epoch, entry.start_offset) for entry in partition.surviving.lineage),
+        sum(sum(orphan.sizes) for orphan in partition.orphans),
         None if newest < 0 else made_ms - newest,
         None if copied is None or newest < 0 else copied - newest,
     )
@@ -483,10 +489,10 @@ def _cut(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _audit(report: AuditReport) -> dict[str, Any]:
-    whole = report.to_dict()
-    severities = [one["severity"] for one in whole["findings"]]
+    document = report.to_dict()
+    severities = [finding["severity"] for finding in document["findings"]]
     counts = {name: severities.count(name) for name in ("error", "warning", "info")}
-    return whole | {"findings": whole["findings"][:MAX_FINDINGS], "counts": counts}
+    return document | {"findings": document["findings"][:MAX_FINDINGS], "counts": counts}
 
 
 _MAX_EXACT: Final = (1 << 53) - 1
@@ -497,9 +503,9 @@ def _shown(value: Any) -> Any:  # noqa: ANN401  # JSON's types
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):
-        return {printable(name): _shown(one) for name, one in value.items()}
+        return {printable(name): _shown(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_shown(one) for one in value]
+        return [_shown(item) for item in value]
     if isinstance(value, np.integer):
         value = int(value)
     if isinstance(value, int) and abs(value) > _MAX_EXACT:

@@ -82,7 +82,8 @@ def packed(facts: Mapping[str, Any], segments: SegmentColumns) -> str:
         "storageClass": segments.storage_class,
     }
     offsets = max(
-        (int(np.abs(one).max(initial=0)) for one in (segments.start, segments.stop)), default=0
+        (int(np.abs(column).max(initial=0)) for column in (segments.start, segments.stop)),
+        default=0,
     )
     head = {
         **facts,
@@ -127,8 +128,8 @@ _SCRIPTS: Final = (
 def page(facts: TierFacts) -> str:
     """Returns the whole file.
 
-    Texts from the tier are escaped in the heading, and base64 in the packed facts. The script makes
-    elements of them and no HTML, which the policy enforces.
+    Texts from the tier are escaped in the heading, and base64 in the packed facts. The script
+    creates elements from the facts and never HTML. The content security policy enforces this.
     """
     style = _asset(_STYLE)
     script = '"use strict";\n' + "\n".join(map(_asset, _SCRIPTS))
@@ -199,7 +200,7 @@ def report(
     """Draws the selected topics of a tier: their segments over time and offsets, contents,
     cost, and holes.
 
-    It reads what `describe` reads, and has the same numbers. Partitions whose key is missing are
+    It reads what `describe` reads, and has the same numbers. Partitions with a missing key are
     listed with the facts of their manifests.
 
     Args:
@@ -230,7 +231,7 @@ def report(
 def describe_unlocked(
     options: ScanOptions, tier: Tier | None = None
 ) -> tuple[DescribedPlan | None, tuple[LockedPartition, ...]]:
-    """Describes the partitions whose keys are known, if any, and lists the others.
+    """Describes the partitions with available keys, and lists the others.
 
     Raises:
         TieredKafkaError: See `describe`, except for missing keys.
@@ -241,14 +242,14 @@ def describe_unlocked(
     if described is not None:
         return described, ()
     with errors_only("kts_source"):  # the first attempt has logged all warnings
-        parts = partitions_with_keys(replace(options, fail_on_data_loss=False), tier)
+        partitions = partitions_with_keys(replace(options, fail_on_data_loss=False), tier)
         unlocked, locked = [], []
-        for part, keys in parts:
-            alone = only(options, [part])
+        for partition, keys in partitions:
+            alone = only(options, [partition])
             # A key may be missing only for old segments, which are not described.
             if keys and unless_locked(partial(described_plan, alone, tier)) is None:
-                locked.append(locked_partition(part, keys))
+                locked.append(locked_partition(partition, keys))
             else:
-                unlocked.append(part)
+                unlocked.append(partition)
         described = described_plan(only(options, unlocked), tier) if unlocked else None
     return described, tuple(locked)

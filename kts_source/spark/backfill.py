@@ -59,11 +59,11 @@ def backfill(
             they are stored, and the reason. Without it they are errors.
         compact: Keep only the latest record of each (topic, partition, key), as Kafka's cleaner
             does. Later runs rewrite all files of the table; plain Parquet needs a new folder.
-        tombstones: Latest records whose value is null: `keep` (default), `remove`, or `remove-old`
+        tombstones: Latest records with a null value: `keep` (default), `remove`, or `remove-old`
             for tombstones older than `delete_retention_ms` before the newest record.
         delete_retention_ms: See `tombstones`; default: one day.
-        follow: Repeat until SIGTERM or SIGINT, then return a report of all rounds, each of which
-            logger `kts_source.export.follow` logs as JSON.
+        follow: Repeat until SIGTERM or SIGINT, then return a report of all rounds. Logger
+            `kts_source.export.follow` logs each round as JSON.
         interval: With `follow`, time between rounds: `60s` (default), `15m`, `1h`; at least `1s`.
         round_bytes: With `follow`, in place of `commit_bytes`: bytes of a round; default 8 GiB.
         schema_evolution: With `add` new fields of typed columns are added and missing ones are

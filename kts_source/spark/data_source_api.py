@@ -38,7 +38,7 @@ try:
         ReadMaxRows,
         SupportsTriggerAvailableNow,
     )
-except ModuleNotFoundError:  # they came with Spark 4.2; earlier ones ask for none of them
+except ModuleNotFoundError:  # new in Spark 4.2; older versions use none
 
     class ReadAllAvailable:  # type: ignore[no-redef]
         """A limit that Spark 4.0 and 4.1 do not know."""
@@ -66,7 +66,7 @@ __all__ = [
 
 
 class Travels(abc.ABCMeta):
-    """Metaclass whose classes `load` unpickles, so that a worker without this package says so."""
+    """Metaclass of classes that `load` unpickles, so that a worker without this package says so."""
 
 
 def _loaded(cls: type) -> tuple[Any, ...]:

@@ -70,16 +70,19 @@ def typed_as(
     """Returns formats with the types of a schema's columns for JSON without `value.schema`.
 
     Raises:
-        InvalidOptionError: The schema lacks a column whose type is needed, or has a type that JSON
-            is not read to.
+        InvalidOptionError: The schema lacks a column with a needed type, or has a type that
+            JSON cannot be decoded to.
     """
-    if not any(one.needs_type for one in formats):
+    if not any(column_format.needs_type for column_format in formats):
         return tuple(formats)
     from pyspark.sql.pandas.types import to_arrow_schema
 
     if isinstance(schema, types.StructType):
         schema = to_arrow_schema(schema)
-    return tuple(_typed_as(schema, one) if one.needs_type else one for one in formats)
+    return tuple(
+        _typed_as(schema, column_format) if column_format.needs_type else column_format
+        for column_format in formats
+    )
 
 
 def _typed_as(schema: pa.Schema, form: ColumnFormat) -> ColumnFormat:
@@ -92,11 +95,11 @@ def _typed_as(schema: pa.Schema, form: ColumnFormat) -> ColumnFormat:
         )
     try:
         # The schema has only the fields of `value.columns`.
-        known = replace(form, schema=print_ddl(schema.field(form.column).type), fields=None)
-        _ = known.type
+        typed = replace(form, schema=print_ddl(schema.field(form.column).type), fields=None)
+        _ = typed.type
     except ValueError as error:
         raise InvalidOptionError(f"column {form.column!r} of the schema: {error}") from None
-    return known
+    return typed
 
 
 def columns_of(
@@ -146,8 +149,7 @@ def columns_of(
 
 
 class TieredKafkaDataSource(DataSource, metaclass=Travels):
-    """Kafka topics whose closed segments were moved to object storage, read straight from the
-    objects.
+    """Kafka topics with tiered storage: reads closed segments straight from the objects.
 
     Name: `tiered-kafka`
 
@@ -166,7 +168,7 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
     or option `columns`, decodes and copies only those columns.
 
     Plans once for a query: its retries read the same offsets; another query on the DataFrame plans
-    anew, as in Spark's Kafka source.
+    again, as in Spark's Kafka source.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -182,7 +184,7 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
 
     def schema(self) -> types.StructType:
         """Returns the columns that the options ask for; a sample gives types of untyped JSON."""
-        if any(one.needs_type for one in self._scan_options.formats):
+        if any(column_format.needs_type for column_format in self._scan_options.formats):
             with explained_imports():
                 from kts_source.planning.infer_types import with_types
 
@@ -243,7 +245,7 @@ def register(spark: SparkSession) -> None:
 
 
 def session_builder() -> SparkSession.Builder:
-    """Returns a session builder whose Python workers run this process's interpreter.
+    """Returns a session builder with Python workers that run this process's interpreter.
 
     The environment may name another interpreter. By default Spark runs `python3`, which may not
     have this package.

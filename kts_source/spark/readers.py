@@ -1,7 +1,7 @@
 """Readers that Spark calls: they plan on the driver and read in the tasks.
 
 The stream reader works with Spark 4.0 to 4.3. Up to 4.1 `latestOffset` has no arguments: the next
-batch begins at the end of the last batch whose partitions Spark asked for, and the limits of the
+batch begins at the end of the last batch that Spark requested partitions of, and the limits of the
 options apply under every trigger.
 """
 
@@ -133,8 +133,8 @@ class TieredKafkaStreamReader(
 ):
     """Reads the stream of one `load()`.
 
-    Spark pickles another reader for the tasks before anything is planned, so what a batch needs
-    travels in its partitions.
+    Spark pickles another reader for the tasks before anything is planned, so a batch's partitions
+    carry everything that its tasks need.
     """
 
     def __init__(self, options: ScanOptions) -> None:
@@ -164,9 +164,9 @@ class TieredKafkaStreamReader(
         return start if end is position else position_to_json(end)
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802, ANN401  # Spark's name, and its class where it has one
-        """Returns a marker that the limits of the options apply, if there are any.
+        """Returns a marker that the limits of the options apply, if any are set.
 
-        Spark has no class for all of them together.
+        Spark has no class for all limits together.
         """
         stream = self._options.stream
         limits = (stream.max_offsets, stream.max_bytes, stream.max_segments, stream.min_offsets)
@@ -180,7 +180,7 @@ class TieredKafkaStreamReader(
             return self._stream.lag()
         except TieredKafkaError as error:
             # Missing figures must not end a query.
-            log.warning("no figures of how far the stream is behind: %s", error)
+            log.warning("the lag of the stream cannot be computed: %s", error)
             return None
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
@@ -198,9 +198,9 @@ class TieredKafkaStreamReader(
         forget_finders_of_sparks_archives()
         if plan is None:
             return []
-        offsets = sum(part.stop - part.start for part in plan.partitions)
+        offsets = sum(partition.stop - partition.start for partition in plan.partitions)
         log.info(
-            "micro-batch of %d offsets of %d partitions, %d tasks, %d original bytes; behind: %s",
+            "micro-batch of %d offsets of %d partitions, %d tasks, %d original bytes; lag: %s",
             offsets,
             len(plan.partitions),
             len(plan.tasks),

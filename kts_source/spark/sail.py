@@ -54,7 +54,7 @@ _LIMITS: Final = BatchLimits(1 << 17, 4 << 20)
 _MAX_COLUMN_BYTES: Final = (1 << 31) - 1
 """Arrow counts the bytes of a batch's column in 32 bits and splits longer ones into two batches."""
 _turns: Final = threading.BoundedSemaphore(os.cpu_count() or 1)
-"""Limits how many tasks decode at a time; more would only hold memory."""
+"""Limits how many tasks decode at a time; more would only use memory."""
 _COLUMNS: Final = ("offset", PARTITION, "timestamp")
 _OPS: Final = {
     "EqualTo": Op.EQ,
@@ -88,7 +88,7 @@ class FilteringSailReader(SailReader):
     """
 
     def pushFilters(self, filters: Iterable[Any]) -> Iterable[Any]:  # noqa: N802  # Spark's name
-        """Uses the conditions that are translated exactly, and returns all of them."""
+        """Uses the conditions that are translated exactly, and returns all conditions."""
         filters = list(filters)
         where = conjunction(self._options.where, *map(condition_of, filters))
         self._options = replace(self._options, where=where)
@@ -136,7 +136,7 @@ def read_few_batches(task: ScanTask, options: ScanOptions) -> Iterator[pa.Record
     """Yields the rows of a task in at most `MAX_BATCHES` batches."""
     from kts_source.read.read_task import run_task
 
-    # Sail reads all tasks at once, whatever the query's limit.
+    # Sail reads all tasks at once, for any limit of the query.
     with _turns, closing(run_task(task, options, batches=_LIMITS, whole=True)) as rows:
         yield from join_last(rows)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def load(module: str, name: str) -> Any:  # noqa: ANN401  # whatever has the name
+def load(module: str, name: str) -> Any:  # noqa: ANN401  # any attribute
     """Returns the attribute `name` of a module of this package.
 
     This function is pickled by value, so it runs in workers without the package.

@@ -176,7 +176,7 @@ class FsspecStore(ClientStore):
             )
         except TypeError:
             raise InvalidOptionError(
-                f"the {self._scheme} file system does not take these storageOptions: "
+                f"the {self._scheme} file system does not support these storageOptions: "
                 f"{', '.join(sorted(arguments))}"
             ) from None
 

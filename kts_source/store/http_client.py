@@ -67,10 +67,10 @@ class HttpSettings:
     @property
     def host(self) -> str:
         """Header `Host`, without the default port."""
-        parts = urllib.parse.urlsplit(self.url)
-        default_port = {"http": 80, "https": 443}[parts.scheme]
-        host = parts.netloc
-        return host.removesuffix(f":{default_port}") if parts.port == default_port else host
+        url_parts = urllib.parse.urlsplit(self.url)
+        default_port = {"http": 80, "https": 443}[url_parts.scheme]
+        host = url_parts.netloc
+        return host.removesuffix(f":{default_port}") if url_parts.port == default_port else host
 
 
 class HttpClient:
@@ -167,18 +167,18 @@ class HttpClient:
 
 def _parse_proxy(url: str) -> tuple[str, dict[str, str], tuple[str, ...]]:
     """Returns the URL of a proxy without its user, the headers for it, and secrets in these."""
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme != "http" or not parts.hostname:
+    url_parts = urllib.parse.urlsplit(url)
+    if url_parts.scheme != "http" or not url_parts.hostname:
         raise ValueError("the proxy's URL is not of the kind http://host:port")
     headers, secrets = {}, list[str]()
-    if parts.username is not None:
+    if url_parts.username is not None:
         user, password = (
-            urllib.parse.unquote(word or "") for word in (parts.username, parts.password)
+            urllib.parse.unquote(word or "") for word in (url_parts.username, url_parts.password)
         )
         basic = base64.b64encode(f"{user}:{password}".encode()).decode()
         headers["Proxy-Authorization"] = f"Basic {basic}"
-        secrets += [basic, password, parts.password or ""]
-    return f"http://{parts.netloc.rpartition('@')[2]}", headers, tuple(secrets)
+        secrets += [basic, password, url_parts.password or ""]
+    return f"http://{url_parts.netloc.rpartition('@')[2]}", headers, tuple(secrets)
 
 
 def _tls_context(ca_file: str | None) -> ssl.SSLContext:

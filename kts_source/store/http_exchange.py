@@ -38,7 +38,7 @@ AS_STORED: Final[dict[str, Any]] = {
 _CONTENT_RANGE: Final = re.compile(
     r"bytes +(?P<first>\d+)-(?P<last>\d+)/(?P<size>\d+|\*)", re.IGNORECASE | re.ASCII
 )
-# Query parameters of Google's and Azure's listings that hold the token of a page.
+# Query parameters of Google's and Azure's listings that have the token of a page.
 _TOKENS: Final = ("pageToken", "marker")
 
 
@@ -72,7 +72,7 @@ def require_range(
     *,
     uri: str,
 ) -> None:
-    """Checks by its headers that an answer holds bytes [start, stop) of the object.
+    """Checks by its headers that an answer has bytes [start, stop) of the object.
 
     Raises:
         TruncatedObjectError: The object ends before `stop`.
@@ -81,7 +81,7 @@ def require_range(
     length = require_length(content_length)
     if content_range is None:
         if status == 206:
-            raise TransientError("the answer does not say its range")
+            raise TransientError("the response has no valid Content-Range")
         if start == 0 and length == stop:
             return  # the whole object was requested
         raise TransientError(f"the range was ignored: the answer has {length} bytes")
@@ -111,7 +111,7 @@ def _parse_range(content_range: str) -> tuple[int, int, int | None]:
 def require_length(content_length: object) -> int:
     """Returns the length of an answer. Raises `TransientError` if the answer does not say it."""
     if not isinstance(content_length, int):
-        raise TransientError("the answer does not say its length")
+        raise TransientError("the response has no valid Content-Length")
     return content_length
 
 
@@ -119,7 +119,7 @@ def object_size(content_range: str | None) -> int:
     """Returns the object's size from `Content-Range`. Raises `TransientError` if it has none."""
     size = None if content_range is None else _parse_range(content_range)[2]
     if size is None:
-        raise TransientError("the answer does not say the size of the object")
+        raise TransientError("the response does not state the object's size")
     return size
 
 
@@ -179,7 +179,7 @@ class Exchange:
             raise TransientError("the answer was not read to its end")
 
     def require_range(self, start: int, stop: int) -> None:
-        """Checks that the recorded answers, if any, hold bytes [start, stop)."""
+        """Checks that the recorded answers, if any, have bytes [start, stop)."""
 
         def first_byte(answer: Answer) -> int:
             return 0 if answer.content_range is None else _parse_range(answer.content_range)[0]

@@ -49,7 +49,7 @@ def is_beside(key: str) -> bool:
 class JoinedStore:
     """A main store and additional stores under key prefixes: `tailPath:/<number>/<key>`.
 
-    Plans, tasks and plan files hold only keys and versions, and so can refer to all of them.
+    Plans, tasks and plan files have only keys and versions, and so can refer to all of them.
 
     Args:
         first: The main store. Its keys are unchanged and never start with `tailPath:/`.

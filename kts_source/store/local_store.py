@@ -63,13 +63,15 @@ def local_root(path: str) -> Path:
     """
     if not path.lower().startswith("file:/"):
         return Path(path).absolute()
-    parts = urlsplit(path)
-    if parts.netloc not in ("", "localhost"):
-        raise InvalidOptionError(f"{path} names the host {parts.netloc!r}; write file:///folder")
+    url_parts = urlsplit(path)
+    if url_parts.netloc not in ("", "localhost"):
+        raise InvalidOptionError(
+            f"{path} names the host {url_parts.netloc!r}; write file:///folder"
+        )
     # Not `parts.path`: `#` and `?` are ordinary characters of file names.
     text = path.split(":", 1)[1]
     if text.startswith("//"):
-        text = text[2 + len(parts.netloc) :]
+        text = text[2 + len(url_parts.netloc) :]
     return Path(unquote(text)).absolute()
 
 

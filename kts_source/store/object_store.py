@@ -191,7 +191,7 @@ def check_key(key: str, uri: str, *, absolute: bool = False) -> None:
     Args:
         key: Key or prefix.
         uri: URI of the root, for the error.
-        absolute: Whether a leading slash is an ordinary character, as in S3 keys.
+        absolute: True if a leading slash is an ordinary character, as in S3 keys.
 
     Raises:
         InvalidKeyError: The key is absolute, or has a `.` or `..` segment or a zero byte.

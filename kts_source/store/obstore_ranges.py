@@ -204,7 +204,7 @@ def read_error(class_name: str, text: str) -> RangeError:
             status = 416
         _, _, cause = debug.partition("HttpError {")
         causes = ", ".join(quoted or word for quoted, word in _CAUSE.findall(cause))
-        return RangeError(status, "", f"no whole answer: {causes}" if causes else reason)
+        return RangeError(status, "", f"no complete response: {causes}" if causes else reason)
     code = _CODE.search(answer[2])
     text = f"{answer[1]} {answer[2]}".strip()
     return RangeError(status or int(answer[1]), "" if code is None else code[1], text)

@@ -41,7 +41,7 @@ def scheme_of(path: str) -> str:
         if "://" in path and not path.startswith(("/", ".", "~")):
             shown = "the path" if "@" in path else repr(path)
             raise InvalidOptionError(
-                f"{shown} is no URL, since no scheme stands before ://. Remove quotes and the like,"
+                f"{shown} is not a URL: there is no scheme before ://. Remove quotes and the like,"
                 " or put ./ in front for a local folder of that name"
             )
         return "file"
@@ -62,7 +62,7 @@ def _invalid_url(path: str, scheme: str) -> InvalidOptionError:
     if scheme.lower() not in _WITH_BUCKET:
         slashes = "///" if scheme.lower() == "file" else "//"
         return InvalidOptionError(
-            f"{shown} is no URL: write {scheme}:{slashes}…, or ./{shown} for a local folder of"
+            f"{shown} is not a URL: write {scheme}:{slashes}…, or ./{shown} for a local folder of"
             " that name"
         )
     return InvalidOptionError(
@@ -127,7 +127,7 @@ def open_store(
         retry_policy: Retries and timeouts.
 
     Raises:
-        InvalidOptionError: The path is empty, holds credentials, or has an unknown scheme.
+        InvalidOptionError: The path is empty, has credentials, or has an unknown scheme.
     """
     path = path.strip()
     if not path:

@@ -7,7 +7,7 @@ The list is one of
     JSON    a list of URLs, or an object that maps keys to URLs
 
 The key of a URL is its path without the leading slash and with percent escapes resolved, unless the
-list gives a key. Query strings are secret: no error, log line or URI holds one. A presigned URL
+list gives a key. Query strings are secret: no error, log line or URI has one. A presigned URL
 allows GET only, so a look-up reads the first byte of an object. The version is the ETag.
 """
 

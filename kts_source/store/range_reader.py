@@ -54,7 +54,7 @@ class RangeError(Exception):
     Attributes:
         status: HTTP status; 0 if there was no complete answer.
         code: The service's error code, or empty.
-        text: Description, which may hold credentials.
+        text: Description, which may have credentials.
         is_doubtful: True if the fsspec library may succeed, or report a better error.
         was_sent: False if the attempt failed before its request.
     """
@@ -213,7 +213,7 @@ class SharedClients(Generic[C]):
 def require_known(unknown: Iterable[str], schemes: Iterable[str]) -> None:
     """Raises `FsspecOnlyError` if there are unknown arguments, or tuning is off.
 
-    The fsspec configuration may hold more arguments for these URL schemes.
+    The fsspec configuration may have more arguments for these URL schemes.
     """
     import fsspec.config
 

@@ -212,21 +212,21 @@ def s3_settings(bucket: str, arguments: Mapping[str, Any]) -> S3Settings:
         raise FsspecOnlyError("the region is not an ordinary one")
     is_virtual = (config.get("s3") or {}).get("addressing_style") == "virtual"
     endpoint = _endpoint(bucket, arguments.get("endpoint_url"), region, is_virtual=is_virtual)
-    parts = urllib.parse.urlsplit(endpoint)
-    is_plain = _ENDPOINT.fullmatch(endpoint) is not None and parts.hostname
-    if parts.scheme not in ("http", "https") or not is_plain:
+    url_parts = urllib.parse.urlsplit(endpoint)
+    is_plain = _ENDPOINT.fullmatch(endpoint) is not None and url_parts.hostname
+    if url_parts.scheme not in ("http", "https") or not is_plain:
         raise FsspecOnlyError("the endpoint is not of the kind https://host:port")
     keys = (arguments["key"], arguments["secret"], arguments.get("token")) if has_keys else None
     http_settings = HttpSettings(
-        f"{parts.scheme}://{parts.netloc}",
+        f"{url_parts.scheme}://{url_parts.netloc}",
         config["connect_timeout"],
         config["read_timeout"],
-        Secret(_proxy(endpoint, config, parts.scheme)),
-        _ca_file(session) if parts.scheme == "https" else None,
+        Secret(_proxy(endpoint, config, url_parts.scheme)),
+        _ca_file(session) if url_parts.scheme == "https" else None,
     )
     return S3Settings(
         http_settings,
-        parts.path if is_virtual else f"{parts.path}/{bucket}",
+        url_parts.path if is_virtual else f"{url_parts.path}/{bucket}",
         region or "us-east-1",
         bool(arguments.get("requester_pays")),
         Secret(keys),
@@ -376,7 +376,7 @@ class S3Reader(RangeReader):
             return self._http.get(target, signed, read, seconds=seconds)
         except ValueError as error:
             # An untrusted certificate, or a header that cannot be sent. s3fs reports both better;
-            # the text may hold the token.
+            # the text may have the token.
             raise RangeError(0, "", type(error).__name__, is_doubtful=True) from None
         except (OSError, http.client.HTTPException) as error:
             raise RangeError(0, "", self._scrub(f"{type(error).__name__}: {error}", keys)) from None

@@ -2,7 +2,7 @@
 
 Reads through s3fs call `get_object` directly: the public methods of s3fs cannot pin a version and
 retry on their own. With a version, the request says `If-Match` and the ETag of the answer is
-compared as well, for servers that ignore the condition. The answer must hold exactly the requested
+compared as well, for servers that ignore the condition. The answer must have exactly the requested
 range.
 """
 
@@ -345,7 +345,7 @@ def connect(arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401  # s3fs ships 
             if filesystem.session is None:
                 filesystem.session = _fast_session(filesystem.kwargs)
         except Exception as error:  # noqa: BLE001  # the session only saves time
-            # Without the text, which may hold arguments.
+            # Without the text, which may have arguments.
             log.info("s3fs builds its own session: %s", type(error).__name__)
     return filesystem
 

@@ -275,10 +275,12 @@ def hide_query(
 
 def without_query(path: str) -> str:
     """Returns the location of a list of URLs without query string and user."""
-    parts = urlsplit(without_presigned(path))
-    if not parts.netloc:
+    url_parts = urlsplit(without_presigned(path))
+    if not url_parts.netloc:
         return path.partition("?")[0]
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    return urlunsplit(
+        (url_parts.scheme, url_parts.netloc.rpartition("@")[2], url_parts.path, "", "")
+    )
 
 
 def without_presigned(path: str) -> str:

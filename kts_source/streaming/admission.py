@@ -1,8 +1,8 @@
 """Chooses the offsets of the next micro-batch.
 
-Pending segments whose newest record is oldest come first, whatever their partition: so event time
-advances evenly over partitions, and watermarks drop fewer rows. Within a partition segments keep
-their order.
+Pending segments are sorted by the time of their newest record, oldest first, across partitions. So
+event time advances evenly over partitions, and watermarks drop fewer rows. Within a partition
+segments keep their order.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class BatchLimits:
 
     Attributes:
         offsets: Cut inside a segment.
-        size: Original bytes of whole segments, of which there is at least one.
-        segments: Number of segments, or of parts of them.
+        size: Original bytes of complete segments; at least one segment is read.
+        segments: Number of segments, or of parts of segments.
     """
 
     offsets: int | None = None
@@ -55,7 +55,7 @@ Pending: TypeAlias = "Mapping[TopicPartition, Iterator[PendingSegment]]"
 def admit(pending: Pending, limits: BatchLimits) -> dict[TopicPartition, int]:
     """Returns where a micro-batch ends, exclusive, in each partition that it reads.
 
-    Reads no more pending segments than needed.
+    Reads only as many pending segments as needed.
 
     Args:
         pending: Segments by partition, ascending.
@@ -96,7 +96,7 @@ class PendingPartition:
 
     Attributes:
         is_told: True if the stream's position has its start; else the next position must.
-        look: `None` if the tier has no segment of it.
+        look: `None` if the tier has no segment of the partition.
     """
 
     partition: TopicPartition
@@ -120,21 +120,24 @@ def pending_partitions(
         return _initial_partitions(options, look)
     pending: list[PendingPartition] = []
     for name, topic in sorted(look.items()):
-        known = position.topics.get(name)
-        if known is None or known.topic_id is None:
-            if known is not None:
+        topic_position = position.topics.get(name)
+        if topic_position is None or topic_position.topic_id is None:
+            if topic_position is not None:
                 log.warning(
                     "topic %s: the checkpoint has no topic id; continuing in the newest, %s",
                     name,
                     topic.topic_id,
                 )
-            pending += _resumed_partitions(topic, known)
+            pending += _resumed_partitions(topic, topic_position)
             continue
-        partitions = list(_resumed_partitions(topic, known))
+        partitions = list(_resumed_partitions(topic, topic_position))
         if topic.newer is not None and all(each.start >= each.stop for each in partitions):
             newer = topic.newer
             report_recreated(
-                name, known.topic_id, newer.topic_id, fail_on_data_loss=options.fail_on_data_loss
+                name,
+                topic_position.topic_id,
+                newer.topic_id,
+                fail_on_data_loss=options.fail_on_data_loss,
             )
             looks = sorted(newer.partitions().items())
             partitions = [_new_partition(each, newer.topic_id) for _, each in looks]
@@ -224,7 +227,7 @@ def next_position(
     """Returns the position after a batch; `position` itself if the batch would be empty.
 
     A new stream always has a first batch, because Spark asks for one. Partitions that are in the
-    position and not pending stay as they are.
+    position and not pending keep their offsets.
 
     Args:
         position: Before the batch.
@@ -237,18 +240,20 @@ def next_position(
     begins: dict[str, TopicBegin] = {}
     for each in pending:
         topic, number = each.partition
-        known = topics.get(topic)
-        if known is None or known.topic_id not in (None, each.topic_id):
-            known = TopicPosition(each.topic_id, {})
+        topic_position = topics.get(topic)
+        if topic_position is None or topic_position.topic_id not in (None, each.topic_id):
+            topic_position = TopicPosition(each.topic_id, {})
         stop = max(each.start, ends.get(each.partition, each.start))
-        epochs = dict(known.epochs)
-        if stop != known.offsets.get(number):
+        epochs = dict(topic_position.epochs)
+        if stop != topic_position.offsets.get(number):
             epochs.pop(number, None)
             # The epoch of a record that this stream did not read is never compared.
             epoch = None if each.look is None else each.look.epoch_of(stop - 1)
             if stop > each.start and epoch is not None:
                 epochs[number] = epoch
-        topics[topic] = TopicPosition(each.topic_id, {**known.offsets, number: stop}, epochs)
+        topics[topic] = TopicPosition(
+            each.topic_id, {**topic_position.offsets, number: stop}, epochs
+        )
         if not each.is_told:
             begin = begins.get(topic, TopicBegin(each.topic_id, {}))
             begins[topic] = TopicBegin(each.topic_id, {**begin.offsets, number: each.start})

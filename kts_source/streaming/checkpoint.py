@@ -53,12 +53,12 @@ def end_offsets(
         checkpoint: The checkpoint location.
         source: Name of the source, or its number in the query from 0, if there are several.
         partitions: Number of partitions by topic. Unread partitions are included with −2
-            (earliest), because Spark's Kafka source requires all of them. Topics that the query has
-            not read are left out.
+            (earliest), because Spark's Kafka source requires all partitions. Topics that the query
+            has not read are left out.
         options: Storage options (`s3.*`, `storageOptions`) where the location needs them.
 
     Returns:
-        JSON, `{"<topic>":{"<partition>":<next offset>}}`. It holds no topic ids: check that no
+        JSON, `{"<topic>":{"<partition>":<next offset>}}`. It has no topic ids: check that no
         topic was created again since.
 
     Raises:
@@ -66,11 +66,13 @@ def end_offsets(
             several sources and none was named.
     """
     position = committed_position(checkpoint, source=source, options=options)
-    found: dict[str, dict[str, int]] = {}
-    for topic, known in sorted(position.topics.items()):
+    offsets: dict[str, dict[str, int]] = {}
+    for topic, topic_position in sorted(position.topics.items()):
         wanted = dict.fromkeys(range((partitions or {}).get(topic, 0)), EARLIEST)
-        found[topic] = {str(n): at for n, at in sorted({**wanted, **known.offsets}.items())}
-    return json.dumps(found)
+        offsets[topic] = {
+            str(n): offset for n, offset in sorted({**wanted, **topic_position.offsets}.items())
+        }
+    return json.dumps(offsets)
 
 
 def committed_position(
@@ -105,12 +107,12 @@ def committed_position(
 
 
 def _offsets(lines: list[str], where: str) -> dict[str, str]:
-    """The text of each source, by name or number."""
-    version, found = lines[0], [line for line in lines[2:] if line]
+    """Returns the text of each source, by name or number."""
+    version, texts = lines[0], [line for line in lines[2:] if line]
     if version == "v1":
-        return {str(number): line for number, line in enumerate(found)}
+        return {str(number): line for number, line in enumerate(texts)}
     if version == "v2":
-        named = [_NAMED.fullmatch(line) for line in found]
+        named = [_NAMED.fullmatch(line) for line in texts]
         if all(named):
             return {match[1]: match[2] for match in named if match is not None}
     raise StreamOffsetError(
@@ -124,7 +126,7 @@ def _chosen(offsets: Mapping[str, str], source: str | int | None, where: str) ->
         return next(iter(offsets.values()))
     if str(source) in offsets and source is not None:
         return offsets[str(source)]
-    which = "say which by source=" if source is None else f"it has not {source!r}, but"
+    which = "choose one with source=" if source is None else f"it has not {source!r}, but"
     raise StreamOffsetError(
         f"{where}: the query has {len(offsets)} sources; {which} {', '.join(offsets)}"
     )
@@ -142,27 +144,27 @@ class _Folder:
         self._files: Any = None if self._local is not None else open_filesystem(path, storage)
 
     def batches(self, name: str) -> list[int]:
-        """The numbers of the files in a folder; temporary ones and checksums are left out."""
+        """Returns the numbers of the files in a folder, without temporary files and checksums."""
         try:
             if self._local is not None:
-                names = [one.name for one in (self._local / name).iterdir()]
+                names = [path.name for path in (self._local / name).iterdir()]
             else:
                 names = self._files.ls(f"{self._path}/{name}", detail=False)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        matches = (_BATCH.fullmatch(one) for one in names)
+        matches = (_BATCH.fullmatch(name) for name in names)
         return [int(match[1]) for match in matches if match is not None]
 
     def text(self, name: str) -> str:
-        """A file as text."""
+        """Reads a file as text."""
         try:
             if self._local is not None:
                 return (self._local / name).read_text("utf-8")
             return bytes(self._files.cat_file(f"{self._path}/{name}")).decode()
         except FileNotFoundError:
             raise StreamOffsetError(
-                f"{self._path} has no {name}, of which it says that it is committed: files of the"
-                " checkpoint are lost"
+                f"{self._path} has no {name}, although it is committed: files of the checkpoint"
+                " are lost"
             ) from None
         except UnicodeDecodeError:
             raise StreamOffsetError(f"{self._path}/{name} is not text: it is damaged") from None

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def resumed_offset(
-    place: Place,
+    location: Place,
     offset: int,
     epoch: int | None,
     *,
@@ -31,7 +31,7 @@ def resumed_offset(
     start if that is higher and loss is allowed.
 
     Args:
-        place: The partition, and whether loss is an error.
+        location: The partition, and whether loss is an error.
         offset: The next offset to read.
         epoch: Leader epoch of the record before it; `None` if the stream did not read it.
         log_start: Current log start.
@@ -40,12 +40,12 @@ def resumed_offset(
 
     Raises:
         OffsetOutOfRangeError: The log start is above `offset`.
-        DataLossError: The log ends below what was read, or another leader wrote it.
+        DataLossError: The log ends below the offsets that were read, or another leader wrote them.
     """
     if offset < log_start:
-        place.raise_or_warn(
-            f"offsets [{offset}, {log_start}) have left {place.holder} before the stream read them:"
-            " retention or DeleteRecords has overtaken it; failOnDataLoss=false continues at"
+        location.raise_or_warn(
+            f"offsets [{offset}, {log_start}) have left {location.holder} before the stream read"
+            " them: retention or DeleteRecords has overtaken it; failOnDataLoss=false continues at"
             f" {log_start}",
             OffsetOutOfRangeError,
         )
@@ -53,37 +53,37 @@ def resumed_offset(
     if epoch is None:
         return offset
     if offset > stop:
-        place.raise_or_warn(
-            f"{place.holder} ends at offset {stop} now, and the stream has read up to {offset}:"
+        location.raise_or_warn(
+            f"{location.holder} ends at offset {stop} now, and the stream has read up to {offset}:"
             " records that it returned were lost, in an unclean election or with their segments, or"
             " brokers had them that the options no longer name; failOnDataLoss=false waits for"
             " offsets from there on"
         )
     elif owner is not None and owner != epoch:
-        place.raise_or_warn(
+        location.raise_or_warn(
             f"the stream has read up to offset {offset}, where leader epoch {epoch} wrote the last"
-            f" record; in {place.holder} it is of epoch {owner} now: an unclean election replaced"
-            " records that the stream returned; failOnDataLoss=false continues after them"
+            f" record; in {location.holder} it is of epoch {owner} now: an unclean election"
+            " replaced records that the stream returned; failOnDataLoss=false continues after them"
         )
     return offset
 
 
-def check_new(place: Place, log_start: int) -> None:
+def check_new(location: Place, log_start: int) -> None:
     """Raises `OffsetOutOfRangeError`, or warns, if a new partition does not begin at offset 0."""
     if log_start:
-        place.raise_or_warn(
+        location.raise_or_warn(
             f"the partition is new to the stream and begins at offset {log_start} in"
-            f" {place.holder}: offsets [0, {log_start}) may have been there and deleted unseen;"
+            f" {location.holder}: offsets [0, {log_start}) may have been there and deleted unseen;"
             f" failOnDataLoss=false reads it from {log_start}",
             OffsetOutOfRangeError,
         )
 
 
-def report_unread(place: Place, start: int, stop: int) -> None:
+def report_unread(location: Place, start: int, stop: int) -> None:
     """Raises `OffsetOutOfRangeError`, or warns, about offsets that this process saw and did not
     read before they were deleted.
     """
-    place.raise_or_warn(
+    location.raise_or_warn(
         f"offsets [{start}, {stop}) were there before and have gone unread: their segments expired,"
         " were deleted, or lost an unclean election; failOnDataLoss=false continues without them",
         OffsetOutOfRangeError,
@@ -92,11 +92,11 @@ def report_unread(place: Place, start: int, stop: int) -> None:
 
 def report_recreated(topic: str, before: str, now: str, *, fail_on_data_loss: bool) -> None:
     """Raises `DataLossError`, or warns, about a topic that was created again, after the stream has
-    read what the tier holds of the previous one.
+    read the previous one's records in the tier.
     """
     text = (
         f"the topic was created again: the stream has read what the tier holds of topic id"
-        f" {before}, and its id is {now} now"
+        f" {before}, and the new id is {now}"
     )
     if fail_on_data_loss:
         raise DataLossError(
@@ -111,8 +111,8 @@ def note_deselected(selection: Selection, position: StreamPosition) -> None:
     not intended.
     """
     wanted = selection.wanted(position.topics)
-    for topic, known in sorted(position.topics.items()):
-        deselected = sorted(known.offsets)
+    for topic, topic_position in sorted(position.topics.items()):
+        deselected = sorted(topic_position.offsets)
         if topic in wanted:
             if not isinstance(selection, Assign):
                 continue
@@ -123,7 +123,7 @@ def note_deselected(selection: Selection, position: StreamPosition) -> None:
                 " their offsets stay in the checkpoint, and it continues from there when they are"
                 " selected again",
                 topic,
-                some(f"{n} (at offset {known.offsets[n]})" for n in deselected),
+                some(f"{n} (at offset {topic_position.offsets[n]})" for n in deselected),
             )
 
 
@@ -136,24 +136,24 @@ def report_gone(options: ScanOptions, wanted: BatchRange) -> None:
     )
 
 
-def check_epoch(place: Place, wanted: BatchRange, owner: int | None) -> None:
+def check_epoch(location: Place, wanted: BatchRange, owner: int | None) -> None:
     """Raises `DataLossError`, or warns, if another leader wrote the last record of a batch since it
     was fixed. `owner` is the epoch that owns the record now; `None` if unknown.
     """
     if wanted.epoch is not None and owner is not None and owner != wanted.epoch:
-        place.raise_or_warn(
+        location.raise_or_warn(
             f"when the batch that ends at offset {wanted.stop} was fixed, leader epoch"
-            f" {wanted.epoch} had written its last record; in {place.holder} it is of epoch {owner}"
-            " now: an unclean election replaced records of the batch; failOnDataLoss=false reads"
-            " what is there"
+            f" {wanted.epoch} had written its last record; in {location.holder} it is of epoch"
+            f" {owner} now: an unclean election replaced records of the batch; failOnDataLoss=false"
+            " reads the existing records"
         )
 
 
-def report_undecided(place: Place, wanted: BatchRange, stable: int, reason: str) -> None:
+def report_undecided(location: Place, wanted: BatchRange, stable: int, reason: str) -> None:
     """Raises `DataLossError`, or warns, about a batch that ends above the last stable offset: the
     isolation level changed after it was fixed.
     """
-    place.raise_or_warn(
+    location.raise_or_warn(
         f"the batch that ends at offset {wanted.stop} holds offsets from {stable} on that are"
         f" not decided: {reason}. It was begun with isolationLevel=read_uncommitted: finish it so;"
         " failOnDataLoss=false leaves them out"
@@ -161,23 +161,23 @@ def report_undecided(place: Place, wanted: BatchRange, stable: int, reason: str)
 
 
 def remaining_bounds(
-    place: Place, wanted: BatchRange, log_start: int, log_end: int
+    location: Place, wanted: BatchRange, log_start: int, log_end: int
 ) -> tuple[int, int]:
     """Returns the offsets [start, stop) of a batch that still exist. Raises `DataLossError`, or
     warns, about offsets lost since it was fixed.
     """
     start, stop = wanted.start, wanted.stop
-    until = f"of the batch that ends at offset {stop} are no longer in {place.holder}, which"
+    until = f"of the batch that ends at offset {stop} are no longer in {location.holder}, which"
     if start < log_start:
         high = min(stop, log_start)
-        place.raise_or_warn(
+        location.raise_or_warn(
             f"offsets [{start}, {high}) {until} begins at {log_start}; failOnDataLoss=false leaves"
             " them out"
         )
         start = high
     if stop > log_end:
         low = max(start, log_end)
-        place.raise_or_warn(
+        location.raise_or_warn(
             f"offsets [{low}, {stop}) {until} ends at {log_end}; failOnDataLoss=false leaves them"
             " out"
         )

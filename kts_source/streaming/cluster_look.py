@@ -112,19 +112,19 @@ class TierListing:
                 is_new = refresh or self._ids.get(key) != brokers.topic_id
                 if is_new or (not self._is_enough(brokers, offset) and self._is_old()):
                     self._list()
-        known = self._parts.get(key)
-        if known is None or self._ids[key] != brokers.topic_id:
+        part = self._parts.get(key)
+        if part is None or self._ids[key] != brokers.topic_id:
             return TieredPart((), self._side_files(None))
-        if self._options.tail and all(one.stop_offset <= offset for one in known.segments):
-            return TieredPart((), known.side_files)
-        return known
+        if self._options.tail and all(segment.stop_offset <= offset for segment in part.segments):
+            return TieredPart((), part.side_files)
+        return part
 
     def _is_enough(self, brokers: BrokerLog, offset: int) -> bool:
         """Returns whether nothing tiered since the last listing is wanted."""
         if not self._options.tail:  # every new segment moves the end of the tier
             return False
-        known = self._parts.get((brokers.topic, brokers.partition))
-        if known is not None and any(one.stop_offset > offset for one in known.segments):
+        part = self._parts.get((brokers.topic, brokers.partition))
+        if part is not None and any(segment.stop_offset > offset for segment in part.segments):
             return True
         return brokers.local_start is not None and offset >= brokers.local_start
 
@@ -209,7 +209,7 @@ class BrokerLook:
         return self.log.stop
 
     def end_before(self, hole: Hole) -> int:
-        """Never called: brokers serve offsets missing in the tier, so there are no holes."""
+        """Is never called: brokers serve offsets missing in the tier, so there are no holes."""
         raise AssertionError(hole)
 
     def epoch_of(self, offset: int) -> int | None:
@@ -220,7 +220,7 @@ class BrokerLook:
         read, epoch = self._last_read or (offset, -1)
         if offset == self._brokers.end - 1 or (epoch == newest and offset >= read):
             return newest
-        owners = (one for one, (low, high) in self._near.items() if low <= offset < high)
+        owners = (epoch for epoch, (low, high) in self._near.items() if low <= offset < high)
         owner = next(owners, None)
         # If an epoch is no longer on the leader's branch, another one owns its offsets.
         return self._view.owner(self._brokers, offset) if owner is None else owner
@@ -256,9 +256,9 @@ class BrokerLook:
         if start >= stop:
             return
         position, order = start, dated(-1)
-        known = self._merged(start)
-        each = self._bytes_per_offset(known, start, stop)
-        for span in known.ranges:
+        log = self._merged(start)
+        each = self._bytes_per_offset(log, start, stop)
+        for span in log.ranges:
             low, high = max(span.start, position), min(span.stop, stop)
             if low >= high:
                 continue
@@ -285,11 +285,11 @@ class BrokerLook:
         for low in range(start, stop, max(step, 1)):
             yield low, min(low + step, stop)
 
-    def _bytes_per_offset(self, known: PartitionLog, start: int, stop: int) -> float:
+    def _bytes_per_offset(self, log: PartitionLog, start: int, stop: int) -> float:
         stream = self._options.stream
         if stream.max_bytes is None and stream.max_segments is None:
             return 0.0
-        return bytes_per_offset(known, self._brokers, start, stop, self._view)
+        return bytes_per_offset(log, self._brokers, start, stop, self._view)
 
     def lag(self, position: int) -> PartitionLag:
         """See `LogLook`."""
@@ -297,20 +297,20 @@ class BrokerLook:
         offsets = max(end - position, 0)
         if not offsets:
             return PartitionLag(end, 0, 0, None, self._brokers.log_start)
-        known = self._merged(position)
+        log = self._merged(position)
         size, tiered_to, oldest = 0.0, position, None
-        for span in known.ranges:
+        for span in log.ranges:
             segment = span.segment
             unread = span.stop - max(span.start, position)
             if unread <= 0:
                 continue
-            whole = max(segment.stop_offset - segment.start_offset, 1)
-            size += segment.objects.size_in_bytes * unread / whole
+            segment_offsets = max(segment.stop_offset - segment.start_offset, 1)
+            size += segment.objects.size_in_bytes * unread / segment_offsets
             if span.start <= position:
                 oldest = segment.max_timestamp_ms
             tiered_to = span.stop
         if tiered_to < end:
-            each = bytes_per_offset(known, self._brokers, tiered_to, end, self._view)
+            each = bytes_per_offset(log, self._brokers, tiered_to, end, self._view)
             size += (end - tiered_to) * each
         if oldest is None:
             oldest = self._view.first_timestamp_ms(self._brokers, position)
@@ -330,11 +330,11 @@ class BrokerLook:
             # The offsets may have moved into the tier since it was listed.
             tiered = self._listing.part(brokers, wanted.start, refresh=True)
             planned = self._plan(wanted, tiered)
-        part = planned.plan.brokers
-        assert part is not None
+        broker_part = planned.plan.brokers
+        assert broker_part is not None
         gone = [
             (low, min(high, brokers.log_start))
-            for low, high in part.ranges
+            for low, high in broker_part.ranges
             if low < brokers.log_start
         ]
         if not gone:
@@ -425,22 +425,22 @@ class ClusterLooker:
         self._check_gone(position, view.topics)
         looks: Look = {}
         for topic, now in view.topics.items():
-            known = position.topics.get(topic)
-            if known is None or known.topic_id in (None, now.topic_id):
-                partitions = self._current.looks(topic, known)
+            topic_position = position.topics.get(topic)
+            if topic_position is None or topic_position.topic_id in (None, now.topic_id):
+                partitions = self._current.looks(topic, topic_position)
                 looks[topic] = TopicLook(topic, now.topic_id, partitions, None)
                 continue
-            assert known.topic_id is not None
-            self._check_newer(topic, known.topic_id, now.topic_id)
+            assert topic_position.topic_id is not None
+            self._check_newer(topic, topic_position.topic_id, now.topic_id)
             newer = NewerTopic(now.topic_id, self._current.looks(topic, None).copy)
             old = self._in_tier(
                 {
-                    TopicPartition(topic, number): (known.topic_id, offset)
-                    for number, offset in known.offsets.items()
+                    TopicPartition(topic, number): (topic_position.topic_id, offset)
+                    for number, offset in topic_position.offsets.items()
                 }
             )
             rest = {partition.partition: look for partition, look in old.items()}
-            looks[topic] = TopicLook(topic, known.topic_id, rest, newer)
+            looks[topic] = TopicLook(topic, topic_position.topic_id, rest, newer)
         self._is_seen = True
         return looks
 
@@ -578,12 +578,14 @@ class _ClusterAndTier:
                 return is_new
         raise AssertionError
 
-    def looks(self, topic: str, known: TopicPosition | None) -> dict[int, LogLook]:
+    def looks(self, topic: str, topic_position: TopicPosition | None) -> dict[int, LogLook]:
         view, listing = self.view, self._listing
         assert view is not None
         assert listing is not None
         return {
-            number: BrokerLook(self._options, brokers, view, listing, _last_read(known, number))
+            number: BrokerLook(
+                self._options, brokers, view, listing, _last_read(topic_position, number)
+            )
             for (name, number), brokers in view.logs.items()
             if name == topic
         }
@@ -602,18 +604,18 @@ def _unread(position: StreamPosition, look: Look) -> list[TopicPartition]:
     """Returns partitions with unread offsets in a look."""
     unread = []
     for name, topic in look.items():
-        known = position.topics.get(name)
+        topic_position = position.topics.get(name)
         if topic.newer is not None:  # the tier has the unread records of the old one
             continue
-        offsets = {} if known is None else known.offsets
+        offsets = {} if topic_position is None else topic_position.offsets
         for number, log_look in topic.partitions.items():
             if offsets.get(number, log_look.log.log_start) < log_look.end():
                 unread.append(TopicPartition(name, number))
     return unread
 
 
-def _last_read(known: TopicPosition | None, partition: int) -> tuple[int, int] | None:
+def _last_read(topic_position: TopicPosition | None, partition: int) -> tuple[int, int] | None:
     """Returns the last offset that the stream has read, and the leader epoch that owned it."""
-    if known is None or partition not in known.epochs:
+    if topic_position is None or partition not in topic_position.epochs:
         return None
-    return known.offsets[partition] - 1, known.epochs[partition]
+    return topic_position.offsets[partition] - 1, topic_position.epochs[partition]

@@ -64,8 +64,8 @@ class ListingMemory:
 
     def is_assumed(self, folder: TopicFolder, partition: int) -> bool:
         """Returns whether the last listing reused an earlier one."""
-        known = self._known.get(self._layout.partition_folder(folder, partition))
-        return known is not None and not known.is_whole
+        remembered = self._known.get(self._layout.partition_folder(folder, partition))
+        return remembered is not None and not remembered.is_whole
 
     def forget(self, folder: TopicFolder, partition: int) -> None:
         """Makes the next listing of a partition a full one."""
@@ -81,74 +81,85 @@ class ListingMemory:
         """See `Layout.partitions`. Lists all partitions with one prefix if they are many and small;
         `list_partition` then returns from that listing.
         """
-        found = self._layout.partitions(store, folder)
-        places = [self._layout.partition_folder(folder, number) for number in found]
+        numbers = self._layout.partitions(store, folder)
+        prefixes = [self._layout.partition_folder(folder, number) for number in numbers]
         self._in_a_row.clear()
         # Not where other topics are in the same folder.
-        if folder.topic_id in folder.folder and self._is_better_in_a_row(places):
+        if folder.topic_id in folder.folder and self._is_better_in_a_row(prefixes):
             listed: dict[str, list[ObjectInfo]] = defaultdict(list)
             for info in store.list_objects(folder.folder):
                 listed[info.key[: info.key.find("/", len(folder.folder)) + 1]].append(info)
-            self._in_a_row.update((place, listed[place]) for place in places)
-        return found
+            self._in_a_row.update((prefix, listed[prefix]) for prefix in prefixes)
+        return numbers
 
     def list_partition(
         self, store: ObjectStore, folder: TopicFolder, partition: int
     ) -> PartitionListing:
         """See `Layout.list_partition`. Returns the same listing as before if nothing is new."""
-        place = self._layout.partition_folder(folder, partition)
-        known = self._known.get(place)
+        prefix = self._layout.partition_folder(folder, partition)
+        remembered = self._known.get(prefix)
         now = self._clock()
-        infos = self._in_a_row.pop(place, None)
-        if infos is None and known is not None and self._may_go_on(known, now):
-            ends = _ends(store, place, known.infos)
+        infos = self._in_a_row.pop(prefix, None)
+        if infos is None and remembered is not None and self._may_go_on(remembered, now):
+            ends = _ends(store, prefix, remembered.infos)
             if ends is not None:
-                known = self._noted(known, ends, folder, partition)
-                self._known[place] = replace(known, is_whole=False)
-                return known.listing
+                remembered = self._noted(remembered, ends, folder, partition)
+                self._known[prefix] = replace(remembered, is_whole=False)
+                return remembered.listing
         if infos is None:
-            infos = list(store.list_objects(place))
-        known = self._noted(known, infos, folder, partition)
-        self._known[place] = replace(known, whole_at=now, is_whole=True)
-        return known.listing
+            infos = list(store.list_objects(prefix))
+        remembered = self._noted(remembered, infos, folder, partition)
+        self._known[prefix] = replace(remembered, whole_at=now, is_whole=True)
+        return remembered.listing
 
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
         """See `Layout.describe`."""
         return self._layout.describe(store, entry)
 
     def _noted(
-        self, known: _Known | None, infos: list[ObjectInfo], folder: TopicFolder, partition: int
+        self,
+        remembered: _Known | None,
+        infos: list[ObjectInfo],
+        folder: TopicFolder,
+        partition: int,
     ) -> _Known:
-        if known is None:
+        if remembered is None:
             return _Known(infos, self._layout.grouped(infos, folder, partition), 0, is_whole=True)
-        if infos == known.infos:
-            return known
+        if infos == remembered.infos:
+            return remembered
         listing = self._layout.grouped(infos, folder, partition)
-        return replace(known, infos=infos, listing=listing)
+        return replace(remembered, infos=infos, listing=listing)
 
-    def _is_better_in_a_row(self, places: Sequence[str]) -> bool:
-        if not places or not all(place in self._known for place in places):
+    def _is_better_in_a_row(self, prefixes: Sequence[str]) -> bool:
+        if not prefixes or not all(prefix in self._known for prefix in prefixes):
             return False
-        counts = [len(self._known[place].infos) for place in places]
-        apart = sum(1 + (count >= PAGE) for count in counts)
-        return (1 + sum(counts) // PAGE) * _GAIN_IN_A_ROW <= apart
+        counts = [len(self._known[prefix].infos) for prefix in prefixes]
+        separate_requests = sum(1 + (count >= PAGE) for count in counts)
+        return (1 + sum(counts) // PAGE) * _GAIN_IN_A_ROW <= separate_requests
 
-    def _may_go_on(self, known: _Known, now: float) -> bool:
-        is_recent = 0 <= (now - known.whole_at) * 1000 < self._interval_ms
-        return is_recent and len(known.infos) >= PAGE
+    def _may_go_on(self, remembered: _Known, now: float) -> bool:
+        is_recent = 0 <= (now - remembered.whole_at) * 1000 < self._interval_ms
+        return is_recent and len(remembered.infos) >= PAGE
 
 
-def _ends(store: ObjectStore, place: str, known: list[ObjectInfo]) -> list[ObjectInfo] | None:
+def _ends(
+    store: ObjectStore, prefix: str, known_objects: list[ObjectInfo]
+) -> list[ObjectInfo] | None:
     """Lists only the first page and the keys after the last known objects. Returns `None` if they
     do not fit the known listing.
     """
-    first = list(islice(store.list_objects(place), PAGE))
-    resumed = known[-_SEEN_AGAIN - 1].key
+    first = list(islice(store.list_objects(prefix), PAGE))
+    resumed = known_objects[-_SEEN_AGAIN - 1].key
     if len(first) < PAGE or key_order(first[-1].key) > key_order(resumed):
         return None
-    last = list(store.list_objects(place, after=resumed))
-    begin = bisect_left(known, key_order(first[0].key), key=lambda info: key_order(info.key))
-    if known[begin : begin + PAGE] != first or known[-_SEEN_AGAIN:] != last[:_SEEN_AGAIN]:
+    last = list(store.list_objects(prefix, after=resumed))
+    begin = bisect_left(
+        known_objects, key_order(first[0].key), key=lambda info: key_order(info.key)
+    )
+    if (
+        known_objects[begin : begin + PAGE] != first
+        or known_objects[-_SEEN_AGAIN:] != last[:_SEEN_AGAIN]
+    ):
         return None
     new = last[_SEEN_AGAIN:]
-    return [*known[begin:], *new] if begin or new else known
+    return [*known_objects[begin:], *new] if begin or new else known_objects

@@ -73,7 +73,7 @@ class LogLook(Protocol):
         """Returns the leader epoch that owns an offset; `None` if unknown."""
 
     def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
-        """Returns the first offset dated at or after a time; `None` if there is none."""
+        """Returns the first offset dated at or after a time, or `None`."""
 
     def pending(self, start: int, stop: int) -> Iterator[PendingSegment]:
         """Yields existing segments of offsets [start, stop), ascending."""
@@ -128,8 +128,12 @@ def at_position(look: Look, position: StreamPosition) -> Look:
     """
     moved = {}
     for name, topic in look.items():
-        known, newer = position.topics.get(name), topic.newer
-        if known is not None and newer is not None and known.topic_id == newer.topic_id:
+        topic_position, newer = position.topics.get(name), topic.newer
+        if (
+            topic_position is not None
+            and newer is not None
+            and topic_position.topic_id == newer.topic_id
+        ):
             moved[name] = replace(
                 topic, topic_id=newer.topic_id, partitions=newer.partitions(), newer=None
             )

@@ -9,10 +9,10 @@
                 "from":{"<topic>":{"id":"<topic id>","p":{"<partition>":<first offset>, …}}, …}}
 
 Topics are in order of name, partitions of number, because Spark compares positions as text. `from`
-records where the batch that ends here began, for partitions of which the previous end does not
-tell: in the first batch, and for a new partition, another topic id, or a jump over lost offsets.
-Spark never shows a source the start of its first batch again, so the start of a new query is a
-constant.
+records where the batch that ends here began, for partitions in which it did not begin at the
+previous end: in the first batch, and for a new partition, another topic id, or a jump over lost
+offsets. Spark never shows a source the start of its first batch again, so the start of a new query
+is a constant.
 
 Offsets of Spark's Kafka source (`KafkaSourceOffset`, `JsonUtils.partitionOffsets`) are positions,
 too: `{"<topic>":{"<partition>":<next offset>}}`.
@@ -109,7 +109,7 @@ def position_from_json(document: object) -> StreamPosition:
         StreamOffsetError: The document is of a later version, or not a position.
     """
     if not isinstance(document, Mapping):
-        raise _malformed("it is no object")
+        raise _malformed("it is not an object")
     version = document.get("v")
     if type(version) is not int:
         return _of_kafka_source(document)
@@ -137,11 +137,11 @@ def position_from_json(document: object) -> StreamPosition:
         _check_members(f"the begin of topic {name!r}", begin, {"id", "p"})
         offsets = _offsets(name, begin["p"])
         topic_id = _topic_id(name, begin["id"])
-        known = topics.get(name)
+        topic_position = topics.get(name)
         if (
-            known is None
-            or known.topic_id != topic_id
-            or not offsets.keys() <= known.offsets.keys()
+            topic_position is None
+            or topic_position.topic_id != topic_id
+            or not offsets.keys() <= topic_position.offsets.keys()
         ):
             raise _malformed(f"it begins in partitions of topic {name!r} where it does not end")
         begins[name] = TopicBegin(topic_id, offsets)
@@ -159,14 +159,14 @@ def _texts(offsets: Offsets) -> dict[str, int]:
 
 
 def _offsets(topic: str, value: object) -> dict[int, int]:
-    found = {}
+    offsets = {}
     for text, offset in _object(f"topic {topic!r}", value).items():
         if not isinstance(text, str) or not _NUMBER.fullmatch(text) or int(text) > _MAX_PARTITION:
             raise _malformed(f"topic {topic!r} has a partition {text!r}")
         if type(offset) is not int or not 0 <= offset <= _MAX_OFFSET:
             raise _malformed(f"{topic}-{text} has an offset {offset!r}")
-        found[int(text)] = offset
-    return found
+        offsets[int(text)] = offset
+    return offsets
 
 
 def _topic_id(topic: str, value: object, *, optional: bool = False) -> Any:  # noqa: ANN401
@@ -177,7 +177,7 @@ def _topic_id(topic: str, value: object, *, optional: bool = False) -> Any:  # n
 
 def _object(what: str, value: object) -> Mapping[Any, Any]:
     if not isinstance(value, Mapping):
-        raise _malformed(f"{what} is no object")
+        raise _malformed(f"{what} is not an object")
     return value
 
 
@@ -191,8 +191,8 @@ def _check_members(
 
 def _malformed(reason: str) -> StreamOffsetError:
     return StreamOffsetError(
-        f"the checkpoint holds no offset of this source: {reason}. Was it written by another"
-        " source? Begin a new checkpoint; startingOffsets says where"
+        f"the checkpoint holds no offset of this source: {reason}. If another source wrote"
+        " it, begin a new checkpoint, and set startingOffsets"
     )
 
 
@@ -234,7 +234,7 @@ def batch_ranges(start: StreamPosition, end: StreamPosition) -> list[BatchRange]
             if first is None or first > stop:
                 raise StreamOffsetError(
                     f"the checkpoint does not say where the batch begins that ends at offset {stop}"
-                    f" of topic id {topic.topic_id}: its lines do not belong together",
+                    f" of topic id {topic.topic_id}: its lines are of different batches",
                     topic=name,
                     partition=number,
                 )

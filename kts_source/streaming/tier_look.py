@@ -1,7 +1,7 @@
 """Looks at the topics of a stream in the tier alone.
 
 A look shows where each partition begins and ends, and which segments are between. Manifests are
-read on demand, so a look at years of history costs no more than the next batch needs.
+read on demand, so a look at years of history costs only the manifests of the next batch.
 """
 
 from __future__ import annotations
@@ -125,23 +125,23 @@ class TierLogLook:
         return self._ends_before_holes[hole.start]
 
     def _end_before(self, hole: Hole) -> int:
-        whole = self.log
-        ranges = tuple(span for span in whole.ranges if span.stop <= hole.start)
+        log = self.log
+        ranges = tuple(span for span in log.ranges if span.stop <= hole.start)
         if not self._options.read_committed or not ranges:
             return hole.start
-        known = replace(
-            whole,
+        log_before = replace(
+            log,
             stop=hole.start,
             ranges=ranges,
-            holes=tuple(one for one in whole.holes if one.stop < hole.start),
-            unverifiable=tuple(one for one in whole.unverifiable if one.stop < hole.start),
+            holes=tuple(hole_below for hole_below in log.holes if hole_below.stop < hole.start),
+            unverifiable=tuple(gap for gap in log.unverifiable if gap.stop < hole.start),
         )
-        decisions = decide(known, hole.start - 1, hole.start, self.tier_log.side_files)
+        decisions = decide(log_before, hole.start - 1, hole.start, self.tier_log.side_files)
         return _first_undecided(decisions.undecided, hole.start)
 
     def epoch_of(self, offset: int) -> int | None:
         """See `LogLook`."""
-        epochs = [one.epoch for one in self.log.lineage if one.start_offset <= offset]
+        epochs = [entry.epoch for entry in self.log.lineage if entry.start_offset <= offset]
         return epochs[-1] if epochs else None
 
     def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
@@ -184,8 +184,8 @@ class TierLogLook:
         its end is not decided.
         """
 
-        def bounds_of(known: PartitionLog, _: TimestampLookup) -> tuple[int, int]:
-            return remaining_bounds(self.place, wanted, known.log_start, known.stop)
+        def bounds_of(log: PartitionLog, _: TimestampLookup) -> tuple[int, int]:
+            return remaining_bounds(self.place, wanted, log.log_start, log.stop)
 
         try:
             planned = plan_log(self._options, self.tier_log, bounds_of)
@@ -207,10 +207,10 @@ class TierLogLook:
         while position < stop:
             was_complete = self.is_complete
             limit = min(self.tier_log.end_of_segments(position, count), stop)
-            known = self.tier_log.covering(position, limit)
+            log = self.tier_log.covering(position, limit)
             if limit <= position or (self.is_complete and not was_complete):
                 return
-            for span in known.ranges:
+            for span in log.ranges:
                 low, high = max(span.start, position), min(span.stop, limit)
                 if low < high:
                     yield _pending_segment(span, low, high)
@@ -218,7 +218,7 @@ class TierLogLook:
 
 
 def _first_undecided(undecided: Sequence[OpenTransaction], stop: int) -> int:
-    return min([stop, *(one.first_offset for one in undecided)])
+    return min([stop, *(transaction.first_offset for transaction in undecided)])
 
 
 def _pending_segment(span: SegmentRange, start: int, stop: int) -> PendingSegment:
@@ -288,12 +288,12 @@ class TierLooker:
         in_part = not has_times or self._options.max_timestamp_ahead_ms is not None
 
         def look_at(listed: ListedPartition) -> TierLogLook | None:
-            known = before.get(listed.partition)
-            if isinstance(known, TierLogLook) and _is_same(known.listed, listed):
-                return known
+            last_look = before.get(listed.partition)
+            if isinstance(last_look, TierLogLook) and _is_same(last_look.listed, listed):
+                return last_look
             key = listed.folder, listed.partition
             memory = self._listings
-            if memory and memory.is_assumed(*key) and not _continues(known, listed):
+            if memory and memory.is_assumed(*key) and not _continues(last_look, listed):
                 memory.forget(*key)
                 listed = catalog.listed(*key)
             return self._partition(listed, in_part=in_part)
@@ -318,9 +318,9 @@ class TierLooker:
             wanted += [(partition, folder, start) for folder in folders[name]]
 
         def look_at(
-            one: tuple[TopicPartition, TopicFolder, int],
+            topic_and_start: tuple[TopicPartition, TopicFolder, int],
         ) -> tuple[TopicPartition, TierLogLook | None]:
-            partition, folder, start = one
+            partition, folder, start = topic_and_start
             listed = catalog.listed(folder, partition.partition)
             if not listed.has_segments:
                 return partition, None
@@ -386,35 +386,35 @@ class TierLooker:
         before: Look | None,
     ) -> TopicLook | None:
         options = self._options
-        known = None if position is None else position.topic_id
+        topic_id = None if position is None else position.topic_id
         asked = wanted_topic_id(options, topic)
-        if None not in (known, asked) and known != asked:
+        if None not in (topic_id, asked) and topic_id != asked:
             raise StreamOffsetError(
-                f"the checkpoint is of topic id {known}, and option 'topicId' says {asked}: begin a"
-                " new checkpoint to read another incarnation",
+                f"the checkpoint is of topic id {topic_id}, and option 'topicId' is {asked}:"
+                " begin a new checkpoint to read another incarnation",
                 topic=topic,
             )
         current: DiscoveredTopic | None
         newer = None
-        if known is None:
+        if topic_id is None:
             current = discover_topic(options, topic, folders, catalog, self.pool)
             if asked is None:
                 self._note_older(current)
         else:
-            here = [folder for folder in folders if folder.topic_id == known]
+            here = [folder for folder in folders if folder.topic_id == topic_id]
             # Expired segments may be followed by new ones: no segments is no loss.
             pinned = replace(
-                options, topic_ids={**options.topic_ids, topic: known}, fail_on_data_loss=False
+                options, topic_ids={**options.topic_ids, topic: topic_id}, fail_on_data_loss=False
             )
             current = discover_topic(pinned, topic, here, catalog, self.pool) if here else None
             if asked is None:
-                newer = self._newer(topic, folders, known, catalog)
+                newer = self._newer(topic, folders, topic_id, catalog)
             if current is None and newer is None:
                 return None
             if current is not None and position is not None:
                 _check_parts(current, position, options)
         if current is None:
-            return TopicLook(topic, str(known), {}, self._replacement(newer, catalog))
+            return TopicLook(topic, str(topic_id), {}, self._replacement(newer, catalog))
         last = None if before is None else before.get(topic)
         same = {} if last is None or last.topic_id != current.topic_id else last.partitions
         unread = (current.notes, *(listed.orphans for listed in current.partitions))
@@ -434,26 +434,26 @@ class TierLooker:
     ) -> NewerTopic | None:
         if newer is None:
             return None
-        # Cached: a later look must not find again what the first one found.
+        # Cached, so that a later look returns the same topic.
         return NewerTopic(
             newer.topic_id, cache(lambda: self._partitions(newer.partitions, catalog, {}))
         )
 
     def _newer(
-        self, topic: str, folders: Sequence[TopicFolder], known: str, catalog: SegmentCatalog
+        self, topic: str, folders: Sequence[TopicFolder], topic_id: str, catalog: SegmentCatalog
     ) -> DiscoveredTopic | None:
-        """Returns the incarnation that has replaced the one that the stream is in.
+        """Returns the incarnation that has replaced the stream's current one.
 
         An incarnation that was seen to be older does not replace it, even if all segments of the
         stream's own have expired.
         """
         ids = frozenset(folder.topic_id for folder in folders)
-        unknown = ids - self._older.get(topic, frozenset()) - {known}
+        unknown = ids - self._older.get(topic, frozenset()) - {topic_id}
         others = [folder for folder in folders if folder.topic_id in unknown]
         # An incarnation without segments is being copied for the first time.
         if not any(self._has_segments(folder, catalog) for folder in others):
             return None
-        compared = [folder for folder in folders if folder.topic_id in {*unknown, known}]
+        compared = [folder for folder in folders if folder.topic_id in {*unknown, topic_id}]
         options = self._options
         settled = self._settled.get(topic)
         is_settled = settled is not None and settled[0] == ids
@@ -468,7 +468,7 @@ class TierLooker:
             self._note_older(newest)
             if unknown <= {*newest.older_ids, newest.topic_id}:
                 self._settled[topic] = ids, newest.topic_id
-        return None if newest.topic_id == known or not newest.partitions else newest
+        return None if newest.topic_id == topic_id or not newest.partitions else newest
 
     def _has_segments(self, folder: TopicFolder, catalog: SegmentCatalog) -> bool:
         numbers = catalog.layout.partitions(catalog.store, folder)
@@ -487,13 +487,13 @@ def _is_same(before: ListedPartition, now: ListedPartition) -> bool:
     return len(before.entries) == len(now.entries) and objects(before) == objects(now)
 
 
-def _continues(known: LogLook | None, now: ListedPartition) -> bool:
+def _continues(last_look: LogLook | None, now: ListedPartition) -> bool:
     """Returns whether new segments of a partition follow the known ones in the same leader epoch.
     After an election brokers may have copied any other segment again, too.
     """
-    if not isinstance(known, TierLogLook) or not known.listed.entries or not now.entries:
+    if not isinstance(last_look, TierLogLook) or not last_look.listed.entries or not now.entries:
         return False
-    last = known.listed.entries[-1]
+    last = last_look.listed.entries[-1]
     numbers = [n for n, entry in enumerate(now.entries) if entry.base_offset >= last.base_offset]
     segments = now.described(numbers)
     if len(segments) < len(numbers) or not segments or now.entries[numbers[0]] != last:
@@ -512,15 +512,15 @@ def _check_parts(topic: DiscoveredTopic, position: TopicPosition, options: ScanO
     """
     for number in topic.empty_partitions:
         start = position.offsets.get(number, 0)
-        parts = [
-            part
-            for part in topic.parts
-            if part.base_offset is not None and part.base_offset >= start
+        incomplete = [
+            orphan
+            for orphan in topic.parts
+            if orphan.base_offset is not None and orphan.base_offset >= start
         ]
-        if len({part.base_offset for part in parts}) > 1 and options.fail_on_data_loss:
+        if len({orphan.base_offset for orphan in incomplete}) > 1 and options.fail_on_data_loss:
             raise DataLossError(
-                f"only parts of segments are there behind offset {start}, not one whole:"
-                f" {some(map(str, parts))}; failOnDataLoss=false waits for others",
+                f"only incomplete segments exist after offset {start}:"
+                f" {some(map(str, incomplete))}; failOnDataLoss=false waits for others",
                 topic=topic.topic,
                 partition=number,
             )

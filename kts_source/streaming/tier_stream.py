@@ -112,7 +112,7 @@ class TierStream:
         return end
 
     def lag(self) -> dict[str, Any] | None:
-        """Returns the lag after the batch whose end was returned last; `None` before the first one.
+        """Returns the lag after the last returned end of a batch; `None` before the first one.
         Lists nothing.
         """
         look, position = self._look, self._answered
@@ -121,10 +121,17 @@ class TierStream:
         if self._lag is None or self._lag[0] is not look or self._lag[1] != position:
             lags = {}
             for topic in at_position(look, position).values():
-                known = position.topics.get(topic.topic)
-                is_same = known is not None and known.topic_id in (None, topic.topic_id)
+                topic_position = position.topics.get(topic.topic)
+                is_same = topic_position is not None and topic_position.topic_id in (
+                    None,
+                    topic.topic_id,
+                )
                 for number, log_look in topic.partitions.items():
-                    offset = known.offsets.get(number) if known is not None and is_same else None
+                    offset = (
+                        topic_position.offsets.get(number)
+                        if topic_position is not None and is_same
+                        else None
+                    )
                     lags[TopicPartition(topic.topic, number)] = log_look.lag(
                         log_look.log.log_start if offset is None else offset
                     )
@@ -135,7 +142,7 @@ class TierStream:
         """Plans the batch between two positions; `None` if it is empty.
 
         Raises:
-            TieredKafkaError: The batch cannot be read anymore as it was fixed.
+            TieredKafkaError: The fixed offsets of the batch cannot be read anymore.
         """
         planned, self._planned = self._planned, None
         ranges = batch_ranges(start, end)
@@ -169,9 +176,11 @@ class TierStream:
 
     def _next(self, position: StreamPosition, *, limited: bool) -> StreamPosition:
         look = self._current_look(position)
-        known = self._nothing_new
+        nothing_new = self._nothing_new
         # A failed batch is tried again at the next look, even if that shows nothing new.
-        if self._has_failed or (known is not None and known[0] is look and known[1] == position):
+        if self._has_failed or (
+            nothing_new is not None and nothing_new[0] is look and nothing_new[1] == position
+        ):
             return position
         while True:
             end = self._choose(position, look, limited=limited)
@@ -281,18 +290,26 @@ class TierStream:
         stream has read everything that is left.
         """
         for (partition, topic_id), stop in ends.items():
-            topic, known = look.get(partition.topic), position.topics.get(partition.topic)
+            topic, topic_position = look.get(partition.topic), position.topics.get(partition.topic)
             # A topic that was created again is reported separately.
-            if known is None or known.topic_id != topic_id or (topic and topic.newer):
+            if (
+                topic_position is None
+                or topic_position.topic_id != topic_id
+                or (topic and topic.newer)
+            ):
                 continue
             rest = existing.get((partition, topic_id))
-            offset = known.offsets.get(partition.partition, stop) if rest is None else rest.start
+            offset = (
+                topic_position.offsets.get(partition.partition, stop)
+                if rest is None
+                else rest.start
+            )
             if offset < stop and (rest is None or rest.stop <= offset):
                 is_strict = self._options.fail_on_data_loss
                 report_unread(Place(*partition, fail_on_data_loss=is_strict), offset, stop)
 
     def _up_to_target(self, pending: Sequence[PendingPartition]) -> list[PendingPartition]:
-        """Returns what is pending below the fixed end, without partitions that are new since."""
+        """Returns pending offsets below the fixed end, without partitions that are newer."""
         if self._target is None:
             self._target = {(each.partition, each.topic_id): each.stop for each in pending}
         target = self._target
@@ -305,8 +322,8 @@ class TierStream:
         ]
 
     def _up_to_hole(self, pending: PendingPartition) -> PendingPartition:
-        """Returns what is pending below the first hole that a batch may not skip: one that may be a
-        copy in progress, or any if loss is not allowed.
+        """Returns pending offsets below the first hole that a batch may not skip: a hole that may
+        be a copy in progress, or any hole if loss is not allowed.
 
         Raises:
             DataLossError: Everything before the hole has been read.

@@ -37,7 +37,7 @@ class TransactionReplay:
 
     Attributes:
         open: Producer id to first offset of the transactions open after the last batch.
-        aborted: Transactions whose abort marker was seen.
+        aborted: Transactions with an abort marker.
     """
 
     def __init__(self, open_before: Mapping[int, int]) -> None:

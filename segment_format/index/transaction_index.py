@@ -1,4 +1,4 @@
-"""Reads the transaction index (`.txnindex`): transactions whose abort marker is in the segment.
+"""Reads the transaction index (`.txnindex`): transactions that an abort marker in the segment ends.
 
 34 bytes per entry:
 

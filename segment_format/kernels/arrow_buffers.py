@@ -1,4 +1,4 @@
-"""Arrow memory that kernels fill, and the arrays made of it.
+"""Arrow memory that kernels fill, and the arrays on this memory.
 
 The memory belongs to Arrow, so any thread can release a batch without the GIL. To release a buffer
 over a numpy array or `bytes`, a thread needs the GIL: an engine that holds the GIL while it waits
@@ -45,10 +45,10 @@ class BufferSpec(NamedTuple):
 
     Attributes:
         slot: Index of the buffer's address in the address table.
-        level: Level whose entries the buffer holds.
+        level: Level of the buffer's entries.
         width: Bytes per entry.
-        is_ends: Whether it holds int32 ends after a leading 0.
-        is_zeroed: Whether entries are 0 until a kernel writes them.
+        is_ends: True if it has int32 ends after a leading 0.
+        is_zeroed: True if entries are 0 until a kernel writes them.
     """
 
     slot: int
@@ -86,7 +86,7 @@ class GrowingBuffers:
             self.set_room(level, room)
 
     def set_room(self, level: int, room: int) -> None:
-        """Makes room in all buffers of a level, keeping what is filled."""
+        """Makes room in all buffers of a level, and keeps the filled entries."""
         self.rooms[level] = room
         for spec in self._levels[level]:
             size = spec.width * (room + spec.is_ends) + SLACK
@@ -112,7 +112,7 @@ def resized(buffer: pa.Buffer | None, size: int, *, is_zeroed: bool) -> pa.Buffe
     Args:
         buffer: The buffer to grow; `None` to allocate one.
         size: Bytes, at least 4.
-        is_zeroed: Whether all new bytes are set to 0.
+        is_zeroed: True if all new bytes are set to 0.
     """
     old_size = 0
     if buffer is None:

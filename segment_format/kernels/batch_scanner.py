@@ -44,12 +44,12 @@ class BatchTable:
         last_offsets: Last offset of the original batch.
         leader_epochs: Leader epoch; -1 for none.
         crcs: Stored checksum, unsigned.
-        are_sound: bool; whether the stored checksum is correct.
+        are_sound: bool; true if the stored checksum is correct.
         max_timestamps: Maximal timestamp of the records in ms.
         records: Number of records from the first wanted offset on, including markers.
         producer_ids: Producer id; -1 for none.
-        are_transactional: bool; whether the batch belongs to a transaction.
-        are_control: bool; whether the batch contains a marker.
+        are_transactional: bool; true if the batch belongs to a transaction.
+        are_control: bool; true if the batch contains a marker.
         markers: Row -> type of its marker.
     """
 
@@ -145,11 +145,11 @@ class BatchScanner:
     def finish(self) -> None:
         """Raises `TruncatedBatchError` if the bytes fed end before the log, or inside an entry."""
         if self._position != self._size:
-            text = f"the last {self._size - self._position} bytes are not a whole batch"
+            text = f"the last {self._size - self._position} bytes are not a complete batch"
             raise TruncatedBatchError(text, position=self._position)
 
     def _scan(self, view: memoryview) -> Iterator[BatchTable]:
-        """Reads whole entries, and keeps the rest as the tail."""
+        """Reads complete entries, and keeps the rest as the tail."""
         slots = self._slots
         data = np.frombuffer(view, np.uint8)
         slots[c.SCAN_WINDOW] = data.ctypes.data
@@ -182,10 +182,10 @@ class BatchScanner:
             special |= is_cut & (table[c.SCAN_LAST_OFFSET] >= self._start_offset)
         for row in np.flatnonzero(special).tolist():
             position = int(table[c.SCAN_LOG_POSITION, row])
-            at = position - origin
-            size = read_prefix(view[at : at + 17]).size
+            start = position - origin
+            size = read_prefix(view[start : start + 17]).size
             try:
-                batch = next(iter_batches(view[at : at + size], check_crcs=False))
+                batch = next(iter_batches(view[start : start + size], check_crcs=False))
             except SegmentFormatError as error:
                 self._slots[c.SCAN_ROWS] = first + row
                 raise error.at(position, int(table[c.SCAN_BASE_OFFSET, row])) from None
@@ -253,9 +253,9 @@ def _of_old_format(data: memoryview, position: int, start_offset: int) -> tuple[
 
 @lru_cache(1)
 def _kernel() -> Callable[[NDArray[np.int64]], int]:
-    found = object_code.load_of_frame("scan_batches")
-    if found is not None:
-        return found
+    kernel = object_code.load_of_frame("scan_batches")
+    if kernel is not None:
+        return kernel
     from segment_format.kernels.scan_batches import scan_batches  # brings in numba
 
     return scan_batches

@@ -64,14 +64,14 @@ def _sources_digest() -> str:
     Numba only checks the time of the outermost function's file, and files in wheels have equal
     times.
     """
-    parts = [f"{name} {version(name)}" for name in ("numba", "llvmlite", "numpy")]
+    texts = [f"{name} {version(name)}" for name in ("numba", "llvmlite", "numpy")]
     # Some of numba's settings change the code.
-    parts += sorted(
+    texts += sorted(
         f"{name}={text}"
         for name, text in os.environ.items()
         if name.startswith("NUMBA_") and name != "NUMBA_CACHE_DIR"
     )
-    digest = hashlib.sha256("\0".join(parts).encode())
+    digest = hashlib.sha256("\0".join(texts).encode())
     kernels = Path(__file__).parent
     for folder in (kernels, kernels.parent / "values"):
         for path in sorted(folder.rglob("*.py")):
@@ -111,24 +111,22 @@ def _check_nobody_else_replaces(folder: Path) -> None:
     trusted = (0, os.getuid())
     left = list(reversed((Path.cwd() / folder).parts))
     links = 0
-    place = Path(left.pop())
+    path = Path(left.pop())
     while True:
-        facts = place.lstat()
+        facts = path.lstat()
         if facts.st_uid not in trusted:
-            raise PermissionError(f"{place} belongs to user {facts.st_uid}")
+            raise PermissionError(f"{path} belongs to user {facts.st_uid}")
         if stat.S_ISLNK(facts.st_mode):
             links += 1
             if links > _MAX_LINKS:
                 raise PermissionError(f"{folder} has too many links on the way")
-            target = place.readlink()
+            target = path.readlink()
             left += reversed(target.parts)
-            place = place.parent
+            path = path.parent
         elif facts.st_mode & _WRITABLE_BY_OTHERS and not facts.st_mode & stat.S_ISVTX:
-            raise PermissionError(
-                f"others can write {place} (mode {stat.S_IMODE(facts.st_mode):o})"
-            )
+            raise PermissionError(f"others can write {path} (mode {stat.S_IMODE(facts.st_mode):o})")
         if not left:
             return
         step = left.pop()
         # The target of `..` was checked on the way down, or is above a checked folder.
-        place = place.parent if step == ".." else place / step
+        path = path.parent if step == ".." else path / step

@@ -59,7 +59,7 @@ class BufferLayout(NamedTuple):
 
     @property
     def has_leading_zero(self) -> bool:
-        """Whether the buffer holds the ends of entries after a leading 0."""
+        """Whether the buffer has the ends of entries after a leading 0."""
         return self.bits == 32 and self.extra == 1
 
     def size(self, rows: int) -> int:
@@ -137,7 +137,7 @@ def _binary(
 
 
 def _optional(kind: pa.DataType, wanted: int, slot: int, dtype: type[np.generic]) -> Column:
-    """Returns a column of numbers in which −1 stands for null."""
+    """Returns a column of numbers in which −1 means null."""
     layout = BufferLayout(slot, kind.bit_width)
 
     def build(filled: Filled, rows: int) -> pa.Array:
@@ -222,8 +222,8 @@ def column_names(columns: Iterable[str], others: Container[str] = ()) -> tuple[s
     every = tuple(columns)
     names = tuple(name for name in every if name not in others)
     if len(set(every)) < len(every) or not set(names) <= COLUMNS.keys():
-        known = ", ".join(COLUMNS)
-        raise ValueError(f"columns must be distinct and of {known}: {', '.join(every)}")
+        allowed = ", ".join(COLUMNS)
+        raise ValueError(f"columns must be distinct and of {allowed}: {', '.join(every)}")
     return names
 
 
@@ -299,7 +299,7 @@ class _Layout(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Shape:
-    """What the batches of a decoder have in common, see `ColumnBuffers`; cached, one per kind.
+    """Properties shared by the batches of a decoder, see `ColumnBuffers`; cached, one per kind.
 
     Attributes:
         bits: Bits of a row in `columns`, and of an entry in each of `growing`.
@@ -393,7 +393,7 @@ class ColumnBuffers:
             numbers[index] = 0
 
     def grow(self) -> None:
-        """Makes room for the record that the frame describes, keeping what is filled."""
+        """Makes room for the record that the frame describes, and keeps the filled rows."""
         old, starts = np.frombuffer(self._memory, np.uint8), self._layout.starts
         self._set_rooms(tuple(map(self._grown, self._shape.growing)))
         self._allocate()
@@ -417,8 +417,8 @@ class ColumnBuffers:
         return used
 
     def _filled(self) -> Filled:
-        """Returns what is filled, copied if it is little: the last batches of many segments, of a
-        few rows each, would otherwise keep a MiB each.
+        """Returns the filled bytes. Copies them if there are few: otherwise the last batches of
+        many segments, with a few rows each, would keep a MiB each.
         """
         layout, slots, (row_bits, growing_bits) = self._layout, self._slots, self._shape.bits
         bits = row_bits * slots[c.ROWS]
@@ -449,12 +449,12 @@ class ColumnBuffers:
         return max(needed, min(max(2 * room, expected), max_bytes))
 
     def arrays(self, *, last: bool = False) -> list[pa.Array]:
-        """Returns what the kernel has filled, without copying larger batches.
+        """Returns the rows that the kernel has filled, without copying larger batches.
 
         Call `begin` before the kernel fills more.
 
         Args:
-            last: Whether this is the last batch. After full batches, the few rows of the last one
+            last: True if this is the last batch. After full batches, the few rows of the last one
                 do not show what the next decoder needs.
         """
         global _last_rooms

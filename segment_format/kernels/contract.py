@@ -7,8 +7,7 @@ were handed out, in the middle of a batch, or with the next window. Column buffe
 addresses with their room in entries; the owner keeps them alive, with `COPY_SLACK` more bytes than
 their room.
 
-Offsets, positions and sizes are bytes unless a name says rows. Slots are grouped by who writes
-them.
+Offsets, positions and sizes are bytes unless a name says rows. Slots are grouped by their writer.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ HEADER_ROOM: Final = 74  # in headers
 HEADER_KEY_ROOM: Final = 75
 HEADER_VALUE_ROOM: Final = 76
 
-# --- Columns: how far they are filled ------------------------------------------------------------
+# --- Columns: number of filled rows and bytes ----------------------------------------------------
 ROWS: Final = 80
 KEY_SIZE: Final = 81
 VALUE_SIZE: Final = 82
@@ -293,7 +292,7 @@ KEY_SLOT_WIDTH: Final = 3  # bytes of a number; 0 for texts
 KEY_SLOT_DATA: Final = 4  # address of the texts' bytes, or of the numbers
 KEY_SLOT_KEPT: Final = 5  # address of a byte per entry, set to 0 for the ones to drop
 KEY_SLOT_TABLE: Final = 6  # address of int64: a power of 2, at least twice the largest map
-KEY_SLOT_SEED: Final = 7  # of hashes, so that nobody can choose keys that collide
+KEY_SLOT_SEED: Final = 7  # of hashes; random, so that no sender can choose keys that collide
 KEY_FRAME_SIZE: Final = 8
 FEW_KEYS: Final = 8
 """Entries of a map up to which each key is compared with each other key."""

@@ -73,13 +73,13 @@ class _Emitter:
         )
 
     def load(self, address: Codegen, position: int = 0) -> Codegen:
-        place = self._builder.add(address, _I64(position))
-        pointer = self._builder.inttoptr(place, _VECTOR.as_pointer())
+        shifted = self._builder.add(address, _I64(position))
+        pointer = self._builder.inttoptr(shifted, _VECTOR.as_pointer())
         return self._builder.load(pointer, align=1)
 
     def prefetch(self, address: Codegen, position: int) -> None:
-        place = self._builder.add(address, _I64(position))
-        pointer = self._builder.inttoptr(place, _I8.as_pointer())
+        shifted = self._builder.add(address, _I64(position))
+        pointer = self._builder.inttoptr(shifted, _I8.as_pointer())
         self._builder.call(self._prefetch, [pointer, _I32(0), _I32(3), _I32(1)])
 
     def first(self, crc: Codegen, address: Codegen) -> Codegen:
@@ -103,12 +103,12 @@ class _Emitter:
 
     def emit(self, crc: Codegen, start: Codegen, stop: Codegen) -> Codegen:
         builder = self._builder
-        many, loop, body, merge, one, rest, step, done = (
+        many, loop, body, merge, single_block, rest, step, done = (
             builder.append_basic_block(name)
             for name in ("many", "loop", "body", "merge", "one", "rest", "step", "done")
         )
         size = builder.sub(stop, start)
-        builder.cbranch(builder.icmp_unsigned(">=", size, _I64(_WIDE * BLOCK)), many, one)
+        builder.cbranch(builder.icmp_unsigned(">=", size, _I64(_WIDE * BLOCK)), many, single_block)
 
         builder.position_at_end(many)
         blocks = [self.first(crc, start)]
@@ -118,19 +118,19 @@ class _Emitter:
         builder.branch(loop)
 
         builder.position_at_end(loop)
-        at = builder.phi(_I64)
-        at.add_incoming(behind, many)
+        current = builder.phi(_I64)
+        current.add_incoming(behind, many)
         under_way = [builder.phi(_VECTOR) for _ in blocks]
         for phi, block in zip(under_way, blocks, strict=True):
             phi.add_incoming(block, many)
-        builder.cbranch(builder.icmp_unsigned("<=", at, last), body, merge)
+        builder.cbranch(builder.icmp_unsigned("<=", current, last), body, merge)
 
         builder.position_at_end(body)
         multipliers = _multipliers(_WIDE * BLOCK)
         for number, phi in enumerate(under_way):
-            self.prefetch(at, _AHEAD + BLOCK * number)
-            phi.add_incoming(self.fold(phi, multipliers, self.load(at, BLOCK * number)), body)
-        at.add_incoming(builder.add(at, _I64(_WIDE * BLOCK)), body)
+            self.prefetch(current, _AHEAD + BLOCK * number)
+            phi.add_incoming(self.fold(phi, multipliers, self.load(current, BLOCK * number)), body)
+        current.add_incoming(builder.add(current, _I64(_WIDE * BLOCK)), body)
         builder.branch(loop)
 
         builder.position_at_end(merge)
@@ -139,18 +139,18 @@ class _Emitter:
             merged = self.fold(merged, _multipliers(BLOCK), phi)
         builder.branch(rest)
 
-        builder.position_at_end(one)
+        builder.position_at_end(single_block)
         single = self.first(crc, start)
         behind_one = builder.add(start, _I64(BLOCK))
         builder.branch(rest)
 
         builder.position_at_end(rest)
         next_at = builder.phi(_I64)
-        next_at.add_incoming(at, merge)
-        next_at.add_incoming(behind_one, one)
+        next_at.add_incoming(current, merge)
+        next_at.add_incoming(behind_one, single_block)
         block = builder.phi(_VECTOR)
         block.add_incoming(merged, merge)
-        block.add_incoming(single, one)
+        block.add_incoming(single, single_block)
         builder.cbranch(builder.icmp_unsigned("<", next_at, stop), step, done)
 
         builder.position_at_end(step)
@@ -297,47 +297,47 @@ def _shift(tables: Value, crc: Value) -> Value:
 @inlined
 def _three_chains(crc: Value, address: Address, size: Value, ahead: Value, zeros: Value) -> Value:
     """Returns the CRC register after three consecutive stretches of `size` bytes."""
-    at = address
-    one = two = np.uint64(0)
-    while at < address + size:
+    cursor = address
+    first = two = np.uint64(0)
+    while cursor < address + size:
         # The hardware prefetcher does not follow three jumping streams.
-        prefetch(at + ahead)
-        prefetch(at + ahead + size)
-        prefetch(at + ahead + size + size)
+        prefetch(cursor + ahead)
+        prefetch(cursor + ahead + size)
+        prefetch(cursor + ahead + size + size)
         for _ in range(8):
-            crc = _step_word(crc, load_word(at))
-            one = _step_word(one, load_word(at + size))
-            two = _step_word(two, load_word(at + size + size))
-            at += np.uint64(8)
-    return _shift(zeros, _shift(zeros, crc) ^ one) ^ two
+            crc = _step_word(crc, load_word(cursor))
+            first = _step_word(first, load_word(cursor + size))
+            two = _step_word(two, load_word(cursor + size + size))
+            cursor += np.uint64(8)
+    return _shift(zeros, _shift(zeros, crc) ^ first) ^ two
 
 
 @helper
 def by_instruction(address: Address, size: Value) -> Value:
     """Computes CRC-32C by the CPU's instruction, eight bytes per step in three chains."""
     crc = np.uint64(0xFFFFFFFF)
-    at = address
+    cursor = address
     left = size
     while left >= np.uint64(3 * LONG):
-        crc = _three_chains(crc, at, np.uint64(LONG), np.uint64(3 * LONG), _LONG_ZEROS)
-        at += np.uint64(3 * LONG)
+        crc = _three_chains(crc, cursor, np.uint64(LONG), np.uint64(3 * LONG), _LONG_ZEROS)
+        cursor += np.uint64(3 * LONG)
         left -= np.uint64(3 * LONG)
     while left >= np.uint64(3 * SHORT):
-        crc = _three_chains(crc, at, np.uint64(SHORT), np.uint64(6 * SHORT), _SHORT_ZEROS)
-        at += np.uint64(3 * SHORT)
+        crc = _three_chains(crc, cursor, np.uint64(SHORT), np.uint64(6 * SHORT), _SHORT_ZEROS)
+        cursor += np.uint64(3 * SHORT)
         left -= np.uint64(3 * SHORT)
-    return _last_bytes(crc, at, left) ^ np.uint64(0xFFFFFFFF)
+    return _last_bytes(crc, cursor, left) ^ np.uint64(0xFFFFFFFF)
 
 
 @helper
-def _last_bytes(crc: Value, at: Address, left: Value) -> Value:
+def _last_bytes(crc: Value, address: Address, left: Value) -> Value:
     while left >= np.uint64(8):
-        crc = _step_word(crc, load_word(at))
-        at += np.uint64(8)
+        crc = _step_word(crc, load_word(address))
+        address += np.uint64(8)
         left -= np.uint64(8)
     while left > np.uint64(0):
-        crc = _step_byte(crc, load_u8(at))
-        at += np.uint64(1)
+        crc = _step_byte(crc, load_u8(address))
+        address += np.uint64(1)
         left -= np.uint64(1)
     return crc
 
@@ -347,35 +347,39 @@ def by_folding(address: Address, size: Value) -> Value:
     """Computes CRC-32C by vectors, and by the instruction for the last bytes."""
     crc = np.uint64(0xFFFFFFFF)
     stop = address + size
-    at = address + size // np.uint64(BLOCK) * np.uint64(BLOCK)
-    if at != address:
-        crc = fold_blocks(crc, address, at)
-    return _last_bytes(crc, at, stop - at) ^ np.uint64(0xFFFFFFFF)
+    folded_stop = address + size // np.uint64(BLOCK) * np.uint64(BLOCK)
+    if folded_stop != address:
+        crc = fold_blocks(crc, address, folded_stop)
+    return _last_bytes(crc, folded_stop, stop - folded_stop) ^ np.uint64(0xFFFFFFFF)
 
 
 @helper
 def by_tables(address: Address, size: Value) -> Value:
     """Computes CRC-32C by tables, eight bytes per step."""
     crc = np.uint64(0xFFFFFFFF)
-    at = address
+    cursor = address
     left = size
     mask = np.uint64(0xFF)
     while left >= np.uint64(8):
         crc = (
-            np.uint64(_TABLES[7, (crc ^ load_u8(at)) & mask])
-            ^ np.uint64(_TABLES[6, ((crc >> np.uint64(8)) ^ load_u8(at + np.uint64(1))) & mask])
-            ^ np.uint64(_TABLES[5, ((crc >> np.uint64(16)) ^ load_u8(at + np.uint64(2))) & mask])
-            ^ np.uint64(_TABLES[4, ((crc >> np.uint64(24)) ^ load_u8(at + np.uint64(3))) & mask])
-            ^ np.uint64(_TABLES[3, load_u8(at + np.uint64(4))])
-            ^ np.uint64(_TABLES[2, load_u8(at + np.uint64(5))])
-            ^ np.uint64(_TABLES[1, load_u8(at + np.uint64(6))])
-            ^ np.uint64(_TABLES[0, load_u8(at + np.uint64(7))])
+            np.uint64(_TABLES[7, (crc ^ load_u8(cursor)) & mask])
+            ^ np.uint64(_TABLES[6, ((crc >> np.uint64(8)) ^ load_u8(cursor + np.uint64(1))) & mask])
+            ^ np.uint64(
+                _TABLES[5, ((crc >> np.uint64(16)) ^ load_u8(cursor + np.uint64(2))) & mask]
+            )
+            ^ np.uint64(
+                _TABLES[4, ((crc >> np.uint64(24)) ^ load_u8(cursor + np.uint64(3))) & mask]
+            )
+            ^ np.uint64(_TABLES[3, load_u8(cursor + np.uint64(4))])
+            ^ np.uint64(_TABLES[2, load_u8(cursor + np.uint64(5))])
+            ^ np.uint64(_TABLES[1, load_u8(cursor + np.uint64(6))])
+            ^ np.uint64(_TABLES[0, load_u8(cursor + np.uint64(7))])
         )
-        at += np.uint64(8)
+        cursor += np.uint64(8)
         left -= np.uint64(8)
     while left > np.uint64(0):
-        crc = (crc >> np.uint64(8)) ^ np.uint64(_TABLES[0, (crc ^ load_u8(at)) & mask])
-        at += np.uint64(1)
+        crc = (crc >> np.uint64(8)) ^ np.uint64(_TABLES[0, (crc ^ load_u8(cursor)) & mask])
+        cursor += np.uint64(1)
         left -= np.uint64(1)
     return crc ^ np.uint64(0xFFFFFFFF)
 

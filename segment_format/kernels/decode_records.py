@@ -49,7 +49,7 @@ MIN_BODY = 6
 
 
 @inlined
-def read_start(at: Address) -> Value:
+def read_start(address: Address) -> Value:
     """Parses the first fields of a record of the usual kind from one load.
 
     The usual kind has a length of one or two bytes, and a timestamp and offset delta of one or two.
@@ -61,18 +61,18 @@ def read_start(at: Address) -> Value:
     little-endian, as on every machine that numba runs on.
 
     Args:
-        at: Address of the record, with `WORD_SIZE` readable bytes.
+        address: Address of the record, with `WORD_SIZE` readable bytes.
     """
-    word = load_word(at)
+    word = load_word(address)
     if word & _ONE:  # a negative size
         return np.int64(0), _NOWHERE, _NOWHERE, np.int64(0)
     if not word & _CONTINUED:
         size = np.int64((word & _LOW) >> _ONE)
-        body = at + _ONE
+        body = address + _ONE
         word >>= _SIXTEEN
     elif not word & _TWICE_CONTINUED:
         size = np.int64((word & _LOW) >> _ONE | (word & _NEXT_LOW) >> _TWO)
-        body = at + _TWO
+        body = address + _TWO
         word >>= _TWENTY_FOUR
     else:
         return np.int64(0), _NOWHERE, _NOWHERE, np.int64(0)
@@ -95,22 +95,22 @@ def read_start(at: Address) -> Value:
 
 
 @inlined
-def read_head(at: Address, records_stop: Address) -> Value:
+def read_head(address: Address, records_stop: Address) -> Value:
     """Parses the first fields of any record.
 
     Returns `(status, stop, next address, timestamp delta, offset delta)`. The status is CONTINUE or
     an error. The record ends before `stop`.
     """
-    size, position = read_varint(at, records_stop)
+    size, position = read_varint(address, records_stop)
     if position == _NOWHERE or size < MIN_BODY or size > np.int64(records_stop - position):
-        return np.int64(c.ERROR_RECORD_LENGTH), at, at, np.int64(0), np.int64(0)
+        return np.int64(c.ERROR_RECORD_LENGTH), address, address, np.int64(0), np.int64(0)
     stop = position + np.uint64(size)
     timestamp_delta, position = read_varlong(position + _ONE, stop)  # the first byte: attributes
     if position == _NOWHERE:
-        return np.int64(c.ERROR_RECORD), at, at, np.int64(0), np.int64(0)
+        return np.int64(c.ERROR_RECORD), address, address, np.int64(0), np.int64(0)
     offset_delta, position = read_varint(position, stop)
     if position == _NOWHERE:
-        return np.int64(c.ERROR_RECORD), at, at, np.int64(0), np.int64(0)
+        return np.int64(c.ERROR_RECORD), address, address, np.int64(0), np.int64(0)
     return np.int64(c.CONTINUE), stop, position, timestamp_delta, offset_delta
 
 
@@ -126,7 +126,7 @@ def wrong_offset(offset: Value, least_offset: Value, frame: Frame) -> Value:
 def leave_batch(
     status: Value,
     source: Address,
-    at: Address,
+    address: Address,
     records_stop: Address,
     left: Value,
     least_offset: Value,
@@ -134,10 +134,10 @@ def leave_batch(
 ) -> Value:
     """Stores how far the batch is read; returns the status, an error if bytes are left."""
     frame[c.RECORDS_LEFT] = left
-    frame[c.RECORD_POSITION] = np.int64(at - source)
+    frame[c.RECORD_POSITION] = np.int64(address - source)
     frame[c.LEAST_OFFSET] = least_offset
-    if status == c.CONTINUE and at != records_stop:
-        frame[c.ERROR_FOUND] = np.int64(records_stop - at)
+    if status == c.CONTINUE and address != records_stop:
+        frame[c.ERROR_FOUND] = np.int64(records_stop - address)
         status = np.int64(c.ERROR_BATCH_REST)
     if status < 0:
         frame[c.ERROR_POSITION] = frame[c.BATCH_POSITION]
@@ -148,47 +148,47 @@ def leave_batch(
 @helper
 def measure_headers(address: Address, stop: Address, count: Value) -> Value:
     """Checks `count` headers; returns (next address or 0, key bytes as UTF-8, value bytes)."""
-    at = address
+    cursor = address
     key_bytes = np.int64(0)
     value_bytes = np.int64(0)
     for _ in range(count):
-        size, at = read_varint(at, stop)
-        if at == _NOWHERE or size < 0 or size > np.int64(stop - at):
+        size, cursor = read_varint(cursor, stop)
+        if cursor == _NOWHERE or size < 0 or size > np.int64(stop - cursor):
             return _NOWHERE, key_bytes, value_bytes
-        key_size, _ = utf8_size(at, np.uint64(size))
+        key_size, _ = utf8_size(cursor, np.uint64(size))
         key_bytes += key_size
-        at += np.uint64(size)
-        size, at = read_varint(at, stop)
-        if at == _NOWHERE or size > np.int64(stop - at):
+        cursor += np.uint64(size)
+        size, cursor = read_varint(cursor, stop)
+        if cursor == _NOWHERE or size > np.int64(stop - cursor):
             return _NOWHERE, key_bytes, value_bytes
         if size > 0:
             value_bytes += size
-            at += np.uint64(size)
-    return at, key_bytes, value_bytes
+            cursor += np.uint64(size)
+    return cursor, key_bytes, value_bytes
 
 
 @helper
 def gather_headers(address: Address, stop: Address, count: Value, frame: Frame) -> None:
     """Appends `count` headers that `measure_headers` has accepted; there is room for them."""
-    at = address
+    cursor = address
     header = frame[c.HEADERS]
     key_size = frame[c.HEADER_KEY_SIZE]
     value_size = frame[c.HEADER_VALUE_SIZE]
     for _ in range(count):
-        size, at = read_varint(at, stop)
+        size, cursor = read_varint(cursor, stop)
         target = np.uint64(frame[c.HEADER_KEY_BYTES] + key_size)
-        after, malformed = utf8_size(at, np.uint64(size))
+        after, malformed = utf8_size(cursor, np.uint64(size))
         if malformed == 0:
-            copy_long(target, at, np.uint64(size))
+            copy_long(target, cursor, np.uint64(size))
         else:
-            copy_utf8(target, at, np.uint64(size))
+            copy_utf8(target, cursor, np.uint64(size))
         key_size += after
-        at += np.uint64(size)
-        size, at = read_varint(at, stop)
+        cursor += np.uint64(size)
+        size, cursor = read_varint(cursor, stop)
         if size >= 0:
-            copy_long(np.uint64(frame[c.HEADER_VALUE_BYTES] + value_size), at, np.uint64(size))
+            copy_long(np.uint64(frame[c.HEADER_VALUE_BYTES] + value_size), cursor, np.uint64(size))
             value_size += size
-            at += np.uint64(size)
+            cursor += np.uint64(size)
         else:
             if frame[c.HEADER_VALUE_NULLS] == 0:
                 room = np.uint64((frame[c.HEADER_ROOM] + 7) >> 3)
@@ -206,8 +206,8 @@ def gather_headers(address: Address, stop: Address, count: Value, frame: Frame) 
 @helper
 def clear_bit(bitmap: Value, index: Value) -> None:
     """Marks entry `index` of a validity bitmap as null."""
-    at = np.uint64(bitmap + (index >> 3))
-    store_u8(at, np.int64(load_u8(at)) & ~(1 << (index & 7)))
+    byte_address = np.uint64(bitmap + (index >> 3))
+    store_u8(byte_address, np.int64(load_u8(byte_address)) & ~(1 << (index & 7)))
 
 
 _STEP = np.uint64(c.COPY_SLACK)
@@ -224,12 +224,12 @@ def _copy(target: Address, source: Address, size: Value, readable_stop: Address)
     """Copies bytes, short ones in steps of 32, reading and writing up to 31 bytes too many."""
     if size <= _SHORT and np.int64(readable_stop - source) >= size + np.int64(c.COPY_SLACK):
         to = target
-        at = source
+        cursor = source
         stop = source + np.uint64(size)
-        while at < stop:
-            copy_32(to, at)
+        while cursor < stop:
+            copy_32(to, cursor)
             to += _STEP
-            at += _STEP
+            cursor += _STEP
     else:
         copy_long(target, source, np.uint64(size))
 
@@ -346,19 +346,19 @@ def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Val
     value_nulls = np.int64(0)
     left = frame[c.RECORDS_LEFT]
     skipped = np.int64(0)
-    at = source + np.uint64(frame[c.RECORD_POSITION])
+    cursor = source + np.uint64(frame[c.RECORD_POSITION])
     records_stop = source + np.uint64(frame[c.RECORDS_STOP])
     status = np.int64(c.CONTINUE)
     ahead = np.uint64(min(frame[c.BATCH_SIZE], PREFETCH_DISTANCE))
 
     while left > 0:
-        # Prefetches the next batch, whose CRC would otherwise wait for memory.
-        prefetch(at + ahead)
-        prefetch(at + ahead + np.uint64(64))
+        # Prefetches the next batch, because its CRC would otherwise wait for memory.
+        prefetch(cursor + ahead)
+        prefetch(cursor + ahead + np.uint64(64))
         if row == max_rows:
             status = np.int64(c.FULL)
             break
-        status, stop, position, timestamp, offset_delta = read_head(at, records_stop)
+        status, stop, position, timestamp, offset_delta = read_head(cursor, records_stop)
         if status != c.CONTINUE:
             break
         offset = base_offset + offset_delta
@@ -403,7 +403,7 @@ def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Val
             start_offset = max(start_offset, least_offset)
             skipped += 1
             left -= 1
-            at = stop
+            cursor = stop
             continue
 
         add_key = key_length if want_key and key_length > 0 else np.int64(0)
@@ -479,7 +479,7 @@ def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Val
                 value_word = np.uint64(0)
         row += 1
         left -= 1
-        at = stop
+        cursor = stop
         least_offset = offset + 1
         start_offset = least_offset
 
@@ -496,4 +496,4 @@ def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Val
     frame[c.RECORDS_SKIPPED_OFFSET] += skipped
     if row > first_row:
         fill_per_batch(frame, first_row, row)
-    return leave_batch(status, source, at, records_stop, left, least_offset, frame)
+    return leave_batch(status, source, cursor, records_stop, left, least_offset, frame)

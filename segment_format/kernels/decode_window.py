@@ -13,7 +13,7 @@ all data of its producer is stray: the data may precede the batches walked. The 
 `segment_format.transaction_check.TransactionCheck`.
 
 Batches outside the offset range are skipped without a CRC only if their neighbors prove that they
-hold no wanted offset. If offsets are missing at the start or end of the range, the CRC of the batch
+have no wanted offset. If offsets are missing at the start or end of the range, the CRC of the batch
 before or after the gap is compared as well, which costs one batch per boundary.
 """
 
@@ -97,26 +97,26 @@ def interval_at(producer_id: Value, base_offset: Value, frame: Frame) -> Value:
 
 
 @inlined
-def aborted_stop_of(at: Address, frame: Frame) -> Value:
+def aborted_stop_of(address: Address, frame: Frame) -> Value:
     """Returns the last offset of the interval that `interval_at` finds for a batch, or -1.
 
     A transactional batch is aborted if it begins before that offset.
     """
     if frame[c.ABORTED_COUNT] == 0:
         return np.int64(-1)
-    number = interval_at(load_i64(at + np.uint64(43)), load_i64(at), frame)
+    number = interval_at(load_i64(address + np.uint64(43)), load_i64(address), frame)
     if number < 0:
         return np.int64(-1)
     return load_i64_native(np.uint64(frame[c.ABORTED_LAST_OFFSETS] + 8 * number))
 
 
 @inlined
-def _marker_type(at: Address, size: Value) -> Value:
-    """ABORT or COMMIT from the key of a control batch's first record, else −1."""
-    if load_i16(at + np.uint64(21)) & 7 != 0 or load_i32(at + np.uint64(57)) == 0:
+def _marker_type(address: Address, size: Value) -> Value:
+    """Returns ABORT or COMMIT from the key of a control batch's first record, else −1."""
+    if load_i16(address + np.uint64(21)) & 7 != 0 or load_i32(address + np.uint64(57)) == 0:
         return np.int64(_UNKNOWN_MARKER)
-    stop = at + np.uint64(size)
-    _, position = read_varint(at + np.uint64(_HEADER_SIZE), stop)
+    stop = address + np.uint64(size)
+    _, position = read_varint(address + np.uint64(_HEADER_SIZE), stop)
     if position == _NOWHERE or position >= stop:
         return np.int64(_UNKNOWN_MARKER)
     _, position = read_varlong(position + np.uint64(1), stop)
@@ -163,23 +163,23 @@ def needs_producer_room(frame: Frame) -> Value:
 
 
 @inlined
-def track_transaction(at: Address, size: Value, aborted_stop: Value, frame: Frame) -> Value:
+def track_transaction(address: Address, size: Value, aborted_stop: Value, frame: Frame) -> Value:
     """Follows a transactional or control batch with a valid checksum.
 
     Returns CONTINUE, or ERROR_TRANSACTION if the batch contradicts the intervals.
 
     Args:
-        at: Address of the batch.
+        address: Address of the batch.
         size: Bytes of the batch.
         aborted_stop: `aborted_stop_of` the batch.
         frame: See `segment_format.kernels.contract`.
     """
-    if load_i16(at + np.uint64(21)) & 0x20 != 0:
-        return _track_marker(at, size, frame)
-    if load_i32(at + np.uint64(57)) == 0:
+    if load_i16(address + np.uint64(21)) & 0x20 != 0:
+        return _track_marker(address, size, frame)
+    if load_i32(address + np.uint64(57)) == 0:
         return np.int64(c.CONTINUE)
-    producer_id = load_i64(at + np.uint64(43))
-    base_offset = load_i64(at)
+    producer_id = load_i64(address + np.uint64(43))
+    base_offset = load_i64(address)
     entry = _producer_entry(producer_id, np.uint64(frame[c.TRANSACTIONS]))
     before = load_i64_native(entry + _EIGHT)
     now = np.int64(c.TXN_LEFT_OUT if aborted_stop > base_offset else c.TXN_KEPT)
@@ -191,12 +191,12 @@ def track_transaction(at: Address, size: Value, aborted_stop: Value, frame: Fram
 
 
 @helper
-def _track_marker(at: Address, size: Value, frame: Frame) -> Value:
-    marker = _marker_type(at, size)
+def _track_marker(address: Address, size: Value, frame: Frame) -> Value:
+    marker = _marker_type(address, size)
     if marker == _UNKNOWN_MARKER:
         return np.int64(c.CONTINUE)
-    producer_id = load_i64(at + np.uint64(43))
-    base_offset = load_i64(at)
+    producer_id = load_i64(address + np.uint64(43))
+    base_offset = load_i64(address)
     number = interval_at(producer_id, base_offset, frame)
     last_offset = np.int64(-1)
     if number >= 0:
@@ -276,20 +276,20 @@ def _dated_outside(
 
 @inlined
 def _fail(
-    frame: Frame, code: Value, position: Value, offset: Value, found: Value, expected: Value
+    frame: Frame, code: Value, position: Value, offset: Value, actual: Value, expected: Value
 ) -> Value:
     frame[c.ERROR_POSITION] = position
     frame[c.ERROR_OFFSET] = offset
-    frame[c.ERROR_FOUND] = found
+    frame[c.ERROR_FOUND] = actual
     frame[c.ERROR_EXPECTED] = expected
     return np.int64(code)
 
 
 @inlined
-def _wrong_crc(at: Address, size: Value, frame: Frame) -> Value:
+def _wrong_crc(address: Address, size: Value, frame: Frame) -> Value:
     """Returns whether a batch's checksum is wrong; stores both checksums in the error slots."""
-    stored = np.int64(load_u32(at + np.uint64(17)))
-    computed = np.int64(crc32c(at + np.uint64(_CRC_START), np.uint64(size - _CRC_START)))
+    stored = np.int64(load_u32(address + np.uint64(17)))
+    computed = np.int64(crc32c(address + np.uint64(_CRC_START), np.uint64(size - _CRC_START)))
     frame[c.ERROR_FOUND] = stored
     frame[c.ERROR_EXPECTED] = computed
     return stored != computed
@@ -310,10 +310,10 @@ def _check_skipped(source: Address, frame: Frame) -> Value:
 
 @helper
 def _follows_skipped(source: Address, base_offset: Value, frame: Frame) -> Value:
-    """Returns CONTINUE, or ERROR_SKIPPED if a broken batch before this may hold wanted offsets.
+    """Returns CONTINUE, or ERROR_SKIPPED if a broken batch before this may have wanted offsets.
 
     Offsets ascend, so a batch that begins at or below the first wanted offset proves that the
-    batches before it hold none.
+    batches before it have none.
     """
     if base_offset > frame[c.START_OFFSET] and _check_skipped(source, frame):
         frame[c.ERROR_POSITION] = frame[c.SKIPPED_POSITION]
@@ -327,13 +327,13 @@ def _follows_skipped(source: Address, base_offset: Value, frame: Frame) -> Value
 
 
 @helper
-def _stops_here(at: Address, position: Value, size: Value, left: Value, frame: Frame) -> Value:
+def _stops_here(address: Address, position: Value, size: Value, left: Value, frame: Frame) -> Value:
     """Returns FINISHED if a batch of magic 2 at or after the stop offset ends the decoding.
 
     If wanted offsets are missing before it, its base offset, which no checksum covers, may be
     wrong. Then its checksum and last offset are checked, and the next entry must follow it.
     """
-    base_offset = load_i64(at)
+    base_offset = load_i64(address)
     if base_offset < frame[c.NEXT_OFFSET] or base_offset >= frame[c.OFFSETS_STOP]:
         return _fail(frame, c.ERROR_ORDER, position, base_offset, base_offset, base_offset)
     if frame[c.NEXT_OFFSET] >= frame[c.STOP_OFFSET]:
@@ -345,11 +345,11 @@ def _stops_here(at: Address, position: Value, size: Value, left: Value, frame: F
     if left < size:
         frame[c.NEEDED] = size
         return np.int64(c.NEED_MORE)
-    if frame[c.CHECK_CRCS] and _wrong_crc(at, size, frame):
+    if frame[c.CHECK_CRCS] and _wrong_crc(address, size, frame):
         frame[c.ERROR_POSITION] = position
         frame[c.ERROR_OFFSET] = base_offset
         return np.int64(c.ERROR_CRC)
-    last_offset = base_offset + load_i32(at + np.uint64(23))
+    last_offset = base_offset + load_i32(address + np.uint64(23))
     if last_offset < base_offset or last_offset >= frame[c.OFFSETS_STOP]:
         return _fail(frame, c.ERROR_ORDER, position, base_offset, base_offset, last_offset)
     if left < size + _PREFIX_SIZE:
@@ -357,7 +357,7 @@ def _stops_here(at: Address, position: Value, size: Value, left: Value, frame: F
         frame[c.STOPPING] = 1
         frame[c.STOPPING_NEXT] = last_offset + 1
         return np.int64(c.NEED_MORE)
-    if load_i64(at + np.uint64(size)) <= last_offset:
+    if load_i64(address + np.uint64(size)) <= last_offset:
         return _fail(frame, c.ERROR_ORDER, position, base_offset, base_offset, last_offset)
     return np.int64(c.FINISHED)
 
@@ -376,7 +376,7 @@ def _next_batch(source: Address, window_size: Value, frame: Frame) -> Value:
         frame[c.NEEDED] = _PREFIX_SIZE if left > 0 else 0
         _check_skipped(source, frame)  # the next window does not contain it
         return np.int64(c.NEED_MORE)
-    at = source + np.uint64(position)
+    address = source + np.uint64(position)
     status = _frame_entry(source, position, left, frame)
     if status != c.CONTINUE:
         if status == c.NEED_MORE or status == c.LEGACY:
@@ -385,26 +385,26 @@ def _next_batch(source: Address, window_size: Value, frame: Frame) -> Value:
     status = _check_batch(source, position, frame)
     if status == c.CHECKED:
         aborted_stop = np.int64(-1)
-        if load_i16(at + np.uint64(21)) & 0x30 != 0:
-            aborted_stop = aborted_stop_of(at, frame)
+        if load_i16(address + np.uint64(21)) & 0x30 != 0:
+            aborted_stop = aborted_stop_of(address, frame)
             if frame[c.TRANSACTIONS] != 0:
-                status = track_transaction(at, frame[c.BATCH_SIZE], aborted_stop, frame)
+                status = track_transaction(address, frame[c.BATCH_SIZE], aborted_stop, frame)
                 if status != c.CONTINUE:
                     frame[c.ERROR_POSITION] = position
                     return status
-        if _is_selected(at, aborted_stop, frame):
-            _open_batch(at, position, frame)
+        if _is_selected(address, aborted_stop, frame):
+            _open_batch(address, position, frame)
         return np.int64(c.CONTINUE)
     return status
 
 
 @inlined
 def _frame_entry(source: Address, position: Value, left: Value, frame: Frame) -> Value:
-    """Checks an entry's first bytes; returns CONTINUE for a whole batch of magic 2."""
-    at = source + np.uint64(position)
-    base_offset = load_i64(at)
-    length = load_i32(at + np.uint64(8))
-    magic = np.int64(load_u8(at + np.uint64(16)))
+    """Checks an entry's first bytes; returns CONTINUE for a complete batch of magic 2."""
+    address = source + np.uint64(position)
+    base_offset = load_i64(address)
+    length = load_i32(address + np.uint64(8))
+    magic = np.int64(load_u8(address + np.uint64(16)))
     if length < 14:
         return _fail(frame, c.ERROR_LENGTH, position, base_offset, length, 14)
     if magic > 2:
@@ -420,7 +420,7 @@ def _frame_entry(source: Address, position: Value, left: Value, frame: Frame) ->
     if magic == 2 and base_offset >= frame[c.STOP_OFFSET]:
         status = np.int64(c.FINISHED)
         if frame[c.ORDERED]:
-            status = _stops_here(at, position, size, left, frame)
+            status = _stops_here(address, position, size, left, frame)
         if status == c.FINISHED:
             status = _follows_skipped(source, base_offset, frame)
             if status == c.CONTINUE:
@@ -442,11 +442,11 @@ def _frame_entry(source: Address, position: Value, left: Value, frame: Frame) ->
 @inlined
 def _check_batch(source: Address, position: Value, frame: Frame) -> Value:
     """Checks a batch; returns CHECKED, or CONTINUE if it ends before the wanted offsets."""
-    at = source + np.uint64(position)
-    base_offset = load_i64(at)
+    address = source + np.uint64(position)
+    base_offset = load_i64(address)
     size = frame[c.BATCH_SIZE]
-    last_delta = load_i32(at + np.uint64(23))
-    count = load_i32(at + np.uint64(57))
+    last_delta = load_i32(address + np.uint64(23))
+    count = load_i32(address + np.uint64(57))
     if base_offset < 0 or last_delta < 0 or count < 0 or base_offset >= _MAX_I64 - last_delta:
         return _fail(frame, c.ERROR_HEADER, position, base_offset, last_delta, count)
     last_offset = base_offset + last_delta
@@ -473,16 +473,16 @@ def _check_batch(source: Address, position: Value, frame: Frame) -> Value:
         if status != c.CONTINUE:
             return status
     if frame[c.CHECK_CRCS]:
-        stored = np.int64(load_u32(at + np.uint64(17)))
-        computed = np.int64(crc32c(at + np.uint64(_CRC_START), np.uint64(size - _CRC_START)))
+        stored = np.int64(load_u32(address + np.uint64(17)))
+        computed = np.int64(crc32c(address + np.uint64(_CRC_START), np.uint64(size - _CRC_START)))
         if stored != computed:
             return _fail(frame, c.ERROR_CRC, position, base_offset, stored, computed)
-    epoch = load_i32(at + np.uint64(12))
+    epoch = load_i32(address + np.uint64(12))
     if frame[c.LINEAGE_COUNT] > 0 and _wrong_epoch(epoch, base_offset, last_offset, frame):
         frame[c.ERROR_POSITION] = position
         frame[c.ERROR_OFFSET] = base_offset
         return np.int64(c.ERROR_EPOCH)
-    codec = load_i16(at + np.uint64(21)) & 7
+    codec = load_i16(address + np.uint64(21)) & 7
     if codec > 4:
         return _fail(frame, c.ERROR_CODEC, position, base_offset, codec, 4)
     if count > last_delta + 1:
@@ -491,41 +491,41 @@ def _check_batch(source: Address, position: Value, frame: Frame) -> Value:
 
 
 @inlined
-def _is_selected(at: Address, aborted_stop: Value, frame: Frame) -> Value:
+def _is_selected(address: Address, aborted_stop: Value, frame: Frame) -> Value:
     """Returns whether a checked batch has records that may be wanted; counts skipped batches."""
-    attributes = load_i16(at + np.uint64(21))
+    attributes = load_i16(address + np.uint64(21))
     if attributes & 0x20:
         frame[c.BATCHES_SKIPPED_CONTROL] += 1
         return False
-    if attributes & 0x10 and aborted_stop > load_i64(at):
+    if attributes & 0x10 and aborted_stop > load_i64(address):
         frame[c.BATCHES_SKIPPED_ABORTED] += 1
         return False
-    if load_i32(at + np.uint64(57)) == 0:
+    if load_i32(address + np.uint64(57)) == 0:
         return False
-    base_timestamp = load_i64(at + np.uint64(27))
-    if _dated_outside(base_timestamp, load_i64(at + np.uint64(35)), attributes, frame):
+    base_timestamp = load_i64(address + np.uint64(27))
+    if _dated_outside(base_timestamp, load_i64(address + np.uint64(35)), attributes, frame):
         frame[c.BATCHES_SKIPPED_TIMESTAMP] += 1
         return False
     return True
 
 
 @inlined
-def _open_batch(at: Address, position: Value, frame: Frame) -> None:
-    """Makes the batch at `at` the current one."""
-    attributes = load_i16(at + np.uint64(21))
-    frame[c.RECORDS_LEFT] = load_i32(at + np.uint64(57))
-    frame[c.BASE_OFFSET] = load_i64(at)
-    frame[c.LAST_OFFSET] = frame[c.BASE_OFFSET] + load_i32(at + np.uint64(23))
+def _open_batch(address: Address, position: Value, frame: Frame) -> None:
+    """Makes the batch at `address` the current one."""
+    attributes = load_i16(address + np.uint64(21))
+    frame[c.RECORDS_LEFT] = load_i32(address + np.uint64(57))
+    frame[c.BASE_OFFSET] = load_i64(address)
+    frame[c.LAST_OFFSET] = frame[c.BASE_OFFSET] + load_i32(address + np.uint64(23))
     frame[c.LEAST_OFFSET] = frame[c.BASE_OFFSET]
-    frame[c.BASE_TIMESTAMP] = load_i64(at + np.uint64(27))
-    frame[c.MAX_TIMESTAMP] = load_i64(at + np.uint64(35))
+    frame[c.BASE_TIMESTAMP] = load_i64(address + np.uint64(27))
+    frame[c.MAX_TIMESTAMP] = load_i64(address + np.uint64(35))
     frame[c.TIMESTAMP_TYPE] = (attributes >> 3) & 1
     if frame[c.WANTED] & c.WANT_ORIGIN:
         frame[c.BATCH_BASE_OFFSET] = frame[c.BASE_OFFSET]
-        frame[c.LEADER_EPOCH] = load_i32(at + np.uint64(12))
-        frame[c.PRODUCER_ID] = load_i64(at + np.uint64(43))
-        frame[c.PRODUCER_EPOCH] = load_i16(at + np.uint64(51))
-        frame[c.BASE_SEQUENCE] = load_i32(at + np.uint64(53))
+        frame[c.LEADER_EPOCH] = load_i32(address + np.uint64(12))
+        frame[c.PRODUCER_ID] = load_i64(address + np.uint64(43))
+        frame[c.PRODUCER_EPOCH] = load_i16(address + np.uint64(51))
+        frame[c.BASE_SEQUENCE] = load_i32(address + np.uint64(53))
         frame[c.TRANSACTIONAL] = (attributes >> 4) & 1
     frame[c.CODEC] = attributes & 7
     frame[c.IN_BATCH] = 1

@@ -100,10 +100,10 @@ _RECORD_ERRORS = {
 }
 
 _OUTCOMES = {
-    -1: "the batch at offset {offset} and the one before it are of one transaction, of which the"
-    " indexes leave out one",
+    -1: "the batch at offset {offset} and the batch before it belong to one transaction, but the"
+    " indexes abort only one of them",
     0: "the log has an abort marker at offset {offset}, the indexes have none there",
-    1: "the log has a commit marker at offset {offset}, the indexes say aborted",
+    1: "the log has a commit marker at offset {offset}, the indexes have an abort",
 }
 
 
@@ -126,40 +126,43 @@ def error_for(status: int, frame: Sequence[int], origin: int) -> SegmentFormatEr
     """
     position = origin + frame[c.ERROR_POSITION]
     offset = frame[c.ERROR_OFFSET]
-    found, expected = frame[c.ERROR_FOUND], frame[c.ERROR_EXPECTED]
+    actual, expected = frame[c.ERROR_FOUND], frame[c.ERROR_EXPECTED]
     error: type[CorruptRecordError] = CorruptRecordError
     if status in _RECORD_ERRORS:
         message = (
             f"{frame[c.RECORDS_LEFT]} records before the end of a batch: {_RECORD_ERRORS[status]}"
         )
     elif status == c.ERROR_LENGTH:
-        message = f"entry length {found} is below {expected}"
+        message = f"entry length {actual} is below {expected}"
     elif status == c.ERROR_MAGIC:
-        error, message = UnsupportedMagicError, f"unknown magic {found}"
+        error, message = UnsupportedMagicError, f"unknown magic {actual}"
     elif status == c.ERROR_TOO_LARGE:
-        message = f"entry of {found} bytes, at most {expected} are allowed"
+        message = f"entry of {actual} bytes, at most {expected} are allowed"
     elif status == c.ERROR_HEADER:
         message = (
-            f"impossible batch: base offset {offset}, last offset delta {found},"
+            f"impossible batch: base offset {offset}, last offset delta {actual},"
             f" record count {expected}"
         )
     elif status in (c.ERROR_CRC, c.ERROR_SKIPPED):
-        error, message = CrcMismatchError, f"stored CRC {found:#010x}, computed {expected:#010x}"
+        error, message = (
+            CrcMismatchError,
+            f"the batch is damaged: stored CRC {actual:#010x}, computed {expected:#010x}",
+        )
     elif status == c.ERROR_CODEC:
-        error, message = UnsupportedCompressionError, f"unknown codec number {found}"
+        error, message = UnsupportedCompressionError, f"unknown codec number {actual}"
     elif status == c.ERROR_EPOCH:
-        message = f"a batch of leader epoch {found}, where the lineage has epoch {expected}"
+        message = f"a batch of leader epoch {actual}, where the lineage has epoch {expected}"
     elif status == c.ERROR_ORDER:
-        message = order_message(found, expected, frame)
+        message = order_message(actual, expected, frame)
     elif status == c.ERROR_RECORD_COUNT:
-        message = record_count_message(expected, found)
+        message = record_count_message(expected, actual)
     elif status == c.ERROR_RECORD_OFFSET:
-        message = record_offset_message(found, expected, frame[c.LAST_OFFSET])
+        message = record_offset_message(actual, expected, frame[c.LAST_OFFSET])
     elif status == c.ERROR_TRANSACTION:
         error = ContradictedIntervalsError
-        message = transaction_message(found, _OUTCOMES[expected].format(offset=offset))
+        message = transaction_message(actual, _OUTCOMES[expected].format(offset=offset))
     elif status == c.ERROR_BATCH_REST:
-        message = f"{found} bytes left after the last record of a batch"
+        message = f"{actual} bytes left after the last record of a batch"
     else:  # pragma: no cover - a bug: the kernels return no other status
         message = f"kernel status {status}"
     return error(message, position=position, offset=offset)
@@ -205,7 +208,7 @@ class RecordDecoder:
     Rows are collected across windows until a batch is full, so the batches do not depend on the
     windows. A window is decoded in place; only an entry that spans windows is copied. Memory is
     limited to the column buffers of one batch, one stored and one decompressed batch, each of at
-    most `max_batch_bytes`, whatever lengths the data states.
+    most `max_batch_bytes`, for any lengths that the data states.
 
     The offset range is checked per batch first, then per record. CRCs are checked before control
     batches and aborted transactions are skipped. The first batch at or after `stop_offset` ends the
@@ -219,8 +222,8 @@ class RecordDecoder:
             batches' columns.
         start_offset: First wanted offset.
         stop_offset: Offset after the last wanted one.
-        aborted: Intervals whose transactional batches are skipped.
-        check_crcs: Whether each entry's checksum is compared with its bytes.
+        aborted: Intervals in which transactional batches are skipped.
+        check_crcs: True if each entry's checksum is compared with its bytes.
         max_rows: Maximal rows of a batch.
         max_bytes: Maximal bytes of keys, values and headers in a batch; a larger record is a batch
             of its own.
@@ -358,7 +361,7 @@ class RecordDecoder:
         return self._flush()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Returns the waiting rows; the decoder cannot be used any more.
+        """Returns the waiting rows; afterwards the decoder cannot be used.
 
         Raises:
             TruncatedBatchError: The bytes fed end inside an entry, unless `done`.
@@ -410,7 +413,7 @@ class RecordDecoder:
             )
 
     def _decode(self, window: Bytes) -> Iterator[pa.RecordBatch]:
-        """Decodes whole entries of `window`, and keeps the rest as the tail."""
+        """Decodes complete entries of `window`, and keeps the rest as the tail."""
         slots = self._slots
         slots[c.POSITION] = 0
         while True:
@@ -595,7 +598,7 @@ class RecordDecoder:
 
 
 def _struct_of(names: Sequence[str], constants: Mapping[int, Constant]) -> pa.DataType:
-    """Returns the struct of a batch's columns, some of which, by position, are constants."""
+    """Returns the struct of a batch's columns; some positions have constants."""
     types = [
         constants[index].type if index in constants else COLUMNS[name].type
         for index, name in enumerate(names)

@@ -14,8 +14,8 @@ shapes that Kafka's Java producer writes:
 * zstd: one frame without content size. The library decompresses it; the kernel only walks its
   blocks to bound the size.
 
-Input that these decoders reject, valid or not, is left to the library; what they accept, the
-library accepts. Copies are done in steps of 16 bytes, which write up to 15 bytes too many.
+If these decoders reject an input, valid or not, the library decodes it. The library accepts every
+input that they accept. Copies are done in steps of 16 bytes, which write up to 15 bytes too many.
 
 Source: the LZ4 block format, with the end conditions of `LZ4_decompress_safe`; the snappy format
 description; `SnappyInputStream` for its framing.
@@ -123,15 +123,15 @@ def lz4_bound(source: Address, size: Value) -> Value:
     stop = source + size
     if size < np.uint64(11) or load_word(source) & _HEADER_MASK != _HEADER:
         return _FAILED
-    at = source + _LZ4_HEADER_SIZE
+    address = source + _LZ4_HEADER_SIZE
     bound = np.uint64(0)
-    while stop - at >= _FOUR:
-        word = load_u32_native(at)
-        at += _FOUR
+    while stop - address >= _FOUR:
+        word = load_u32_native(address)
+        address += _FOUR
         if word == np.uint64(0):
             return np.int64(bound)
         block = word & ~_STORED
-        if block == np.uint64(0) or block > stop - at:
+        if block == np.uint64(0) or block > stop - address:
             return _FAILED
         if word & _STORED:
             if block > _BLOCK:
@@ -139,7 +139,7 @@ def lz4_bound(source: Address, size: Value) -> Value:
             bound += block
         else:
             bound += min(_BLOCK, block * _LZ4_MAX_RATIO)
-        at += block
+        address += block
     return _FAILED
 
 
@@ -149,66 +149,66 @@ def decompress_lz4(source: Address, target: Address) -> Value:
 
     The target has room for the bound and 32 more bytes.
     """
-    at = source + _LZ4_HEADER_SIZE
+    address = source + _LZ4_HEADER_SIZE
     to = target
     while True:
-        word = load_u32_native(at)
-        at += _FOUR
+        word = load_u32_native(address)
+        address += _FOUR
         if word == np.uint64(0):
             return np.int64(to - target)
         block = word & ~_STORED
         if word & _STORED:
-            copy_literals(to, at, block, at + block)
+            copy_literals(to, address, block, address + block)
             to += block
         else:
             room = min(_BLOCK, block * _LZ4_MAX_RATIO)
-            size = _decompress_lz4_block(at, at + block, to, to + room)
+            size = _decompress_lz4_block(address, address + block, to, to + room)
             if size < 0:
                 return _FAILED
             to += np.uint64(size)
-        at += block
+        address += block
 
 
 @inlined
-def _more(at: Address, stop: Address, length: Value) -> Value:
+def _more(address: Address, stop: Address, length: Value) -> Value:
     """Reads the rest of a length; returns `(length, next address)`, address 0 at the end."""
-    while at < stop:
-        byte = load_u8(at)
-        at += _ONE
+    while address < stop:
+        byte = load_u8(address)
+        address += _ONE
         length += byte
         if byte != np.uint64(255):
-            return length, at
+            return length, address
     return length, np.uint64(0)
 
 
 @helper
 def _decompress_lz4_block(
-    at: Address, stop: Address, target: Address, target_stop: Address
+    address: Address, stop: Address, target: Address, target_stop: Address
 ) -> Value:
     to = target
-    while at < stop:
-        token = load_u8(at)
-        at += _ONE
+    while address < stop:
+        token = load_u8(address)
+        address += _ONE
         literals = token >> _FOUR
         if literals == np.uint64(15):
-            literals, at = _more(at, stop, literals)
-            if at == np.uint64(0):
+            literals, address = _more(address, stop, literals)
+            if address == np.uint64(0):
                 return _FAILED
-        if literals > stop - at or literals > target_stop - to:
+        if literals > stop - address or literals > target_stop - to:
             return _FAILED
-        copy_literals(to, at, literals, stop)
-        at += literals
+        copy_literals(to, address, literals, stop)
+        address += literals
         to += literals
-        if at == stop:
+        if address == stop:
             return np.int64(to - target)
-        if stop - at < _LAST_INPUT or target_stop - to < _LAST_OUTPUT:
+        if stop - address < _LAST_INPUT or target_stop - to < _LAST_OUTPUT:
             return _FAILED
-        distance = load_u16_native(at)
-        at += _TWO
+        distance = load_u16_native(address)
+        address += _TWO
         length = token & np.uint64(15)
         if length == np.uint64(15):
-            length, at = _more(at, stop, length)
-            if at == np.uint64(0):
+            length, address = _more(address, stop, length)
+            if address == np.uint64(0):
                 return _FAILED
         length += _FOUR
         if distance == np.uint64(0) or distance > to - target:
@@ -231,32 +231,32 @@ def snappy_bound(source: Address, size: Value) -> Value:
     stop = source + size
     if size < _SNAPPY_HEADER_SIZE or load_word(source) != _SNAPPY_MAGIC:
         return _FAILED
-    at = source + _SNAPPY_HEADER_SIZE
+    address = source + _SNAPPY_HEADER_SIZE
     total = np.uint64(0)
-    while stop - at >= _FOUR:
-        block = load_u32(at)
-        at += _FOUR
-        if block == np.uint64(0) or block > stop - at:
+    while stop - address >= _FOUR:
+        block = load_u32(address)
+        address += _FOUR
+        if block == np.uint64(0) or block > stop - address:
             return _FAILED
-        expanded, _ = _block_size(at, at + block)
+        expanded, _ = _block_size(address, address + block)
         if expanded > _SNAPPY_MAX_RATIO * block:
             return _FAILED
         total += expanded
-        at += block
+        address += block
     return np.int64(total)
 
 
 @helper
-def _block_size(at: Address, stop: Address) -> Value:
+def _block_size(address: Address, stop: Address) -> Value:
     """Returns `(decompressed size, next address)`; an impossible size if it is malformed."""
     size = np.uint64(0)
     shift = np.uint64(0)
-    while at < stop and shift < np.uint64(35):
-        byte = load_u8(at)
-        at += _ONE
+    while address < stop and shift < np.uint64(35):
+        byte = load_u8(address)
+        address += _ONE
         size |= (byte & np.uint64(0x7F)) << shift
         if byte < np.uint64(0x80):
-            return size, at
+            return size, address
         shift += np.uint64(7)
     return np.uint64(1 << 62), stop
 
@@ -268,73 +268,73 @@ def decompress_snappy(source: Address, size: Value, target: Address) -> Value:
     The target has room for the bound and 32 more bytes.
     """
     stop = source + size
-    at = source + _SNAPPY_HEADER_SIZE
+    address = source + _SNAPPY_HEADER_SIZE
     to = target
-    while stop - at >= _FOUR:
-        block = load_u32(at)
-        at += _FOUR
-        expanded, elements = _block_size(at, at + block)
-        if not _decompress_snappy_block(elements, at + block, to, to + expanded):
+    while stop - address >= _FOUR:
+        block = load_u32(address)
+        address += _FOUR
+        expanded, elements = _block_size(address, address + block)
+        if not _decompress_snappy_block(elements, address + block, to, to + expanded):
             return _FAILED
         to += expanded
-        at += block
+        address += block
     return np.int64(to - target)
 
 
 @helper
-def _last_copy(tag: Value, at: Address, stop: Address) -> Value:
+def _last_copy(tag: Value, address: Address, stop: Address) -> Value:
     """Reads a copy near the end; returns `(length, distance, next address)`, distance 0 if cut."""
     kind = tag & np.uint64(3)
-    if kind == _ONE and stop - at >= _ONE:
+    if kind == _ONE and stop - address >= _ONE:
         length = ((tag >> _TWO) & np.uint64(7)) + _FOUR
-        distance = (tag >> np.uint64(5)) << np.uint64(8) | load_u8(at)
-        return length, distance, at + _ONE
-    if kind == _TWO and stop - at >= _TWO:
-        return (tag >> _TWO) + _ONE, load_u16_native(at), at + _TWO
+        distance = (tag >> np.uint64(5)) << np.uint64(8) | load_u8(address)
+        return length, distance, address + _ONE
+    if kind == _TWO and stop - address >= _TWO:
+        return (tag >> _TWO) + _ONE, load_u16_native(address), address + _TWO
     return _ONE, np.uint64(0), stop
 
 
 @helper
 def _decompress_snappy_block(
-    at: Address, stop: Address, target: Address, target_stop: Address
+    address: Address, stop: Address, target: Address, target_stop: Address
 ) -> Value:
     """Decompresses a block; returns whether it fills `[target, target_stop)` exactly."""
     to = target
-    while at < stop:
-        tag = load_u8(at)
-        at += _ONE
+    while address < stop:
+        tag = load_u8(address)
+        address += _ONE
         kind = tag & np.uint64(3)
         if kind == np.uint64(0):
             length = (tag >> _TWO) + _ONE
             if length > np.uint64(60):
                 extra = length - np.uint64(60)
-                if stop - at < extra:
+                if stop - address < extra:
                     return False
                 length = np.uint64(0)
                 for index in range(np.int64(extra)):
-                    length |= load_u8(at + np.uint64(index)) << np.uint64(8 * index)
+                    length |= load_u8(address + np.uint64(index)) << np.uint64(8 * index)
                 length += _ONE
-                at += extra
-            if length > stop - at or length > target_stop - to:
+                address += extra
+            if length > stop - address or length > target_stop - to:
                 return False
-            copy_literals(to, at, length, stop)
-            at += length
+            copy_literals(to, address, length, stop)
+            address += length
             to += length
         else:
-            if stop - at < _FOUR:
-                length, distance, at = _last_copy(tag, at, stop)
+            if stop - address < _FOUR:
+                length, distance, address = _last_copy(tag, address, stop)
             else:
                 # The kind of copy is unpredictable, so there is no branch on it.
                 short = kind & _ONE & ~(kind >> _ONE)
                 mask = np.uint64(0) - short
                 wide = np.uint64(0) - (kind & (kind >> _ONE))
-                word = load_u32_native(at)
+                word = load_u32_native(address)
                 high = tag >> _TWO
                 length = ((high & np.uint64(7)) + _FOUR) & mask | (high + _ONE) & ~mask
                 near = (tag >> np.uint64(5)) << np.uint64(8) | word & np.uint64(0xFF)
                 far = word & (np.uint64(0xFFFF) | wide)
                 distance = near & mask | far & ~mask
-                at += _TWO - short + (_TWO & wide)
+                address += _TWO - short + (_TWO & wide)
             if distance == np.uint64(0) or distance > to - target or length > target_stop - to:
                 return False
             copy_match(to, distance, length)
@@ -377,18 +377,18 @@ def zstd_bound(source: Address, size: Value) -> Value:
         return _FAILED
     block_limit = min(window, _MAX_BLOCK)
     stop = source + size
-    at = source + _DESCRIPTORS
+    address = source + _DESCRIPTORS
     bound = np.uint64(0)
-    while at <= stop and stop - at >= _BLOCK_HEADER:
-        header = load_u16_native(at) | load_u8(at + _TWO) << np.uint64(16)
+    while address <= stop and stop - address >= _BLOCK_HEADER:
+        header = load_u16_native(address) | load_u8(address + _TWO) << np.uint64(16)
         block = header >> _THREE
         kind = header >> _ONE & _THREE
         if kind == _RESERVED:
             return _FAILED
         bound += block_limit if kind == _COMPRESSED else block
-        at += _BLOCK_HEADER + (_ONE if kind == _RUN_LENGTH else block)
+        address += _BLOCK_HEADER + (_ONE if kind == _RUN_LENGTH else block)
         if header & _LAST:
             if flags:
-                at += _CHECKSUM_SIZE
-            return np.int64(bound) if at == stop else _FAILED
+                address += _CHECKSUM_SIZE
+            return np.int64(bound) if address == stop else _FAILED
     return _FAILED

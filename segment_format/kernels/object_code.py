@@ -75,28 +75,30 @@ _engines: list[Any] = []  # they own the code
 def load() -> Kernel | None:
     """Returns `decode_window` from its object file.
 
-    Returns `None` if there is none for these sources and this CPU, or if tuning or numba's compiler
-    is switched off.
+    Returns `None` if no code exists for these sources and this CPU, or if tuning or numba's
+    compiler is switched off.
     """
     entry = _linked("decode_window")
     if entry is None:
         return None
-    known = _addresses(np.empty(0, np.uint8), np.empty(0, np.int64))
+    cached = _addresses(np.empty(0, np.uint8), np.empty(0, np.int64))
 
     def decode_window(
         window: NDArray[np.uint8], payload: BytesLike, frame: NDArray[np.int64]
     ) -> int:
-        nonlocal known
+        nonlocal cached
         # Passing `bytes` takes a tenth of the time.
-        found = payload if type(payload) is bytes else np.frombuffer(payload, np.uint8).ctypes.data
-        current = known  # other threads replace it as a whole
+        payload_pointer = (
+            payload if type(payload) is bytes else np.frombuffer(payload, np.uint8).ctypes.data
+        )
+        current = cached  # other threads replace it as a whole
         if current[0]() is not window or current[1]() is not frame:
-            known = current = _addresses(window, frame)
+            cached = current = _addresses(window, frame)
         _, _, window_address, frame_address = current
         status: int = entry(
             window_address,
             window.size,
-            found,
+            payload_pointer,
             len(payload),
             frame_address,
             frame.size,
@@ -222,9 +224,9 @@ def _check_emitted(function: Any, name: str) -> None:  # noqa: ANN401
         for array, _ in _STORED[name]
         for kind, field in _ARRAY_PASSED_AS
     ]
-    found = [(str(argument.type), argument.name) for argument in function.arguments]
-    if found != expected or not str(function.global_value_type).startswith("i32 ("):
-        raise ValueError(f"the kernel is {function.global_value_type} of {found}")
+    arguments = [(str(argument.type), argument.name) for argument in function.arguments]
+    if arguments != expected or not str(function.global_value_type).startswith("i32 ("):
+        raise ValueError(f"the kernel is {function.global_value_type} of {arguments}")
 
 
 def _shim(name: str, kernel: str) -> str:

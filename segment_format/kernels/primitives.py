@@ -2,7 +2,7 @@
 
 Addresses are uint64: numba's own array access with signed indices adds wrap-around code to each
 element, and its slices are objects. Loads and stores are LLVM instructions that check no bounds;
-callers have compared lengths with what is left. Vector loads read all of their 32 bytes.
+callers have compared lengths with the remaining bytes. Vector loads read all of their 32 bytes.
 
 Varints follow Kafka's `ByteUtils`: 7 bits per byte, least significant first, top bit set if another
 byte follows; at most 5 bytes (varint, 32 bits) or 10 (varlong, 64 bits). Excess bits of the last
@@ -181,14 +181,14 @@ def long_varint(address: Address, stop: Address, max_bytes: Value) -> Value:
     """Reads a number of at most `max_bytes`; returns its 64 bits and the next address, or 0."""
     raw = np.uint64(0)
     shift = np.uint64(0)
-    at = address
+    cursor = address
     limit = min(stop, address + max_bytes)
-    while at < limit:
-        byte = load_u8(at)
-        at += _ONE
+    while cursor < limit:
+        byte = load_u8(cursor)
+        cursor += _ONE
         raw |= (byte & _LOW) << shift
         if byte < _CONTINUED:
-            return raw, at
+            return raw, cursor
         shift += np.uint64(7)
     return raw, _NOWHERE
 
@@ -229,9 +229,9 @@ def _is_tail(byte: Value) -> Value:
 
 
 @inlined
-def _step(at: Address, stop: Address) -> Value:
-    """Returns the length of the sequence at `at`; negative if it is malformed."""
-    lead = load_u8(at)
+def _step(address: Address, stop: Address) -> Value:
+    """Returns the length of the sequence at `address`; negative if it is malformed."""
+    lead = load_u8(address)
     if lead < np.uint64(0x80):
         return np.int64(1)
     if lead < np.uint64(0xC2) or lead > np.uint64(0xF4):
@@ -241,9 +241,9 @@ def _step(at: Address, stop: Address) -> Value:
         size = np.int64(3)
     if lead >= np.uint64(0xF0):
         size = np.int64(4)
-    if at + _ONE >= stop:
+    if address + _ONE >= stop:
         return np.int64(-1)
-    second = load_u8(at + _ONE)
+    second = load_u8(address + _ONE)
     if not _is_tail(second):
         return np.int64(-1)
     overlong = (lead == np.uint64(0xE0) and second < np.uint64(0xA0)) or (
@@ -255,7 +255,7 @@ def _step(at: Address, stop: Address) -> Value:
     if overlong or impossible:
         return np.int64(-1)
     for k in range(2, size):
-        if at + np.uint64(k) >= stop or not _is_tail(load_u8(at + np.uint64(k))):
+        if address + np.uint64(k) >= stop or not _is_tail(load_u8(address + np.uint64(k))):
             return np.int64(-k)
     return size
 
@@ -266,20 +266,20 @@ def utf8_size(address: Address, size: Value) -> Value:
 
     The size alone does not show valid text: three malformed bytes may become one U+FFFD.
     """
-    at = address
+    cursor = address
     stop = address + size
-    while stop - at >= np.uint64(8) and load_word(at) & _HIGH_BITS == np.uint64(0):
-        at += np.uint64(8)
-    result = at - address
+    while stop - cursor >= np.uint64(8) and load_word(cursor) & _HIGH_BITS == np.uint64(0):
+        cursor += np.uint64(8)
+    result = cursor - address
     malformed = np.int64(0)
-    while at < stop:
-        step = _step(at, stop)
+    while cursor < stop:
+        step = _step(cursor, stop)
         if step > 0:
             result += np.uint64(step)
-            at += np.uint64(step)
+            cursor += np.uint64(step)
         else:
             result += np.uint64(3)
-            at += np.uint64(-step)
+            cursor += np.uint64(-step)
             malformed += 1
     return np.int64(result), malformed
 
@@ -287,22 +287,22 @@ def utf8_size(address: Address, size: Value) -> Value:
 @helper
 def copy_utf8(target: Address, address: Address, size: Value) -> Value:
     """Writes the text after replacement to `target`, which has room for `utf8_size` bytes."""
-    at = address
+    cursor = address
     stop = address + size
     to = target
-    while at < stop:
-        step = _step(at, stop)
+    while cursor < stop:
+        step = _step(cursor, stop)
         if step > 0:
             for k in range(step):
-                store_u8(to + np.uint64(k), np.int64(load_u8(at + np.uint64(k))))
+                store_u8(to + np.uint64(k), np.int64(load_u8(cursor + np.uint64(k))))
             to += np.uint64(step)
-            at += np.uint64(step)
+            cursor += np.uint64(step)
         else:
             store_u8(to, np.int64(0xEF))
             store_u8(to + _ONE, np.int64(0xBF))
             store_u8(to + np.uint64(2), np.int64(0xBD))
             to += np.uint64(3)
-            at += np.uint64(-step)
+            cursor += np.uint64(-step)
 
 
 @inlined

@@ -50,7 +50,7 @@ _WORD = np.uint64(WORD_SIZE)
 
 @inlined
 def _step_offsets(
-    at: Address,
+    address: Address,
     records_stop: Address,
     row: Value,
     left: Value,
@@ -66,14 +66,14 @@ def _step_offsets(
     `least` is one past the last offset. The caller handles the record at which it stops.
     """
     least = start_offset
-    if records_stop - at < _WORD:  # perhaps at address 0, from which 8 cannot be subtracted
-        return at, row, left, least
+    if records_stop - address < _WORD:  # perhaps at address 0, from which 8 cannot be subtracted
+        return address, row, left, least
     last_word = records_stop - _WORD
     last_left = left - min(left, max_rows - row)
-    while left > last_left and at <= last_word:
-        prefetch(at + ahead)
-        prefetch(at + ahead + np.uint64(64))
-        size, body, _, offset_delta = read_start(at)
+    while left > last_left and address <= last_word:
+        prefetch(address + ahead)
+        prefetch(address + ahead + np.uint64(64))
+        size, body, _, offset_delta = read_start(address)
         if body == _NOWHERE or size < MIN_BODY or size > np.int64(records_stop - body):
             break
         offset = base_offset + offset_delta
@@ -83,8 +83,8 @@ def _step_offsets(
         least = offset + 1
         row += 1
         left -= 1
-        at = body + np.uint64(size)
-    return at, row, left, least
+        address = body + np.uint64(size)
+    return address, row, left, least
 
 
 @helper
@@ -108,7 +108,7 @@ def step_records(source: Address, frame: Frame) -> Value:
     row = first_row
     left = frame[c.RECORDS_LEFT]
     skipped = np.int64(0)
-    at = source + np.uint64(frame[c.RECORD_POSITION])
+    address = source + np.uint64(frame[c.RECORD_POSITION])
     records_stop = source + np.uint64(frame[c.RECORDS_STOP])
     status = np.int64(c.CONTINUE)
     ahead = np.uint64(min(frame[c.BATCH_SIZE], PREFETCH_DISTANCE))
@@ -116,21 +116,21 @@ def step_records(source: Address, frame: Frame) -> Value:
     while left > 0:
         if want_offset and not want_timestamp:
             before = left
-            at, row, left, start_offset = _step_offsets(
-                at, records_stop, row, left, max_rows, offsets, base_offset, start_offset,
+            address, row, left, start_offset = _step_offsets(
+                address, records_stop, row, left, max_rows, offsets, base_offset, start_offset,
                 stop_offset, ahead,
             )  # fmt: skip
             if left < before:
                 least_offset = start_offset
             if left == 0:
                 break
-        # Prefetches the next batch, whose CRC would otherwise wait for memory.
-        prefetch(at + ahead)
-        prefetch(at + ahead + np.uint64(64))
+        # Prefetches the next batch, because its CRC would otherwise wait for memory.
+        prefetch(address + ahead)
+        prefetch(address + ahead + np.uint64(64))
         if row == max_rows:
             status = np.int64(c.FULL)
             break
-        status, stop, _, timestamp, offset_delta = read_head(at, records_stop)
+        status, stop, _, timestamp, offset_delta = read_head(address, records_stop)
         if status != c.CONTINUE:
             break
         offset = base_offset + offset_delta
@@ -152,14 +152,14 @@ def step_records(source: Address, frame: Frame) -> Value:
         least_offset = offset + 1
         start_offset = max(start_offset, least_offset)
         left -= 1
-        at = stop
+        address = stop
 
     frame[c.ROWS] = row
     frame[c.RECORDS] += row - first_row
     frame[c.RECORDS_SKIPPED_OFFSET] += skipped
     if row > first_row:
         fill_per_batch(frame, first_row, row)
-    return leave_batch(status, source, at, records_stop, left, least_offset, frame)
+    return leave_batch(status, source, address, records_stop, left, least_offset, frame)
 
 
 _THREE = np.uint64(3)
@@ -177,57 +177,57 @@ def _same_bytes(left: Address, right: Address, size: Value) -> Value:
         behind = np.uint64(size) - _EIGHT
         if load_word(left + behind) != load_word(right + behind):
             return False
-        at = np.uint64(0)
-        while at < behind:
-            if load_word(left + at) != load_word(right + at):
+        position = np.uint64(0)
+        while position < behind:
+            if load_word(left + position) != load_word(right + position):
                 return False
-            at += _EIGHT
+            position += _EIGHT
         return True
-    at = np.uint64(0)
-    while at < np.uint64(size):
-        if load_u8(left + at) != load_u8(right + at):
+    position = np.uint64(0)
+    while position < np.uint64(size):
+        if load_u8(left + position) != load_u8(right + position):
             return False
-        at += _ONE
+        position += _ONE
     return True
 
 
 @inlined
 def _mixed(hashed: Value, word: Value) -> Value:
-    found = (hashed ^ word) * _M
-    return found ^ (found >> np.uint64(32))
+    product = (hashed ^ word) * _M
+    return product ^ (product >> np.uint64(32))
 
 
 @inlined
-def _hash(at: Address, size: Value, seed: Value) -> Value:
+def _hash(address: Address, size: Value, seed: Value) -> Value:
     """Computes the hash of `segment_format.key_set`."""
     length = np.uint64(size)
-    found = np.uint64(seed) ^ (length * _M)
+    hashed = np.uint64(seed) ^ (length * _M)
     if size >= 8:
-        last = at + length - _EIGHT
-        while at < last:
-            found = _mixed(found, load_word(at))
-            at += _EIGHT
-        found = _mixed(found, load_word(last))
+        last = address + length - _EIGHT
+        while address < last:
+            hashed = _mixed(hashed, load_word(address))
+            address += _EIGHT
+        hashed = _mixed(hashed, load_word(last))
     elif size >= 4:
-        low = load_u32_native(at)
-        high = load_u32_native(at + length - np.uint64(4))
-        found = _mixed(found, low | (high << np.uint64(32)))
+        low = load_u32_native(address)
+        high = load_u32_native(address + length - np.uint64(4))
+        hashed = _mixed(hashed, low | (high << np.uint64(32)))
     elif size > 0:
-        middle = load_u8(at + (length >> _ONE))
-        last_byte = load_u8(at + length - _ONE)
-        word = load_u8(at) | (middle << _EIGHT) | (last_byte << np.uint64(16))
-        found = _mixed(found, word)
-    return (found ^ (found >> np.uint64(29))) * _M
+        middle = load_u8(address + (length >> _ONE))
+        last_byte = load_u8(address + length - _ONE)
+        word = load_u8(address) | (middle << _EIGHT) | (last_byte << np.uint64(16))
+        hashed = _mixed(hashed, word)
+    return (hashed ^ (hashed >> np.uint64(29))) * _M
 
 
 @helper
-def _in_set(at: Address, size: Value, frame: Frame) -> Value:
+def _in_set(address: Address, size: Value, frame: Frame) -> Value:
     """Returns whether the set has the key of `size` bytes at an address."""
-    hashed = _hash(at, size, frame[c.SOUGHT_SEED])
+    hashed = _hash(address, size, frame[c.SOUGHT_SEED])
     shift = np.uint64(frame[c.SOUGHT_SHIFT])
-    place = hashed >> (shift - _THREE)
-    byte = load_u8(np.uint64(frame[c.SOUGHT_BITS]) + (place >> _THREE))
-    if not (byte >> (place & _SEVEN)) & _ONE:
+    bit = hashed >> (shift - _THREE)
+    byte = load_u8(np.uint64(frame[c.SOUGHT_BITS]) + (bit >> _THREE))
+    if not (byte >> (bit & _SEVEN)) & _ONE:
         return False
     bucket = hashed >> shift
     borders = np.uint64(frame[c.SOUGHT_BORDERS]) + bucket * np.uint64(4)
@@ -239,7 +239,9 @@ def _in_set(at: Address, size: Value, frame: Frame) -> Value:
             starts = np.uint64(frame[c.SOUGHT_STARTS]) + number * _EIGHT
             start = load_i64_native(starts)
             key_size = load_i64_native(starts + _EIGHT) - start
-            if key_size == size and _same_bytes(at, np.uint64(frame[c.SOUGHT_DATA] + start), size):
+            if key_size == size and _same_bytes(
+                address, np.uint64(frame[c.SOUGHT_DATA] + start), size
+            ):
                 return True
         number += _ONE
     return False
@@ -249,8 +251,8 @@ def _in_set(at: Address, size: Value, frame: Frame) -> Value:
 def seek_key(source: Address, frame: Frame) -> Value:
     """Moves to the next wanted record of the current batch; returns a status.
 
-    FOUND: the record is at RECORD_POSITION and ends before SOUGHT_STOP. CONTINUE: there is none,
-    and nothing follows the last record.
+    FOUND: the record is at RECORD_POSITION and ends before SOUGHT_STOP. CONTINUE: no such
+    record, and nothing follows the last record.
 
     Args:
         source: Address of the array with the records.
@@ -269,27 +271,27 @@ def seek_key(source: Address, frame: Frame) -> Value:
     left = frame[c.RECORDS_LEFT]
     outside = np.int64(0)
     others = np.int64(0)
-    at = source + np.uint64(frame[c.RECORD_POSITION])
+    address = source + np.uint64(frame[c.RECORD_POSITION])
     records_stop = source + np.uint64(frame[c.RECORDS_STOP])
     status = np.int64(c.CONTINUE)
     ahead = np.uint64(min(frame[c.BATCH_SIZE], PREFETCH_DISTANCE))
 
     while left > 0:
-        # Prefetches the next batch, whose CRC would otherwise wait for memory.
-        prefetch(at + ahead)
-        prefetch(at + ahead + np.uint64(64))
+        # Prefetches the next batch, because its CRC would otherwise wait for memory.
+        prefetch(address + ahead)
+        prefetch(address + ahead + np.uint64(64))
         body = _NOWHERE
         stop = _NOWHERE
         position = _NOWHERE
         offset_delta = np.int64(0)
-        if records_stop - at >= _WORD:
-            size, body, position, offset_delta = read_start(at)
+        if records_stop - address >= _WORD:
+            size, body, position, offset_delta = read_start(address)
             if body != _NOWHERE and (size < MIN_BODY or size > np.int64(records_stop - body)):
                 status = np.int64(c.ERROR_RECORD_LENGTH)
                 break
             stop = body + np.uint64(size)
         if body == _NOWHERE:
-            status, stop, position, _, offset_delta = read_head(at, records_stop)
+            status, stop, position, _, offset_delta = read_head(address, records_stop)
             if status != c.CONTINUE:
                 break
         key_size, key_at = read_varint(position, stop)
@@ -317,8 +319,8 @@ def seek_key(source: Address, frame: Frame) -> Value:
         least_offset = offset + 1
         others += 1
         left -= 1
-        at = stop
+        address = stop
 
     frame[c.RECORDS_SKIPPED_OFFSET] += outside
     frame[c.RECORDS_SKIPPED_KEY] += others - outside
-    return leave_batch(status, source, at, records_stop, left, least_offset, frame)
+    return leave_batch(status, source, address, records_stop, left, least_offset, frame)

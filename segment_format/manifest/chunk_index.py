@@ -58,7 +58,7 @@ def decode_chunk_sizes(text: str) -> ChunkSizes:
 
     Returns:
         int32 array, shape (chunks,). At most 10 MiB of payload are decompressed (the frame's stated
-        size is checked first), which hold at most 10.5 million chunks and take 120 MB to decode.
+        size is checked first), which have at most 10.5 million chunks and take 120 MB to decode.
 
     Raises:
         InvalidManifestError: The text is not base64 of one zstd frame with content size, or the
@@ -292,7 +292,7 @@ class FixedChunkIndex(ChunkIndex):
 class VariableChunkIndex(ChunkIndex):
     """The index of a compressed segment: every chunk has a stored size of its own.
 
-    It holds 12 bytes per chunk, at most 126 MB for the longest list.
+    It has 12 bytes per chunk, at most 126 MB for the longest list.
 
     Args:
         original_chunk_size: Bytes of the segment file in every chunk but the last.

@@ -103,7 +103,7 @@ def load_private_key(pem: bytes) -> PrivateKey:
     except TypeError:
         _refuse("encrypted private key; decrypt it: openssl pkcs8 -topk8 -nocrypt")
     except (ValueError, UnsupportedAlgorithm):
-        _refuse("private key file that does not hold PKCS#8")
+        _refuse("the private key file is not PKCS#8")
     if not isinstance(key, RSAPrivateKey):
         _refuse("private key of another kind than RSA")
     if _RSA_ALGORITHM not in der[:_HEAD_BYTES]:
@@ -207,7 +207,7 @@ def unwrap_data_key(wrapped: WrappedDataKey, private_key: PrivateKey) -> bytes:
     Raises:
         DecryptionError: `wrapped` belongs to another key, or was changed.
     """
-    failure = f"data key does not open with the private key given for {wrapped.key_id[:80]!r}"
+    failure = f"the data key does not open with the private key given for {wrapped.key_id[:80]!r}"
     size = private_key.public_key.size
     if size < 2 * _HASH_SIZE + 2:
         raise DecryptionError(f"{failure}: the key is too short")

@@ -17,7 +17,7 @@ Files of `LocalTieredStorage`, the storage manager of Kafka's own tests
 
     suffix   log, index, timeindex, txnindex (only if the broker had one), leader_epoch_checkpoint,
              snapshot: copied in this order, so a complete segment has its `snapshot`. It is named
-             after the segment's base offset but holds the state at the segment's end.
+             after the segment's base offset but has the state at the segment's end.
 
 A broker's log directory (`UnifiedLog.parseTopicPartitionName`, `LogFileUtils`, `LocalLog`):
 
@@ -95,20 +95,20 @@ class LogFileName:
 
 def parse_topic_directory(name: str) -> tuple[str, uuid.UUID] | None:
     """Returns topic name and id of the plugin's `<topic>-<topic id>`, or `None`."""
-    parts = _split_topic_id(name)
-    return parts if parts is not None and _is_topic_name(parts[0]) else None
+    name_and_id = _split_topic_id(name)
+    return name_and_id if name_and_id is not None and _is_topic_name(name_and_id[0]) else None
 
 
 def parse_local_partition_directory(name: str) -> TopicIdPartition | None:
     """Returns the partition of `<topic>-<partition>-<topic id>`, or `None`."""
-    parts = _split_topic_id(name)
-    if parts is None:
+    name_and_id = _split_topic_id(name)
+    if name_and_id is None:
         return None
-    topic, _, digits = parts[0].rpartition("-")
+    topic, _, digits = name_and_id[0].rpartition("-")
     partition = _parse_partition(digits)
     if partition is None or not _is_topic_name(topic):
         return None
-    return TopicIdPartition(topic, parts[1], partition)
+    return TopicIdPartition(topic, name_and_id[1], partition)
 
 
 def parse_partition_directory(name: str) -> PartitionDirectory | None:

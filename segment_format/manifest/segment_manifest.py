@@ -91,7 +91,7 @@ class _Members:
 
     def fail(self, name: str, problem: str) -> InvalidManifestError:
         path = ".".join((*self._path, name))
-        return InvalidManifestError(f"{path} {problem}")
+        return InvalidManifestError(f"manifest: {path} {problem}")
 
     def value(self, name: str) -> object:
         if name not in self._members:
@@ -119,7 +119,7 @@ class _Members:
         try:
             value.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise self.fail(name, "holds half of a surrogate pair") from error
+            raise self.fail(name, "has half of a surrogate pair") from error
         return value
 
     def boolean(self, name: str) -> bool:
@@ -262,7 +262,7 @@ class SegmentManifest:
     Attributes:
         chunk_index: Maps bytes of the segment file to stored bytes.
         segment_indexes: Ranges of the side files.
-        compression: Whether every chunk is a zstd frame.
+        compression: True if every chunk is a zstd frame.
         encryption: Wrapped data key and AAD, or `None`.
         metadata: The broker's metadata, or `None` in manifests of older plugins.
     """

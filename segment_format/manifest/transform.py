@@ -63,7 +63,7 @@ def restore_chunk(
     """
     if len(stored) != chunk.transformed_size:
         raise _chunk_error(
-            chunk, f"{len(stored)} bytes stored where the manifest says {chunk.transformed_size}"
+            chunk, f"{len(stored)} bytes stored, but the manifest states {chunk.transformed_size}"
         )
     data = stored
     times = times or RestoreTimes()
@@ -78,7 +78,7 @@ def restore_chunk(
         return restored
     if len(data) != chunk.original_size:
         raise _chunk_error(
-            chunk, f"{len(data)} bytes where the manifest says {chunk.original_size}"
+            chunk, f"{len(data)} bytes, but the manifest states {chunk.original_size}"
         )
     return data
 
@@ -107,7 +107,7 @@ def restore_index(
     """
     if len(stored) != index_range.size:
         raise ChunkError(
-            f"index blob: {len(stored)} bytes stored where the manifest says {index_range.size}"
+            f"index blob: {len(stored)} bytes stored, but the manifest states {index_range.size}"
         )
     if data_key is None or not index_range.size:
         return stored

@@ -8,7 +8,7 @@ given up if its bytes run out, if no broker writes its values, or if it is unusu
 within ids and epochs, more than four at its end). The readable parser, `parse_metadata_record`,
 then parses it, so both return the same values and errors. `remote_log_segment_metadata` has the
 layout. Numbers are read through overlapping views with one element per byte of the data, so a field
-is one indexed read whatever its alignment.
+is one indexed read at any alignment.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ SEGMENT, UPDATE, PARTITION_DELETE, SNAPSHOT = range(RECORD_TYPES)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MetadataColumns:
-    """Columns of records, all of one length except those of the leader epochs.
+    """Columns of records. All have the same length, except the columns of leader epochs.
 
     Attributes:
         record_type: 0 segment, 1 update, 2 partition delete, 3 snapshot.
@@ -119,11 +119,11 @@ class MetadataColumns:
         return MetadataColumns(**chosen)  # type: ignore[arg-type]
 
 
-def concatenated(parts: Sequence[MetadataColumns]) -> MetadataColumns:
+def concatenated(tables: Sequence[MetadataColumns]) -> MetadataColumns:
     """Concatenates the rows of one or more parts."""
     joined: dict[str, object] = {}
     for field in fields(MetadataColumns):
-        columns = [getattr(part, field.name) for part in parts]
+        columns = [getattr(table, field.name) for table in tables]
         arrow = isinstance(columns[0], pa.Array)
         joined[field.name] = pa.concat_arrays(columns) if arrow else np.concatenate(columns)
     return MetadataColumns(**joined)  # type: ignore[arg-type]
@@ -287,9 +287,11 @@ class Positions:
 
     __slots__ = ("at", "data", "good", "stop")
 
-    def __init__(self, data: NDArray[np.uint8], at: Integers, stop: Integers, good: Flags) -> None:
+    def __init__(
+        self, data: NDArray[np.uint8], start: Integers, stop: Integers, good: Flags
+    ) -> None:
         self.data = data
-        self.at = at
+        self.at = start
         self.stop = stop
         self.good = good
 
@@ -429,11 +431,11 @@ def parse_metadata_columns(
     """
     if values.null_count:
         raise ValueError(f"{values.null_count} null values of {len(values)}; drop them first")
-    parts = [no_rows()]
+    tables = [no_rows()]
     for first in range(0, len(values), _ROWS_AT_ONCE):
         kafka_offsets = None if offsets is None else offsets[first : first + _ROWS_AT_ONCE]
-        parts.append(_parse_some(values.slice(first, _ROWS_AT_ONCE), kafka_offsets, first))
-    return concatenated(parts)
+        tables.append(_parse_some(values.slice(first, _ROWS_AT_ONCE), kafka_offsets, first))
+    return concatenated(tables)
 
 
 def _parse_some(
@@ -443,21 +445,21 @@ def _parse_some(
     heads.require(heads.byte() == FRAME_VERSION)
     record_type = heads.byte()
     heads.require(np.isin(heads.byte(), RECORD_VERSIONS))
-    parts, rows = [], []
+    tables, rows = [], []
     for wanted in range(RECORD_TYPES):
         of_type = np.flatnonzero(heads.good & (record_type == wanted))
         if len(of_type):
-            part, kept = _parse_type(wanted, heads.only(of_type))
-            parts.append(part)
+            table, kept = _parse_type(wanted, heads.only(of_type))
+            tables.append(table)
             rows.append(of_type[kept])
     missing = np.ones(len(values), np.bool_)
     for parsed in rows:
         missing[parsed] = False
     if missing.any():
         rows.append(np.flatnonzero(missing))
-        parts.append(_parse_individually(values, rows[-1], offsets, first))
+        tables.append(_parse_individually(values, rows[-1], offsets, first))
     order = np.concatenate(rows)
-    return concatenated(parts).rows(np.argsort(order))
+    return concatenated(tables).rows(np.argsort(order))
 
 
 def _positions(values: pa.BinaryArray | pa.LargeBinaryArray) -> Positions:
@@ -490,70 +492,74 @@ def _parse_individually(
     return columns_of(records)
 
 
-def _parse_type(record_type: int, at: Positions) -> tuple[MetadataColumns, Integers]:
+def _parse_type(record_type: int, positions: Positions) -> tuple[MetadataColumns, Integers]:
     """Parses records of one type; returns those not given up, and their numbers."""
-    nothing = np.zeros(len(at), np.int64)
+    nothing = np.zeros(len(positions), np.int64)
     absent = nothing - 1
-    no_id = np.zeros((len(at), 2), np.uint64)
-    found: dict[str, Any] = dict.fromkeys(_NUMBERS, absent)
-    found |= {"record_type": absent + record_type + 1, "topic_id": no_id, "segment_id": no_id}
+    no_id = np.zeros((len(positions), 2), np.uint64)
+    values: dict[str, Any] = dict.fromkeys(_NUMBERS, absent)
+    values |= {"record_type": absent + record_type + 1, "topic_id": no_id, "segment_id": no_id}
     topic = custom_metadata = (nothing, absent)
     epochs = (nothing, nothing)
     has_body = record_type in (SEGMENT, SNAPSHOT)
 
     if record_type != SNAPSHOT:
-        topic = at.compact_bytes()
-        at.require(topic[1] >= 0)
-        found["topic_id"] = at.uuid()
-        found["partition"] = at.i32()
-        at.require(found["partition"] >= 0)
-        at.no_tagged_fields()
+        topic = positions.compact_bytes()
+        positions.require(topic[1] >= 0)
+        values["topic_id"] = positions.uuid()
+        values["partition"] = positions.i32()
+        positions.require(values["partition"] >= 0)
+        positions.no_tagged_fields()
     if record_type != PARTITION_DELETE:
-        found["segment_id"] = at.uuid()
+        values["segment_id"] = positions.uuid()
     if record_type in (SEGMENT, UPDATE):
-        at.no_tagged_fields()
+        positions.no_tagged_fields()
     if has_body:
-        found["start_offset"], found["end_offset"] = at.i64(), at.i64()
-        at.require((found["start_offset"] >= 0) & (found["start_offset"] <= found["end_offset"]))
-    found["broker_id"] = at.i32()
+        values["start_offset"], values["end_offset"] = positions.i64(), positions.i64()
+        positions.require(
+            (values["start_offset"] >= 0) & (values["start_offset"] <= values["end_offset"])
+        )
+    values["broker_id"] = positions.i32()
     if has_body:
-        found["max_timestamp_ms"] = at.i64()
-    found["event_timestamp_ms"] = at.i64()
+        values["max_timestamp_ms"] = positions.i64()
+    values["event_timestamp_ms"] = positions.i64()
     if has_body:
-        count = at.uvarint() - 1
-        at.require(count >= 1)
-        epochs = at.take(_EPOCH_BYTES * np.maximum(count, 0)), count
-        found["segment_size_in_bytes"] = at.i32()
-        at.require(found["segment_size_in_bytes"] >= 0)
+        count = positions.uvarint() - 1
+        positions.require(count >= 1)
+        epochs = positions.take(_EPOCH_BYTES * np.maximum(count, 0)), count
+        values["segment_size_in_bytes"] = positions.i32()
+        positions.require(values["segment_size_in_bytes"] >= 0)
     if record_type != PARTITION_DELETE:
-        custom_metadata = at.compact_bytes()
-    found["state"] = at.byte()
+        custom_metadata = positions.compact_bytes()
+    values["state"] = positions.byte()
     states = (
         RemoteLogSegmentState if record_type != PARTITION_DELETE else RemotePartitionDeleteState
     )
-    at.require(found["state"] < len(states))
-    found["txn_index_empty"] = _tagged_fields(at, has_txn_index_empty=has_body)
-    at.require(at.at == at.stop)
+    positions.require(values["state"] < len(states))
+    values["txn_index_empty"] = _tagged_fields(positions, has_txn_index_empty=has_body)
+    positions.require(positions.at == positions.stop)
 
-    found["topic"] = _names(at, *topic)
-    found["epoch_count"], found["epoch"], found["epoch_start_offset"] = _epochs(at, *epochs)
-    found["custom_metadata"] = at.pieces(*custom_metadata)
-    columns = MetadataColumns(**found)
-    good = np.flatnonzero(at.good)
-    return columns if len(good) == len(at) else columns.rows(good), good
+    values["topic"] = _names(positions, *topic)
+    values["epoch_count"], values["epoch"], values["epoch_start_offset"] = _epochs(
+        positions, *epochs
+    )
+    values["custom_metadata"] = positions.pieces(*custom_metadata)
+    columns = MetadataColumns(**values)
+    good = np.flatnonzero(positions.good)
+    return columns if len(good) == len(positions) else columns.rows(good), good
 
 
-def _tagged_fields(at: Positions, *, has_txn_index_empty: bool) -> Integers:
+def _tagged_fields(positions: Positions, *, has_txn_index_empty: bool) -> Integers:
     """Skips the fields at the end of the records; returns TxnIndexEmpty, or −1."""
-    txn_index_empty = np.full(len(at), -1, np.int64)
-    count = at.uvarint()
-    at.require(count <= _MAX_TAGGED_FIELDS)
+    txn_index_empty = np.full(len(positions), -1, np.int64)
+    count = positions.uvarint()
+    positions.require(count <= _MAX_TAGGED_FIELDS)
     previous = txn_index_empty.copy()
     for number in range(_MAX_TAGGED_FIELDS):
-        here = np.flatnonzero(at.good & (count > number))
+        here = np.flatnonzero(positions.good & (count > number))
         if not len(here):
             break
-        some = at.only(here)
+        some = positions.only(here)
         tag = some.uvarint()
         some.require(tag > previous[here])
         size = some.uvarint()
@@ -564,18 +570,18 @@ def _tagged_fields(at: Positions, *, has_txn_index_empty: bool) -> Integers:
             some.require(~is_txn_index_empty | ((size == 1) & (value <= 1)))
             txn_index_empty[here] = np.where(is_txn_index_empty, value, txn_index_empty[here])
         previous[here] = tag
-        at.put(here, some)
+        positions.put(here, some)
     return txn_index_empty
 
 
-def _names(at: Positions, start: Integers, length: Integers) -> pa.LargeStringArray:
+def _names(positions: Positions, start: Integers, length: Integers) -> pa.LargeStringArray:
     """Returns texts; gives up the records with invalid UTF-8."""
-    names = at.pieces(start, length)
+    names = positions.pieces(start, length)
     try:
         return names.cast(pa.large_string())
     except pa.ArrowInvalid:
-        at.require(np.array([_is_text(name) for name in names.to_pylist()]))
-    return at.pieces(start, length).cast(pa.large_string())
+        positions.require(np.array([_is_text(name) for name in names.to_pylist()]))
+    return positions.pieces(start, length).cast(pa.large_string())
 
 
 def _is_text(name: bytes | None) -> bool:
@@ -586,17 +592,19 @@ def _is_text(name: bytes | None) -> bool:
     return True
 
 
-def _epochs(at: Positions, start: Integers, count: Integers) -> tuple[Integers, Integers, Integers]:
+def _epochs(
+    positions: Positions, start: Integers, count: Integers
+) -> tuple[Integers, Integers, Integers]:
     """Returns the number of leader epochs of each record, the epochs, and their first offsets.
 
     Gives up the records with tagged fields among them, or with epochs that no broker writes.
     """
-    count = np.where(at.good, count, 0)
-    places = ragged_ranges(start, count, _EPOCH_BYTES)
-    owner = np.repeat(np.arange(len(at)), count)
-    epoch = at.entries(">i4", places)
-    offset = at.entries(">i8", places + 4)
-    tags = at.entries(">u1", places + _EPOCH_BYTES - 1)
+    count = np.where(positions.good, count, 0)
+    entry_rows = ragged_ranges(start, count, _EPOCH_BYTES)
+    owner = np.repeat(np.arange(len(positions)), count)
+    epoch = positions.entries(">i4", entry_rows)
+    offset = positions.entries(">i8", entry_rows + 4)
+    tags = positions.entries(">u1", entry_rows + _EPOCH_BYTES - 1)
     same = owner[1:] == owner[:-1]
     if (same & (epoch[1:] < epoch[:-1])).any():  # Kafka writes them in hash order
         order = np.lexsort((epoch, owner))
@@ -604,7 +612,7 @@ def _epochs(at: Positions, start: Integers, count: Integers) -> tuple[Integers, 
     wrong = (epoch < 0) | (offset < 0) | (tags != 0)
     wrong[1:] |= same & ((epoch[1:] == epoch[:-1]) | (offset[1:] < offset[:-1]))
     if wrong.any():
-        at.good[owner[wrong]] = False
-        kept = at.good[owner]
+        positions.good[owner[wrong]] = False
+        kept = positions.good[owner]
         epoch, offset = epoch[kept], offset[kept]
-    return np.where(at.good, count, 0), epoch, offset
+    return np.where(positions.good, count, 0), epoch, offset

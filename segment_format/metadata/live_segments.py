@@ -57,7 +57,7 @@ class DroppedEvents:
     Attributes:
         unknown_segment: Number of updates of segments that were not announced, or were deleted.
             Retention on the topic may have removed the announcement.
-        forbidden_transition: Number of segments and updates whose state cannot follow the previous.
+        forbidden_transition: Number of segments and updates with a state that cannot follow.
         first: The first ten of both, in their order.
     """
 
@@ -104,17 +104,19 @@ class LiveSegments:
             Rows of type 0 in order of topic, topic id, partition, start offset, event time.
         """
         self._fold()
-        known = self._known
-        chosen = np.flatnonzero(np.isin(known.state, states or tuple(RemoteLogSegmentState)))
-        keys = (
-            *_halves(known.segment_id),
-            known.event_timestamp_ms,
-            known.start_offset,
-            known.partition,
-            *_halves(known.topic_id),
-            _ranks(known.topic),
+        known_segments = self._known
+        chosen = np.flatnonzero(
+            np.isin(known_segments.state, states or tuple(RemoteLogSegmentState))
         )
-        return known.rows(chosen[np.lexsort([key[chosen] for key in keys])])
+        keys = (
+            *_halves(known_segments.segment_id),
+            known_segments.event_timestamp_ms,
+            known_segments.start_offset,
+            known_segments.partition,
+            *_halves(known_segments.topic_id),
+            _ranks(known_segments.topic),
+        )
+        return known_segments.rows(chosen[np.lexsort([key[chosen] for key in keys])])
 
     @property
     def deleted(self) -> int:
@@ -142,8 +144,8 @@ class LiveSegments:
             *_halves(events.topic_id),
             generation,
         )
-        places, starts = _grouped([key[about_segments] for key in keys])
-        order = about_segments[places]
+        rows, starts = _grouped([key[about_segments] for key in keys])
+        order = about_segments[rows]
         kinds = _kinds(events, before)[order]
         rank = np.arange(len(order)) - starts
         after = _states_after(kinds, rank)
@@ -152,10 +154,10 @@ class LiveSegments:
 
         self._deleted += int((applied & (after == _ABSENT)).sum())
         self._note_dropped(events, order[~applied], state_before[~applied])
-        places = np.arange(len(order))
-        base = np.maximum.accumulate(np.where(applied & (kinds < _UPDATED), places, -1))
-        last = np.maximum.accumulate(np.where(applied, places, -1))
-        ends = np.flatnonzero(np.append(rank[1:] == 0, True)) if len(order) else places
+        rows = np.arange(len(order))
+        base = np.maximum.accumulate(np.where(applied & (kinds < _UPDATED), rows, -1))
+        last = np.maximum.accumulate(np.where(applied, rows, -1))
+        ends = np.flatnonzero(np.append(rank[1:] == 0, True)) if len(order) else rows
         ends = ends[(after[ends] != _ABSENT) & (generation == last_generation)[order[ends]]]
         ends = ends[np.argsort(order[base[ends]])]  # in the order of their events
         last_event = order[last[ends]]
@@ -168,12 +170,12 @@ class LiveSegments:
         )
 
     def _note_dropped(
-        self, events: MetadataColumns, places: Integers, state_before: NDArray[np.int64]
+        self, events: MetadataColumns, rows: Integers, state_before: NDArray[np.int64]
     ) -> None:
-        unknown = (state_before == _ABSENT) & (events.record_type[places] == UPDATE)
+        unknown = (state_before == _ABSENT) & (events.record_type[rows] == UPDATE)
         first = self._dropped.first
-        if len(first) < _DROPPED_KEPT and len(places):
-            some = np.sort(places)[: _DROPPED_KEPT - len(first)]
+        if len(first) < _DROPPED_KEPT and len(rows):
+            some = np.sort(rows)[: _DROPPED_KEPT - len(first)]
             first = concatenated([first, events.rows(some)])
         self._dropped = DroppedEvents(
             self._dropped.unknown_segment + int(unknown.sum()),
@@ -240,13 +242,13 @@ def _generations(events: MetadataColumns) -> tuple[Integers, Integers]:
     return generation, last
 
 
-def _kinds(events: MetadataColumns, known: int) -> Integers:
+def _kinds(events: MetadataColumns, known_count: int) -> Integers:
     kinds = np.where(
         events.record_type == UPDATE,
         _UPDATED + events.state,
         np.where(events.state == _STARTED, _ANNOUNCED, _BEGUN_OTHERWISE),
     )
-    kinds[:known] = _KNOWN + events.state[:known]
+    kinds[:known_count] = _KNOWN + events.state[:known_count]
     return kinds
 
 

@@ -82,7 +82,7 @@ class RemoteLogSegmentMetadata:
         segment_size_in_bytes: Size of the `.log` file before any transformation.
         custom_metadata: Opaque bytes of the storage plugin, or None.
         state: State of the segment; a manifest is written in COPY_SEGMENT_STARTED.
-        txn_index_empty: Whether the segment has no transaction index; None before Kafka 4.
+        txn_index_empty: True if the segment has no transaction index; None before Kafka 4.
     """
 
     segment_id: RemoteLogSegmentId
@@ -131,7 +131,7 @@ class RemotePartitionDelete:
 class RemoteLogSegmentMetadataSnapshot:
     """A segment in a former local cache of the broker: record type 3, without a partition.
 
-    The fields after `id` are those of `RemoteLogSegmentMetadata`.
+    The fields after `id` equal the fields of `RemoteLogSegmentMetadata`.
     """
 
     id: uuid.UUID

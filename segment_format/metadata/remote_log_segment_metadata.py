@@ -268,13 +268,13 @@ def _long_hash(value: int) -> int:
 def murmur2(data: bytes) -> int:
     """Returns Kafka's 32-bit murmur2 of `data`, unsigned."""
     hashed = (_MURMUR2_SEED ^ len(data)) & _MASK
-    whole = len(data) & ~3
-    for start in range(0, whole, 4):
+    word_bytes = len(data) & ~3
+    for start in range(0, word_bytes, 4):
         word = int.from_bytes(data[start : start + 4], "little") * _MURMUR2_M & _MASK
         word = (word ^ (word >> 24)) * _MURMUR2_M & _MASK
         hashed = (hashed * _MURMUR2_M & _MASK) ^ word
-    if whole < len(data):
-        hashed ^= int.from_bytes(data[whole:], "little")
+    if word_bytes < len(data):
+        hashed ^= int.from_bytes(data[word_bytes:], "little")
         hashed = hashed * _MURMUR2_M & _MASK
     hashed = (hashed ^ (hashed >> 13)) * _MURMUR2_M & _MASK
     return hashed ^ (hashed >> 15)

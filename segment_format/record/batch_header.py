@@ -235,7 +235,7 @@ class RecordBatchHeader:
 
     @property
     def size_in_bytes(self) -> int:
-        """Bytes of the whole batch, header included."""
+        """Bytes of the batch, header included."""
         return LENGTH_PREFIX_SIZE + self.batch_length
 
     @property
@@ -278,7 +278,7 @@ class RecordBatchHeader:
 
     @property
     def is_control_batch(self) -> bool:
-        """Whether the batch holds a marker instead of data."""
+        """Whether the batch has a marker instead of data."""
         return bool(self.attributes & CONTROL_BIT)
 
     @property

@@ -285,7 +285,7 @@ def _decompress_snappy(payload: BytesLike, *, max_output_bytes: int) -> BytesLik
         content = np.empty(total, dtype=np.uint8).data
         filled = 0
         for start, stop, size in blocks:
-            # Fails unless the block holds exactly the size it states.
+            # Fails unless the block has exactly the size it states.
             cramjam.snappy.decompress_raw_into(view[start:stop], content[filled : filled + size])
             filled += size
     except cramjam.DecompressionError as error:

@@ -53,7 +53,7 @@ def batch_control_type(batch: DecodedBatch) -> ControlRecordType | None:
     """Returns the type of a control batch's first record; `None` for data and emptied batches.
 
     Raises:
-        CorruptRecordError: The record has no key, or not that of a control record.
+        CorruptRecordError: The record has no key, or not the key of a control record.
     """
     if not batch.is_control_batch or not batch.records:
         return None

@@ -44,7 +44,7 @@ class Entry:
 
     Attributes:
         position: First byte of the entry in the buffer.
-        size: Bytes of the whole entry, with the twelve of offset and size.
+        size: Bytes of the entry, with the twelve of offset and size.
         offset: The stored offset field; its meaning depends on `magic`.
         magic: 0, 1 or 2.
     """
@@ -61,7 +61,7 @@ class Entry:
 
 
 def read_prefix(buffer: BytesLike, position: int = 0, *, at: int | None = None) -> Entry:
-    """Parses the first 17 bytes of an entry, whose other bytes may be missing.
+    """Parses the first 17 bytes of an entry. Its other bytes may be missing.
 
     Args:
         buffer: Buffer with these bytes.
@@ -120,7 +120,7 @@ def iter_entries(buffer: BytesLike, *, position: int = 0) -> Iterator[Entry]:
     """Yields every entry from `position` to the end of `buffer`, reading only their prefixes.
 
     Args:
-        buffer: Whole entries, one after the other.
+        buffer: Complete entries, one after the other.
         position: Entry border to begin at.
 
     Yields:

@@ -16,12 +16,12 @@ The compiled kernels are tested against it. A record inside a batch of magic 2, 
 | 9 | headers | each: key length varint (not negative), key UTF-8, value length varint, value |
 
 Timestamps: under LogAppendTime the batch's maxTimestamp for every record, else baseTimestamp +
-delta, also if baseTimestamp holds a delete horizon. Offsets: baseOffset + offsetDelta; compaction
+delta, also if baseTimestamp has a delete horizon. Offsets: baseOffset + offsetDelta; compaction
 leaves holes, so offsets are never counted. Both sums wrap at 64 bits as in Java.
 
-Like Kafka's consumer, this refuses a record whose body is not consumed exactly, a header count
-above the bytes left, and fewer or more records than the batch states. A count of 0 means an empty
-batch with any payload. It also refuses record offsets that do not ascend or are above the
+Like Kafka's consumer, this refuses a record with a body that is not consumed exactly, a header
+count above the bytes left, and fewer or more records than the batch states. A count of 0 means an
+empty batch with any payload. It also refuses record offsets that do not ascend or are above the
 batch's last offset: Kafka's consumer returns the first record of each offset it meets, so its rows
 would depend on where a read begins.
 
@@ -39,7 +39,7 @@ an old topic. After the entry's offset (i64) and size (i32), big-endian:
 | … | … | 4 | valueLength i32, −1: null |
 | … | … | n | value |
 
-An uncompressed entry is one record. A compressed one is a wrapper: its value holds entries. Their
+An uncompressed entry is one record. A compressed one is a wrapper: its value has entries. Their
 offsets are absolute in a wrapper of magic 0. In magic 1 they are relative, and the wrapper's offset
 is that of the last. An old bug (KAFKA-4298) wrote inner messages of another magic than the
 wrapper's: offsets follow the wrapper's magic, timestamps the inner one's.
@@ -128,7 +128,7 @@ class DecodedBatch:
 
     Attributes:
         position: First byte of the entry in the buffer.
-        size: Bytes of the whole entry.
+        size: Bytes of the entry.
         magic: 0, 1 or 2.
         base_offset: First offset: the original batch's for magic 2, else the first record's.
         last_offset: Last offset, inclusive; compaction may have removed its record.
@@ -140,8 +140,8 @@ class DecodedBatch:
         producer_id: −1 for none.
         producer_epoch: −1 for none.
         base_sequence: −1 for none.
-        is_transactional: Whether a transaction's outcome decides about the batch.
-        is_control_batch: Whether the records are markers, see
+        is_transactional: True if a transaction's outcome decides about the batch.
+        is_control_batch: True if the records are markers, see
             `segment_format.record.control_record`.
         delete_horizon: Milliseconds from which tombstones and markers may be removed, or `None`.
         records: The existing records, possibly none.
@@ -179,8 +179,8 @@ def iter_batches(
     read. Decompression: see `segment_format.record.compression.decompress`.
 
     Args:
-        buffer: Whole entries, one after the other, as in a `.log`.
-        check_crcs: Whether to verify each entry's checksum.
+        buffer: Complete entries, one after the other, as in a `.log`.
+        check_crcs: True to verify each entry's checksum.
         max_batch_bytes: Limit for the decompressed bytes of one entry.
 
     Yields:
@@ -205,7 +205,7 @@ def iter_batches(
 
 
 def require_crc(view: memoryview, entry: Entry, header: RecordBatchHeader) -> None:
-    """Verifies the checksum of a whole batch of magic 2.
+    """Verifies the checksum of a complete batch of magic 2.
 
     Args:
         view: Buffer of the entry.
@@ -221,7 +221,7 @@ def require_crc(view: memoryview, entry: Entry, header: RecordBatchHeader) -> No
 def _check_crc(computed: int, stored: int, entry: Entry) -> None:
     if computed != stored:
         raise CrcMismatchError(
-            f"stored CRC {stored:#010x}, computed {computed:#010x}",
+            f"the batch is damaged: stored CRC {stored:#010x}, computed {computed:#010x}",
             position=entry.position,
             offset=entry.offset,
         )
@@ -374,14 +374,14 @@ class _Message:
 def decode_legacy_entry(
     view: memoryview, entry: Entry, *, check_crcs: bool, max_batch_bytes: int
 ) -> DecodedBatch:
-    """Decodes an entry of magic 0 or 1: one record, or those of a wrapper.
+    """Decodes an entry of magic 0 or 1: one record, or the records of a wrapper.
 
     With `check_crcs` the checksums of inner messages are verified too, as in Kafka's consumer.
 
     Args:
         view: Buffer of the entry.
         entry: The entry.
-        check_crcs: Whether to verify checksums.
+        check_crcs: True to verify checksums.
         max_batch_bytes: Limit for the decompressed bytes of a wrapper.
 
     Raises:
@@ -473,7 +473,7 @@ def _unwrap(wrapper: _Message, *, check_crcs: bool, max_batch_bytes: int) -> tup
     if wrapper.magic == 0 and last != wrapper.offset:
         # No checksum covers the wrapper's offset, by which bounded reads skip.
         raise CorruptRecordError(
-            f"the last inner offset is {last}, where the wrapper says {wrapper.offset}"
+            f"the last inner offset is {last}, but the wrapper states {wrapper.offset}"
         )
     if wrapper.magic == 1:
         # Some versions of librdkafka wrote wrappers with offset 0 and absolute inner offsets.
@@ -527,7 +527,7 @@ class EntryTimes:
         position: First byte of the entry in the buffer.
         base_offset: Its first offset.
         last_offset: Its last offset, inclusive.
-        times: Offset and timestamp, in milliseconds, of each record; empty if all of them are
+        times: Offset and timestamp, in milliseconds, of each record; empty if all are
             dated before the requested time.
     """
 
@@ -545,7 +545,7 @@ def iter_record_times(
     Keys, values and headers are skipped by the records' lengths and verified by checksum only.
 
     Args:
-        buffer: Whole entries, one after the other, as in a `.log`.
+        buffer: Complete entries, one after the other, as in a `.log`.
         dated_from_ms: Batches that state a smaller largest timestamp are not opened.
         max_batch_bytes: Limit for the decompressed bytes of one entry.
 

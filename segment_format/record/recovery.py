@@ -124,8 +124,8 @@ class _Walk:
 
     Attributes:
         next_offset: Smallest offset that the next entry may have.
-        has_holes: Whether offsets are missing in or between the entries read, as after compaction.
-        is_counting: Whether the entry before the next one was read.
+        has_holes: True if offsets are missing in or between the entries read, as after compaction.
+        is_counting: True if the entry before the next one was read.
     """
 
     next_offset: int
@@ -169,8 +169,8 @@ def last_offset(
             position=entry.position,
             offset=entry.offset,
         )
-    whole = head if len(head) >= entry.size else memoryview(read(entry.position, entry.stop))
-    first, last, is_dense = _checked_offsets(whole, entry)
+    data = head if len(head) >= entry.size else memoryview(read(entry.position, entry.stop))
+    first, last, is_dense = _checked_offsets(data, entry)
     if position > 0 and entry.position == position and last != indexed:
         # The batches before this one show whether the index or the batch is wrong.
         return last_offset(read, size, base_offset=base_offset, newest=newest)
@@ -185,7 +185,7 @@ def last_offset(
 
 
 def _find_last(read: Read, size: int, position: int, walk: _Walk) -> tuple[Entry, memoryview]:
-    """Steps over all entries but the last; returns it and those of its bytes that were read."""
+    """Steps over all entries but the last; returns the last entry and its bytes that were read."""
     window = _Window(read, size)
     while True:
         head = window.bytes_from(position, position + HEADER_SIZE)
@@ -297,7 +297,7 @@ class WholeBatches:
         base_offset: Base offset of the segment.
         position: Batch border to begin at.
         stop_offset: Ends before the first batch whose base offset is at or above it.
-        check_crcs: Whether to verify checksums; if not, the records are not read.
+        check_crcs: True to verify checksums; if not, the records are not read.
 
     Attributes:
         position: Position after the last intact batch.
@@ -352,7 +352,7 @@ class WholeBatches:
         head = self._bytes(position, min(position + HEADER_SIZE, self._size))
         entry = self._entry(head)
         if entry.size > left:
-            raise CorruptRecordError(f"a batch of {entry.size} bytes, of which {left} exist")
+            raise CorruptRecordError(f"a batch of {entry.size} bytes, but only {left} exist")
         if entry.magic != MAGIC_2:
             if self._check_crcs and not self._is_old_message(entry):
                 raise CorruptRecordError(f"a message of format {entry.magic} with a wrong checksum")
@@ -380,9 +380,9 @@ class WholeBatches:
     def _entry(self, head: memoryview) -> Entry:
         """Returns the entry that begins with `head`."""
         if len(head) < ENTRY_PREFIX_SIZE:
-            raise CorruptRecordError(f"{len(head)} bytes are no batch")
+            raise CorruptRecordError(f"{len(head)} bytes are not a batch")
         if not any(head):
-            raise CorruptRecordError("zeros, which are no record")
+            raise CorruptRecordError("zeros, which are not a record")
         try:
             return read_prefix(head[:ENTRY_PREFIX_SIZE], at=self.position)
         except UnsupportedMagicError as error:

@@ -363,7 +363,7 @@ def frame_batch(
 
 def write_record(record: SimpleRecord, offset_delta: int, timestamp_delta: int) -> bytes:
     """Returns one record: length, attributes, the two deltas, key, value, headers."""
-    parts = [
+    fields = [
         b"\x00",
         write_varlong(timestamp_delta),
         write_varint(offset_delta),
@@ -372,8 +372,8 @@ def write_record(record: SimpleRecord, offset_delta: int, timestamp_delta: int) 
         write_varint(len(record.headers)),
     ]
     for key, value in record.headers:
-        parts += [_nullable(key.encode()), _nullable(value)]
-    body = b"".join(parts)
+        fields += [_nullable(key.encode()), _nullable(value)]
+    body = b"".join(fields)
     return write_varint(len(body)) + body
 
 

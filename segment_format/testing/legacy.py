@@ -4,7 +4,7 @@
     record   u32 crc (CRC-32 of what follows), i8 magic, i8 attributes, [i64 timestamp: magic 1],
              i32 key length or -1, key, i32 value length or -1, value
 
-A wrapper's value is the compressed concatenation of inner entries. Magic 0 wrappers hold absolute
+A wrapper's value is the compressed concatenation of inner entries. Magic 0 wrappers have absolute
 inner offsets, magic 1 wrappers relative ones; a wrapper's own offset is that of its last inner
 entry.
 Source: `org.apache.kafka.common.record.LegacyRecord`, `AbstractLegacyRecordBatch`.

@@ -60,7 +60,7 @@ class ExpectedRow:
         producer_id: -1 for none.
         producer_epoch: -1 for none.
         sequence: -1 for none.
-        transactional: Whether the batch is part of a transaction.
+        transactional: True if the batch is part of a transaction.
         batch_base_offset: Base offset of the batch.
         codec: Name of the batch's codec.
         transaction: Position in the log's `transactions`; None outside of one.
@@ -325,7 +325,7 @@ class LogBuilder:
         control: bool = False,
         max_timestamp: int = DEFAULT_TIMESTAMP_MS,
     ) -> int:
-        """Appends a batch whose records were removed by compaction; returns its base offset.
+        """Appends a batch without records, as compaction leaves it; returns its base offset.
 
         A transactional one opens a transaction like any batch. An empty control batch changes no
         producer state.
@@ -401,7 +401,7 @@ class LogBuilder:
         return self._files.roll()
 
     def build(self) -> BuiltLog:
-        """Closes the last segment and returns all of them with their expected rows."""
+        """Closes the last segment and returns all segments with their expected rows."""
         self.roll()
         return BuiltLog(
             tuple(self._files.segments),

@@ -109,7 +109,7 @@ class Transaction:
         producer_id: Its producer.
         first_offset: Base offset of its first batch.
         marker_offset: Offset of the marker that ended it; None while it is open.
-        committed: Whether it was committed; None while it is open.
+        committed: True if it was committed; None while it is open.
     """
 
     producer_id: int

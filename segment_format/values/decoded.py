@@ -19,7 +19,7 @@ class BadValue:
     Attributes:
         row: Index of the value.
         path: Names of the fields down to the error, joined by dots; empty at the top.
-        reason: What is wrong.
+        reason: The error.
     """
 
     row: int
@@ -88,7 +88,7 @@ class Utf8Decoder:
         good = np.asarray(values.is_valid())
         good[[value.row for value in bad]] = False
         validity = copied(np.packbits(good, bitorder="little"))
-        # Bytes of nulls must be UTF-8, too, so those of bad values are dropped.
+        # Bytes of nulls must be UTF-8, too, so the bytes of bad values are dropped.
         sizes = np.where(good, np.diff(value_bounds(values)), 0)
         ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
         data = b"".join(value.as_py() for value, keep in zip(values, good, strict=True) if keep)

@@ -33,7 +33,7 @@ def _end(ends: Address, number: Value) -> Value:
 
 @inlined
 def _key_start(keys: Address, width: Value, number: Value) -> Value:
-    """Position of a key's first byte; the next key starts where this one ends."""
+    """Returns the position of a key's first byte; the next key starts where this one ends."""
     if width == 0:
         return _end(keys, number)
     return width * number
@@ -41,12 +41,12 @@ def _key_start(keys: Address, width: Value, number: Value) -> Value:
 
 @helper
 def _same(data: Address, keys: Address, width: Value, first: Value, second: Value) -> Value:
-    at, other = _key_start(keys, width, first), _key_start(keys, width, second)
-    size = _key_start(keys, width, first + 1) - at
+    start, other = _key_start(keys, width, first), _key_start(keys, width, second)
+    size = _key_start(keys, width, first + 1) - start
     if size != _key_start(keys, width, second + 1) - other:
         return False
     for byte in range(size):
-        if load_u8(data + np.uint64(at + byte)) != load_u8(data + np.uint64(other + byte)):
+        if load_u8(data + np.uint64(start + byte)) != load_u8(data + np.uint64(other + byte)):
             return False
     return True
 
@@ -90,7 +90,7 @@ def _mark_by_table(first: Value, stop: Value, frame: Frame) -> Value:
 
 @kernel(types.int64(types.Array(types.int64, 1, "C")))
 def mark_repeated(frame: Frame) -> Value:
-    """Marks entries whose key is repeated later in the same map; returns their number."""
+    """Marks entries with a key that is repeated later in the same map; returns their number."""
     ends = np.uint64(frame[c.KEY_SLOT_ENDS])
     keys, width = np.uint64(frame[c.KEY_SLOT_KEYS]), frame[c.KEY_SLOT_WIDTH]
     data = np.uint64(frame[c.KEY_SLOT_DATA])

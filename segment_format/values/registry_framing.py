@@ -176,7 +176,7 @@ class Framing(NamedTuple):
 
     Attributes:
         read: Reads the headers of `pa.binary()` values.
-        has_bare_bytes: Whether values of the Avro schema `"bytes"` have no length in front.
+        has_bare_bytes: True if values of the Avro schema `"bytes"` have no length in front.
             Confluent's Java serializer writes them so, and its deserializer returns all bytes after
             the header.
     """
@@ -302,7 +302,7 @@ def without_headers(
     Args:
         values: `pa.binary()`, at least one; possibly a slice.
         sizes: Bytes of each header.
-        kept: Mask of the values to return, none of them null.
+        kept: Mask of the values to return. Without nulls.
     """
     bounds = value_bounds(values)
     value_sizes = np.diff(bounds)
@@ -318,7 +318,7 @@ def insert_avro_lengths(values: pa.Array, rows: NDArray[np.bool_], prefix: int) 
 
     Args:
         values: `pa.binary()`, at least one; possibly a slice.
-        rows: Mask of the values that lack the length, none of them null.
+        rows: Mask of the values that lack the length. Without nulls.
         prefix: Bytes of the header in front of each of these values.
 
     Raises:

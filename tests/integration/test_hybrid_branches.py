@@ -138,7 +138,9 @@ def test_scan_continues_after_leader_stops(
         # The leader of the plan's epoch has written nothing, so the next leader does not know that
         # epoch.
         two_brokers.start_node(_end_leader(two_brokers, topic, is_clean=True))
-    plans = {level: make_plan(_options(two_brokers, topic, level, is_slow=True)) for level in LEVELS}
+    plans = {
+        level: make_plan(_options(two_brokers, topic, level, is_slow=True)) for level in LEVELS
+    }
     scans = {}
     for level, plan in plans.items():
         (task,) = plan.tasks

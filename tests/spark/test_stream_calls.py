@@ -178,7 +178,7 @@ def test_each_batch_logs_a_line(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "kts_source.spark.readers"):
         assert query.all() == 3
     messages = [entry.getMessage() for entry in caplog.records if entry.name.endswith("readers")]
-    pattern = r"^micro-batch of (\d+) offsets .*; behind: (.*)$"
+    pattern = r"^micro-batch of (\d+) offsets .*; lag: (.*)$"
     logged = re.findall(pattern, "\n".join(messages), re.M)
     offsets = [int(count) for count, _ in logged]
     assert offsets[:2] == [3000, 3000]

@@ -80,7 +80,7 @@ class TableState:
     """State of an export that its table records.
 
     Attributes:
-        committed: Offsets that it holds.
+        committed: Offsets that it has.
         fingerprint: Rules that it was begun with; empty if the export committed nothing.
         newest_ms: Returns the newest timestamp of a partition of a compacted table, in ms since the
             epoch.
@@ -107,7 +107,7 @@ class TableContents:
 
     Attributes:
         store: The store of the files.
-        files: All data files except those of other exports.
+        files: All data files except the files of other exports.
         is_shared: True if files may contain rows of other exports: another writer has rewritten a
             table that several exports write to.
         counts: Rows that commits wrote.
@@ -129,7 +129,7 @@ class Commit:
     Attributes:
         schema: Columns of the rows, partition columns included; `None` if no row shows them.
         run_id: Run that wrote the files.
-        base: Keys of all files that the table must hold and that the new ones replace; `None` to
+        base: Keys of all files that the table must have and that the new ones replace; `None` to
             add files.
         newest_ms: Newest timestamps of a compaction, in ms.
         letters: The list of dead letters that it accepts. The table publishes the list of
@@ -202,7 +202,7 @@ class ExportTable(ABC):
         """Returns the current data files.
 
         Raises:
-            ExportError: They do not hold exactly the rows of the table, are stored elsewhere, or
+            ExportError: They do not have exactly the rows of the table, are stored elsewhere, or
                 cannot be replaced in one step.
         """
         snapshot = self._open()
@@ -213,7 +213,7 @@ class ExportTable(ABC):
 
         Raises:
             DataLossError: A file that a commit added is missing or was replaced.
-            ExportError: The files do not hold exactly the rows of the table.
+            ExportError: The files do not have exactly the rows of the table.
         """
         snapshot = self._open()
         return None if snapshot is None else self._contents(snapshot)
@@ -291,7 +291,7 @@ class ExportTable(ABC):
     # -- steps of a format
 
     def _root(self) -> str:
-        """Path of the folder that contains the files of the table."""
+        """Returns the path of the folder that contains the files of the table."""
         return self._settings.target
 
     def _key_prefix(self, run_id: str) -> str:
@@ -392,7 +392,7 @@ class ExportTable(ABC):
             )
         if keys != base:
             raise CommitConflictError(
-                "the table's files are not those that were merged: another writer changed the table"
+                "the table's files changed during the merge: another writer changed the table"
                 " in the meantime. Run again to merge what it holds now",
                 uri=self._uri,
             )

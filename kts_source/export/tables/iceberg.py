@@ -16,7 +16,7 @@ They are set in the transaction that adds the files. Every commit adds a snapsho
 files, and requires of the catalog that snapshot, schema and partitioning are still those that were
 compared, so no other commit can come in between.
 
-The files hold no field ids: readers find columns by the table's name mapping. PyIceberg takes
+The files have no field ids: readers find columns by the table's name mapping. PyIceberg takes
 partition values from the bounds of the files. Both are checked before a row is read. Files are
 added as by PyIceberg's `Transaction.add_files`, but with bounds of fields of structs, too.
 """
@@ -133,8 +133,8 @@ class IcebergExportTable(ExportTable):
         if warehouse := self._catalog.properties.get("warehouse"):
             return f"{warehouse.rstrip('/')}/{namespace.replace('.', '/')}/{name}"
         raise InvalidOptionError(
-            f"the catalog does not say where new tables go: create {self._settings.target} first,"
-            " or give catalog a warehouse"
+            f"the catalog does not define the location of new tables: create"
+            f" {self._settings.target} first, or give catalog a warehouse"
         )
 
     def _open(self) -> Table | None:
@@ -273,8 +273,8 @@ class IcebergExportTable(ExportTable):
                 )
         assert snapshot is not None
         if columns is not None:
-            known = snapshot.schema().column_names
-            if missing := [name for name in columns.names if name not in known]:
+            table_columns = snapshot.schema().column_names
+            if missing := [name for name in columns.names if name not in table_columns]:
                 raise ExportError(
                     f"the table lacks the columns {', '.join(missing)}. Add them, drop them in the"
                     " transform, or export into another table",

@@ -51,8 +51,8 @@ class S3Target(S3Store, TargetStore):
         require_published(length, size, self.uri(source), self.uri(destination))
         if copy is not None and copy.get("Metadata", {}).get(_COPY_OF) != source:
             raise ExportError(
-                f"an object that is no copy of {self.uri(source)} has the name of a committed file."
-                " Move it away and run again",
+                f"an object that is not a copy of {self.uri(source)} has the name of a committed"
+                " file. Move it away and run again",
                 uri=self.uri(destination),
             )
         self.delete(source)

@@ -5,8 +5,8 @@
                                             leader-epoch-checkpoint, partition.metadata
 
 Each partition is recovered in memory as a starting broker would do it; nothing is written. One
-replica is read, and others of its branch for offsets that it lacks; the checkpoints of all of them
-count. Source: `LogManager`, `LogLoader`, `UnifiedLog` in Kafka.
+replica is read, and others of its branch for offsets that it lacks; the checkpoints of all
+replicas count. Source: `LogManager`, `LogLoader`, `UnifiedLog` in Kafka.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Disks:
     """Topics and replicas of the log directories below some folders. From any thread.
 
     Args:
-        store: Where they are.
+        store: The store with the folders.
         roots: Key prefixes; empty, or ending in a slash.
 
     Attributes:
@@ -96,13 +96,17 @@ class Disks:
         in_use = {
             self._topic_id(folder)
             for log_dir in self._dirs
-            for place, folder in log_dir.partitions.items()
-            if place[0] == topic
+            for topic_partition, folder in log_dir.partitions.items()
+            if topic_partition[0] == topic
         }
         if in_use:
             return frozenset(in_use)
         aside = {self._topic_id(folder) for _, folder in self._aside(topic)}
-        is_named = any(place[0] == topic for log_dir in self._dirs for place in log_dir.lost)
+        is_named = any(
+            topic_partition[0] == topic
+            for log_dir in self._dirs
+            for topic_partition in log_dir.lost
+        )
         return frozenset(aside or ({_NO_ID} if is_named else ()))
 
     def partitions(self, topic: str, topic_id: str) -> tuple[int, ...]:
@@ -114,40 +118,45 @@ class Disks:
             number for number, folder in self._aside(topic) if self._topic_id(folder) == topic_id
         }
         for log_dir in self._dirs:
-            for place, folder in log_dir.partitions.items():
-                if place[0] == topic:
-                    of_any_id.add(place[1])
+            for topic_partition, folder in log_dir.partitions.items():
+                if topic_partition[0] == topic:
+                    of_any_id.add(topic_partition[1])
                     if self._topic_id(folder) == topic_id:
-                        numbers.add(place[1])
+                        numbers.add(topic_partition[1])
         # A checkpoint does not record the topic id.
         named = {number for log_dir in self._dirs for name, number in log_dir.lost if name == topic}
         return tuple(sorted(numbers | (named - of_any_id)))
 
-    def has_replica(self, place: TopicPartition, topic_id: str) -> bool:
+    def has_replica(self, topic_partition: TopicPartition, topic_id: str) -> bool:
         """Returns whether a partition in use has this topic id."""
-        return any(self._dirs_of(place, topic_id))
+        return any(self._dirs_of(topic_partition, topic_id))
 
-    def lost_replicas(self, place: TopicPartition) -> list[LostReplica]:
-        """Returns the replicas of a partition that checkpoints name, but whose folder is gone."""
-        return [log_dir.lost[place] for log_dir in self._dirs if place in log_dir.lost]
+    def lost_replicas(self, topic_partition: TopicPartition) -> list[LostReplica]:
+        """Returns the replicas of a partition that checkpoints name, but that have no folder."""
+        return [
+            log_dir.lost[topic_partition]
+            for log_dir in self._dirs
+            if topic_partition in log_dir.lost
+        ]
 
-    def replicas(self, place: TopicPartition, topic_id: str) -> list[Replica]:
+    def replicas(self, topic_partition: TopicPartition, topic_id: str) -> list[Replica]:
         """Recovers the replicas of a partition and compares them with each other.
 
         Raises:
             CorruptSegmentError: A replica cannot be recovered.
         """
         replicas = [
-            recovered(self.store, log_dir, place) for log_dir in self._dirs_of(place, topic_id)
+            recovered(self.store, log_dir, topic_partition)
+            for log_dir in self._dirs_of(topic_partition, topic_id)
         ]
-        return with_missing_ends(self.store, place, replicas)
+        return with_missing_ends(self.store, topic_partition, replicas)
 
-    def set_aside(self, place: TopicPartition) -> list[Orphan]:
+    def set_aside(self, topic_partition: TopicPartition) -> list[Orphan]:
         """Returns the folders of deleted, stray and future replicas."""
         return [
             Orphan((key,), f"a -{name.state} folder, left alone")
             for log_dir in self._dirs
-            for key, name in log_dir.set_aside.get(place, ())
+            for key, name in log_dir.set_aside.get(topic_partition, ())
         ]
 
     def aside_of_others(self, topic: str, topic_id: str) -> list[Orphan]:
@@ -156,14 +165,14 @@ class Disks:
         others = sorted({number for number, _ in self._aside(topic)} - {*numbers})
         return [orphan for number in others for orphan in self.set_aside((topic, number))]
 
-    def _dirs_of(self, place: TopicPartition, topic_id: str) -> Iterator[LogDir]:
+    def _dirs_of(self, topic_partition: TopicPartition, topic_id: str) -> Iterator[LogDir]:
         for log_dir in self._dirs:
-            folder = log_dir.partitions.get(place)
+            folder = log_dir.partitions.get(topic_partition)
             if folder is not None and self._topic_id(folder) == topic_id:
                 yield log_dir
 
     def _aside(self, topic: str) -> Iterator[tuple[int, str]]:
-        """Yields partition and folder of what is set aside of a topic."""
+        """Yields partition and folder of the replicas of a topic that are set aside."""
         for log_dir in self._dirs:
             for (name, number), folders in log_dir.set_aside.items():
                 if name == topic:
@@ -190,7 +199,7 @@ class KafkaLogsLayout:
     once and keeps recovered segments for `describe`.
 
     Args:
-        end_of_log: Whether all complete batches are read, not only those below the high watermark.
+        end_of_log: True if all complete batches are read, not only those below the high watermark.
         paths: Number of paths; all but the first are next to its store (`JoinedStore`).
     """
 
@@ -208,7 +217,7 @@ class KafkaLogsLayout:
     def topic_folders(
         self, store: ObjectStore, key_prefix: str, topic: str | None
     ) -> tuple[TopicFolder, ...]:
-        """One for each pair of topic and id; all share their parent folder.
+        """Returns one folder for each pair of topic and id; all share their parent folder.
 
         Raises:
             TierNotFoundError: One of several paths has no log directory.
@@ -244,25 +253,25 @@ class KafkaLogsLayout:
     def list_partition(
         self, store: ObjectStore, folder: TopicFolder, partition: int
     ) -> PartitionListing:
-        """Recovers the replicas of a partition and lists the segments of the one that survives.
+        """Recovers the replicas of a partition and lists the segments of the surviving replica.
 
         Raises:
             CorruptSegmentError: A replica cannot be recovered.
             DataLossError: Nothing records where the log ends.
         """
-        place = (folder.topic, partition)
+        topic_partition = (folder.topic, partition)
         disks = self._below(store, folder.folder)
-        replicas = disks.replicas(place, folder.topic_id)
-        orphans = disks.set_aside(place)
+        replicas = disks.replicas(topic_partition, folder.topic_id)
+        orphans = disks.set_aside(topic_partition)
         segments: Sequence[tuple[RemoteSegment, SegmentFiles]] = ()
         lost: list[Lost] = []
         survivor = None
         if replicas:
-            survivor = surviving_log(place, replicas, end_of_log=self._end_of_log)
+            survivor = surviving_log(topic_partition, replicas, end_of_log=self._end_of_log)
             segments, lost, notes = _joined(store, folder, partition, survivor, replicas)
             orphans += [*survivor.notes, *notes]
         reach = 0 if survivor is None else max(survivor.promised, survivor.replica.stop)
-        for gone in disks.lost_replicas(place):
+        for gone in disks.lost_replicas(topic_partition):
             if gone.stop > max(reach, gone.start):
                 lost.append(lost_partition(store, folder, partition, gone, survivor))
             else:
@@ -309,17 +318,17 @@ def _joined(
     """Returns the segments of the log, lost records and notes; other replicas fill the gaps of the
     one that is read.
     """
-    place = (folder.topic, partition)
+    topic_partition = (folder.topic, partition)
     main, branch = survivor.replica, newest_branch(replicas)
-    recovery = Recovery(store, main.log_dir, place, main.files)
+    recovery = Recovery(store, main.log_dir, topic_partition, main.files)
     segments, lost = described(store, folder, partition, survivor, recovery)
-    low = recorded_start(place, main, replicas, branch)
+    low = recorded_start(topic_partition, main, replicas, branch)
     source = ReplicaSource(main, segments, recovery)
     others = [replica for replica in replicas if replica is not main]
     filler = Filler(store, folder, partition, branch, source, others, low, survivor.stop)
     older = filler.fill(low, main.log_start) if survivor.stop >= main.log_start else []
     first = older[0].start if older else main.log_start
-    notes = [start_note(place, main, low, first)] if low < first else []
+    notes = [start_note(topic_partition, main, low, first)] if low < first else []
     spans, still_lost = list(older), []
     for gone in lost:
         start, stop = gone.segment.start_offset, gone.segment.stop_offset
@@ -332,7 +341,7 @@ def _joined(
         else:
             still_lost.append(gone)
     # Below a recorded log start, records were deleted.
-    if low == first and main.log_dir.log_starts.get(place) is None:
+    if low == first and main.log_dir.log_starts.get(topic_partition) is None:
         for replica in others:
             if replica.log_start < first:
                 reason = f"the log that is read starts at {first}"

@@ -1,6 +1,6 @@
 """Finds log directories and reads their checkpoints and the files of their partitions.
 
-A log directory (`log.dirs`) is a folder that holds `meta.properties`, one of a broker's checkpoints
+A log directory (`log.dirs`) is a folder that has `meta.properties`, one of a broker's checkpoints
 or partitions. It is the root itself or one or two folders below it (broker, disk). Directories at
 different depths are all found. Source: `LogManager`, `ReplicaManager`, `CleanShutdownFileHandler`
 in Kafka.
@@ -48,7 +48,7 @@ HIGH_WATERMARKS: Final = "replication-offset-checkpoint"
 RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
 LOG_STARTS: Final = "log-start-offset-checkpoint"
 CLEANED: Final = "cleaner-offset-checkpoint"
-NO_LOG: Final = "its log is not there"
+NO_LOG: Final = "its log does not exist"
 MAX_SIDE_FILE_BYTES: Final = 64 << 20
 _MARKS: Final = ("meta.properties", HIGH_WATERMARKS, RECOVERY_POINTS, LOG_STARTS, CLEAN_SHUTDOWN)
 _PARTITION_MARKS: Final = ("leader-epoch-checkpoint", "partition.metadata")
@@ -65,7 +65,7 @@ _NamedFile = tuple[LogFileName, "ObjectInfo"]
 
 @dataclass(frozen=True, slots=True)
 class LostReplica:
-    """A replica that a checkpoint of a log directory names, but whose folder does not exist.
+    """A replica that a checkpoint of a log directory names, but that has no folder.
 
     Attributes:
         checkpoint: Key of that checkpoint.
@@ -84,14 +84,14 @@ class LogDir:
 
     Attributes:
         folder: Its key prefix; empty or ending in a slash.
-        is_clean: Whether its broker was shut down cleanly, so that no log needs recovery.
+        is_clean: True if its broker was shut down cleanly, so that no log needs recovery.
         high_watermarks: By partition; `None` if the file does not exist.
         recovery_points: By partition, the offset below which everything was flushed.
         log_starts: By partition; recorded if above the first segment.
         cleaned: By partition, the offset up to which the log cleaner compacted the log.
         partitions: Folders of the partitions in use.
         set_aside: By partition, folders of deleted, stray or future replicas.
-        lost: Replicas that a checkpoint names, but whose folder does not exist.
+        lost: Replicas that a checkpoint names, but that have no folder.
     """
 
     folder: str
@@ -134,7 +134,7 @@ def find_log_dirs(store: ObjectStore, root: str) -> tuple[LogDir, ...]:
 
 
 def _may_hold_log_dirs(child: str, folder: str) -> bool:
-    """False for partitions and for hidden folders, such as the snapshots of some file systems."""
+    """Returns `False` for partitions and hidden folders, such as snapshots of some file systems."""
     name = child[len(folder) : -1]
     return parse_partition_directory(name) is None and not name.startswith(".")
 
@@ -180,10 +180,10 @@ def _read_log_dir(store: ObjectStore, folder: str) -> LogDir:
     points = _read_checkpoint(store, folder + RECOVERY_POINTS) or {}
     starts = _read_checkpoint(store, folder + LOG_STARTS) or {}
     lost = {}
-    for place in sorted({*(marks or {}), *points, *starts} - partitions.keys()):
-        if any(name.state != "future" for _, name in set_aside.get(place, ())):
+    for topic_partition in sorted({*(marks or {}), *points, *starts} - partitions.keys()):
+        if any(name.state != "future" for _, name in set_aside.get(topic_partition, ())):
             continue  # a broker renamed it before it rewrote its checkpoints
-        lost[place] = _lost_replica(folder, place, marks or {}, points, starts)
+        lost[topic_partition] = _lost_replica(folder, topic_partition, marks or {}, points, starts)
     return LogDir(
         folder,
         _look_up(store, folder + CLEAN_SHUTDOWN) is not None,
@@ -192,24 +192,24 @@ def _read_log_dir(store: ObjectStore, folder: str) -> LogDir:
         starts,
         _read_checkpoint(store, folder + CLEANED) or {},
         partitions,
-        {place: tuple(folders) for place, folders in set_aside.items()},
+        {topic_partition: tuple(folders) for topic_partition, folders in set_aside.items()},
         lost,
     )
 
 
 def _lost_replica(
     folder: str,
-    place: TopicPartition,
+    topic_partition: TopicPartition,
     marks: Mapping[TopicPartition, int],
     points: Mapping[TopicPartition, int],
     starts: Mapping[TopicPartition, int],
 ) -> LostReplica:
-    start = starts.get(place, 0)
-    mark, point = marks.get(place, start), points.get(place, start)
-    name = HIGH_WATERMARKS if place in marks else RECOVERY_POINTS
+    start = starts.get(topic_partition, 0)
+    mark, point = marks.get(topic_partition, start), points.get(topic_partition, start)
+    name = HIGH_WATERMARKS if topic_partition in marks else RECOVERY_POINTS
     if mark < point:
         name = RECOVERY_POINTS
-    if place not in marks and place not in points:
+    if topic_partition not in marks and topic_partition not in points:
         name = LOG_STARTS
     return LostReplica(folder + name, start, max(start, mark, point))
 
@@ -258,7 +258,7 @@ class SegmentFiles:
 
 @dataclass(frozen=True, slots=True)
 class LostLog:
-    """A segment whose log does not exist and was not being deleted. A broker drops the indexes and
+    """A segment without a log that was not being deleted. A broker drops the indexes and
     serves the other segments; here it counts as data loss.
 
     Attributes:
@@ -267,7 +267,7 @@ class LostLog:
         info: One of its indexes, or the log that ends early.
         stop: One past the last offset that its indexes or a producer snapshot name; `base_offset`
             for a segment without records.
-        reason: What is wrong.
+        reason: The problem, for messages.
     """
 
     base_offset: int
@@ -347,7 +347,7 @@ def _without_unfinished(
         if name.state != "swap":
             continue
         if cleaned is not None and name.offset >= cleaned:
-            not_read.append(Orphan((info.key,), "of a split that did not get to its end"))
+            not_read.append(Orphan((info.key,), "of a split that did not finish"))
         else:
             swaps.append((name, info))
     usual = [(name, info) for name, info in named if not name.state]
@@ -367,10 +367,10 @@ def _lost_logs(
     snapshots: Mapping[int, ObjectInfo],
     bases_with_any_log: set[int],
 ) -> tuple[list[LostLog], list[Orphan]]:
-    """Returns the segments whose log is lost, and notes on indexes that a broker would drop.
+    """Returns the segments that lost their log, and notes on indexes that a broker would drop.
 
     Args:
-        store: Where the files are.
+        store: The store with the files.
         files_by_base: Files of each segment by kind.
         snapshots: Producer snapshots by offset.
         bases_with_any_log: Base offsets that have a log in any state, such as `.deleted`.
@@ -432,7 +432,7 @@ def _next_offset(store: ObjectStore, base_offset: int, info: ObjectInfo) -> int:
         )
     except SegmentFormatError as error:
         raise CorruptSegmentError(
-            f"a .swap file is not whole: {error.message}",
+            f"a .swap file is incomplete: {error.message}",
             offset=base_offset,
             uri=store.uri(info.key),
             position=error.position,

@@ -40,7 +40,7 @@ class Lost:
     Attributes:
         segment: Describes their offsets.
         key: The file that names them.
-        reason: What is wrong with it.
+        reason: The problem, for messages.
     """
 
     segment: RemoteSegment
@@ -91,7 +91,7 @@ def described(
                 break
         walked = maker.walked(number, stop)
         if walked is not None and walked.problem and walked.next_offset < stop:
-            reason = f"not whole from position {walked.size} on: {walked.problem}"
+            reason = f"incomplete from position {walked.size} on: {walked.problem}"
             start = walked.next_offset
             lost.append(Lost(maker.lost(files.log, start, stop), files.log.key, reason))
             stop = start
@@ -107,16 +107,16 @@ def described(
 
 def _promise(store: ObjectStore, replica: Replica, promised: int) -> tuple[ObjectInfo, str]:
     """Returns an existing file that names the former end of the log, and why it ends earlier."""
-    after = f"the log went on to offset {promised}"
+    after = f"the log continued to offset {promised}"
     at_end = [gone for gone in replica.files.lost_logs if gone.base_offset >= replica.stop]
     if at_end:
         return at_end[0].info, f"{NO_LOG}, but {after}"
     logs = replica.segments or replica.files.segments
     if logs:
         problem = replica.problem or "the file ends"
-        reason = f"not whole from position {replica.stop_size} on, but {after}: {problem}"
+        reason = f"incomplete from position {replica.stop_size} on, but {after}: {problem}"
         return logs[-1].log, reason
-    text = f"{store.uri(replica.folder)} holds no log, but {after}"
+    text = f"{store.uri(replica.folder)} has no log, but {after}"
     for info in (*replica.files.others.values(), *replica.files.snapshots.values()):
         return info, text
     raise DataLossError(text)
@@ -132,7 +132,7 @@ def lost_partition(
     """Describes the records of a replica that only a checkpoint names.
 
     Args:
-        store: Where the checkpoint is.
+        store: The store with the checkpoint.
         folder: Topic and topic id.
         partition: Number of the partition.
         lost: Content of the checkpoint.
@@ -158,7 +158,7 @@ def lost_partition(
 
 
 def lost_reason(topic: str, partition: int, lost: LostReplica) -> str:
-    """Describes a replica whose folder does not exist, for messages."""
+    """Describes a replica without a folder, for messages."""
     offsets = f"offsets [{lost.start}, {lost.stop})" if lost.start < lost.stop else "no offsets"
     return f"it names {offsets} of {topic}-{partition}, and that folder is not there"
 

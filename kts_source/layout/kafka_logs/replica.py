@@ -82,7 +82,7 @@ class Replica:
         problem: Why the last segment is incomplete; empty if it is complete.
         dropped: Segments after an incomplete one.
         lost_end: One past the last offset that side files of lost logs at the end name, and after a
-            clean shutdown those of the last log; 0 if none is above `stop`.
+            clean shutdown the side files of the last log; 0 if none is above `stop`.
     """
 
     log_dir: LogDir
@@ -103,7 +103,7 @@ class Replica:
 
     @property
     def lost_in_between(self) -> int:
-        """Number of segments below the end whose log is lost."""
+        """Number of segments below the end that lost their log."""
         logs = self.files.lost_logs
         return sum(self.log_start <= log.base_offset < self.stop for log in logs)
 
@@ -136,27 +136,31 @@ class SurvivingLog:
     notes: tuple[Orphan, ...]
 
 
-def recovered(store: ObjectStore, log_dir: LogDir, place: TopicPartition) -> Replica:
+def recovered(store: ObjectStore, log_dir: LogDir, topic_partition: TopicPartition) -> Replica:
     """Recovers a partition of a log directory in memory.
 
     Raises:
         CorruptSegmentError: The epoch checkpoint cannot be read, or a log that must be read has
             messages of format 0 or 1.
     """
-    folder = log_dir.partitions[place]
+    folder = log_dir.partitions[topic_partition]
     files = partition_files(store, folder)
-    return Recovery(store, log_dir, place, files).replica(folder)
+    return Recovery(store, log_dir, topic_partition, files).replica(folder)
 
 
 class Recovery:
     """Recovers one replica. Used by one thread."""
 
     def __init__(
-        self, store: ObjectStore, log_dir: LogDir, place: TopicPartition, files: PartitionFiles
+        self,
+        store: ObjectStore,
+        log_dir: LogDir,
+        topic_partition: TopicPartition,
+        files: PartitionFiles,
     ) -> None:
         self._store = store
         self._log_dir = log_dir
-        self._place = place
+        self._key = topic_partition
         self._files = files
         self._bases = [segment.base_offset for segment in files.segments]
         self._walked: dict[int, Walked] = {}
@@ -164,13 +168,13 @@ class Recovery:
     def replica(self, folder: str) -> Replica:
         """Recovers the replica in a folder, see `recovered`."""
         segments = self._files.segments
-        log_start = self._log_dir.log_starts.get(self._place, 0)
+        log_start = self._log_dir.log_starts.get(self._key, 0)
         lost = [log.base_offset for log in self._files.lost_logs]
         log_start = max(log_start, min([*self._bases[:1], *lost[:1]], default=0))
         point = None
         last, problem, stop, size = len(segments) - 1, "", log_start, 0
         if not self._log_dir.is_clean:
-            point = self._log_dir.recovery_points.get(self._place, 0)
+            point = self._log_dir.recovery_points.get(self._key, 0)
         if segments and point is None:
             end = self._end_of_last()
             stop, size, problem = end.next_offset, end.position, end.problem
@@ -197,7 +201,7 @@ class Recovery:
             size,
             lineage,
             tuple(history) or lineage,
-            (self._log_dir.high_watermarks or {}).get(self._place),
+            (self._log_dir.high_watermarks or {}).get(self._key),
             point,
             problem,
             dropped,
@@ -232,8 +236,8 @@ class Recovery:
         return self._recorded_open(number) is not None
 
     def batch_at(self, offset: int) -> RecordBatchHeader | None:
-        """Returns the header of the first batch that ends after an offset; `None` if there is none,
-        or it has format 0 or 1.
+        """Returns the header of the first batch that ends after an offset; `None` if no such
+        batch exists or it has format 0 or 1.
         """
         for segment in self._files.segments[max(bisect_right(self._bases, offset) - 1, 0) :]:
             index = offset_index(self._store, segment)
@@ -314,8 +318,8 @@ class Recovery:
         return batches
 
     def _open_at_start(self, number: int) -> Mapping[int, int]:
-        """Returns the transactions open at the start of a segment: those of the nearest valid
-        snapshot, continued by the batch headers after it.
+        """Returns the transactions open at the start of a segment, from the nearest valid snapshot
+        and the batch headers after it.
         """
         first = number
         while not self._has_no_predecessor(first) and self._recorded_open(first) is None:
@@ -325,10 +329,10 @@ class Recovery:
             walked = self._walk(between, open_transactions, check_crcs=False)
             if walked.problem:
                 raise CorruptSegmentError(
-                    f"{walked.problem}; no sound producer snapshot behind it tells which"
-                    " transactions are open",
-                    topic=self._place[0],
-                    partition=self._place[1],
+                    f"{walked.problem}; no valid producer snapshot after it records"
+                    " which transactions are open",
+                    topic=self._key[0],
+                    partition=self._key[1],
                     offset=walked.next_offset,
                     uri=self._store.uri(self._files.segments[between].log.key),
                     position=walked.size,
@@ -377,8 +381,8 @@ class Recovery:
             except SegmentFormatError as error:
                 raise CorruptSegmentError(
                     error.message,
-                    topic=self._place[0],
-                    partition=self._place[1],
+                    topic=self._key[0],
+                    partition=self._key[1],
                     uri=self._store.uri(info.key),
                 ) from error
         for base in sorted(self._walked):
@@ -427,8 +431,8 @@ class Recovery:
     def _located(self, error: SegmentFormatError, segment: SegmentFiles) -> CorruptSegmentError:
         return CorruptSegmentError(
             error.message,
-            topic=self._place[0],
-            partition=self._place[1],
+            topic=self._key[0],
+            partition=self._key[1],
             offset=segment.base_offset if error.offset is None else error.offset,
             uri=self._store.uri(segment.log.key),
             position=error.position,

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from kts_source.store.object_store import ObjectStore
 
 MAX_OFFSET: Final = (1 << 63) - 1
-_NO_MARK: Final = "no high watermark is recorded, so none of its records is read: see endOfLog"
+_NO_MARK: Final = "no high watermark is recorded, so its records are not read: see endOfLog"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class Branch:
 
     Attributes:
         lineage: Leader epochs with their first offsets.
-        log_start: First offset whose epoch is known.
-        stop: One past the last one.
+        log_start: First offset with a known epoch.
+        stop: One past the last offset with a known epoch.
     """
 
     lineage: tuple[EpochEntry, ...]
@@ -101,7 +101,7 @@ def _reach(replica: Replica, branch: Branch) -> int:
 
 
 def surviving_log(
-    place: TopicPartition,
+    topic_partition: TopicPartition,
     replicas: Sequence[Replica],
     *,
     end_of_log: bool,
@@ -111,12 +111,12 @@ def surviving_log(
     """Chooses the replica that is read, and the end of its log.
 
     Args:
-        place: The partition, for errors.
+        topic_partition: The partition, for errors.
         replicas: At least one.
-        end_of_log: Whether to read all complete batches, replicated or not.
+        end_of_log: True to read all complete batches, replicated or not.
         branch: The branch that survives; default: the newest branch of the replicas. The replica
             that reaches furthest along it is read, up to where they diverge.
-        replicated: Offsets below are known to have been replicated, whatever the disks record.
+        replicated: Offsets below it count as replicated, even if the disks do not record it.
 
     Raises:
         DataLossError: There are records, but no high watermark defines the end.
@@ -150,10 +150,10 @@ def surviving_log(
         stop = promised = end
     else:
         raise DataLossError(
-            "no log directory holds replication-offset-checkpoint, so nothing tells up to which"
-            " offset records were replicated; endOfLog=true reads all whole batches",
-            topic=place[0],
-            partition=place[1],
+            "no log directory has replication-offset-checkpoint, so it is unknown up to which"
+            " offset records were replicated; endOfLog=true reads all complete batches",
+            topic=topic_partition[0],
+            partition=topic_partition[1],
         )
     stop = max(stop, best.log_start)
     if best.lost_end > promised:
@@ -188,8 +188,8 @@ def _notes_on_unread_files(replica: Replica, *, lost: bool) -> Iterator[Orphan]:
         log = replica.segments[-1].log
         yield Orphan(
             (log.key,),
-            f"not whole from position {replica.stop_size} on, offset {replica.stop}:"
-            f" {replica.problem}; what follows is not read",
+            f"incomplete from position {replica.stop_size} on, offset {replica.stop}:"
+            f" {replica.problem}; later records are not read",
         )
     above = [offset for offset in replica.files.snapshots if offset > replica.stop]
     if above and not replica.problem and replica.recovery_point is not None:
@@ -197,7 +197,7 @@ def _notes_on_unread_files(replica: Replica, *, lost: bool) -> Iterator[Orphan]:
         text = f"a producer snapshot above the end of the log, {replica.stop}: records before it"
         yield Orphan((key,), f"{text} were lost or never flushed")
     for segment in replica.dropped:
-        yield Orphan((segment.log.key,), "behind a log that is not whole, so it is not read")
+        yield Orphan((segment.log.key,), "after an incomplete log, so it is not read")
 
 
 def parts_at(log: Replica | Branch, branch: Branch) -> int | None:
@@ -247,7 +247,8 @@ class ReplicaSource:
     def is_decided_from(self, offset: int) -> bool:
         """Returns whether the transaction indexes from an offset on are complete.
 
-        Those of the disk are; rebuilt ones need a snapshot of the transactions open at their start.
+        Indexes from the disk are complete. Rebuilt ones need a snapshot of the transactions open at
+        their start.
         """
         after = [pair for pair in self.segments if pair[0].stop_offset > offset]
         kind = IndexType.TRANSACTION
@@ -268,7 +269,7 @@ class FilledSpan:
 
     @property
     def segments(self) -> list[tuple[RemoteSegment, SegmentFiles]]:
-        """The segments that hold them."""
+        """The segments with these offsets."""
         return [
             pair
             for pair in self.source.segments
@@ -280,7 +281,7 @@ class Filler:
     """Fills gaps of the main replica from other replicas. Used by one thread.
 
     Args:
-        store: Where the replicas are.
+        store: The store with the replicas.
         folder: Topic and topic id.
         partition: Number of the partition.
         branch: The branch that survives.
@@ -290,7 +291,7 @@ class Filler:
         stop: One past the last offset that is read.
 
     Attributes:
-        notes: Why a replica does not fill a gap although it has offsets of it.
+        notes: Reasons why a replica with offsets in a gap does not fill it.
     """
 
     def __init__(
@@ -319,7 +320,7 @@ class Filler:
 
     def fill(self, start: int, stop: int) -> list[FilledSpan]:
         """Fills a gap [start, stop) from its end down to the first offset that no replica is proven
-        to hold; returns the spans in order of offsets.
+        to have; returns the spans in order of offsets.
         """
         spans: list[FilledSpan] = []
         end = stop
@@ -339,7 +340,7 @@ class Filler:
         self.notes.append(Orphan((replica.folder,), f"{text} read"))
 
     def _main_at(self, offset: int) -> ReplicaSource | None:
-        """Returns the main replica if it holds an offset."""
+        """Returns the main replica if it has an offset."""
         return self._main if any(low <= offset < high for low, high in self._main.runs()) else None
 
     def _span(self, above: ReplicaSource | None, start: int, end: int) -> FilledSpan | None:
@@ -388,7 +389,7 @@ class Filler:
         for side, first in ((above, end), (source, run[0])):
             if side is not None and first > self._low and not side.is_decided_from(first):
                 return (
-                    f"no producer snapshot tells which transactions were open at offset {first} of"
+                    f"no producer snapshot lists the transactions open at offset {first} of"
                     f" {side.replica.folder}"
                 )
         return ""
@@ -404,8 +405,8 @@ class Filler:
 
     def _source(self, replica: Replica) -> ReplicaSource:
         if replica.folder not in self._sources:
-            place = self._folder.topic, self._partition
-            recovery = Recovery(self._store, replica.log_dir, place, replica.files)
+            topic_partition = self._folder.topic, self._partition
+            recovery = Recovery(self._store, replica.log_dir, topic_partition, replica.files)
             stop = max(
                 min(replica.stop, self._stop, agreed_to(replica, self._branch)), replica.log_start
             )
@@ -421,19 +422,19 @@ def _have_same_batch(left: ReplicaSource, right: ReplicaSource, offset: int) -> 
 
 
 def recorded_start(
-    place: TopicPartition, main: Replica, replicas: Sequence[Replica], branch: Branch
+    topic_partition: TopicPartition, main: Replica, replicas: Sequence[Replica], branch: Branch
 ) -> int:
-    """Returns the first offset of a log of which the main replica may lack the front.
+    """Returns the first offset of a log. The main replica may lack the first records.
 
-    Brokers record the log start of tiered topics below the first segment that they hold, and that
-    of others only above it.
+    Brokers record the log start of a tiered topic if it is below the first segment on their disk.
+    For other topics they record it only if it is above.
     """
-    own = main.log_dir.log_starts.get(place)
+    own = main.log_dir.log_starts.get(topic_partition)
     if own is None or own >= main.log_start:
         return main.log_start
     recorded = [own]
     for replica in replicas:
-        start = replica.log_dir.log_starts.get(place)
+        start = replica.log_dir.log_starts.get(topic_partition)
         if start is not None and start <= agreed_to(replica, branch):
             recorded.append(start)
     return min(max(recorded), main.log_start)
@@ -467,53 +468,58 @@ def with_lineage(segment: RemoteSegment, lineage: tuple[EpochEntry, ...]) -> Rem
     )
 
 
-def start_note(place: TopicPartition, main: Replica, low: int, first: int) -> Orphan:
+def start_note(topic_partition: TopicPartition, main: Replica, low: int, first: int) -> Orphan:
     """Returns the note that no disk has the front of a log."""
     return Orphan(
         (main.log_dir.folder + LOG_STARTS,),
-        f"it says that the log of {place[0]}-{place[1]} starts at offset {low}, and what is read"
-        f" begins at {first}: older records were tiered, or are lost; read the tier, with the disks"
-        " as option 'tailPath'",
+        f"it says that the log of {topic_partition[0]}-{topic_partition[1]} starts at offset {low},"
+        f" and what is read begins at {first}: older records were tiered, or are lost; read the"
+        " tier, with the disks as option 'tailPath'",
     )
 
 
 def with_missing_ends(
-    store: ObjectStore, place: TopicPartition, replicas: Sequence[Replica]
+    store: ObjectStore, topic_partition: TopicPartition, replicas: Sequence[Replica]
 ) -> list[Replica]:
     """Adds to each replica the records that it lacks between two of its logs.
 
-    A truncated log, or a segment whose files are all gone, leaves no trace on its own disk, and
-    compaction leaves such gaps, too. Another replica of the same branch that holds records there
-    proves the loss, above the offset up to which the cleaner of one of them came.
+    A truncated log, or a segment without any files, leaves no trace on its own disk, and
+    compaction leaves such gaps, too. If another replica of the same branch has records there, and
+    no cleaner has compacted these offsets, the records are lost.
     """
-    cleaned = max((replica.log_dir.cleaned.get(place, 0) for replica in replicas), default=0)
+    cleaned = max(
+        (replica.log_dir.cleaned.get(topic_partition, 0) for replica in replicas), default=0
+    )
     completed = []
     for replica in replicas:
         others = [other for other in replicas if other is not replica]
-        lost = [*_missing_ends(store, place, replica, others, cleaned)] if others else []
+        lost = [*_missing_ends(store, topic_partition, replica, others, cleaned)] if others else []
         if lost:
             logs = sorted((*replica.files.lost_logs, *lost), key=lambda log: log.base_offset)
             files = replace(replica.files, lost_logs=tuple(logs))
             # Transactions that began in the missing records are known from snapshots only.
-            replica = Recovery(store, replica.log_dir, place, files).replica(replica.folder)
+            replica = Recovery(store, replica.log_dir, topic_partition, files).replica(
+                replica.folder
+            )
         completed.append(replica)
     return completed
 
 
 def _missing_ends(
     store: ObjectStore,
-    place: TopicPartition,
+    topic_partition: TopicPartition,
     replica: Replica,
     others: Sequence[Replica],
     cleaned: int,
 ) -> Iterator[LostLog]:
-    """Yields the records between two logs of a replica that another one holds. Reads the end of a
+    """Yields the records between two logs of a replica that another one has. Reads the end of a
     log only if the other replica has other segments there, or a larger one.
     """
     branch = Branch(replica.lineage, replica.log_start, replica.stop)
     lost = [log.base_offset for log in replica.files.lost_logs]
     sizes = [
-        ({part.base_offset: part.log.size for part in other.segments}, other) for other in others
+        ({segment.base_offset: segment.log.size for segment in other.segments}, other)
+        for other in others
     ]
     ordered = [(sorted(by_base), by_base, other) for by_base, other in sizes]
     for segment, following in pairwise(replica.segments):
@@ -536,7 +542,7 @@ def _missing_ends(
         if end is None or not cleaned <= end < high:
             continue
         for other in unlike:
-            batch = Recovery(store, other.log_dir, place, other.files).batch_at(end)
+            batch = Recovery(store, other.log_dir, topic_partition, other.files).batch_at(end)
             if (
                 batch is None
                 or batch.base_offset >= high

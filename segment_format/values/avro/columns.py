@@ -76,7 +76,7 @@ class Column:
         width: Bytes of a `FIXED` value; a bool takes one byte until it is packed.
         slot: Slot number; the children have the numbers that follow.
         level: Level of its rows; 0 for the values themselves.
-        nullable: Whether it has validity of its own.
+        nullable: True if it has validity of its own.
         children: Fields, members of a union, the items, or keys and values.
         items: Level of the children of `ITEMS`; else -1.
     """
@@ -109,7 +109,7 @@ def resolved_union(union: s.Union) -> tuple[bool, tuple[Schema, ...]]:
     nullable = len(others) < len(union.branches)
     for narrow, wide in ((s.INT, s.LONG), (s.FLOAT, s.DOUBLE)):
         pair = s.Primitive(narrow), s.Primitive(wide)
-        if len(others) == 2 and all(one in pair for one in others):
+        if len(others) == 2 and all(branch in pair for branch in others):
             return nullable, (s.Primitive(wide),)
     return nullable, others
 
@@ -129,7 +129,7 @@ class _Numbering:
             if len(others) == 1:
                 return self.column(others[0], level, nullable=nullable or has_null)
             slot = self._next_slot()
-            members = tuple(self.column(one, level, nullable=True) for one in others)
+            members = tuple(self.column(branch, level, nullable=True) for branch in others)
             names = [f"member{number}" for number in range(len(members))]
             return _struct(slot, level, names, members, nullable=nullable or has_null)
         if isinstance(schema, s.Record):
@@ -214,7 +214,7 @@ def _projected(schema: Schema, paths: Sequence[tuple[str, ...]], above: tuple[st
     if any(not path for path in paths):
         return schema
     if isinstance(schema, s.Union):
-        others = [one for one in schema.branches if isinstance(one, s.Record)]
+        others = [branch for branch in schema.branches if isinstance(branch, s.Record)]
         if (
             len(others) == 1
             and len(schema.branches) == 2
@@ -222,8 +222,8 @@ def _projected(schema: Schema, paths: Sequence[tuple[str, ...]], above: tuple[st
         ):
             return s.Union(
                 tuple(
-                    _projected(one, paths, above) if isinstance(one, s.Record) else one
-                    for one in schema.branches
+                    _projected(branch, paths, above) if isinstance(branch, s.Record) else branch
+                    for branch in schema.branches
                 )
             )
     if not isinstance(schema, s.Record):

@@ -72,8 +72,8 @@ class _Writer(NamedTuple):
     """A writer's schema, prepared for decoding.
 
     Attributes:
-        program: The program, or why there is none.
-        has_bare_bytes: Whether its values are bytes without their length.
+        program: The program, or the reason why it cannot be compiled.
+        has_bare_bytes: True if its values are bytes without their length.
     """
 
     program: Program | str
@@ -181,7 +181,7 @@ class FramedAvroDecoder:
 
 
 def json_objects(values: pa.Array, prefix: int = 0) -> list[int]:
-    """Returns the rows whose values are JSON objects with members, in ascending order.
+    """Returns the rows with JSON objects that have members as values, in ascending order.
 
     Some serializers, such as Apicurio's, can write Avro's JSON encoding, and no header says so.
     Decoded as binary, the text of an object may even become a record of other values:

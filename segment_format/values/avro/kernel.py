@@ -1,9 +1,9 @@
 """The kernel that runs programs over the bytes of many values, into column buffers.
 
-A row that fails becomes null: all counts are reset, so the next row overwrites what the failed row
-has written. If a buffer is too small, the row is also undone, and run again when there is room.
+A row that fails becomes null: all counts are reset, so the next row overwrites the failed row's
+values. If a buffer is too small, the row is also undone, and run again when there is room.
 
-Numbers are zig-zag varints of at most 10 bytes that hold no more than 64 bits.
+Numbers are zig-zag varints of at most 10 bytes and 64 bits.
 """
 
 from __future__ import annotations
@@ -56,61 +56,61 @@ _LAST_BYTE = np.uint64(56)
 
 
 @helper
-def _long_number(at: Address, stop: Address) -> Value:
+def _long_number(address: Address, stop: Address) -> Value:
     raw = _ZERO
     shift = _ZERO
-    while at < stop:
-        byte = load_u8(at)
-        at += _ONE
+    while address < stop:
+        byte = load_u8(address)
+        address += _ONE
         if shift == _TOP and byte > _ONE:
             return np.int64(0), TOO_LONG
         raw |= (byte & _LOW) << shift
         if byte < _MORE:
-            return zigzag(raw), at
+            return zigzag(raw), address
         shift += _SEVEN
     return np.int64(0), TRUNCATED
 
 
 @inlined
-def read_long(at: Address, stop: Address) -> Value:
-    """Returns the number at `at`, and the address after it, `TRUNCATED` or `TOO_LONG`."""
-    if stop - at >= np.uint64(2) and at < stop:
-        first = load_u8(at)
+def read_long(address: Address, stop: Address) -> Value:
+    """Returns the number at `address`, and the address after it, `TRUNCATED` or `TOO_LONG`."""
+    if stop - address >= np.uint64(2) and address < stop:
+        first = load_u8(address)
         if first < _MORE:
-            return zigzag(first), at + _ONE
-        second = load_u8(at + _ONE)
+            return zigzag(first), address + _ONE
+        second = load_u8(address + _ONE)
         if second < _MORE:
-            return zigzag((first & _LOW) | second << _SEVEN), at + np.uint64(2)
-    return _long_number(at, stop)
+            return zigzag((first & _LOW) | second << _SEVEN), address + np.uint64(2)
+    return _long_number(address, stop)
 
 
 @helper
-def copy_decimal(target: Address, at: Address, size: Value, high: Value, low: Value) -> Value:
+def copy_decimal(target: Address, address: Address, size: Value, high: Value, low: Value) -> Value:
     """Writes a big-endian two's complement number of any size as 16 bytes, little-endian.
 
     Args:
         target: Address of the copy.
-        at: Address of the number.
+        address: Address of the number.
         size: Bytes of the number, int64; no bytes are 0.
         high: With `low`, the limit of the absolute value; uint64.
         low: The lower half.
 
     Returns:
-        Whether the number is below the limit.
+        True if the number is below the limit.
     """
-    negative = size > 0 and load_u8(at) >= _MORE
+    negative = size > 0 and load_u8(address) >= _MORE
     fill = _FF if negative else _ZERO
     while size > 16:
-        if load_u8(at) != fill:
+        if load_u8(address) != fill:
             return False
-        at += _ONE
+        address += _ONE
         size -= 1
     upper = _ALL if negative else _ZERO
     lower = upper
     for _ in range(size):
         upper = upper << _EIGHT | lower >> _LAST_BYTE
-        lower = lower << _EIGHT | load_u8(at)
-        at += _ONE
+        lower = lower << _EIGHT | load_u8(address)
+        address += _ONE
     if (upper >> _TOP != _ZERO) != negative:
         return False
     store_i64(target, np.int64(lower))
@@ -175,7 +175,7 @@ def fill_null(slots: Address, first: Value, stop: Value, level: Value, index: Va
 @helper
 def run_value(
     program: Address,
-    at: Address,
+    address: Address,
     stop: Address,
     limit: Address,
     slots: Address,
@@ -184,7 +184,7 @@ def run_value(
 ) -> Value:
     """Runs a program over a value; returns `(status, instruction, argument, room needed)`."""
     here = program
-    before_at = at
+    before_at = address
     before_stop = stop
     before_limit = limit
     none = np.int64(0)
@@ -195,13 +195,13 @@ def run_value(
         if op == o.STRING or op == o.RAW or op == o.FIXED or op == o.ENUM:
             if op == o.FIXED:
                 size = get(here, o.A)
-                source = at
+                source = address
             else:
-                size, source = read_long(at, stop)
+                size, source = read_long(address, stop)
                 if source <= TOO_LONG:
                     return np.int64(o.ERROR_TRUNCATED) + np.int64(source), here, none, none
             if op == o.ENUM:
-                at = source
+                address = source
                 if size < 0 or size >= get(here, o.A):
                     return np.int64(o.ERROR_SYMBOL), here, none, none
                 symbol = address_in(here, o.B) + np.uint64(16 * size)
@@ -214,7 +214,7 @@ def run_value(
                 if size < 0 or size > np.int64(stop - source):
                     error = o.ERROR_TRUNCATED if op == o.FIXED else o.ERROR_LENGTH
                     return np.int64(error), here, none, none
-                at = source + np.uint64(size)
+                address = source + np.uint64(size)
                 readable = limit
             entry = _entry(slot, index)
             begin = np.int64(load_u32_native(entry))
@@ -230,9 +230,9 @@ def run_value(
             store_i32(entry + _HALF, end)
             here += INSTRUCTION
         elif op == o.LONG or op == o.INT:
-            value, at = read_long(at, stop)
-            if at <= TOO_LONG:
-                return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, none, none
+            value, address = read_long(address, stop)
+            if address <= TOO_LONG:
+                return np.int64(o.ERROR_TRUNCATED) + np.int64(address), here, none, none
             if op == o.LONG:
                 store_i64(address_in(slot, o.VALUES) + np.uint64(8 * index), value)
             else:
@@ -241,15 +241,15 @@ def run_value(
                 store_i32(address_in(slot, o.VALUES) + np.uint64(4 * index), value)
             here += INSTRUCTION
         elif op == o.DOUBLE:
-            if stop - at < _WORD:
+            if stop - address < _WORD:
                 return np.int64(o.ERROR_TRUNCATED), here, none, none
-            store_i64(address_in(slot, o.VALUES) + np.uint64(8 * index), load_i64_native(at))
-            at += _WORD
+            store_i64(address_in(slot, o.VALUES) + np.uint64(8 * index), load_i64_native(address))
+            address += _WORD
             here += INSTRUCTION
         elif op == o.NULLABLE:
-            value, at = read_long(at, stop)
-            if at <= TOO_LONG:
-                return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, none, none
+            value, address = read_long(address, stop)
+            if address <= TOO_LONG:
+                return np.int64(o.ERROR_TRUNCATED) + np.int64(address), here, none, none
             if np.uint64(value) > _ONE:
                 return np.int64(o.ERROR_BRANCH), here, none, none
             if value == get(here, o.A):
@@ -260,45 +260,45 @@ def run_value(
                 store_u8(address_in(slot, o.VALIDITY) + np.uint64(index), np.int64(1))
                 here += INSTRUCTION
         elif op == o.BOOLEAN:
-            if at == stop:
+            if address == stop:
                 return np.int64(o.ERROR_TRUNCATED), here, none, none
-            byte = load_u8(at)
+            byte = load_u8(address)
             if byte > _ONE:
                 return np.int64(o.ERROR_BOOLEAN), here, none, none
             store_u8(address_in(slot, o.VALUES) + np.uint64(index), np.int64(byte))
-            at += _ONE
+            address += _ONE
             here += INSTRUCTION
         elif op == o.END:
-            if at != stop:
+            if address != stop:
                 return np.int64(o.ERROR_REST), here, none, none
             return np.int64(o.DONE), here, none, none
         elif op == o.SKIP_BYTES:
             for step in range(get(here, o.A)):
-                size, at = read_long(at, stop)
-                if at <= TOO_LONG:
-                    return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, step, none
-                if size < 0 or size > np.int64(stop - at):
+                size, address = read_long(address, stop)
+                if address <= TOO_LONG:
+                    return np.int64(o.ERROR_TRUNCATED) + np.int64(address), here, step, none
+                if size < 0 or size > np.int64(stop - address):
                     return np.int64(o.ERROR_LENGTH), here, step, none
-                at += np.uint64(size)
+                address += np.uint64(size)
             here += INSTRUCTION
         elif op == o.SKIP_VARINT:
             for step in range(get(here, o.A)):
-                value, at = read_long(at, stop)
-                if at <= TOO_LONG:
-                    return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, step, none
+                value, address = read_long(address, stop)
+                if address <= TOO_LONG:
+                    return np.int64(o.ERROR_TRUNCATED) + np.int64(address), here, step, none
             here += INSTRUCTION
         elif op == o.SKIP_FIXED:
             size = get(here, o.A)
-            if size > np.int64(stop - at):
-                return np.int64(o.ERROR_TRUNCATED), here, np.int64(stop - at), none
-            at += np.uint64(size)
+            if size > np.int64(stop - address):
+                return np.int64(o.ERROR_TRUNCATED), here, np.int64(stop - address), none
+            address += np.uint64(size)
             here += INSTRUCTION
         elif op == o.FLOAT:
-            if stop - at < _HALF:
+            if stop - address < _HALF:
                 return np.int64(o.ERROR_TRUNCATED), here, none, none
-            bits = np.int64(load_u32_native(at))
+            bits = np.int64(load_u32_native(address))
             store_i32(address_in(slot, o.VALUES) + np.uint64(4 * index), bits)
-            at += _HALF
+            address += _HALF
             here += INSTRUCTION
         elif op == o.VALID:
             store_u8(address_in(slot, o.VALIDITY) + np.uint64(index), np.int64(1))
@@ -308,9 +308,9 @@ def run_value(
             fill_null(slots, first, get(here, o.B), get(here, o.LEVEL), index)
             here += INSTRUCTION
         elif op == o.ITEMS or op == o.SKIP_ITEMS:
-            count, at = read_long(at, stop)
-            if at <= TOO_LONG:
-                return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, none, none
+            count, address = read_long(address, stop)
+            if address <= TOO_LONG:
+                return np.int64(o.ERROR_TRUNCATED) + np.int64(address), here, none, none
             child = level_at(levels, get(here, o.A))
             if count == 0:
                 if op == o.ITEMS:
@@ -319,17 +319,17 @@ def run_value(
                 continue
             block_stop = np.int64(0)
             if count < 0:
-                size, at = read_long(at, stop)
-                if at <= TOO_LONG:
-                    return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, none, none
-                if size < 0 or size > np.int64(stop - at):
+                size, address = read_long(address, stop)
+                if address <= TOO_LONG:
+                    return np.int64(o.ERROR_TRUNCATED) + np.int64(address), here, none, none
+                if size < 0 or size > np.int64(stop - address):
                     return np.int64(o.ERROR_LENGTH), here, none, none
                 if count == _MIN_LONG:
                     return np.int64(o.ERROR_COUNT), here, none, none
                 count = -count
-                block_stop = np.int64(at + np.uint64(size))
+                block_stop = np.int64(address + np.uint64(size))
             least = get(here, o.B)
-            left = np.int64(stop - at)
+            left = np.int64(stop - address)
             if least > 0:
                 # The product does not exceed 64 bits: a value has less than 2**31 bytes.
                 if count > left or count * least > left:
@@ -338,7 +338,7 @@ def run_value(
                 return np.int64(o.ERROR_COUNT), here, none, none
             if op == o.SKIP_ITEMS:
                 if block_stop != 0:
-                    at = np.uint64(block_stop)
+                    address = np.uint64(block_stop)
                     continue
                 if least == 0:  # items without bytes: counting them may take seconds
                     continue
@@ -366,13 +366,13 @@ def run_value(
                 here = begin_of_loop + INSTRUCTION
             else:
                 block_stop = get(loop, o.BLOCK_STOP)
-                if block_stop != 0 and np.uint64(block_stop) != at:
+                if block_stop != 0 and np.uint64(block_stop) != address:
                     return np.int64(o.ERROR_BLOCK), here, none, none
                 here = begin_of_loop
         elif op == o.UNION:
-            value, at = read_long(at, stop)
-            if at <= TOO_LONG:
-                return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, none, none
+            value, address = read_long(address, stop)
+            if address <= TOO_LONG:
+                return np.int64(o.ERROR_TRUNCATED) + np.int64(address), here, none, none
             if value < 0 or value >= get(here, o.A):
                 return np.int64(o.ERROR_BRANCH), here, none, none
             here += np.uint64(value + 1) * INSTRUCTION
@@ -382,14 +382,14 @@ def run_value(
             target = address_in(slot, o.VALUES)
             kind = get(here, o.B)
             if get(here, o.A) == o.FROM_FLOAT:
-                if stop - at < _HALF:
+                if stop - address < _HALF:
                     return np.int64(o.ERROR_TRUNCATED), here, none, none
-                store_f64(target + np.uint64(8 * index), load_f32(at))
-                at += _HALF
+                store_f64(target + np.uint64(8 * index), load_f32(address))
+                address += _HALF
             else:
-                value, at = read_long(at, stop)
-                if at <= TOO_LONG:
-                    return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, none, none
+                value, address = read_long(address, stop)
+                if address <= TOO_LONG:
+                    return np.int64(o.ERROR_TRUNCATED) + np.int64(address), here, none, none
                 if get(here, o.A) == o.FROM_INT and (value > _MAX_INT or value < _MIN_INT):
                     return np.int64(o.ERROR_INT), here, none, none
                 if kind == o.TO_FLOAT:
@@ -406,26 +406,28 @@ def run_value(
         elif op == o.DECIMAL:
             size = get(here, o.A)
             if size < 0:
-                size, at = read_long(at, stop)
-                if at <= TOO_LONG:
-                    return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, none, none
-            if size < 0 or size > np.int64(stop - at):
+                size, address = read_long(address, stop)
+                if address <= TOO_LONG:
+                    return np.int64(o.ERROR_TRUNCATED) + np.int64(address), here, none, none
+            if size < 0 or size > np.int64(stop - address):
                 return np.int64(o.ERROR_LENGTH), here, none, none
             target = address_in(slot, o.VALUES) + np.uint64(16 * index)
-            if not copy_decimal(target, at, size, address_in(here, o.B), address_in(here, o.C)):
+            if not copy_decimal(
+                target, address, size, address_in(here, o.B), address_in(here, o.C)
+            ):
                 return np.int64(o.ERROR_DECIMAL), here, none, none
-            at += np.uint64(size)
+            address += np.uint64(size)
             here += INSTRUCTION
         elif op == o.CONSTANT:
-            before_at = at
+            before_at = address
             before_stop = stop
             before_limit = limit
-            at = address_in(here, o.A)
-            stop = at + address_in(here, o.B)
+            address = address_in(here, o.A)
+            stop = address + address_in(here, o.B)
             limit = stop + _SLACK
             here += INSTRUCTION
         elif op == o.RESUME:
-            at = before_at
+            address = before_at
             stop = before_stop
             limit = before_limit
             here += INSTRUCTION
@@ -477,10 +479,10 @@ def run_avro(frame: Frame) -> Value:
             level = level_at(levels, number)
             put(level, o.AT_ROW, get(level, o.COUNT))
         entry = offsets + np.uint64(4 * row)
-        at = start + load_u32_native(entry) + prefix
+        address = start + load_u32_native(entry) + prefix
         stop = start + load_u32_native(entry + _HALF)
         status, here, argument, needed = run_value(
-            program, at, stop, limit, slots, levels, loops
+            program, address, stop, limit, slots, levels, loops
         )  # fmt: skip
         if status != o.DONE:
             for number in range(1, level_count):

@@ -83,7 +83,7 @@ def _logical_mismatch(writer: s.Primitive | s.Fixed, reader: s.Primitive | s.Fix
 
 
 def same_name(writer: str, reader: str, aliases: tuple[str, ...]) -> bool:
-    """Returns whether a writer's name is the reader's or an alias of it, ignoring namespaces."""
+    """Returns whether a writer's name is the reader's name or alias, ignoring namespaces."""
     return simple_name(writer) in map(simple_name, (reader, *aliases))
 
 
@@ -109,13 +109,16 @@ def _is_own(writer: Schema, reader: Schema) -> bool:
 def writer_fields(writer: s.Record, reader: s.Record) -> dict[str, s.Field]:
     """Returns the reader's fields by the names of the writer's fields."""
     names = {field.name for field in writer.fields}
-    found = {field.name: field for field in reader.fields if field.name in names}
+    writer_fields_by_name = {field.name: field for field in reader.fields if field.name in names}
     for field in reader.fields:
         if field.name not in names:
-            alias = next((name for name in field.aliases if name in names - found.keys()), None)
+            alias = next(
+                (name for name in field.aliases if name in names - writer_fields_by_name.keys()),
+                None,
+            )
             if alias is not None:
-                found[alias] = field
-    return found
+                writer_fields_by_name[alias] = field
+    return writer_fields_by_name
 
 
 def min_size(schema: Schema) -> int:
@@ -428,11 +431,11 @@ class _Compiler:
         both = len(writer.branches) == 2 and null in writer.branches
         if both and isinstance(reader, s.Union) and null in reader.branches and column.nullable:
             index = writer.branches.index(null)
-            at = self.emit(o.NULLABLE, column, a=index, b=column.stop)
+            instruction = self.emit(o.NULLABLE, column, a=index, b=column.stop)
             self._known = column.slot
             self._branch(writer.branches[1 - index], reader, column)
             self._known = -1
-            self.code[at][o.C] = self._here()
+            self.code[instruction][o.C] = self._here()
             return
         readable = sum(self._branches(writer, lambda branch: self._branch(branch, reader, column)))
         if not readable:
@@ -487,7 +490,7 @@ class _Compiler:
         self.value(writer, branch, column.children[chosen])
 
     def _plain(self, writer: Schema, reader: Schema, column: Column) -> None:
-        """Compiles matching types, neither of which is a union."""
+        """Compiles matching types that are not unions."""
         if isinstance(writer, s.Record):
             assert isinstance(reader, s.Record)
             self._record(writer, reader, column)
@@ -537,10 +540,10 @@ class _Compiler:
         symbols = [default if text is None else text for text in texts]
         pool = self._constant(b"".join(text or b"" for text in symbols))
         table = np.empty((len(symbols), 2), np.int64)
-        at = pool
+        start = pool
         for number, text in enumerate(symbols):
-            table[number] = at, -1 if text is None else len(text)
-            at += len(text or b"")
+            table[number] = start, -1 if text is None else len(text)
+            start += len(text or b"")
         self.constants.append(table)
         self.emit(o.ENUM, column, a=len(symbols), b=table.ctypes.data)
 

@@ -3,7 +3,7 @@
 Names are full names (`namespace.name`). A named type that is used again is the same object. A type
 that contains itself is rejected, because no Arrow type has unlimited depth. As in Avro, an unknown
 or impossible logical type is ignored. The size of a schema is limited: a few lines that refer to
-each other may stand for more columns than fit into memory.
+each other may describe more columns than fit into memory.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def parse_avro(text: str | bytes, references: tuple[str | bytes, ...] = ()) -> S
 
     Args:
         text: A schema.
-        references: Schemas whose named types it may use; each may use the types of those before it.
+        references: Schemas with named types that it may use; each may use types of earlier ones.
 
     Raises:
         AvroSchemaError: The schema is not valid, contains itself or is too large.
@@ -257,9 +257,9 @@ class _Parser:
         self._parts = 0
         return self._schema(document, "")
 
-    def _count(self, parts: int, levels: int) -> None:
+    def _count(self, count: int, levels: int) -> None:
         """Checks the size limits, before memory is allocated for the types."""
-        self._parts += parts
+        self._parts += count
         self._deepest = max(self._deepest, self._depth + levels)
         if self._parts > MAX_TYPES:
             raise AvroSchemaError(f"the schema has more than {MAX_TYPES:,} types")
@@ -331,19 +331,19 @@ class _Parser:
         before, deepest = self._parts, self._deepest
         self._open.add(name)
         self._deepest = self._depth
-        found: Schema
+        schema: Schema
         if kind == "enum":
-            found = _enum(name, aliases, document)
+            schema = _enum(name, aliases, document)
         elif kind == "fixed":
-            found = _fixed(name, aliases, document)
+            schema = _fixed(name, aliases, document)
         else:
-            found = self._record(name, aliases, document, inner)
+            schema = self._record(name, aliases, document, inner)
         self._open.discard(name)
-        self._known[name] = found
+        self._known[name] = schema
         self._sizes[name] = 1 + self._parts - before
         self._heights[name] = self._deepest - self._depth
         self._deepest = max(self._deepest, deepest)
-        return found
+        return schema
 
     def _record(
         self, name: str, aliases: tuple[str, ...], document: dict[str, Any], namespace: str
@@ -423,8 +423,8 @@ def _name_of(document: dict[str, Any], namespace: str) -> tuple[str, str]:
     name = document.get("name")
     if not isinstance(name, str) or not name or name in _PRIMITIVES:
         raise AvroSchemaError(f"a {document['type']} has no valid name: {_shown(name)}")
-    given = document.get("namespace")
-    full = _full_name(name, given if isinstance(given, str) else namespace)
+    own_namespace = document.get("namespace")
+    full = _full_name(name, own_namespace if isinstance(own_namespace, str) else namespace)
     return full, full.rpartition(".")[0]
 
 

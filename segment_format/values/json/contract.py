@@ -20,7 +20,7 @@ and a value:
 
 All bytes are zero until they are written, so missing fields need no work, and repeated fields are
 overwritten. Items that a repeated field has replaced stay where they are, and are dropped when the
-Arrow column is built, like the earlier of equal map keys. The arena holds unescaped strings.
+Arrow column is built, like the earlier of equal map keys. The arena has unescaped strings.
 
 The module also has the hash of field names, so that types can be checked without numba, and a table
 of powers of ten:

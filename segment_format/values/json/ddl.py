@@ -167,8 +167,8 @@ class _Reader:
             raise ValueError(f"types are nested more than {_MAX_DEPTH} deep")
         word = self._word()
         if not self.at_type():
-            known = ", ".join((*_TYPES, "decimal", *_NESTED))
-            self.fail(f"a type ({known})")
+            type_names = ", ".join((*_TYPES, "decimal", *_NESTED))
+            self.fail(f"a type ({type_names})")
         self._index += 1
         if word == "decimal":
             return self._decimal()
@@ -217,15 +217,17 @@ class _Reader:
 
 def _tokens(text: str) -> list[_Token]:
     tokens: list[_Token] = []
-    at = 0
-    while text[at:].strip():
-        match = _TOKEN.match(text, at)
+    position = 0
+    while text[position:].strip():
+        match = _TOKEN.match(text, position)
         if not match or match.lastgroup is None:
-            at += len(text[at:]) - len(text[at:].lstrip())
-            raise ValueError(f"unexpected {text[at : at + 10]!r} at character {at}")
+            position += len(text[position:]) - len(text[position:].lstrip())
+            raise ValueError(
+                f"unexpected {text[position : position + 10]!r} at character {position}"
+            )
         kind = match.lastgroup
         tokens.append(_Token(kind, match[kind], match.start(kind)))
-        at = match.end()
+        position = match.end()
     tokens.append(_Token("", "", len(text)))
     return tokens
 
@@ -291,7 +293,7 @@ class _BadSampleError(Exception):
 
 @dataclass(slots=True)
 class _Seen:
-    """What the samples have at a path: a kind, empty for only nulls, and what is below it."""
+    """Content of the samples at a path: a kind, empty for only nulls, and the content below."""
 
     path: str
     kind: str = ""
@@ -314,7 +316,7 @@ def infer(samples: Iterable[bytes | None]) -> pa.DataType:
         samples: All values to consider. Nulls and values that are not valid JSON are ignored.
 
     Raises:
-        ValueError: The samples conflict, none of them shows a type, or they have more than 5,000
+        ValueError: The samples conflict, no sample shows a type, or they have more than 5,000
             fields or 100 levels.
     """
     root = _Seen("")
@@ -354,7 +356,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _look(seen: _Seen, value: Any, fields: list[int], depth: int) -> None:  # noqa: ANN401
-    """Adds a value to what the samples have at its path."""
+    """Adds a value to the content of the samples at its path."""
     if value is None:
         return
     if depth > _MAX_DEPTH:

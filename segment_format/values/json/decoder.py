@@ -77,7 +77,7 @@ _WANTED: Final = {
 
 
 def reason(code: int, node: Node, byte: bytes, position: int) -> str:
-    """Returns what is wrong at a position of a text, without the data itself.
+    """Describes the error at a position of a text, without the data itself.
 
     Args:
         code: Code of the kernel.
@@ -87,9 +87,9 @@ def reason(code: int, node: Node, byte: bytes, position: int) -> str:
     """
     if code == c.WRONG_TYPE:
         first = byte.decode("latin-1")
-        found = _FOUND.get(first, "a number" if first.isdecimal() else "something else")
+        seen = _FOUND.get(first, "a number" if first.isdecimal() else "something else")
         kind = f" for {node.type}" if node.op < c.STRUCT else ""
-        words = f"expected {_WANTED.get(node.op, 'a string')}{kind}, not {found}"
+        words = f"expected {_WANTED.get(node.op, 'a string')}{kind}, not {seen}"
     elif code == c.BAD_ZONE:
         words = (
             "the timestamp has no time zone; use type timestamp_ntz"
@@ -403,8 +403,8 @@ class JsonDecoder:
     def _decide(self, batch: Batch, data: pa.Buffer, ends: NDArray[np.int32]) -> list[list[int]]:
         """Decides the numbers left open; returns all bad rows."""
         bad = {row[0]: row for row in batch.bad}
-        for index, (number, entry, at, size, row) in enumerate(batch.open_numbers):
-            text = data.slice(at, size).to_pybytes()
+        for index, (number, entry, address, size, row) in enumerate(batch.open_numbers):
+            text = data.slice(address, size).to_pybytes()
             node = self._program.nodes[number]
             if node.op == c.DOUBLE:
                 value = float(text)
@@ -417,7 +417,7 @@ class JsonDecoder:
                 marker = _OPEN_SINGLE | index & _OPEN_SINGLE_BITS
                 decided = np.array([value], np.float32).view(np.uint32)[0]
             if math.isinf(value):
-                bad.setdefault(row, [row, c.OUT_OF_RANGE, number, at - int(ends[row])])
+                bad.setdefault(row, [row, c.OUT_OF_RANGE, number, address - int(ends[row])])
             elif cells[entry] == marker:  # else a repeated field has replaced it
                 cells[entry] = decided
         for row in bad:

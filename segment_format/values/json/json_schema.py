@@ -10,7 +10,7 @@
 | array of items | list |
 | enum, const | the type of its values |
 | several types, oneOf, anyOf | the one that is not null; double where they are integer and number |
-| $ref within the document | what it refers to |
+| $ref within the document | the type that it refers to |
 
 Items and a map's values are nullable, because types are passed on as DDL, which cannot express
 otherwise. Restrictions of values (minimum, pattern, the texts of an enum, …) are ignored.
@@ -215,9 +215,9 @@ class _Reader:
             self._refuse(f"{word} has no schemas: {_shown(branches)}")
         if word == "allOf" and len(branches) > 1:
             self._refuse("allOf has several schemas")
-        found = [self.convert(branch) for branch in branches]
-        kinds = [kind for kind, _ in found if kind is not None]
-        nullable = any(null for _, null in found)
+        converted = [self.convert(branch) for branch in branches]
+        kinds = [kind for kind, _ in converted if kind is not None]
+        nullable = any(null for _, null in converted)
         if any(kind != kinds[0] for kind in kinds):
             if not all(kind in (pa.int64(), pa.float64()) for kind in kinds):
                 self._refuse(f"{word} has several types")

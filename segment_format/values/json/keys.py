@@ -74,103 +74,107 @@ def is_bracket(byte: Value) -> Value:
 
 
 @inlined
-def skip_false(at: Address, stop: Address) -> Value:
+def skip_false(address: Address, stop: Address) -> Value:
     """Returns the address after `false`, or a code."""
-    if is_word(at, stop, FALSE_WORD) and stop - at > _FOUR and load_u8(at + _FOUR) == LETTER_E:
-        return at + np.uint64(5)
+    if (
+        is_word(address, stop, FALSE_WORD)
+        and stop - address > _FOUR
+        and load_u8(address + _FOUR) == LETTER_E
+    ):
+        return address + np.uint64(5)
     return np.uint64(c.BAD_TOKEN)
 
 
 @helper
-def skip_scalar(at: Address, stop: Address) -> Value:
-    """Returns the address after the string, number or name at `at`, or a code."""
-    byte = load_u8(at)
+def skip_scalar(address: Address, stop: Address) -> Value:
+    """Returns the address after the string, number or name at `address`, or a code."""
+    byte = load_u8(address)
     if byte == QUOTE:
-        end, _ = scan_string(at + ONE, stop)
+        end, _ = scan_string(address + ONE, stop)
         if end > LAST_CODE:
             end += ONE
         return end
     if begins_number(byte):
-        return skip_number(at, stop)
-    if is_word(at, stop, NULL_WORD) or is_word(at, stop, TRUE_WORD):
-        return at + _FOUR
-    return skip_false(at, stop)
+        return skip_number(address, stop)
+    if is_word(address, stop, NULL_WORD) or is_word(address, stop, TRUE_WORD):
+        return address + _FOUR
+    return skip_false(address, stop)
 
 
 @helper
-def skip_key(at: Address, stop: Address) -> Value:
+def skip_key(address: Address, stop: Address) -> Value:
     """Skips a key, its colon and white space; returns (next address or a code, where it failed)."""
-    if at >= stop:
-        return np.uint64(c.BAD_END), at
-    if load_u8(at) != QUOTE:
-        return np.uint64(c.BAD_KEY), at
-    end, _ = scan_string(at + ONE, stop)
+    if address >= stop:
+        return np.uint64(c.BAD_END), address
+    if load_u8(address) != QUOTE:
+        return np.uint64(c.BAD_KEY), address
+    end, _ = scan_string(address + ONE, stop)
     if end <= LAST_CODE:
-        return end, at
-    at = skip_space(end + ONE, stop)
-    if at >= stop:
-        return np.uint64(c.BAD_END), at
-    if load_u8(at) != COLON:
-        return np.uint64(c.BAD_COLON), at
-    at = skip_space(at + ONE, stop)
-    return at, at
+        return end, address
+    address = skip_space(end + ONE, stop)
+    if address >= stop:
+        return np.uint64(c.BAD_END), address
+    if load_u8(address) != COLON:
+        return np.uint64(c.BAD_COLON), address
+    address = skip_space(address + ONE, stop)
+    return address, address
 
 
 @helper
-def skip_value(at: Address, stop: Address, depth: Value, stack: Address) -> Value:
+def skip_value(address: Address, stop: Address, depth: Value, stack: Address) -> Value:
     """Skips a value; returns (next address or a code, where it failed).
 
     Args:
-        at: Start of white space or of the value.
+        address: Start of white space or of the value.
         stop: End of the input.
         depth: Number of containers around the value (int64).
         stack: `MAX_DEPTH` bytes of memory.
     """
     outside = depth
     while True:
-        at = skip_space(at, stop)
-        if at >= stop:
-            return np.uint64(c.BAD_END), at
-        byte = load_u8(at)
+        address = skip_space(address, stop)
+        if address >= stop:
+            return np.uint64(c.BAD_END), address
+        byte = load_u8(address)
         if is_bracket(byte):
             if depth >= c.MAX_DEPTH:
-                return np.uint64(c.BAD_DEPTH), at
+                return np.uint64(c.BAD_DEPTH), address
             store_u8(stack + np.uint64(depth), np.int64(byte))
             depth += 1
-            at = skip_space(at + ONE, stop)
-            if at >= stop:
-                return np.uint64(c.BAD_END), at
-            if load_u8(at) != byte + _TWO:  # the bracket that closes
+            address = skip_space(address + ONE, stop)
+            if address >= stop:
+                return np.uint64(c.BAD_END), address
+            if load_u8(address) != byte + _TWO:  # the bracket that closes
                 if byte == OBJECT:
-                    found, at = skip_key(at, stop)
-                    if found <= LAST_CODE:
-                        return found, at
+                    key_status, address = skip_key(address, stop)
+                    if key_status <= LAST_CODE:
+                        return key_status, address
                 continue
         else:
-            found = skip_scalar(at, stop)
-            if found <= LAST_CODE:
-                return found, at
-            at = found
+            key_status = skip_scalar(address, stop)
+            if key_status <= LAST_CODE:
+                return key_status, address
+            address = key_status
         while depth > outside:
-            at = skip_space(at, stop)
-            if at >= stop:
-                return np.uint64(c.BAD_END), at
-            byte = load_u8(at)
+            address = skip_space(address, stop)
+            if address >= stop:
+                return np.uint64(c.BAD_END), address
+            byte = load_u8(address)
             opened = load_u8(stack + np.uint64(depth - 1))
             if byte == opened + _TWO:
-                at += ONE
+                address += ONE
                 depth -= 1
                 continue
             if byte != COMMA:
-                return np.uint64(c.BAD_NEXT), at
-            at += ONE
+                return np.uint64(c.BAD_NEXT), address
+            address += ONE
             if opened == OBJECT:
-                found, at = skip_key(skip_space(at, stop), stop)
-                if found <= LAST_CODE:
-                    return found, at
+                key_status, address = skip_key(skip_space(address, stop), stop)
+                if key_status <= LAST_CODE:
+                    return key_status, address
             break
         if depth == outside:
-            return at, at
+            return address, address
 
 
 _FACTOR = np.uint64(FACTOR)
@@ -187,55 +191,55 @@ OBJECT_DONE = np.uint64(1)
 
 
 @inlined
-def _hash(at: Address, size: Value) -> Value:
+def _hash(address: Address, size: Value) -> Value:
     """Computes `contract.name_hash`."""
     value = size * _FACTOR
     while size > _NOTHING:
-        word = load_word(at)
+        word = load_word(address)
         if size < _EIGHT:
             word &= (ONE << (size << np.uint64(3))) - ONE
             size = _EIGHT
         value = (value ^ word) * _FACTOR
         value ^= value >> _SHIFT
-        at += _EIGHT
+        address += _EIGHT
         size -= _EIGHT
     return value
 
 
 @helper
-def find_field(frame: Address, struct: Address, at: Address, size: Value) -> Value:
+def find_field(frame: Address, struct: Address, address: Address, size: Value) -> Value:
     """Returns the node of the field with a name, or `NO_FIELD`."""
     mask = np.uint64(load_word(struct + np.uint64(8 * c.TABLE_MASK)))
     table = load_word(frame + np.uint64(8 * c.TABLES))
     table += load_word(struct + np.uint64(8 * c.TABLE)) * np.uint64(8 * c.TABLE_SIZE)
     names = load_word(frame + np.uint64(8 * c.NAMES))
-    place = _hash(at, size)
+    slot = _hash(address, size)
     while True:
-        entry = table + (place & mask) * np.uint64(8 * c.TABLE_SIZE)
+        entry = table + (slot & mask) * np.uint64(8 * c.TABLE_SIZE)
         node = load_i64_native(entry + np.uint64(16))
         if node == 0:  # the root is not a field
             return NO_FIELD
         name_size = load_word(entry + _EIGHT)
-        if name_size == size and same_bytes(names + load_word(entry), at, size):
+        if name_size == size and same_bytes(names + load_word(entry), address, size):
             nodes = load_word(frame + np.uint64(8 * c.NODES))
             return nodes + (np.uint64(node) << np.uint64(c.NODE_SHIFT))
-        place += ONE
+        slot += ONE
 
 
 @inlined
-def is_token(entry: Address, at: Address, stop: Address) -> Value:
-    """Returns whether the remembered bytes of a key are at `at`."""
+def is_token(entry: Address, address: Address, stop: Address) -> Value:
+    """Returns whether the remembered bytes of a key are at `address`."""
     size = load_word(entry + _EIGHT)
-    if size == _NOTHING or size > stop - at:
+    if size == _NOTHING or size > stop - address:
         return False
     token = load_word(entry)
     if size <= _STEP:
-        return difference_mask(token, at) & (_ALL >> (_STEP - size)) == _NOTHING
-    return same_bytes(token, at, size)
+        return difference_mask(token, address) & (_ALL >> (_STEP - size)) == _NOTHING
+    return same_bytes(token, address, size)
 
 
 @helper
-def skip_unwanted(keys: Address, number: Value, at: Address, stop: Address) -> Value:
+def skip_unwanted(keys: Address, number: Value, address: Address, stop: Address) -> Value:
     """Skips unwanted fields with remembered keys and plain strings, numbers or names as values.
 
     Returns (next address, number of keys up to there). Other fields are left to the main loop. This
@@ -243,17 +247,17 @@ def skip_unwanted(keys: Address, number: Value, at: Address, stop: Address) -> V
     """
     while True:
         entry = keys + np.uint64(number) * _KEY_BYTES
-        if load_word(entry + np.uint64(16)) != NO_FIELD or not is_token(entry, at, stop):
-            return at, number
-        value = at + load_word(entry + _EIGHT)
+        if load_word(entry + np.uint64(16)) != NO_FIELD or not is_token(entry, address, stop):
+            return address, number
+        value = address + load_word(entry + _EIGHT)
         if value >= stop:
-            return at, number
+            return address, number
         byte = load_u8(value)
         if byte == QUOTE:
             mask = special_mask(value + ONE)
             end = value + ONE + trailing_zeros(mask)
             if mask == _NOTHING or end >= stop or load_u8(end) != QUOTE:
-                return at, number
+                return address, number
             end += ONE
         elif begins_number(byte):
             end = skip_number(value, stop)
@@ -262,8 +266,8 @@ def skip_unwanted(keys: Address, number: Value, at: Address, stop: Address) -> V
         else:
             end = skip_false(value, stop)
         if end <= LAST_CODE:
-            return at, number
-        at = end
+            return address, number
+        address = end
         number += 1
 
 
@@ -289,62 +293,62 @@ def _remember(keys: Address, number: Value, token: Address, size: Value, field: 
 
 @helper
 def next_key(
-    frame: Address, struct: Address, keys: Address, number: Value, at: Address, stop: Address
+    frame: Address, struct: Address, keys: Address, number: Value, address: Address, stop: Address
 ) -> Value:
     """Parses the next key; sets `KEY_FIELD` and `KEY_NEXT` in the frame.
 
-    Returns (start of its value, address after the object at its end, or a code; where it failed).
+    Returns (start of its value, address after the object at its end, or a code; error address).
 
     Args:
         frame: See `contract`.
         struct: Node of the object.
         keys: Keys that the node remembers.
         number: Number of remembered keys before this one.
-        at: Address of the brace before the first key, else after a value.
+        address: Address of the brace before the first key, else after a value.
         stop: End of the input.
     """
-    token = at
+    token = address
     if number == 0:
-        at = skip_space(at + ONE, stop)
+        address = skip_space(address + ONE, stop)
         may_end = True
     else:
-        at = skip_space(at, stop)
-        may_end = at < stop and load_u8(at) == OBJECT_END
+        address = skip_space(address, stop)
+        may_end = address < stop and load_u8(address) == OBJECT_END
         if not may_end:
-            if at >= stop:
-                return np.uint64(c.BAD_END), at
-            if load_u8(at) != COMMA:
-                return np.uint64(c.BAD_NEXT), at
-            at = skip_space(at + ONE, stop)
-    if at >= stop:
-        return np.uint64(c.BAD_END), at
-    if may_end and load_u8(at) == OBJECT_END:
+            if address >= stop:
+                return np.uint64(c.BAD_END), address
+            if load_u8(address) != COMMA:
+                return np.uint64(c.BAD_NEXT), address
+            address = skip_space(address + ONE, stop)
+    if address >= stop:
+        return np.uint64(c.BAD_END), address
+    if may_end and load_u8(address) == OBJECT_END:
         store_i64(frame + np.uint64(8 * c.KEY_FIELD), np.int64(OBJECT_DONE))
-        return at + ONE, at
-    if load_u8(at) != QUOTE:
-        return np.uint64(c.BAD_KEY), at
-    end, escaped = scan_string(at + ONE, stop)
+        return address + ONE, address
+    if load_u8(address) != QUOTE:
+        return np.uint64(c.BAD_KEY), address
+    end, escaped = scan_string(address + ONE, stop)
     if end <= LAST_CODE:
-        return end, at
-    first = at + ONE
+        return end, address
+    first = address + ONE
     size = end - first
     if escaped:
         if not arena_has(frame, size):
-            return np.uint64(c.GROW_ARENA), at
+            return np.uint64(c.GROW_ARENA), address
         to = arena_end(frame)
         size = unescape(first, end, to) - to
         first = to
     field = find_field(frame, struct, first, size)
-    at = skip_space(end + ONE, stop)
-    if at >= stop:
-        return np.uint64(c.BAD_END), at
-    if load_u8(at) != COLON:
-        return np.uint64(c.BAD_COLON), at
-    at = skip_space(at + ONE, stop)
-    _remember(keys, number, token, at - token, field)
+    address = skip_space(end + ONE, stop)
+    if address >= stop:
+        return np.uint64(c.BAD_END), address
+    if load_u8(address) != COLON:
+        return np.uint64(c.BAD_COLON), address
+    address = skip_space(address + ONE, stop)
+    _remember(keys, number, token, address - token, field)
     store_i64(frame + np.uint64(8 * c.KEY_FIELD), np.int64(field))
     store_i64(frame + np.uint64(8 * c.KEY_NEXT), min(number + 1, np.int64(c.MAX_KEYS)))
-    return at, at
+    return address, address
 
 
 @inlined

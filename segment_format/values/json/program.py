@@ -42,7 +42,7 @@ class Node:
         type: Arrow type.
         path: Names of the fields down to it, joined by dots.
         level: Level of its entries.
-        required: Whether null is an error.
+        required: True if null is an error.
         op: Kind of value, see `contract`.
         width: Bytes of a value.
         children: A struct's fields, a list's item, or a map's key and value.

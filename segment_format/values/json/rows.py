@@ -78,7 +78,7 @@ _PADDING = np.uint64(ord("="))
 
 
 @inlined
-def _at(packed: Value, base: Address, arena: Address) -> Value:
+def _address_of(packed: Value, base: Address, arena: Address) -> Value:
     return (arena if packed & ONE else base) + (packed >> _SHIFT)
 
 
@@ -122,15 +122,15 @@ def gather_texts(
     for entry in range(count):
         packed = load_word(data + np.uint64(8 * entry))
         size = _size(packed)
-        at = _at(packed, base, arena)
-        if size <= _SHORT and (packed & ONE or at + size + _STEP <= stop):
-            copy_32(to, at)  # nearly always enough, so the branch is predictable
+        address = _address_of(packed, base, arena)
+        if size <= _SHORT and (packed & ONE or address + size + _STEP <= stop):
+            copy_32(to, address)  # nearly always enough, so the branch is predictable
             copied = _STEP
             while copied < size:
-                copy_32(to + copied, at + copied)
+                copy_32(to + copied, address + copied)
                 copied += _STEP
         else:
-            copy_long(to, at, size)
+            copy_long(to, address, size)
         to += size
         store_i32(ends + np.uint64(4 * entry + 4), np.int64(to - start))
 
@@ -146,14 +146,14 @@ def gather_base64(
         packed = load_word(data + np.uint64(8 * entry))
         size = np.int64(_size(packed))
         if size > 0:
-            at = _at(packed, base, arena)
-            behind = at + np.uint64(size)
+            address = _address_of(packed, base, arena)
+            behind = address + np.uint64(size)
             size = (size >> 2) * 3
             if load_u8(behind - ONE) == _PADDING:
                 size -= 1
                 if load_u8(behind - _TWO) == _PADDING:
                     size -= 1
-            decode_base64(at, size, to)
+            decode_base64(address, size, to)
             to += np.uint64(size)
         store_i32(ends + np.uint64(4 * entry + 4), np.int64(to - start))
 
@@ -168,9 +168,9 @@ _LETTER_T = np.uint64(ord("t"))
 
 
 @inlined
-def _wrong(frame: Address, code: Value, node: Address, at: Address) -> Value:
+def _wrong(frame: Address, code: Value, node: Address, address: Address) -> Value:
     put(frame, c.ERROR_NODE, np.int64(node))
-    put(frame, c.ERROR_AT, np.int64(at))
+    put(frame, c.ERROR_AT, np.int64(address))
     return np.int64(code)
 
 
@@ -202,28 +202,28 @@ def _new_item(frame: Address, container: Address) -> Value:
 
 
 @helper
-def _map_key(frame: Address, key: Address, entry: Value, at: Address, stop: Address) -> Value:
+def _map_key(frame: Address, key: Address, entry: Value, address: Address, stop: Address) -> Value:
     """Reads a map key; returns (start of its value or a code, where it failed)."""
-    if at >= stop:
-        return np.uint64(c.BAD_END), at
-    if load_u8(at) != QUOTE:
-        return np.uint64(c.BAD_KEY), at
-    end, escaped = scan_string(at + ONE, stop)
+    if address >= stop:
+        return np.uint64(c.BAD_END), address
+    if load_u8(address) != QUOTE:
+        return np.uint64(c.BAD_KEY), address
+    end, escaped = scan_string(address + ONE, stop)
     if end <= LAST_CODE:
-        return end, at
-    status = put_text(frame, key, entry, at + ONE, end, escaped)
+        return end, address
+    status = put_text(frame, key, entry, address + ONE, end, escaped)
     if status != c.DONE:
-        return np.uint64(status), at
-    at = skip_space(end + ONE, stop)
-    if at >= stop:
-        return np.uint64(c.BAD_END), at
-    if load_u8(at) != COLON:
-        return np.uint64(c.BAD_COLON), at
-    return skip_space(at + ONE, stop), at
+        return np.uint64(status), address
+    address = skip_space(end + ONE, stop)
+    if address >= stop:
+        return np.uint64(c.BAD_END), address
+    if load_u8(address) != COLON:
+        return np.uint64(c.BAD_COLON), address
+    return skip_space(address + ONE, stop), address
 
 
 @helper
-def _read_row(frame: Address, at: Address, stop: Address, row: Value) -> Value:
+def _read_row(frame: Address, address: Address, stop: Address, row: Value) -> Value:
     """Reads the value of a row; returns a status. Errors set `ERROR_NODE` and `ERROR_AT`."""
     nodes = address_in(frame, c.NODES)
     table = address_in(frame, c.POWERS)
@@ -238,97 +238,97 @@ def _read_row(frame: Address, at: Address, stop: Address, row: Value) -> Value:
     keys = _NONE
     kind = np.int64(0)
     depth = np.int64(0)
-    at = skip_space(at, stop)
+    address = skip_space(address, stop)
     while True:
         # --- A value ------------------------------------------------------------------------------
-        if at >= stop:
-            return _wrong(frame, c.BAD_END, node if node != NO_FIELD else container, at)
-        byte = load_u8(at)
+        if address >= stop:
+            return _wrong(frame, c.BAD_END, node if node != NO_FIELD else container, address)
+        byte = load_u8(address)
         if byte <= SPACE:  # more white space than when the key was remembered
-            at = skip_space(at, stop)
-            if at >= stop:
-                return _wrong(frame, c.BAD_END, node if node != NO_FIELD else container, at)
-            byte = load_u8(at)
+            address = skip_space(address, stop)
+            if address >= stop:
+                return _wrong(frame, c.BAD_END, node if node != NO_FIELD else container, address)
+            byte = load_u8(address)
         if node == NO_FIELD:
             if byte == QUOTE:
-                end, _ = scan_string(at + ONE, stop)
+                end, _ = scan_string(address + ONE, stop)
                 if end <= LAST_CODE:
-                    return _wrong(frame, np.int64(end), container, at)
-                at = end + ONE
+                    return _wrong(frame, np.int64(end), container, address)
+                address = end + ONE
             elif is_bracket(byte):
-                end, where = skip_value(at, stop, depth, skip_stack)
+                end, where = skip_value(address, stop, depth, skip_stack)
                 if end <= LAST_CODE:
                     return _wrong(frame, np.int64(end), container, where)
-                at = end
+                address = end
             else:
-                end = skip_scalar(at, stop)
+                end = skip_scalar(address, stop)
                 if end <= LAST_CODE:
-                    return _wrong(frame, np.int64(end), container, at)
-                at = end
+                    return _wrong(frame, np.int64(end), container, address)
+                address = end
         elif byte == _LETTER_N:
-            if not is_word(at, stop, NULL_WORD):
-                return _wrong(frame, c.BAD_TOKEN, node, at)
+            if not is_word(address, stop, NULL_WORD):
+                return _wrong(frame, c.BAD_TOKEN, node, address)
             if get(node, c.REQUIRED):
-                return _wrong(frame, c.NULL, node, at)
+                return _wrong(frame, c.NULL, node, address)
             if load_u8(address_in(node, c.PRESENT) + np.uint64(entry)):
                 clear_value(frame, node, entry)
-            at += _FOUR
+            address += _FOUR
         else:
             op = get(node, c.OP)
-            places = address_in(node, c.PRESENT) + np.uint64(entry)
+            present = address_in(node, c.PRESENT) + np.uint64(entry)
             if op == c.TEXT:
                 if byte != QUOTE:
-                    return _wrong(frame, c.WRONG_TYPE, node, at)
-                end, escaped = scan_string(at + ONE, stop)
+                    return _wrong(frame, c.WRONG_TYPE, node, address)
+                end, escaped = scan_string(address + ONE, stop)
                 if end <= LAST_CODE:
-                    return _wrong(frame, np.int64(end), node, at)
-                status = put_text(frame, node, entry, at + ONE, end, escaped)
+                    return _wrong(frame, np.int64(end), node, address)
+                status = put_text(frame, node, entry, address + ONE, end, escaped)
                 if status != c.DONE:
                     return status
-                at = end + ONE
+                address = end + ONE
             elif op <= c.DECIMAL:
                 if not begins_number(byte):
-                    return _wrong(frame, c.WRONG_TYPE, node, at)
-                value, count, exponent, end = take_number(at, stop, table)
+                    return _wrong(frame, c.WRONG_TYPE, node, address)
+                value, count, exponent, end = take_number(address, stop, table)
                 if end <= LAST_CODE:
-                    return _wrong(frame, np.int64(end), node, at)
-                status = put_number(frame, node, entry, at, end, value, count, exponent, table)
+                    return _wrong(frame, np.int64(end), node, address)
+                status = put_number(frame, node, entry, address, end, value, count, exponent, table)
                 if status != c.DONE:
-                    return _wrong(frame, status, node, at)
-                store_u8(places, 1)
-                at = end
+                    return _wrong(frame, status, node, address)
+                store_u8(present, 1)
+                address = end
             elif op == c.BOOL:
                 data = address_in(node, c.DATA) + np.uint64(entry)
                 if byte == _LETTER_T:
-                    if not is_word(at, stop, TRUE_WORD):
-                        return _wrong(frame, c.BAD_TOKEN, node, at)
+                    if not is_word(address, stop, TRUE_WORD):
+                        return _wrong(frame, c.BAD_TOKEN, node, address)
                     store_u8(data, 1)
-                    at += _FOUR
+                    address += _FOUR
                 elif byte == np.uint64(ord("f")):
-                    end = skip_false(at, stop)
+                    end = skip_false(address, stop)
                     if end <= LAST_CODE:
-                        return _wrong(frame, np.int64(end), node, at)
+                        return _wrong(frame, np.int64(end), node, address)
                     store_u8(data, 0)
-                    at = end
+                    address = end
                 else:
-                    return _wrong(frame, c.WRONG_TYPE, node, at)
-                store_u8(places, 1)
+                    return _wrong(frame, c.WRONG_TYPE, node, address)
+                store_u8(present, 1)
             elif op < c.STRUCT:
                 if byte != QUOTE:
-                    return _wrong(frame, c.WRONG_TYPE, node, at)
-                end, escaped = scan_string(at + ONE, stop)
+                    return _wrong(frame, c.WRONG_TYPE, node, address)
+                end, escaped = scan_string(address + ONE, stop)
                 if end <= LAST_CODE:
-                    return _wrong(frame, np.int64(end), node, at)
-                status = put_quoted(frame, node, entry, at + ONE, end, escaped)
+                    return _wrong(frame, np.int64(end), node, address)
+                status = put_quoted(frame, node, entry, address + ONE, end, escaped)
                 if status != c.DONE:
-                    return _wrong(frame, status, node, at)
-                at = end + ONE
+                    return _wrong(frame, status, node, address)
+                address = end + ONE
             else:
                 if byte != (ARRAY if op == c.LIST else OBJECT):
-                    return _wrong(frame, c.WRONG_TYPE, node, at)
-                if load_u8(places):  # repeated key
+                    return _wrong(frame, c.WRONG_TYPE, node, address)
+                if load_u8(present):  # repeated key
                     clear_value(frame, node, entry)
-                store_u8(places, 1)
+                store_u8(present, 1)
                 frame_of = stack + np.uint64(depth) * _STACK_BYTES
                 put(frame_of, 0, np.int64(container))
                 put(frame_of, 1, around)
@@ -342,57 +342,57 @@ def _read_row(frame: Address, at: Address, stop: Address, row: Value) -> Value:
                     state = np.int64(0)
                 else:
                     state = get(address_in(frame, c.COUNTS), get(node, c.ITEMS))
-                    at = skip_space(at + ONE, stop)
-                    if at >= stop:
-                        return _wrong(frame, c.BAD_END, node, at)
-                    byte = load_u8(at)
+                    address = skip_space(address + ONE, stop)
+                    if address >= stop:
+                        return _wrong(frame, c.BAD_END, node, address)
+                    byte = load_u8(address)
                     node = container + _NODE_BYTES
                     if byte != (ARRAY_END if op == c.LIST else OBJECT_END):
                         entry = _new_item(frame, container)
                         if entry < 0:
                             return np.int64(c.GROW_LEVEL)
                         if op == c.MAP:
-                            end, where = _map_key(frame, node, entry, at, stop)
+                            end, where = _map_key(frame, node, entry, address, stop)
                             if end <= LAST_CODE:
                                 return _wrong(frame, np.int64(end), container, where)
-                            at = end
+                            address = end
                             node += _NODE_BYTES
                         continue
 
         # --- What follows it ----------------------------------------------------------------------
         while True:
             if container == _NONE:
-                at = skip_space(at, stop)
-                if at < stop:
-                    return _wrong(frame, c.BAD_REST, nodes, at)
+                address = skip_space(address, stop)
+                if address < stop:
+                    return _wrong(frame, c.BAD_REST, nodes, address)
                 return np.int64(c.DONE)
             if kind == c.STRUCT:
                 token = keys + np.uint64(state) * _KEY_BYTES
                 if address_in(token, 2) == NO_FIELD:
-                    at, state = skip_unwanted(keys, state, at, stop)
+                    address, state = skip_unwanted(keys, state, address, stop)
                     token = keys + np.uint64(state) * _KEY_BYTES
-                if is_token(token, at, stop):
-                    at += address_in(token, 1)
+                if is_token(token, address, stop):
+                    address += address_in(token, 1)
                     node = address_in(token, 2)
                     state += 1
                     entry = around
                     break
-                if state > 0 and at < stop and load_u8(at) == OBJECT_END:
-                    at += ONE
-                elif state < c.MAX_KEYS and is_token(token + _KEY_BYTES, at, stop):
+                if state > 0 and address < stop and load_u8(address) == OBJECT_END:
+                    address += ONE
+                elif state < c.MAX_KEYS and is_token(token + _KEY_BYTES, address, stop):
                     # The key in between is missing this time.
-                    at += address_in(token + _KEY_BYTES, 1)
+                    address += address_in(token + _KEY_BYTES, 1)
                     node = address_in(token + _KEY_BYTES, 2)
                     state += 2
                     entry = around
                     break
                 else:
-                    end, where = next_key(frame, container, keys, state, at, stop)
+                    end, where = next_key(frame, container, keys, state, address, stop)
                     if end == np.uint64(c.GROW_ARENA):
                         return np.int64(c.GROW_ARENA)
                     if end <= LAST_CODE:
                         return _wrong(frame, np.int64(end), container, where)
-                    at = end
+                    address = end
                     node = address_in(frame, c.KEY_FIELD)
                     if node != OBJECT_DONE:
                         state = get(frame, c.KEY_NEXT)
@@ -401,28 +401,28 @@ def _read_row(frame: Address, at: Address, stop: Address, row: Value) -> Value:
                 if get(container, c.HAS_REQUIRED):
                     node = _missing(frame, container, around)
                     if node != NO_FIELD:
-                        return _wrong(frame, c.MISSING, node, at)
+                        return _wrong(frame, c.MISSING, node, address)
             else:
-                at = skip_space(at, stop)
-                if at >= stop:
-                    return _wrong(frame, c.BAD_END, container, at)
-                byte = load_u8(at)
+                address = skip_space(address, stop)
+                if address >= stop:
+                    return _wrong(frame, c.BAD_END, container, address)
+                byte = load_u8(address)
                 if byte == COMMA:
-                    at = skip_space(at + ONE, stop)
+                    address = skip_space(address + ONE, stop)
                     entry = _new_item(frame, container)
                     if entry < 0:
                         return np.int64(c.GROW_LEVEL)
                     node = container + _NODE_BYTES
                     if kind == c.MAP:
-                        end, where = _map_key(frame, node, entry, at, stop)
+                        end, where = _map_key(frame, node, entry, address, stop)
                         if end <= LAST_CODE:
                             return _wrong(frame, np.int64(end), container, where)
-                        at = end
+                        address = end
                         node += _NODE_BYTES
                     break
                 if byte != (ARRAY_END if kind == c.LIST else OBJECT_END):
-                    return _wrong(frame, c.BAD_NEXT, container, at)
-                at += ONE
+                    return _wrong(frame, c.BAD_NEXT, container, address)
+                address += ONE
                 level = get(container, c.ITEMS)
                 count = get(address_in(frame, c.COUNTS), level) - state
                 data = address_in(container, c.DATA) + np.uint64(8 * around)
@@ -462,9 +462,9 @@ def read_rows(frame: Address) -> Value:
     status = np.int64(c.DONE)
     while row < stop:
         if not _is_null(frame, row):
-            place = ends + np.uint64(4 * row)
-            first = base + load_u32_native(place)
-            behind = base + load_u32_native(place + _FOUR)
+            entry_address = ends + np.uint64(4 * row)
+            first = base + load_u32_native(entry_address)
+            behind = base + load_u32_native(entry_address + _FOUR)
             save_counts(frame, levels)
             put(frame, c.CURRENT_ROW, row)
             arena_size = get(frame, c.ARENA_SIZE)

@@ -64,68 +64,68 @@ _SURROGATE_STOP = np.int64(0xE000)
 
 
 @inlined
-def skip_space(at: Address, stop: Address) -> Value:
+def skip_space(address: Address, stop: Address) -> Value:
     """Returns the address of the next byte that is not white space, or the end."""
-    while at < stop:
-        byte = load_u8(at)
+    while address < stop:
+        byte = load_u8(address)
         if byte > SPACE or (byte != SPACE and byte != _LINE and byte != _RETURN and byte != _TAB):
             break
-        at += ONE
-    return at
+        address += ONE
+    return address
 
 
 @inlined
-def scan_string(at: Address, stop: Address) -> Value:
-    """Scans the string whose first character is at `at`.
+def scan_string(address: Address, stop: Address) -> Value:
+    """Scans the string that begins at `address`, after its opening quote.
 
     Returns (address of the closing quote or a code, whether there are escapes).
     """
-    place = at
-    mask = special_mask(place)
-    while mask == _NOTHING and stop - place > _STEP:
-        place += _STEP
-        mask = special_mask(place)
-    place += trailing_zeros(mask)
+    cursor = address
+    mask = special_mask(cursor)
+    while mask == _NOTHING and stop - cursor > _STEP:
+        cursor += _STEP
+        mask = special_mask(cursor)
+    cursor += trailing_zeros(mask)
     escaped = np.int64(0)
-    if mask == _NOTHING or place >= stop:
-        place = np.uint64(c.BAD_STRING_END)
-    elif load_u8(place) != QUOTE:
-        place, escaped = _scan_rest(at, place, stop)
-    return place, escaped
+    if mask == _NOTHING or cursor >= stop:
+        cursor = np.uint64(c.BAD_STRING_END)
+    elif load_u8(cursor) != QUOTE:
+        cursor, escaped = _scan_rest(address, cursor, stop)
+    return cursor, escaped
 
 
 @helper
-def _scan_rest(start: Address, at: Address, stop: Address) -> Value:
+def _scan_rest(start: Address, address: Address, stop: Address) -> Value:
     """Continues `scan_string` at the first special byte."""
     escaped = np.int64(0)
     high = _NOTHING
-    place = at
+    cursor = address
     while True:
-        mask = end_mask(place)
+        mask = end_mask(cursor)
         size = trailing_zeros(mask)
         if mask == _NOTHING:
             size = _STEP
-        size = min(size, stop - place)
-        high |= high_mask(place) & (_ALL >> (_STEP - size))
-        place += size
-        if place >= stop:
+        size = min(size, stop - cursor)
+        high |= high_mask(cursor) & (_ALL >> (_STEP - size))
+        cursor += size
+        if cursor >= stop:
             return np.uint64(c.BAD_STRING_END), escaped
         if mask == _NOTHING:
             continue
-        byte = load_u8(place)
+        byte = load_u8(cursor)
         if byte == QUOTE:
             break
         if byte != BACKSLASH:
             return np.uint64(c.BAD_CONTROL), escaped
         escaped = np.int64(1)
-        place = _escape_end(place, stop)
-        if place <= LAST_CODE:
-            return place, escaped
+        cursor = _escape_end(cursor, stop)
+        if cursor <= LAST_CODE:
+            return cursor, escaped
     if high != _NOTHING:
-        _, malformed = utf8_size(start, place - start)
+        _, malformed = utf8_size(start, cursor - start)
         if malformed > 0:
             return np.uint64(c.BAD_UTF8), escaped
-    return place, escaped
+    return cursor, escaped
 
 
 @inlined
@@ -140,12 +140,12 @@ def _hex_digit(byte: Value) -> Value:
 
 
 @inlined
-def _hex(at: Address) -> Value:
+def _hex(address: Address) -> Value:
     """Returns the number of four hexadecimal digits; negative if they are malformed."""
-    first = _hex_digit(load_u8(at))
-    second = _hex_digit(load_u8(at + ONE))
-    third = _hex_digit(load_u8(at + _TWO))
-    fourth = _hex_digit(load_u8(at + np.uint64(3)))
+    first = _hex_digit(load_u8(address))
+    second = _hex_digit(load_u8(address + ONE))
+    third = _hex_digit(load_u8(address + _TWO))
+    fourth = _hex_digit(load_u8(address + np.uint64(3)))
     if first < 0 or second < 0 or third < 0 or fourth < 0:
         return np.int64(-1)
     return first << 12 | second << 8 | third << 4 | fourth
@@ -153,7 +153,7 @@ def _hex(at: Address) -> Value:
 
 @inlined
 def _plain_escape(kind: Value) -> Value:
-    """Returns the byte for the letter after a backslash, except u; negative if there is none."""
+    """Returns the byte for the letter after a backslash, except u; negative if it is invalid."""
     if kind == np.uint64(ord("n")):
         return np.int64(10)
     if kind == QUOTE:
@@ -174,31 +174,31 @@ def _plain_escape(kind: Value) -> Value:
 
 
 @helper
-def _escape_end(at: Address, stop: Address) -> Value:
+def _escape_end(address: Address, stop: Address) -> Value:
     """Returns the address after an escape, or a code; a surrogate pair is one escape."""
-    if stop - at < _TWO:
+    if stop - address < _TWO:
         return np.uint64(c.BAD_STRING_END)
-    kind = load_u8(at + ONE)
+    kind = load_u8(address + ONE)
     if kind != np.uint64(ord("u")):
         if _plain_escape(kind) >= 0:
-            return at + _TWO
+            return address + _TWO
         return np.uint64(c.BAD_ESCAPE)
-    if stop - at < _SIX:
+    if stop - address < _SIX:
         return np.uint64(c.BAD_ESCAPE)
-    unit = _hex(at + _TWO)
+    unit = _hex(address + _TWO)
     if unit < 0:
         return np.uint64(c.BAD_ESCAPE)
-    at += _SIX
+    address += _SIX
     if unit < _HIGH_FIRST or unit >= _SURROGATE_STOP:
-        return at
-    if unit >= _LOW_FIRST or stop - at < _SIX:
+        return address
+    if unit >= _LOW_FIRST or stop - address < _SIX:
         return np.uint64(c.BAD_SURROGATE)
-    if load_u8(at) != BACKSLASH or load_u8(at + ONE) != np.uint64(ord("u")):
+    if load_u8(address) != BACKSLASH or load_u8(address + ONE) != np.uint64(ord("u")):
         return np.uint64(c.BAD_SURROGATE)
-    unit = _hex(at + _TWO)
+    unit = _hex(address + _TWO)
     if unit < _LOW_FIRST or unit >= _SURROGATE_STOP:
         return np.uint64(c.BAD_SURROGATE)
-    return at + _SIX
+    return address + _SIX
 
 
 @inlined
@@ -224,43 +224,43 @@ def _put_utf8(to: Address, point: Value) -> Value:
 
 
 @helper
-def unescape(at: Address, end: Address, to: Address) -> Value:
+def unescape(address: Address, end: Address, to: Address) -> Value:
     """Writes the unescaped string that `scan_string` has accepted; returns the address after it.
 
     It is never longer than the escaped one.
     """
-    while at < end:
-        place = at
-        mask = end_mask(place)
-        while mask == _NOTHING and end - place > _STEP:
-            place += _STEP
-            mask = end_mask(place)
-        place = min(place + trailing_zeros(mask), end)
-        copy_long(to, at, place - at)
-        to += place - at
-        at = place
-        if at >= end:
+    while address < end:
+        cursor = address
+        mask = end_mask(cursor)
+        while mask == _NOTHING and end - cursor > _STEP:
+            cursor += _STEP
+            mask = end_mask(cursor)
+        cursor = min(cursor + trailing_zeros(mask), end)
+        copy_long(to, address, cursor - address)
+        to += cursor - address
+        address = cursor
+        if address >= end:
             break
-        kind = load_u8(at + ONE)
+        kind = load_u8(address + ONE)
         if kind != np.uint64(ord("u")):
             store_u8(to, _plain_escape(kind))
             to += ONE
-            at += _TWO
+            address += _TWO
             continue
-        point = _hex(at + _TWO)
-        at += _SIX
+        point = _hex(address + _TWO)
+        address += _SIX
         if point >= _HIGH_FIRST and point < _LOW_FIRST:
-            low = _hex(at + _TWO)
-            at += _SIX
+            low = _hex(address + _TWO)
+            address += _SIX
             point = 0x10000 + ((point - _HIGH_FIRST) << 10) + (low - _LOW_FIRST)
         to = _put_utf8(to, point)
     return to
 
 
 @inlined
-def is_word(at: Address, stop: Address, word: Value) -> Value:
-    """Returns whether the four bytes at `at` are those of `word`, big-endian."""
-    return stop - at >= _FOUR and load_u32(at) == word
+def is_word(address: Address, stop: Address, word: Value) -> Value:
+    """Returns whether the four bytes at `address` equal `word`, big-endian."""
+    return stop - address >= _FOUR and load_u32(address) == word
 
 
 @inlined
@@ -326,38 +326,44 @@ def _value_of(digits: Value) -> Value:
 
 
 @inlined
-def take_digits(at: Address, stop: Address, value: Value, table: Address) -> Value:
-    """Appends the digits at `at` to a value; returns (value modulo 2^64, address after them)."""
+def take_digits(address: Address, stop: Address, value: Value, table: Address) -> Value:
+    """Appends the digits at `address` to a value.
+
+    Returns (value modulo 2^64, address after the digits).
+    """
     while True:
-        word = load_word(at)
-        count = min(_digits_of(word), stop - at)
+        word = load_word(address)
+        count = min(_digits_of(word), stop - address)
         if count < _EIGHT:
             break
         value = value * np.uint64(100000000) + _value_of(word - _ZEROS)
-        at += _EIGHT
+        address += _EIGHT
     if count > _NOTHING:
         digits = (word - _ZEROS) << (np.uint64(64) - (count << np.uint64(3)))
         value = value * load_word(table + (count << np.uint64(3))) + _value_of(digits)
-    return value, at + count
+    return value, address + count
 
 
 @inlined
-def _skip_digits(at: Address, stop: Address) -> Value:
-    """Returns the address after the digits at `at`."""
+def _skip_digits(address: Address, stop: Address) -> Value:
+    """Returns the address after the digits at `address`."""
     while True:
-        count = min(_digits_of(load_word(at)), stop - at)
-        at += count
+        count = min(_digits_of(load_word(address)), stop - address)
+        address += count
         if count < _EIGHT:
-            return at
+            return address
 
 
 @inlined
-def skip_number(at: Address, stop: Address) -> Value:
-    """Returns the address after the number at `at`, or a code: `take_number` without the value."""
-    if at < stop and load_u8(at) == MINUS:
-        at += ONE
-    end = _skip_digits(at, stop)
-    if end == at or (end - at > ONE and load_u8(at) == _ZERO):
+def skip_number(address: Address, stop: Address) -> Value:
+    """Like `take_number`, without the value.
+
+    Returns the address after the number at `address`, or a code.
+    """
+    if address < stop and load_u8(address) == MINUS:
+        address += ONE
+    end = _skip_digits(address, stop)
+    if end == address or (end - address > ONE and load_u8(address) == _ZERO):
         return np.uint64(c.BAD_NUMBER)
     if end < stop and load_u8(end) == _POINT:
         first = end + ONE
@@ -370,42 +376,42 @@ def skip_number(at: Address, stop: Address) -> Value:
 
 
 @inlined
-def take_exponent(at: Address, stop: Address) -> Value:
+def take_exponent(address: Address, stop: Address) -> Value:
     """Parses what follows an "e"; returns (limited exponent, address after it or a code)."""
     negative = False
-    if at < stop:
-        sign = load_u8(at)
+    if address < stop:
+        sign = load_u8(address)
         negative = sign == MINUS
         if negative or sign == _PLUS:
-            at += ONE
-    first = at
+            address += ONE
+    first = address
     exponent = np.int64(0)
-    while at < stop:
-        digit = np.int64(load_u8(at)) - 48
+    while address < stop:
+        digit = np.int64(load_u8(address)) - 48
         if digit < 0 or digit > 9:
             break
         exponent = min(exponent * 10 + digit, _MOST_EXPONENT)
-        at += ONE
-    if at == first:
-        at = np.uint64(c.BAD_NUMBER)
+        address += ONE
+    if address == first:
+        address = np.uint64(c.BAD_NUMBER)
     if negative:
         exponent = -exponent
-    return exponent, at
+    return exponent, address
 
 
 @inlined
-def take_number(at: Address, stop: Address, table: Address) -> Value:
-    """Parses the number at `at`, ignoring its sign.
+def take_number(address: Address, stop: Address, table: Address) -> Value:
+    """Parses the number at `address`, ignoring its sign.
 
     Returns (all digits as an integer modulo 2^64, number of digits, exponent of ten, address after
     the number or a code).
     """
-    if at < stop and load_u8(at) == MINUS:
-        at += ONE
-    value, end = take_digits(at, stop, _NOTHING, table)
-    count = end - at
+    if address < stop and load_u8(address) == MINUS:
+        address += ONE
+    value, end = take_digits(address, stop, _NOTHING, table)
+    count = end - address
     exponent = np.int64(0)
-    if count == _NOTHING or (count > ONE and load_u8(at) == _ZERO):
+    if count == _NOTHING or (count > ONE and load_u8(address) == _ZERO):
         end = np.uint64(c.BAD_NUMBER)
     elif end < stop:
         following = load_u8(end)
@@ -426,7 +432,7 @@ def take_number(at: Address, stop: Address, table: Address) -> Value:
 
 @inlined
 def double_of(
-    at: Address, end: Address, value: Value, count: Value, exponent: Value, table: Address
+    address: Address, end: Address, value: Value, count: Value, exponent: Value, table: Address
 ) -> Value:
     """Returns the bits of the double nearest to a number that `take_number` has parsed.
 
@@ -447,8 +453,8 @@ def double_of(
     elif count <= np.uint64(19):
         bits = nearest(value, exponent, table)
     else:
-        bits = _nearest_of_many(at, end, exponent, table)
-    if load_u8(at) == MINUS and bits != OPEN:
+        bits = _nearest_of_many(address, end, exponent, table)
+    if load_u8(address) == MINUS and bits != OPEN:
         bits |= _SIGN
     return bits
 
@@ -505,15 +511,15 @@ def nearest(value: Value, exponent: Value, table: Address) -> Value:
 
 
 @helper
-def _nearest_of_many(at: Address, end: Address, exponent: Value, table: Address) -> Value:
+def _nearest_of_many(address: Address, end: Address, exponent: Value, table: Address) -> Value:
     """Computes `double_of` without the sign, from the first 19 significant digits."""
     value = _NOTHING
     taken = np.int64(0)
     dropped = np.int64(0)
     cut = np.int64(0)
-    while at < end:
-        byte = load_u8(at)
-        at += ONE
+    while address < end:
+        byte = load_u8(address)
+        address += ONE
         digit = np.int64(byte) - 48
         if digit < 0 or digit > 9:
             if byte | _CASE == _E:
@@ -533,13 +539,13 @@ def _nearest_of_many(at: Address, end: Address, exponent: Value, table: Address)
 
 
 @helper
-def exact_number(at: Address, end: Address, scale: Value) -> Value:
+def exact_number(address: Address, end: Address, scale: Value) -> Value:
     """Computes a valid number times 10^scale, without its sign, as an integer of 128 bits.
 
     Returns (upper half, lower half, status). The status is the number of digits, at most 38, or a
     negated code: `NOT_EXACT` or `OUT_OF_RANGE`.
     """
-    stop = at
+    stop = address
     last = _NOTHING  # address after the last digit that is not 0
     point = _NOTHING
     seen = False
@@ -569,9 +575,9 @@ def exact_number(at: Address, end: Address, scale: Value) -> Value:
     high = _NOTHING
     low = _NOTHING
     count = np.int64(0)
-    while at < last:
-        byte = load_u8(at)
-        at += ONE
+    while address < last:
+        byte = load_u8(address)
+        address += ONE
         if byte < _ZERO or (byte == _ZERO and count == 0):
             continue
         if count == 38:

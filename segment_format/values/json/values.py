@@ -115,26 +115,26 @@ ZONE = np.int64(1)
 
 
 @inlined
-def _two_digits(at: Address) -> Value:
+def _two_digits(address: Address) -> Value:
     """Returns the number of two digits; negative if they are not digits."""
-    first = np.int64(load_u8(at)) - 48
-    second = np.int64(load_u8(at + ONE)) - 48
+    first = np.int64(load_u8(address)) - 48
+    second = np.int64(load_u8(address + ONE)) - 48
     if first < 0 or first > 9 or second < 0 or second > 9:
         return np.int64(-1)
     return first * 10 + second
 
 
 @helper
-def days_of(at: Address, end: Address) -> Value:
+def days_of(address: Address, end: Address) -> Value:
     """Parses the 10 bytes of a date; returns (days since 1970-01-01, whether it is valid)."""
     none = np.int64(0), False
-    if end - at < _DATE_SIZE:
+    if end - address < _DATE_SIZE:
         return none
-    century = _two_digits(at)
-    year = _two_digits(at + _TWO)
-    month = _two_digits(at + np.uint64(5))
-    day = _two_digits(at + np.uint64(8))
-    if load_u8(at + _FOUR) != _DASH or load_u8(at + np.uint64(7)) != _DASH:
+    century = _two_digits(address)
+    year = _two_digits(address + _TWO)
+    month = _two_digits(address + np.uint64(5))
+    day = _two_digits(address + np.uint64(8))
+    if load_u8(address + _FOUR) != _DASH or load_u8(address + np.uint64(7)) != _DASH:
         return none
     if century < 0 or year < 0 or month < 1 or month > 12 or day < 1:
         return none
@@ -160,52 +160,52 @@ def days_of(at: Address, end: Address) -> Value:
 
 
 @helper
-def micros_of(at: Address, end: Address) -> Value:
+def micros_of(address: Address, end: Address) -> Value:
     """Parses a timestamp and converts it to UTC if it has a zone.
 
     Returns (microseconds since 1970-01-01T00:00, whether it is valid, `ZONE` or `NO_ZONE`).
     """
     none = np.int64(0), False, NO_ZONE
-    days, found = days_of(at, end)
-    if not found or end - at < np.uint64(16):
+    days, is_valid = days_of(address, end)
+    if not is_valid or end - address < np.uint64(16):
         return none
-    between = load_u8(at + _DATE_SIZE)
+    between = load_u8(address + _DATE_SIZE)
     if between != np.uint64(ord("T")) and between != np.uint64(ord(" ")):
         return none
-    hour = _two_digits(at + np.uint64(11))
-    minute = _two_digits(at + np.uint64(14))
-    if load_u8(at + np.uint64(13)) != _COLON:
+    hour = _two_digits(address + np.uint64(11))
+    minute = _two_digits(address + np.uint64(14))
+    if load_u8(address + np.uint64(13)) != _COLON:
         return none
     if hour < 0 or hour > 23 or minute < 0 or minute > 59:
         return none
-    at += np.uint64(16)
+    address += np.uint64(16)
     second = np.int64(0)
     micros = np.int64(0)
-    if end - at >= _THREE and load_u8(at) == _COLON:
-        second = _two_digits(at + ONE)
+    if end - address >= _THREE and load_u8(address) == _COLON:
+        second = _two_digits(address + ONE)
         if second < 0 or second > 59:
             return none
-        at += _THREE
-        if at < end and load_u8(at) == np.uint64(ord(".")):
-            at += ONE
+        address += _THREE
+        if address < end and load_u8(address) == np.uint64(ord(".")):
+            address += ONE
             count = np.int64(0)
-            while at < end:
-                digit = np.int64(load_u8(at)) - 48
+            while address < end:
+                digit = np.int64(load_u8(address)) - 48
                 if digit < 0 or digit > 9:
                     break
                 count += 1
                 if count <= 6:
                     micros = micros * 10 + digit
-                at += ONE
+                address += ONE
             if count < 1 or count > 9:
                 return none
             for _ in range(count, 6):
                 micros *= 10
     zone = NO_ZONE
     offset = np.int64(0)
-    if at < end:
-        offset, found = _zone_of(at, end)
-        if not found:
+    if address < end:
+        offset, is_valid = _zone_of(address, end)
+        if not is_valid:
             return none
         zone = ZONE
     seconds = days * 86400 + hour * 3600 + (minute - offset) * 60 + second
@@ -213,24 +213,24 @@ def micros_of(at: Address, end: Address) -> Value:
 
 
 @inlined
-def _zone_of(at: Address, end: Address) -> Value:
+def _zone_of(address: Address, end: Address) -> Value:
     """Parses a zone; returns (minutes east of UTC, whether it is valid)."""
     none = np.int64(0), False
-    sign = load_u8(at)
-    at += ONE
+    sign = load_u8(address)
+    address += ONE
     if sign == np.uint64(ord("Z")):
-        return np.int64(0), at == end
-    if (sign != np.uint64(ord("+")) and sign != _DASH) or end - at < _TWO:
+        return np.int64(0), address == end
+    if (sign != np.uint64(ord("+")) and sign != _DASH) or end - address < _TWO:
         return none
-    hours = _two_digits(at)
+    hours = _two_digits(address)
     minutes = np.int64(0)
-    at += _TWO
-    if at < end:
-        if load_u8(at) == _COLON:
-            at += ONE
-        if end - at != _TWO:
+    address += _TWO
+    if address < end:
+        if load_u8(address) == _COLON:
+            address += ONE
+        if end - address != _TWO:
             return none
-        minutes = _two_digits(at)
+        minutes = _two_digits(address)
     if hours < 0 or minutes < 0 or minutes > 59:
         return none
     offset = hours * 60 + minutes
@@ -257,9 +257,9 @@ def _six_bits(byte: Value) -> Value:
 
 
 @helper
-def base64_size(at: Address, end: Address) -> Value:
+def base64_size(address: Address, end: Address) -> Value:
     """Returns the size of padded base64 (RFC 4648) when decoded; negative if it is invalid."""
-    size = end - at
+    size = end - address
     if size & _THREE != _NOTHING:
         return np.int64(-1)
     if size == _NOTHING:
@@ -270,26 +270,26 @@ def base64_size(at: Address, end: Address) -> Value:
         if load_u8(end - _TWO) == _PADDING:
             padding = np.int64(2)
     stop = end - np.uint64(padding)
-    while at < stop:
-        if _six_bits(load_u8(at)) < 0:
+    while address < stop:
+        if _six_bits(load_u8(address)) < 0:
             return np.int64(-1)
-        at += ONE
+        address += ONE
     return np.int64(size >> _TWO) * 3 - padding
 
 
 @helper
-def decode_base64(at: Address, size: Value, to: Address) -> None:
+def decode_base64(address: Address, size: Value, to: Address) -> None:
     """Decodes base64 that `base64_size` has accepted to `size` bytes."""
     while size > 0:
-        first = _six_bits(load_u8(at))
-        second = _six_bits(load_u8(at + ONE))
+        first = _six_bits(load_u8(address))
+        second = _six_bits(load_u8(address + ONE))
         store_u8(to, first << 2 | second >> 4)
         if size > 1:
-            third = _six_bits(load_u8(at + _TWO))
+            third = _six_bits(load_u8(address + _TWO))
             store_u8(to + ONE, second << 4 | third >> 2)
             if size > 2:
-                store_u8(to + _TWO, third << 6 | _six_bits(load_u8(at + _THREE)))
-        at += _FOUR
+                store_u8(to + _TWO, third << 6 | _six_bits(load_u8(address + _THREE)))
+        address += _FOUR
         to += _THREE
         size -= 3
 
@@ -310,13 +310,13 @@ _OPEN_SINGLE_BITS = np.uint64(0x3FFFFF)
 
 @inlined
 def put_text(
-    frame: Address, node: Address, entry: Value, at: Address, end: Address, escaped: Value
+    frame: Address, node: Address, entry: Value, address: Address, end: Address, escaped: Value
 ) -> Value:
     """Writes the location of a string, which is unescaped first if necessary."""
-    packed = (at - address_in(frame, c.BASE)) << np.uint64(32) | (end - at) << ONE
+    packed = (address - address_in(frame, c.BASE)) << np.uint64(32) | (end - address) << ONE
     status = np.int64(c.DONE)
     if escaped:
-        packed, status = _unescaped(frame, at, end)
+        packed, status = _unescaped(frame, address, end)
     if status == c.DONE:
         store_i64(address_in(node, c.DATA) + np.uint64(8 * entry), np.int64(packed))
         store_u8(address_in(node, c.PRESENT) + np.uint64(entry), 1)
@@ -324,12 +324,12 @@ def put_text(
 
 
 @helper
-def _unescaped(frame: Address, at: Address, end: Address) -> Value:
+def _unescaped(frame: Address, address: Address, end: Address) -> Value:
     """Unescapes a string; returns (its location in the arena, status)."""
-    if not arena_has(frame, end - at):
+    if not arena_has(frame, end - address):
         return _NOTHING, np.int64(c.GROW_ARENA)
     first = arena_end(frame)
-    behind = unescape(at, end, first)
+    behind = unescape(address, end, first)
     position = first - address_in(frame, c.ARENA)
     put(frame, c.ARENA_SIZE, np.int64(position + (behind - first)))
     return position << np.uint64(32) | (behind - first) << ONE | ONE, np.int64(c.DONE)
@@ -337,13 +337,13 @@ def _unescaped(frame: Address, at: Address, end: Address) -> Value:
 
 @inlined
 def _integer(
-    at: Address, end: Address, value: Value, count: Value, exponent: Value, limit: Value
+    address: Address, end: Address, value: Value, count: Value, exponent: Value, limit: Value
 ) -> Value:
     """Returns (the number, status); valid are integers from `-limit - 1` to `limit`."""
     status = np.int64(c.DONE)
     if exponent != 0 or count > _NINETEEN:
-        value, status = _exact_integer(at, end)
-    negative = load_u8(at) == MINUS
+        value, status = _exact_integer(address, end)
+    negative = load_u8(address) == MINUS
     if status == c.DONE and value > limit + np.uint64(negative):
         status = np.int64(c.OUT_OF_RANGE)
     number = np.int64(value)
@@ -355,35 +355,35 @@ def put_number(
     frame: Address,
     node: Address,
     entry: Value,
-    at: Address,
+    address: Address,
     end: Address,
     value: Value,
     count: Value,
     exponent: Value,
     table: Address,
 ) -> Value:
-    """Writes a number that `take_number` has parsed from `at` to `end`."""
+    """Writes a number that `take_number` has parsed from `address` to `end`."""
     op = get(node, c.OP)
     data = address_in(node, c.DATA)
     if op == c.INT64:
-        number, status = _integer(at, end, value, count, exponent, _MAX_INT64)
+        number, status = _integer(address, end, value, count, exponent, _MAX_INT64)
         if status == c.DONE:
             store_i64(data + np.uint64(8 * entry), number)
         return status
     if op == c.DOUBLE:
-        bits = double_of(at, end, value, count, exponent, table)
+        bits = double_of(address, end, value, count, exponent, table)
         status = np.int64(c.DONE)
         if bits & _MAGNITUDE >= _INFINITY:
-            bits, status = _no_double(frame, node, entry, at, end, bits)
+            bits, status = _no_double(frame, node, entry, address, end, bits)
         store_i64(data + np.uint64(8 * entry), np.int64(bits))
         return status
-    return _put_other(frame, node, entry, at, end, value, count, exponent, table)
+    return _put_other(frame, node, entry, address, end, value, count, exponent, table)
 
 
 @helper
-def _exact_integer(at: Address, end: Address) -> Value:
+def _exact_integer(address: Address, end: Address) -> Value:
     """Returns (magnitude, status)."""
-    high, low, status = exact_number(at, end, 0)
+    high, low, status = exact_number(address, end, 0)
     if status < 0:
         return low, -status
     if high != _NOTHING:
@@ -393,17 +393,19 @@ def _exact_integer(at: Address, end: Address) -> Value:
 
 @helper
 def _no_double(
-    frame: Address, node: Address, entry: Value, at: Address, end: Address, bits: Value
+    frame: Address, node: Address, entry: Value, address: Address, end: Address, bits: Value
 ) -> Value:
     """Returns (bits of infinity, or a NaN with the index of the open number; status)."""
     if bits != OPEN:
         return bits, np.int64(c.OUT_OF_RANGE)
-    number, status = _leave_open(frame, node, entry, at, end)
+    number, status = _leave_open(frame, node, entry, address, end)
     return _OPEN_DOUBLE | number, status
 
 
 @helper
-def _leave_open(frame: Address, node: Address, entry: Value, at: Address, end: Address) -> Value:
+def _leave_open(
+    frame: Address, node: Address, entry: Value, address: Address, end: Address
+) -> Value:
     """Leaves a number open; returns (its index, status)."""
     number = get(frame, c.OPEN_COUNT)
     if number >= get(frame, c.OPEN_ROOM):
@@ -412,8 +414,8 @@ def _leave_open(frame: Address, node: Address, entry: Value, at: Address, end: A
     to = address_in(frame, c.OPEN) + np.uint64(8 * c.OPEN_SIZE * number)
     put(to, 0, get(node, c.NUMBER))
     put(to, 1, entry)
-    put(to, 2, np.int64(at - address_in(frame, c.BASE)))
-    put(to, 3, np.int64(end - at))
+    put(to, 2, np.int64(address - address_in(frame, c.BASE)))
+    put(to, 3, np.int64(end - address))
     put(to, 4, get(frame, c.CURRENT_ROW))
     put(frame, c.OPEN_COUNT, number + 1)
     return np.uint64(number), np.int64(c.DONE)
@@ -424,7 +426,7 @@ def _put_other(
     frame: Address,
     node: Address,
     entry: Value,
-    at: Address,
+    address: Address,
     end: Address,
     value: Value,
     count: Value,
@@ -434,28 +436,30 @@ def _put_other(
     op = get(node, c.OP)
     data = address_in(node, c.DATA)
     if op == c.INT32:
-        number, status = _integer(at, end, value, count, exponent, _MAX_INT32)
+        number, status = _integer(address, end, value, count, exponent, _MAX_INT32)
         if status == c.DONE:
             store_i32(data + np.uint64(4 * entry), number)
         return status
     if op == c.SINGLE:
         status = np.int64(c.DONE)
-        bits = double_of(at, end, value, count, exponent, table)
+        bits = double_of(address, end, value, count, exponent, table)
         if bits != OPEN:
             bits = _single_of(bits)
         if bits == OPEN:
-            open_number, status = _leave_open(frame, node, entry, at, end)
+            open_number, status = _leave_open(frame, node, entry, address, end)
             bits = _OPEN_SINGLE | (open_number & _OPEN_SINGLE_BITS)
         elif bits & ~_SINGLE_SIGN == _SINGLE_INFINITY:
             return np.int64(c.OUT_OF_RANGE)
         store_i32(data + np.uint64(4 * entry), np.int64(bits))
         return status
-    return _put_decimal(node, data + np.uint64(16 * entry), at, end, value, count, exponent, table)
+    return _put_decimal(
+        node, data + np.uint64(16 * entry), address, end, value, count, exponent, table
+    )
 
 
 @helper
 def _single_of(bits: Value) -> Value:
-    """Returns the bits of the float32 nearest to a number, from those of the nearest double.
+    """Returns the bits of the float32 nearest to a number, from the bits of the nearest double.
 
     Returns `OPEN` if the double is halfway between two float32.
     """
@@ -478,7 +482,7 @@ def _single_of(bits: Value) -> Value:
 def _put_decimal(
     node: Address,
     to: Address,
-    at: Address,
+    address: Address,
     end: Address,
     value: Value,
     count: Value,
@@ -493,12 +497,12 @@ def _put_decimal(
     if shift >= 0 and np.int64(count) <= 18 and digits <= min(precision, 18):
         low = value * load_word(table + np.uint64(8 * shift))
     else:
-        high, low, status = exact_number(at, end, scale)
+        high, low, status = exact_number(address, end, scale)
         if status < 0:
             return -status
         if status > precision:
             return np.int64(c.OUT_OF_RANGE)
-    if load_u8(at) == MINUS:
+    if load_u8(address) == MINUS:
         low = ~low + ONE
         high = ~high
         if low == _NOTHING:
@@ -510,33 +514,33 @@ def _put_decimal(
 
 @helper
 def put_quoted(
-    frame: Address, node: Address, entry: Value, at: Address, end: Address, escaped: Value
+    frame: Address, node: Address, entry: Value, address: Address, end: Address, escaped: Value
 ) -> Value:
     """Writes a date, timestamp or binary value, which JSON writes as a string."""
-    packed = (at - address_in(frame, c.BASE)) << np.uint64(32) | (end - at) << ONE
+    packed = (address - address_in(frame, c.BASE)) << np.uint64(32) | (end - address) << ONE
     before = get(frame, c.ARENA_SIZE)
     if escaped:
-        packed, status = _unescaped(frame, at, end)
+        packed, status = _unescaped(frame, address, end)
         if status != c.DONE:
             return status
-        at = address_in(frame, c.ARENA) + (packed >> np.uint64(32))
+        address = address_in(frame, c.ARENA) + (packed >> np.uint64(32))
         end = address_in(frame, c.ARENA) + np.uint64(get(frame, c.ARENA_SIZE))
     op = get(node, c.OP)
     data = address_in(node, c.DATA)
     if op == c.BINARY:
-        if base64_size(at, end) < 0:
+        if base64_size(address, end) < 0:
             return np.int64(c.BAD_BASE64)
         store_i64(data + np.uint64(8 * entry), np.int64(packed))
     else:
         put(frame, c.ARENA_SIZE, before)
         if op == c.DATE:
-            value, found = days_of(at, end)
-            if not found or end - at != np.uint64(10):
+            value, is_valid = days_of(address, end)
+            if not is_valid or end - address != np.uint64(10):
                 return np.int64(c.BAD_DATE)
             store_i32(data + np.uint64(4 * entry), value)
         else:
-            value, found, zone = micros_of(at, end)
-            if not found:
+            value, is_valid, zone = micros_of(address, end)
+            if not is_valid:
                 return np.int64(c.BAD_TIME)
             if (zone == ZONE) != (op == c.TIMESTAMP):
                 return np.int64(c.BAD_ZONE)

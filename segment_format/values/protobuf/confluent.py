@@ -2,7 +2,7 @@
 
 A value starts with a head: Confluent's header (see `registry_framing`), then the message index,
 which is the path to the message type in its file as zigzag varints: a count, then an index into the
-file's messages, then into those nested in that message, and so on. A lone 0 stands for the first
+file's messages, then into those nested in that message, and so on. A lone 0 means the first
 message. Most values of a batch have the same head: heads are compared as bytes, and only new ones
 are parsed.
 """
@@ -34,33 +34,33 @@ MAX_INDEXES: Final = 100
 FIRST: Final = (0,)
 
 
-def read_message_index(data: bytes, at: int = 0) -> tuple[tuple[int, ...], int]:
+def read_message_index(data: bytes, position: int = 0) -> tuple[tuple[int, ...], int]:
     """Returns the path to a message type, and the position of the message.
 
     Args:
         data: A value.
-        at: Position of the index.
+        position: Position of the index.
 
     Raises:
         ValueError: The index is invalid.
     """
-    count, at = _read_zigzag(data, at)
+    count, position = _read_zigzag(data, position)
     if count == 0:
-        return FIRST, at
+        return FIRST, position
     if not 0 < count <= MAX_INDEXES:
         raise ValueError(f"a message index of {count} numbers")
     path = []
     for _ in range(count):
-        index, at = _read_zigzag(data, at)
+        index, position = _read_zigzag(data, position)
         if index < 0:
             raise ValueError(f"message index {index}")
         path.append(index)
-    return tuple(path), at
+    return tuple(path), position
 
 
-def _read_zigzag(data: bytes, at: int) -> tuple[int, int]:
-    raw, at = read_varint(data, at)
-    return raw >> 1 ^ -(raw & 1), at
+def _read_zigzag(data: bytes, position: int) -> tuple[int, int]:
+    raw, position = read_varint(data, position)
+    return raw >> 1 ^ -(raw & 1), position
 
 
 _MAX_HEADS: Final = 64
@@ -216,19 +216,19 @@ def match_heads(
     """Sets start and head of each value that has one of the heads; no head is a prefix of another.
 
     Args:
-        ends: int32: where each value begins, then where the last ends.
+        ends: int32: start of each value, then the end of the last.
         rows: Number of values.
         data: Bytes of the values.
         heads: Bytes of all heads.
-        bounds: int64: where each head begins, then where the last ends.
+        bounds: int64: start of each head, then the end of the last.
         count: Number of heads.
         starts: int32 of each value.
         which: int32 of each value.
     """
     last = np.int64(0)
     for row in range(rows):
-        at = np.int64(load_u32_native(ends + np.uint64(4 * row)))
-        size = np.int64(load_u32_native(ends + np.uint64(4 * (row + 1)))) - at
+        position = np.int64(load_u32_native(ends + np.uint64(4 * row)))
+        size = np.int64(load_u32_native(ends + np.uint64(4 * (row + 1)))) - position
         for turn in range(count):  # starts with the head of the value before
             each = last + turn
             if each >= count:
@@ -237,7 +237,7 @@ def match_heads(
             length = load_i64_native(bounds + np.uint64(8 * (each + 1))) - first
             if length <= size:
                 same = np.int64(0)
-                while same < length and load_u8(data + np.uint64(at + same)) == load_u8(
+                while same < length and load_u8(data + np.uint64(position + same)) == load_u8(
                     heads + np.uint64(first + same)
                 ):
                     same += 1

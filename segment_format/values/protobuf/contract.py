@@ -3,7 +3,7 @@
 A *level* counts entries: level 0 the values, one level the elements of each list or map, and one
 the bytes of each text. All columns of a level have one item per entry, so the columns of a nested
 message that is not repeated have the level of the outer message. Each level except 0 has offsets:
-where the entries of each entry of its parent begin.
+start of the entries of each entry of its parent.
 
 A *node* is a message type at a position in the tree. Its fields are *entries*, ascending by number.
 """
@@ -30,7 +30,7 @@ ROOMS: Final = 13  # of levels
 BEFORE: Final = 14  # of levels: for `clear_entries`
 STACK: Final = 15
 DATA: Final = 16  # the bytes of all values
-ENDS: Final = 17  # int32: where each value begins, then where the last ends
+ENDS: Final = 17  # int32: start of each value, then the end of the last
 VALID: Final = 18  # a bitmap, or 0
 VALID_SHIFT: Final = 19  # its bit of row 0
 STARTS: Final = 20  # int32: bytes to skip in front, -1 for bad values; or 0
@@ -108,7 +108,7 @@ BINARY: Final = 13
 MESSAGE: Final = 14
 GROUP: Final = 15
 
-# Statuses: what the kernel needs, or why a value is bad.
+# Statuses: a request of the kernel, or the reason why a value is bad.
 DONE: Final = 0
 GROW: Final = 1
 BAD_TAG: Final = 2

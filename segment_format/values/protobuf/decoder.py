@@ -121,7 +121,7 @@ class ProtobufDecoder:
         bad |= {row: ("", reason) for row, reason in reasons.items()}
         builder = ArrayBuilder(memory)
         array = builder.build(self._program.root)
-        bad |= builder.bad  # disjoint: rows that are bad already hold no values
+        bad |= builder.bad  # disjoint: rows that are bad already have no values
         return DecodedValues(
             array, tuple(BadValue(row, path, reason) for row, (path, reason) in sorted(bad.items()))
         )
@@ -167,7 +167,7 @@ of the input: two bytes may be a message of a thousand columns.
 class ColumnMemory:
     """Columns, offsets and texts of a batch, and the kernel's state.
 
-    Columns are zero until the kernel writes them, and zero stands for an absent field.
+    Columns are zero until the kernel writes them, and zero means an absent field.
 
     Args:
         program: Program of the message type.
@@ -185,7 +185,7 @@ class ColumnMemory:
         ]
         self._parents = program.levels.reshape(-1, c.LEVEL_SIZE)[:, c.PARENT].tolist()
         levels = len(self._parents)
-        # The state, then the tables whose addresses it holds.
+        # The state, then the tables; the state has their addresses.
         tables = (
             (c.BASES, len(columns)),
             (c.OFFSETS, levels),
@@ -296,7 +296,7 @@ _TOO_MANY_NAMES: Final = "the enum names of the batch exceed 2 GiB"
 
 
 class ArrayBuilder:
-    """Builds arrays of what the kernel has decoded.
+    """Builds arrays from the values that the kernel has decoded.
 
     Attributes:
         bad: Row -> path and reason, for values that turned out to be bad.
@@ -390,7 +390,7 @@ class ArrayBuilder:
         text = copied(np.frombuffer(b"".join(encoded), np.uint8))
         array = make_array(pa.string(), len(names), None, [offsets, text]).take(indices)
         if present is None and array.null_count:
-            array = pc.fill_null(array, "")  # elements are not null, not even those of bad values
+            array = pc.fill_null(array, "")  # elements are not null, not even of bad values
         return array
 
     def _micros(self, column: Column, path: str) -> NDArray[np.int64]:

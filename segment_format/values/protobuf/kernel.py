@@ -7,8 +7,8 @@ bad value, and a member of a oneof that another member replaces, are cleared, ba
 elements begin. If there is no room, the kernel returns before it touches the field, and resumes
 there.
 
-Readers never read at or after the stop. They return what they read and the next address, which is 0
-on failure. Limits are those of Google's upb: five bytes for tags and lengths, ten for numbers.
+Readers never read at or after the stop. They return the value and the next address, which is 0 on
+failure. Limits equal Google's upb: five bytes for tags and lengths, ten for numbers.
 """
 
 from __future__ import annotations
@@ -51,32 +51,32 @@ _MAX_SIZE = np.uint64(0x7FFFFFFF)
 
 
 @inlined
-def read_u64(at: Address, stop: Address) -> Value:
+def read_u64(address: Address, stop: Address) -> Value:
     """Reads a number of up to 64 bits; further bits are dropped."""
-    if at < stop:
-        first = load_u8(at)
+    if address < stop:
+        first = load_u8(address)
         if first < _CONTINUED:
-            return first, at + ONE
-    return long_varint(at, stop, np.uint64(10))
+            return first, address + ONE
+    return long_varint(address, stop, np.uint64(10))
 
 
 @inlined
-def read_u32(at: Address, stop: Address) -> Value:
+def read_u32(address: Address, stop: Address) -> Value:
     """Reads a tag: a number of up to 32 bits."""
-    if at < stop:
-        first = load_u8(at)
+    if address < stop:
+        first = load_u8(address)
         if first < _CONTINUED:
-            return first, at + ONE
-    raw, following = long_varint(at, stop, np.uint64(5))
+            return first, address + ONE
+    raw, following = long_varint(address, stop, np.uint64(5))
     if raw > _MAX_U32:
         return raw, NOWHERE
     return raw, following
 
 
 @inlined
-def read_size(at: Address, stop: Address) -> Value:
+def read_size(address: Address, stop: Address) -> Value:
     """Reads a length; returns it and the address of the content, which ends before the stop."""
-    size, start = read_u32(at, stop)
+    size, start = read_u32(address, stop)
     if start == NOWHERE or size > _MAX_SIZE or size > stop - start:
         return size, NOWHERE
     return size, start
@@ -89,25 +89,25 @@ def low_32(raw: Value) -> Value:
 
 
 @helper
-def count_varints(at: Address, stop: Address) -> Value:
+def count_varints(address: Address, stop: Address) -> Value:
     """Returns how many numbers end in a packed field."""
-    found = np.int64(0)
-    while at < stop:
-        found += np.int64(load_u8(at) < _CONTINUED)
-        at += ONE
-    return found
+    count = np.int64(0)
+    while address < stop:
+        count += np.int64(load_u8(address) < _CONTINUED)
+        address += ONE
+    return count
 
 
 @inlined
-def _skip_plain(wire: Value, at: Address, stop: Address) -> Value:
+def _skip_plain(wire: Value, address: Address, stop: Address) -> Value:
     """Skips an unknown field that is not a group; returns (reason, next address)."""
     if wire == BYTES:
-        size, start = read_size(at, stop)
+        size, start = read_size(address, stop)
         if start == NOWHERE:
             return c.BAD_LENGTH, NOWHERE
         return c.DONE, start + size
     if wire == VARINT:
-        _, following = read_u64(at, stop)
+        _, following = read_u64(address, stop)
         if following == NOWHERE:
             return c.BAD_NUMBER, NOWHERE
         return c.DONE, following
@@ -116,20 +116,22 @@ def _skip_plain(wire: Value, at: Address, stop: Address) -> Value:
         size = FOUR
     elif wire != FIXED64:
         return c.BAD_TAG, NOWHERE
-    if size > stop - at:
+    if size > stop - address:
         return c.BAD_LENGTH, NOWHERE
-    return c.DONE, at + size
+    return c.DONE, address + size
 
 
 @helper
-def _skip_group(number: Value, at: Address, stop: Address, stack: Address, depth: Value) -> Value:
+def _skip_group(
+    number: Value, address: Address, stop: Address, stack: Address, depth: Value
+) -> Value:
     top = depth + 1
     if top > c.MAX_DEPTH:
         return c.TOO_DEEP, NOWHERE
     put(stack, top * c.FRAME_SIZE + c.FRAME_GROUP, number)
-    while at < stop:
-        tag, at = read_u32(at, stop)
-        if at == NOWHERE:
+    while address < stop:
+        tag, address = read_u32(address, stop)
+        if address == NOWHERE:
             return c.BAD_TAG, NOWHERE
         inner = np.int64(tag >> np.uint64(3))
         kind = np.int64(tag & _SEVEN)
@@ -143,9 +145,9 @@ def _skip_group(number: Value, at: Address, stop: Address, stack: Address, depth
                 return c.BAD_GROUP, NOWHERE
             top -= 1
             if top == depth:
-                return c.DONE, at
+                return c.DONE, address
         else:
-            reason, at = _skip_plain(kind, at, stop)
+            reason, address = _skip_plain(kind, address, stop)
             if reason != c.DONE:
                 return reason, NOWHERE
     return c.BAD_GROUP, NOWHERE
@@ -153,23 +155,23 @@ def _skip_group(number: Value, at: Address, stop: Address, stack: Address, depth
 
 @inlined
 def skip_field(
-    number: Value, wire: Value, at: Address, stop: Address, stack: Address, depth: Value
+    number: Value, wire: Value, address: Address, stop: Address, stack: Address, depth: Value
 ) -> Value:
-    """Skips an unknown field whose tag was read; returns (reason, next address).
+    """Skips an unknown field after its tag; returns (reason, next address).
 
     As in upb, field number 0 is not checked inside groups.
 
     Args:
         number: Field number.
         wire: Wire type.
-        at: Address after the tag.
+        address: Address after the tag.
         stop: End of the message.
-        stack: Frames; groups are pushed above those of the open messages.
+        stack: Frames; groups are pushed above the frames of the open messages.
         depth: Number of open messages.
     """
     if wire == GROUP:
-        return _skip_group(number, at, stop, stack, depth)
-    return _skip_plain(wire, at, stop)
+        return _skip_group(number, address, stop, stack, depth)
+    return _skip_plain(wire, address, stop)
 
 
 ENTRY_BYTES = np.uint64(8 * c.ENTRY_SIZE)
@@ -239,10 +241,10 @@ def has_number(state: Address, entry: Address, number: Value) -> Value:
     enums = np.uint64(get(state, c.ENUMS))
     while low < high:
         middle = (low + high) >> 1
-        found = get(enums, middle)
-        if found == number:
+        middle_number = get(enums, middle)
+        if middle_number == number:
             return True
-        if found < number:
+        if middle_number < number:
             low = middle + 1
         else:
             high = middle
@@ -256,10 +258,10 @@ def _search(state: Address, first: Value, count: Value, number: Value) -> Value:
     entries = np.uint64(get(state, c.ENTRIES))
     while low < high:
         middle = (low + high) >> 1
-        found = get(entries, middle * c.ENTRY_SIZE + c.NUMBER)
-        if found == number:
+        middle_number = get(entries, middle * c.ENTRY_SIZE + c.NUMBER)
+        if middle_number == number:
             return middle
-        if found < number:
+        if middle_number < number:
             low = middle + 1
         else:
             high = middle
@@ -315,8 +317,8 @@ def has_room(state: Address, level: Value, more: Value) -> Value:
 
 @helper
 def _replace_member(state: Address, base: Address, index: Value, level_index: Value) -> None:
-    at = base + FOUR * np.uint64(level_index)
-    other = np.int64(load_u32_native(at)) - 1
+    address = base + FOUR * np.uint64(level_index)
+    other = np.int64(load_u32_native(address)) - 1
     if other >= 0 and other != index:
         row = np.uint64(get(state, c.ENTRIES)) + ENTRY_BYTES * np.uint64(other)
         clear_entries(
@@ -326,7 +328,7 @@ def _replace_member(state: Address, base: Address, index: Value, level_index: Va
             get(row, c.FIRST_LEVEL),
             get(row, c.STOP_LEVEL),
         )
-    store_i32(at, index + 1)
+    store_i32(address, index + 1)
 
 
 @inlined
@@ -347,31 +349,31 @@ _UNKNOWN = np.int64(-1)
 
 
 @inlined
-def _read_number(wire: Value, at: Address, stop: Address) -> Value:
+def _read_number(wire: Value, address: Address, stop: Address) -> Value:
     if wire == VARINT:
-        return read_u64(at, stop)
+        return read_u64(address, stop)
     if wire == FIXED64:
-        if stop - at < EIGHT:
+        if stop - address < EIGHT:
             return NOWHERE, NOWHERE
-        return load_word(at), at + EIGHT
-    if stop - at < FOUR:
+        return load_word(address), address + EIGHT
+    if stop - address < FOUR:
         return NOWHERE, NOWHERE
-    return load_u32_native(at), at + FOUR
+    return load_u32_native(address), address + FOUR
 
 
 @helper
-def _packed(state: Address, entry: Address, at: Address, stop: Address) -> Value:
-    """Reads a packed field whose tag was read; returns (reason, next address)."""
-    size, at = read_size(at, stop)
-    if at == NOWHERE:
+def _packed(state: Address, entry: Address, address: Address, stop: Address) -> Value:
+    """Reads a packed field after its tag; returns (reason, next address)."""
+    size, address = read_size(address, stop)
+    if address == NOWHERE:
         return c.BAD_LENGTH, NOWHERE
-    stop = at + size
+    stop = address + size
     wire = get(entry, c.WIRE)
     level = get(entry, c.LEVEL)
     op = get(entry, c.OP)
     width = np.uint64(get(entry, c.WIDTH))
     if wire == VARINT:
-        count = count_varints(at, stop)
+        count = count_varints(address, stop)
     elif wire == FIXED64:
         count = np.int64(size >> _THREE)
     else:
@@ -382,23 +384,25 @@ def _packed(state: Address, entry: Address, at: Address, stop: Address) -> Value
     index = get(counts, level)
     base = np.uint64(get(np.uint64(get(state, c.BASES)), get(entry, c.COLUMN)))
     target = base + np.uint64(index) * width
-    while at < stop:
-        raw, at = _read_number(wire, at, stop)
-        if at == NOWHERE:
+    while address < stop:
+        raw, address = _read_number(wire, address, stop)
+        if address == NOWHERE:
             return c.BAD_PACKED, NOWHERE
         if op != c.CLOSED_ENUM or has_number(state, entry, low_32(raw)):
             store_number(op, target, raw)
             target += width
             index += 1
             put(counts, level, index)
-    return c.DONE, at
+    return c.DONE, address
 
 
 @inlined
-def _text(state: Address, entry: Address, at: Address, stop: Address, readable: Address) -> Value:
-    """Reads a text whose tag was read, replacing an earlier one; returns (reason, next address)."""
-    size, at = read_size(at, stop)
-    if at == NOWHERE:
+def _text(
+    state: Address, entry: Address, address: Address, stop: Address, readable: Address
+) -> Value:
+    """Reads a text after its tag, replacing an earlier one; returns (reason, next address)."""
+    size, address = read_size(address, stop)
+    if address == NOWHERE:
         return c.BAD_LENGTH, NOWHERE
     level = get(entry, c.LEVEL)
     data = get(entry, c.TEXT_LEVEL)
@@ -411,25 +415,25 @@ def _text(state: Address, entry: Address, at: Address, stop: Address, readable: 
         put(state, c.ROOM_WANTED, wanted)
         return c.GROW, NOWHERE
     target = np.uint64(get(np.uint64(get(state, c.BYTES)), data)) + np.uint64(start)
-    suspect = copy_text(target, at, np.int64(size), readable)
-    if suspect and get(entry, c.OP) == c.TEXT and not is_utf8(at, np.int64(size)):
+    suspect = copy_text(target, address, np.int64(size), readable)
+    if suspect and get(entry, c.OP) == c.TEXT and not is_utf8(address, np.int64(size)):
         return c.BAD_TEXT, NOWHERE
     put(counts, data, wanted)
-    return c.DONE, at + size
+    return c.DONE, address + size
 
 
 @inlined
 def _begin_message(
-    state: Address, index: Value, entry: Address, at: Address, stop: Address, depth: Value
+    state: Address, index: Value, entry: Address, address: Address, stop: Address, depth: Value
 ) -> Value:
-    """Pushes the frame of a message or group whose tag was read; returns (reason, next address)."""
+    """Pushes the frame of a message or group after its tag; returns (reason, next address)."""
     op = get(entry, c.OP)
     group = np.int64(0)
     if op == c.MESSAGE:
-        size, at = read_size(at, stop)
-        if at == NOWHERE:
+        size, address = read_size(address, stop)
+        if address == NOWHERE:
             return c.BAD_LENGTH, NOWHERE
-        stop = at + size
+        stop = address + size
     else:
         group = get(entry, c.NUMBER)
     if depth + 1 > c.MAX_DEPTH:
@@ -440,7 +444,7 @@ def _begin_message(
     put(frame, c.FRAME_GROUP, group)
     put(frame, c.FRAME_ENTRY, index)
     put(frame, c.FRAME_DROPPED, 0)
-    return c.DONE, at
+    return c.DONE, address
 
 
 @inlined
@@ -473,16 +477,16 @@ def _begin_value(state: Address, row: Value) -> Value:
             return False, c.DONE, NOWHERE
     ends = np.uint64(get(state, c.ENDS))
     data = np.uint64(get(state, c.DATA))
-    at = data + np.uint64(at_i32(ends, row))
+    address = data + np.uint64(at_i32(ends, row))
     stop = data + np.uint64(at_i32(ends, row + 1))
     reason = np.int64(c.DONE)
     starts = np.uint64(get(state, c.STARTS))
     if starts != NOWHERE:
         start = at_i32(starts, row)
-        if np.uint64(start) > stop - at:  # -1 exceeds any size
+        if np.uint64(start) > stop - address:  # -1 exceeds any size
             reason = np.int64(c.BAD_START)
         else:
-            at += np.uint64(start)
+            address += np.uint64(start)
     frame = np.uint64(get(state, c.STACK))
     put(frame, c.FRAME_NODE, 0)
     put(frame, c.FRAME_STOP, np.int64(stop))
@@ -490,7 +494,7 @@ def _begin_value(state: Address, row: Value) -> Value:
     put(frame, c.FRAME_ENTRY, -1)
     put(frame, c.FRAME_DROPPED, 0)
     store_u8(np.uint64(get(np.uint64(get(state, c.BASES)), 0)) + np.uint64(row), np.int64(1))
-    return True, reason, at
+    return True, reason, address
 
 
 @inlined
@@ -498,12 +502,12 @@ def _read_field(
     state: Address,
     index: Value,
     wire: Value,
-    at: Address,
+    address: Address,
     stop: Address,
     readable: Address,
     depth: Value,
 ) -> Value:
-    """Reads a known field whose tag was read; returns (reason, next address, depth).
+    """Reads a known field after its tag; returns (reason, next address, depth).
 
     The depth is one more if a message begins, and -1 if the field counts as unknown because of its
     wire type.
@@ -513,38 +517,38 @@ def _read_field(
     repeated = get(entry, c.REPEATED) != 0
     if wire != get(entry, c.WIRE):
         if wire == BYTES and repeated and op < c.TEXT:
-            reason, at = _packed(state, entry, at, stop)
-            return reason, at, depth
-        return np.int64(c.DONE), at, _UNKNOWN
+            reason, address = _packed(state, entry, address, stop)
+            return reason, address, depth
+        return np.int64(c.DONE), address, _UNKNOWN
     level = get(entry, c.LEVEL)
     if repeated and not has_room(state, level, 1):
         return np.int64(c.GROW), NOWHERE, depth
     level_index = get(np.uint64(get(state, c.COUNTS)), level)
     if op < c.TEXT:
-        raw, at = _read_number(wire, at, stop)
-        if at == NOWHERE:
+        raw, address = _read_number(wire, address, stop)
+        if address == NOWHERE:
             return np.int64(c.BAD_NUMBER), NOWHERE, depth
         if op == c.CLOSED_ENUM and not has_number(state, entry, low_32(raw)):
             if get(entry, c.DROPS) != 0:
                 frame = np.uint64(get(state, c.STACK)) + _FRAME_BYTES * np.uint64(depth)
                 put(frame, c.FRAME_DROPPED, 1)
-            return np.int64(c.DONE), at, depth
+            return np.int64(c.DONE), address, depth
         if not repeated:
             mark_present(state, entry, index, level_index)
         base = np.uint64(get(np.uint64(get(state, c.BASES)), get(entry, c.COLUMN)))
         store_number(op, base + np.uint64(level_index) * np.uint64(get(entry, c.WIDTH)), raw)
         if repeated:
             end_entry(state, level)
-        return np.int64(c.DONE), at, depth
+        return np.int64(c.DONE), address, depth
     if not repeated:
         mark_present(state, entry, index, level_index)
     if op < c.MESSAGE:
-        reason, at = _text(state, entry, at, stop, readable)
+        reason, address = _text(state, entry, address, stop, readable)
         if repeated and reason == c.DONE:
             end_entry(state, level)
-        return np.int64(reason), at, depth
-    reason, at = _begin_message(state, index, entry, at, stop, depth)
-    return np.int64(reason), at, depth + 1
+        return np.int64(reason), address, depth
+    reason, address = _begin_message(state, index, entry, address, stop, depth)
+    return np.int64(reason), address, depth + 1
 
 
 @kernel("int64(uint64)")
@@ -563,13 +567,13 @@ def decode_values(state: Address) -> Value:
     if rows > 0:
         readable += np.uint64(at_i32(np.uint64(get(state, c.ENDS)), rows))
     depth = get(state, c.DEPTH)
-    at = np.uint64(get(state, c.POSITION))
+    address = np.uint64(get(state, c.POSITION))
     row = get(counts, 0)
     while row < rows:
         reason = np.int64(c.DONE)
         index = np.int64(-1)
         if depth < 0:
-            is_there, reason, at = _begin_value(state, row)
+            is_there, reason, address = _begin_value(state, row)
             if not is_there:
                 end_entry(state, np.int64(0))
                 row += 1
@@ -585,15 +589,15 @@ def decode_values(state: Address) -> Value:
         node = node_at(state, get(frame, c.FRAME_NODE))
         while reason == c.DONE:
             index = np.int64(-1)
-            if at == stop:
+            if address == stop:
                 if group != 0:
                     reason = np.int64(c.BAD_GROUP)
                     break
                 ended = True
             else:
-                field = at
-                tag, at = read_u32(at, stop)
-                if at == NOWHERE or tag < EIGHT:
+                field = address
+                tag, address = read_u32(address, stop)
+                if address == NOWHERE or tag < EIGHT:
                     reason = np.int64(c.BAD_TAG)
                     break
                 wire = np.int64(tag & _SEVEN)
@@ -612,7 +616,7 @@ def decode_values(state: Address) -> Value:
                 inner = np.int64(-1)
                 if index >= 0:
                     reason, following, inner = _read_field(
-                        state, index, wire, at, stop, readable, depth
+                        state, index, wire, address, stop, readable, depth
                     )
                     if reason != c.DONE:
                         if reason == c.GROW:
@@ -621,12 +625,12 @@ def decode_values(state: Address) -> Value:
                             put(state, c.DEPTH, depth)
                             return reason
                         break
-                    at = following
+                    address = following
                 if inner < 0:
-                    reason, following = skip_field(number, wire, at, stop, stack, depth)
+                    reason, following = skip_field(number, wire, address, stop, stack, depth)
                     if reason != c.DONE:
                         break
-                    at = following
+                    address = following
                     continue
                 if inner == depth:
                     continue

@@ -53,7 +53,7 @@ class Column:
     """An Arrow column and the kernel's columns that it is built from.
 
     Attributes:
-        kind: How it is built.
+        kind: Method of building the column.
         name: Name of its field.
         type: Arrow type.
         level: Level of its rows.
@@ -62,7 +62,7 @@ class Column:
             follow.
         child_level: Level of a text's bytes, or of the elements of a list or map; -1 without.
         children: Fields of a struct, the element of a list, or key and value of a map.
-        enum: Enum whose names it has.
+        enum: Enum that provides its names.
         default: Value of absent rows; `None` for null.
     """
 
@@ -139,7 +139,7 @@ WRAPPERS: Final = {
 
 
 def implicit_field(name: str, number: int, kind: FieldType) -> Field:
-    """Returns a field of a well-known type, whose descriptor may be missing."""
+    """Returns a field of a well-known type. Its descriptor may be missing."""
     return Field(name, number, kind, "", repeated=False, has_presence=False, oneof=-1, default=None)
 
 
@@ -300,7 +300,7 @@ class _Compiler:
         return len(self._parents) - 1
 
     def _node(self, fields: Sequence[Field]) -> tuple[int, int]:
-        """Adds a node for ascending fields; returns its number, and that of its first entry."""
+        """Adds a node for ascending fields; returns the numbers of the node and its first entry."""
         node, first = len(self._nodes), len(self._entries)
         numbers = [field.number for field in fields]
         last = max(numbers, default=-1)

@@ -1,6 +1,6 @@
 """Reads a `FileDescriptorSet`, as `protoc --descriptor_set_out` writes it.
 
-It is itself Protobuf: field numbers are those of `google/protobuf/descriptor.proto`. Extensions,
+It is itself Protobuf: field numbers equal `google/protobuf/descriptor.proto`. Extensions,
 services and options except `map_entry` are ignored, so extended fields are unknown fields.
 """
 
@@ -25,18 +25,18 @@ _MOST_VARINT_BYTES: Final = 10
 _MASK_64: Final = 2**64 - 1
 
 
-def read_varint(data: bytes, at: int) -> tuple[int, int]:
+def read_varint(data: bytes, position: int) -> tuple[int, int]:
     """Returns an unsigned 64-bit number, and the position after it.
 
     Raises:
         ValueError: The number has more than ten bytes, or the data ends.
     """
     value = 0
-    for index, byte in enumerate(data[at : at + _MOST_VARINT_BYTES]):
+    for index, byte in enumerate(data[position : position + _MOST_VARINT_BYTES]):
         value |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
-            return value & _MASK_64, at + index + 1
-    raise ValueError(f"the number at byte {at} is truncated or too long")
+            return value & _MASK_64, position + index + 1
+    raise ValueError(f"the number at byte {position} is truncated or too long")
 
 
 def read_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
@@ -45,24 +45,24 @@ def read_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     Raises:
         ValueError: The message is malformed, or has groups.
     """
-    at = 0
-    while at < len(data):
-        tag, at = read_varint(data, at)
+    position = 0
+    while position < len(data):
+        tag, position = read_varint(data, position)
         number, wire = tag >> 3, tag & 7
         if wire == VARINT:
-            value, at = read_varint(data, at)
+            value, position = read_varint(data, position)
             yield number, value
             continue
         if wire == BYTES:
-            size, at = read_varint(data, at)
+            size, position = read_varint(data, position)
         elif wire in _SIZES:
             size = _SIZES[wire]
         else:
-            raise ValueError(f"wire type {wire} at byte {at} is not supported")
-        if size > len(data) - at:
-            raise ValueError(f"{size} bytes at byte {at} exceed the data")
-        yield number, data[at : at + size]
-        at += size
+            raise ValueError(f"wire type {wire} at byte {position} is not supported")
+        if size > len(data) - position:
+            raise ValueError(f"{size} bytes at byte {position} exceed the data")
+        yield number, data[position : position + size]
+        position += size
 
 
 _SYNTAXES: Final = ("", "proto2", "proto3")
@@ -111,8 +111,8 @@ class Field:
         number: Field number.
         type: Type of the value.
         type_name: Full name of its message or enum; empty for other types.
-        repeated: Whether it is a list or a map.
-        has_presence: Whether messages distinguish an absent field from its default.
+        repeated: True if it is a list or a map.
+        has_presence: True if messages distinguish an absent field from its default.
         oneof: Index of its oneof in the message; -1 for none.
         default: Declared default as text, see `FieldDescriptorProto.default_value`; `None` without.
     """
@@ -134,7 +134,7 @@ class Message:
     Attributes:
         name: Full name, without a leading dot.
         fields: Fields in declared order.
-        is_map_entry: Whether it is the entry type of a map.
+        is_map_entry: True if it is the entry type of a map.
         file: Name of its file.
         path: Index into the file's messages, then into those nested in that message, and so on,
             including entry types of maps.
@@ -155,7 +155,7 @@ class Enum:
         name: Full name, without a leading dot.
         values: Number -> first name with that number.
         numbers: Name -> number.
-        is_closed: Whether it is of proto2, where other numbers count as unknown fields.
+        is_closed: True if it is of proto2, where other numbers count as unknown fields.
     """
 
     name: str
@@ -215,7 +215,7 @@ def _read_message(
         raise ValueError(f"messages are nested more than {_DEEPEST} deep")
     if name in schema.messages:
         raise ValueError(f"message {name} is defined twice")
-    fields = tuple(_field(part, is_proto3) for part in _parts(message, 2))
+    fields = tuple(_field(field, is_proto3) for field in _parts(message, 2))
     for each in ([field.number for field in fields], [field.name for field in fields]):
         if len(set(each)) < len(fields):
             raise ValueError(f"message {name} has a repeated field name or number")
@@ -226,41 +226,41 @@ def _read_message(
     ):
         raise ValueError(f"message {name} is not a valid map entry")
     schema.messages[name] = Message(name, fields, is_map_entry, file, path)
-    for index, part in enumerate(_parts(message, 3)):
-        _read_message(part, f"{name}.", (file, (*path, index), is_proto3), schema)
-    for part in _parts(message, 4):
-        _read_enum(part, f"{name}.", is_proto3, schema)
+    for index, nested in enumerate(_parts(message, 3)):
+        _read_message(nested, f"{name}.", (file, (*path, index), is_proto3), schema)
+    for nested in _parts(message, 4):
+        _read_enum(nested, f"{name}.", is_proto3, schema)
 
 
-def _field(part: _Message, is_proto3: bool) -> Field:
-    kind = FieldType(_number(part, 5))
-    repeated = _number(part, 4) == 3
-    declared_optional = _number(part, 17) != 0  # is in a oneof of its own
-    in_oneof = 9 in part and not declared_optional
+def _field(field: _Message, is_proto3: bool) -> Field:
+    kind = FieldType(_number(field, 5))
+    repeated = _number(field, 4) == 3
+    declared_optional = _number(field, 17) != 0  # is in a oneof of its own
+    in_oneof = 9 in field and not declared_optional
     is_message = kind in (FieldType.MESSAGE, FieldType.GROUP)
-    number = _number(part, 3)
-    name = _text(part, 1)
+    number = _number(field, 3)
+    name = _text(field, 1)
     if not 0 < number < 2**29 or not name:
         raise ValueError(f"field {name!r} has number {number}")
     return Field(
         name=name,
         number=number,
         type=kind,
-        type_name=_text(part, 6).removeprefix("."),
+        type_name=_text(field, 6).removeprefix("."),
         repeated=repeated,
         has_presence=not repeated
         and (not is_proto3 or is_message or in_oneof or declared_optional),
-        oneof=_number(part, 9) if in_oneof else -1,
-        default=_text(part, 7) if 7 in part else None,
+        oneof=_number(field, 9) if in_oneof else -1,
+        default=_text(field, 7) if 7 in field else None,
     )
 
 
 def _read_enum(enum: _Message, scope: str, is_proto3: bool, schema: Schema) -> None:
     values: dict[int, str] = {}
     numbers: dict[str, int] = {}
-    for part in _parts(enum, 2):
-        number = _number(part, 2) & 0xFFFFFFFF
-        numbers[_text(part, 1)] = number - ((number & 1 << 31) << 1)
+    for value in _parts(enum, 2):
+        number = _number(value, 2) & 0xFFFFFFFF
+        numbers[_text(value, 1)] = number - ((number & 1 << 31) << 1)
     for each, number in numbers.items():
         values.setdefault(number, each)
     name = scope + _text(enum, 1)
@@ -270,14 +270,14 @@ def _read_enum(enum: _Message, scope: str, is_proto3: bool, schema: Schema) -> N
 
 
 def _parse(data: bytes) -> _Message:
-    found: _Message = {}
+    fields: _Message = {}
     for number, value in read_fields(data):
-        found.setdefault(number, []).append(value)
-    return found
+        fields.setdefault(number, []).append(value)
+    return fields
 
 
 def _parts(message: _Message, number: int) -> list[_Message]:
-    return [_parse(_as_bytes(part)) for part in message.get(number, ())]
+    return [_parse(_as_bytes(data)) for data in message.get(number, ())]
 
 
 def _bytes(message: _Message, number: int) -> bytes:

@@ -188,7 +188,7 @@ def test_options_that_restrict_an_audit_are_refused(
     tmp_path: Path, extra_options: dict[str, str]
 ) -> None:
     write_tier(tmp_path, healthy_segments())
-    with pytest.raises(InvalidOptionError, match="an audit is of a whole tier"):
+    with pytest.raises(InvalidOptionError, match="an audit covers the complete tier"):
         kts_source.audit({"path": str(tmp_path), "subscribe": TOPIC, **extra_options})
 
 

@@ -90,7 +90,7 @@ def test_jaas_option_values_are_unescaped(text: str, value: str) -> None:
         (f"{PLAIN} required password=;", "option number 1 as name="),
         (f'{PLAIN} required a="b" hunter2;', "option number 2 as name="),
         (f'{PLAIN} required password="a"hunter2";', "not closed"),
-        (f'{PLAIN} required "hunter2"="b";', "something else where the name"),
+        (f'{PLAIN} required "hunter2"="b";', "an invalid option name"),
         (f"{PLAIN} required a=b a=hunter2;", "number 2 a second time"),
         (f"{PLAIN} required hunter2=b hunter2=c;", "number 2 a second time"),
         (f"{PLAIN} required; {SCRAM} required;", "one login module"),

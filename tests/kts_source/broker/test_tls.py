@@ -278,14 +278,14 @@ INLINE = {"truststore.type": "PEM", "truststore.certificates": ROOT}
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"truststore.location": "/gone"}, "'kafka.ssl.truststore.location' names no file"),
-        ({"truststore.location": "/"}, "'kafka.ssl.truststore.location' names no file"),
-        ({"truststore.location": "/dev/zero"}, "'kafka.ssl.truststore.location' names no file"),
+        ({"truststore.location": "/gone"}, "'kafka.ssl.truststore.location' is not a file"),
+        ({"truststore.location": "/"}, "'kafka.ssl.truststore.location' is not a file"),
+        ({"truststore.location": "/dev/zero"}, "'kafka.ssl.truststore.location' is not a file"),
         ({"truststore.location": ROOT}, "is a path"),
         ({"truststore.type": "BCFKS"}, "'kafka.ssl.truststore.type' must be JKS, PKCS12 or PEM"),
         ({"truststore.password": "wr0ng-secret"}, "needs kafka.ssl.truststore.location"),
         ({"truststore.certificates": ROOT}, "needs kafka.ssl.truststore.type PEM"),
-        (INLINE | {"truststore.location": "/a"}, "mean the same"),
+        (INLINE | {"truststore.location": "/a"}, "have the same meaning"),
         (INLINE | {"truststore.password": "wr0ng-secret"}, "no meaning with PEM"),
         (INLINE | {"truststore.certificates": "wr0ng-secret"}, "no BEGIN CERTIFICATE"),
         (P12, "'kafka.ssl.keystore.password' needs kafka.ssl.keystore.location"),

@@ -134,7 +134,7 @@ def test_limit_returns_the_first_rows_and_reads_little() -> None:
     assert len(read) < len(base.tasks) // 2
     with pytest.raises(ValueError, match="-1"):
         base.limit(-1)
-    with pytest.raises(InvalidOptionError, match="other order"):
+    with pytest.raises(InvalidOptionError, match="before limit"):
         base.limit(5).where("offset > 1")
 
 

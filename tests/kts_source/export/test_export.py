@@ -309,7 +309,7 @@ def test_ranges_advance_without_rows_to_write(tmp_path: Path) -> None:
         ({"partition_by": ["nosuch"]}, "nosuch"),
         ({"partition_by": ["date(offset)"]}, "needs a timestamp"),
         ({"partition_by": ["value"]}, "cannot be a partition"),
-        ({"partition_by": ["hour(timestamp)"]}, "neither a column"),
+        ({"partition_by": ["hour(timestamp)"]}, "must be a column"),
         ({"partition_by": "topic"}, "is a list of columns"),
         ({"sort_within_files": ["nosuch"]}, "nosuch"),
         ({"compression": "rar"}, "compression"),

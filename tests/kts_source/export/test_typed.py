@@ -336,7 +336,7 @@ def refused() -> Iterator[tuple[dict[str, str], dict[str, Any], str]]:
     yield {}, {"transform": flat, "schema_evolution": "add"}, "no transform"
     yield {"value.format": "raw"}, {"schema_evolution": "add"}, "typed columns"
     yield {}, {"schema_evolution": "all"}, "schema_evolution must be one of"
-    yield {}, {"partition_by": ["value.nothing"]}, "no column"
+    yield {}, {"partition_by": ["value.nothing"]}, "not a column"
     yield {}, {"partition_by": ["value"]}, "cannot be a partition"
     yield {}, {"partition_by": ["value.tags"]}, "cannot be a partition"
     yield {}, {"sort_within_files": ["value"]}, "name a field"

@@ -68,7 +68,7 @@ def test_vanished_offsets_are_skipped_and_reported(
 
 def test_vanished_object_fails_the_export(lake: Lake, tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(3)
-    with pytest.raises(DataLossError, match=r"\[10, 20\) have gone"):
+    with pytest.raises(DataLossError, match=r"\[10, 20\) cannot be read"):
         lake.export(tier.options(), executor=Expiring(tier, 1), commit_bytes=1)
     assert held(lake) == list(range(10))
 

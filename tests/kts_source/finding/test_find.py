@@ -199,7 +199,7 @@ def test_certificate_needs_a_completed_read() -> None:
 @pytest.mark.parametrize(
     ("conditions", "options", "text"),
     [
-        ({"keys": []}, {}, "no key"),
+        ({"keys": []}, {}, "at least one key"),
         ({}, {}, "no condition"),
         ({"value_matches": "("}, {}, "not a valid regular expression"),
         ({"value_contains": "x"}, {"value.format": "utf8"}, "leave out value.format"),

@@ -220,7 +220,7 @@ def test_options_hide_secrets() -> None:
     ("changes", "text"),
     [
         ({"kafka.bootstrap.servers": None}, "needs option kafka.bootstrap.servers"),
-        ({"layout": "kafka-logs"}, "reads the disks of brokers that are gone"),
+        ({"layout": "kafka-logs"}, "reads the disks of stopped brokers"),
         ({"path": None}, "needs option 'path'"),
         ({"catalog": "topic"}, "must be listing or metadata-topic"),
     ],

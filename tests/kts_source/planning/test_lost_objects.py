@@ -102,7 +102,7 @@ def test_missing_objects_of_newest_manifest_raise_data_loss_error(
 def test_lost_manifest_error_names_remaining_objects(tmp_path: Path) -> None:
     write(tmp_path)
     (lost,) = lose(tmp_path, "rsm-manifest", base=5)
-    with pytest.raises(DataLossError, match=r"\[5, 10\).*only parts") as error:
+    with pytest.raises(DataLossError, match=r"\[5, 10\).*only incomplete") as error:
         kts_source.plan(make_options(tmp_path))
     assert f"{lost.partition('.')[0]}.log" in str(error.value)
 
@@ -148,7 +148,9 @@ def test_partition_without_manifests_raises_data_loss_error(
     scan_options = {
         name: text for name, text in make_options(tmp_path, **selection).items() if text
     }
-    with pytest.raises(DataLossError, match=r"not one whole: .*/1/0{20}-.*\.log") as error:
+    with pytest.raises(
+        DataLossError, match=r"incomplete segments exist: .*/1/0{20}-.*\.log"
+    ) as error:
         kts_source.plan(scan_options)
     assert error.value.partition == 1
     assert scan({**scan_options, "failOnDataLoss": "false"}).num_rows == 15

@@ -315,7 +315,7 @@ def test_metadata_read_stopping_before_high_watermark_raises_error(
         **{f.name: getattr(metadata_partition.log, f.name) for f in dataclasses.fields(FakeLog)}
     )
     monkeypatch.setattr("kts_source.broker.fetch_range._PATIENCE_SECONDS", 0.2)
-    with pytest.raises(TieredKafkaError, match="gave no batch") as error:
+    with pytest.raises(TieredKafkaError, match="returned no batch") as error:
         world.plan()
     assert error.value.topic == METADATA
     assert error.value.offset is not None

@@ -140,7 +140,7 @@ def test_missing_key_error_names_its_id() -> None:
     options = {
         name: text for name, text in tier_options("encrypted").items() if "key.pairs" not in name
     }
-    with pytest.raises(CorruptSegmentError, match=r"key id 'key1'.*no key ring"):
+    with pytest.raises(CorruptSegmentError, match=r"key id 'key1'.*no private key"):
         plan_scan(parse_options(options))
     options["encryption.key.pairs.other.private.key.file"] = "/nowhere.pem"
     with pytest.raises(CorruptSegmentError, match=r"key id 'key1'.*the key ring has other"):

@@ -57,7 +57,7 @@ def test_index_damaged_after_planning_raises(how: int, more: dict[str, str]) -> 
             for task_slice in slices
         ):
             with pytest.raises(
-                CorruptSegmentError, match=r"offset index cannot be used.*topic t, partition 0"
+                CorruptSegmentError, match=r"offset index is invalid.*topic t, partition 0"
             ):
                 run(plan, options, tier)
         else:

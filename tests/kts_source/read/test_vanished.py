@@ -92,7 +92,7 @@ def test_slices_with_deleted_index_are_lost(tier: Path) -> None:
     plan = plan_scan(parse_options(options))
     for path in (tier / KEY_PREFIX).glob("codecs-*/*/*.indexes"):
         path.unlink()
-    with pytest.raises(DataLossError, match=r"no object \S+\.indexes;.* object \S+\.indexes\]"):
+    with pytest.raises(DataLossError, match=r"deleted .*: \S+\.indexes\. .* object \S+\.indexes\]"):
         run(plan, options)
     lenient = {**options, "failOnDataLoss": "false"}
     summary = run(plan, lenient)

@@ -150,7 +150,7 @@ def test_object_of_unknown_size_fails_the_listing(s3_server: S3Server, tmp_path:
         url = presigned(s3_server, bucket, "x", proxy.endpoint)
         store = open_store(listed(tmp_path, {"x": url}), Secret({}), retry_policy=policy)
         proxy.faults += [change(Content_Range="bytes 0-0/*")] * 2
-        with pytest.raises(StoreUnavailableError, match="size of the object"):
+        with pytest.raises(StoreUnavailableError, match="the object's size"):
             list(store.list_objects(""))
         assert [info.size for info in store.list_objects("")] == [len(DATA)]
         store.close()

@@ -250,7 +250,7 @@ def test_unread_segments_without_manifest_raise_data_loss_error(tier: GrowingTie
     for manifest in tier.here(folder).glob("*.rsm-manifest"):
         manifest.unlink()
     with pytest.raises(
-        DataLossError, match=rf"only parts .* behind offset {base_offset(stems[2])}"
+        DataLossError, match=rf"only incomplete .* after offset {base_offset(stems[2])}"
     ):
         stream.batch()
     stream.start(failOnDataLoss="false")

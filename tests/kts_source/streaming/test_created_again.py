@@ -108,7 +108,7 @@ def test_checkpoint_with_other_topic_id_than_option_raises_stream_offset_error(
     stream.all()
     assert stream.all() == 0, "option topicId selects the previous id"
     stream.start(topicId=current_id)
-    with pytest.raises(StreamOffsetError, match=f"{previous_id}.*'topicId' says {current_id}"):
+    with pytest.raises(StreamOffsetError, match=f"{previous_id}.*'topicId' is {current_id}"):
         stream.batch()
 
 

@@ -99,7 +99,7 @@ def test_position_of_sparks_kafka_source_is_read() -> None:
         ({"v": 1, "at": "end"}, "begins at 'end'"),
         ({"v": 1}, "the position has members"),
         ({"v": 1, "topics": {}, "to": {}}, "the position has members"),
-        ({"v": 1, "topics": []}, "topics is no object"),
+        ({"v": 1, "topics": []}, "topics is not an object"),
         ({"v": 1, "topics": {"t": {"id": "", "p": {}}}}, "topic 't' has an id ''"),
         ({"v": 1, "topics": {"t": {"id": "x"}}}, "topic 't' has members"),
         ({"v": 1, "topics": {"t": {"id": "x", "p": {"00": 1}}}}, "a partition '00'"),
@@ -117,9 +117,9 @@ def test_position_of_sparks_kafka_source_is_read() -> None:
             "partitions of topic 't' where it does not end",
         ),
         ({"v": 1, "topics": {}, "from": {"t": {"id": "y", "p": {}}}}, "where it does not end"),
-        ({"logOffset": 3}, "topic 'logOffset' is no object"),
-        ([1], "it is no object"),
-        (5, "it is no object"),
+        ({"logOffset": 3}, "topic 'logOffset' is not an object"),
+        ([1], "it is not an object"),
+        (5, "it is not an object"),
     ],
 )
 def test_position_from_invalid_json_raises_stream_offset_error(

@@ -210,5 +210,5 @@ def test_inner_offsets_contradicting_wrapper_raise() -> None:
     )
     assert [record.offset for record in next(iter_batches(bytes(data))).records] == [5, 6, 7]
     data[7] = 8
-    with pytest.raises(CorruptRecordError, match="the last inner offset is 7, where the wrapper"):
+    with pytest.raises(CorruptRecordError, match="the last inner offset is 7, but the wrapper"):
         list(iter_batches(bytes(data)))

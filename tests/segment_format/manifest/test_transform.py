@@ -159,7 +159,7 @@ def test_index_round_trips(original: bytes, data_key: bytes | None) -> None:
 def test_wrong_index_length_raises(data_key: bytes | None) -> None:
     stored = transform_index(b"some side file", data_key=data_key, aad=AAD)
     for size in (0, len(stored) - 1, len(stored) + 1):
-        with pytest.raises(ChunkError, match=f"manifest says {size}"):
+        with pytest.raises(ChunkError, match=f"manifest states {size}"):
             restore_index(stored, IndexRange(0, size), data_key=data_key, aad=AAD)
     with pytest.raises(ChunkError, match="too few"):
         restore_index(b"x", IndexRange(0, 1), data_key=KEY, aad=AAD)
