@@ -88,13 +88,13 @@ def s3_rows(bench: Bench, *, tier: Tier, what: str) -> list[Row]:
         soon = [_ten(far) for _ in range(bench.repeats + 1)][1:]
     costs, speeds = (
         {
-            name: statistics.median(one[index] for one in runs) / (tier.stored_bytes / 1e9)
+            name: statistics.median(run[index] for run in runs) / (tier.stored_bytes / 1e9)
             for name, runs in runs_by_name.items()
         }
         for index in (1, 0)
     )
     seconds = {
-        name: statistics.median(one[0] for one in runs) for name, runs in runs_by_name.items()
+        name: statistics.median(run[0] for run in runs) for name, runs in runs_by_name.items()
     }
     start = _FAR[0] + FIRST_REQUEST_BYTES / _FAR[1]
     share = statistics.median(
@@ -102,9 +102,9 @@ def s3_rows(bench: Bench, *, tier: Tier, what: str) -> list[Row]:
         for near, far in zip(runs_by_name["near"], runs_by_name["far"], strict=True)
     )
     parts = statistics.median(
-        (ranges[1] + decode[1] + plan[1]) / whole[1]
-        for ranges, decode, plan, whole in zip(
-            *(runs_by_name[part] for part in ("ranges", "decode", "plan", "own")), strict=True
+        (ranges[1] + decode[1] + plan[1]) / own[1]
+        for ranges, decode, plan, own in zip(
+            *(runs_by_name[name] for name in ("ranges", "decode", "plan", "own")), strict=True
         )
     )
     name = f"S3 on loopback, {what}, processor time of the client, decoding included"

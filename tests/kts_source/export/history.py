@@ -135,10 +135,10 @@ class Exporting:
         """Runs with a user-defined start: a gap and an overlap must raise."""
         starts = {}
         problems = False
-        for range_expected in self._expected(truth)[0]:
-            low, high = range_expected.truth.log_start, range_expected.truth.stop
-            start = starts[str(range_expected.key.partition)] = low + (high - low) * step.c // 15
-            held = self._held.ranges.get(range_expected.key)
+        for expected_range in self._expected(truth)[0]:
+            low, high = expected_range.truth.log_start, expected_range.truth.stop
+            start = starts[str(expected_range.key.partition)] = low + (high - low) * step.c // 15
+            held = self._held.ranges.get(expected_range.key)
             problems |= held is not None and start < high and not held[0] <= start <= held[1]
         if not problems:
             return
@@ -165,7 +165,7 @@ class Exporting:
         path.write_text(plan.to_json())
         self._plans.append((str(path), fresh))
         # A plan without offsets leaves no gap.
-        must = must and all(range_expected.first < range_expected.stop for range_expected in fresh)
+        must = must and all(expected_range.first < expected_range.stop for expected_range in fresh)
         if self._run(step, allowed, must=must, planFile=str(path)) is not None:
             self._committed(expected)
         self._compare()
@@ -177,18 +177,18 @@ class Exporting:
             return
         path, fresh = self._plans[step.c % len(self._plans)]
         expected, allowed = [], [StoreError, DataLossError]
-        for range_expected in fresh:
+        for expected_range in fresh:
             start, stop = self._held.ranges.get(
-                range_expected.key, (range_expected.first, range_expected.first)
+                expected_range.key, (expected_range.first, expected_range.first)
             )
-            if range_expected.first < start or range_expected.first > stop:
+            if expected_range.first < start or expected_range.first > stop:
                 allowed += [RangeGapError, RangeOverlapError]
             expected.append(
                 Expected(
-                    range_expected.key,
-                    range_expected.truth,
-                    min(stop, range_expected.stop),
-                    range_expected.stop,
+                    expected_range.key,
+                    expected_range.truth,
+                    min(stop, expected_range.stop),
+                    expected_range.stop,
                 )
             )
         report = self._run(step, tuple(allowed), planFile=path)
@@ -387,7 +387,7 @@ class Exporting:
         `planned` is a run of a plan file.
         """
         topic_id = newest_incarnation(self._world)
-        ranges_expected = []
+        expected_ranges = []
         allowed: set[type[Exception]] = set()
         must = False
         for number, partition_truth in sorted(truth.items()):
@@ -419,8 +419,8 @@ class Exporting:
                     if may:
                         allowed.add(DataLossError)
                 stop = max(min(stop, partition_truth.decided_stop), min(first, stop))
-            ranges_expected.append(Expected(key, partition_truth, min(first, stop), stop))
-        keys = {entry.key for entry in ranges_expected}
+            expected_ranges.append(Expected(key, partition_truth, min(first, stop), stop))
+        keys = {expected_range.key for expected_range in expected_ranges}
         if (
             held
             and self._held.topic_id not in ("", topic_id)
@@ -428,7 +428,7 @@ class Exporting:
         ):
             allowed.add(DataLossError)  # the topic was created again
             must = True
-        return ranges_expected, tuple(allowed), must
+        return expected_ranges, tuple(allowed), must
 
     def _has_other_log(
         self, key: PartitionKey, truth: PartitionTruth, *, planned: bool
@@ -451,10 +451,10 @@ class Exporting:
 
     def _rows_with(self, expected: Sequence[Expected]) -> Counter[Row]:
         rows = Counter(self._held.rows)
-        for range_expected in expected:
+        for expected_range in expected:
             rows.update(
-                range_expected.truth.rows(
-                    self._isolation, range_expected.first, range_expected.stop
+                expected_range.truth.rows(
+                    self._isolation, expected_range.first, expected_range.stop
                 )
             )
         return rows
@@ -466,14 +466,14 @@ class Exporting:
 
     def _move(self, expected: Sequence[Expected]) -> None:
         """Advances the offsets of the table in the model."""
-        for range_expected in expected:
-            is_new = range_expected.key not in self._held.ranges
-            has_lost_records = range_expected.first == range_expected.truth.log_start > 0
-            if range_expected.first < range_expected.stop or (is_new and has_lost_records):
-                start, _ = self._held.ranges.get(range_expected.key, (range_expected.first, 0))
-                self._held.ranges[range_expected.key] = start, range_expected.stop
-                self._held.logs[range_expected.key] = range_expected.truth.entries
-                self._held.topic_id = range_expected.key.topic_id
+        for expected_range in expected:
+            is_new = expected_range.key not in self._held.ranges
+            has_lost_records = expected_range.first == expected_range.truth.log_start > 0
+            if expected_range.first < expected_range.stop or (is_new and has_lost_records):
+                start, _ = self._held.ranges.get(expected_range.key, (expected_range.first, 0))
+                self._held.ranges[expected_range.key] = start, expected_range.stop
+                self._held.logs[expected_range.key] = expected_range.truth.entries
+                self._held.topic_id = expected_range.key.topic_id
 
     def _committed_with_losses(self, expected: Sequence[Expected], report: BackfillReport) -> None:
         """Adds the expected rows except the losses in the report; transaction outcomes may be lost
@@ -487,11 +487,11 @@ class Exporting:
         gaps = [(gap.partition, gap.start, gap.stop) for gap in report.skipped]
         named = {(p, offset) for p, start, stop in gaps for offset in range(start, stop)}
         optional = set()
-        for range_expected in expected:
-            if self._isolation == "read_committed" and range_expected.truth.missing:
+        for expected_range in expected:
+            if self._isolation == "read_committed" and expected_range.truth.missing:
                 optional |= {
-                    (range_expected.key.partition, row.offset)
-                    for row in range_expected.truth.log.all_rows
+                    (expected_range.key.partition, row.offset)
+                    for row in expected_range.truth.log.all_rows
                     if row.transaction is not None
                 }
         unnamed = [row for row in visible - fresh if row[:2] not in named | optional]
@@ -518,13 +518,13 @@ class Exporting:
         committed = table.load().committed
         table.close()
         extended = []
-        for range_expected in expected:
-            committed_state = committed.get(range_expected.key)
+        for expected_range in expected:
+            committed_state = committed.get(expected_range.key)
             # The table may contain more offsets than a log that became shorter.
-            end = max(range_expected.stop, self._held.ranges.get(range_expected.key, (0, 0))[1])
+            end = max(expected_range.stop, self._held.ranges.get(expected_range.key, (0, 0))[1])
             stop = end if committed_state is None else committed_state.stop
-            assert {(range_expected.key.partition, offset) for offset in range(end, stop)} <= named
-            extended.append(replace(range_expected, stop=stop) if stop > end else range_expected)
+            assert {(expected_range.key.partition, offset) for offset in range(end, stop)} <= named
+            extended.append(replace(expected_range, stop=stop) if stop > end else expected_range)
         return extended
 
     def _reload(self, expected: Sequence[Expected]) -> None:
@@ -535,18 +535,18 @@ class Exporting:
         committed = table.load().committed
         table.close()
         reached = []
-        for range_expected in expected:
-            committed_state = committed.get(range_expected.key)
+        for expected_range in expected:
+            committed_state = committed.get(expected_range.key)
             if committed_state is None:
-                assert range_expected.key not in self._held.ranges
+                assert expected_range.key not in self._held.ranges
                 continue
             before = self._held.ranges.get(
-                range_expected.key, (range_expected.first, range_expected.first)
+                expected_range.key, (expected_range.first, expected_range.first)
             )
             assert committed_state.start == before[0]
-            assert before[1] <= committed_state.stop <= max(before[1], range_expected.stop)
+            assert before[1] <= committed_state.stop <= max(before[1], expected_range.stop)
             reached.append(
-                Expected(range_expected.key, range_expected.truth, before[1], committed_state.stop)
+                Expected(expected_range.key, expected_range.truth, before[1], committed_state.stop)
             )
         self._committed(reached)
 

@@ -286,8 +286,8 @@ def test_transform_may_change_columns(lake: Lake) -> None:
         )
     )
     table = lake.read()
-    rows_found = sorted(zip(*(table[name].to_pylist() for name in ("p", "o", "size")), strict=True))
-    assert rows_found == rows_expected
+    rows = sorted(zip(*(table[name].to_pylist() for name in ("p", "o", "size")), strict=True))
+    assert rows == rows_expected
     assert lake.export(source("txn"), transform=only_big).rows == 0
 
 

@@ -301,9 +301,9 @@ def test_follow_logs_a_line_per_round(tmp_path: Path, caplog: pytest.LogCaptureF
         driven.run(Lake(tmp_path, "parquet"), tier.options())
     lines = [
         json.loads(text)
-        for round_metrics in caplog.records
-        if round_metrics.name == "kts_source.export.follow"
-        and (text := round_metrics.getMessage()).startswith("{")
+        for record in caplog.records
+        if record.name == "kts_source.export.follow"
+        and (text := record.getMessage()).startswith("{")
     ]
     assert [line["round"] for line in lines] == [0, 1]
     assert [line["rows"] for line in lines] == [10, 10]
@@ -351,7 +351,7 @@ def test_follow_continues_after_signal_in_round(
         str(path.relative_to(lake.target)) for path in attempts.rglob("*") if path.is_file()
     }
     assert {
-        result.key for result in clean(lake.settings(), older_than_hours=-1, remove=True)
+        orphan.key for orphan in clean(lake.settings(), older_than_hours=-1, remove=True)
     } == remaining
     assert [path for path in Path(lake.target).rglob("*") if ".draft" in path.name] == []
     report = Driven().run(lake, source(), round_bytes=250_000)

@@ -93,7 +93,7 @@ def test_follow_survives_signal_at_any_step(tmp_path: Path, table_format: str) -
         folder.mkdir(exist_ok=True)
         lake = Lake(folder, table_format)
         rounds = followed(lake, tier, Calls(step))
-        outcomes.update([number.outcome for number in rounds])
+        outcomes.update([round_metrics.outcome for round_metrics in rounds])
         before = held(lake)
         assert before == ROWS[: len(before)], f"signal at call {step}"
         followed(lake, tier, Calls(None))

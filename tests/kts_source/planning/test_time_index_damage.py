@@ -127,8 +127,8 @@ def test_max_timestamps_of_many_batches_need_one_read() -> None:
     (files, *_) = build_log(1).segments
     log = files.log
     largest = [
-        max(row.timestamp for row in build_log(1).all_rows if entry <= row.offset < entry + 5)
-        for entry in range(0, 60, 5)
+        max(row.timestamp for row in build_log(1).all_rows if first <= row.offset < first + 5)
+        for first in range(0, 60, 5)
     ]
     reads = []
 
