@@ -42,7 +42,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     tiers.cache_folder.cache_clear()
 
 
-def test_a_report_comes_back_from_its_json(tmp_path: Path) -> None:
+def test_report_round_trips_through_json(tmp_path: Path) -> None:
     report = Report(
         {"scan": [at_least("fast", 3.0, "×", 2), at_most("small", 9.5, "MiB", 4).noted("why")]},
         {"a topic": {"JVM": 1.5, "ceiling": 2.0}},
@@ -136,7 +136,7 @@ def test_committed_first_page_shows_every_headline() -> None:
 
 
 @pytest.mark.parametrize("encryption", [False, True])
-def test_generated_tiers_hold_what_they_say_and_stale_ones_go(
+def test_make_tier_writes_all_records_and_removes_other_tiers(
     cache: Path, *, encryption: bool
 ) -> None:
     (cache / "0123456789abcdef").mkdir(parents=True)
@@ -158,7 +158,7 @@ def test_generated_tiers_hold_what_they_say_and_stale_ones_go(
     assert done.stat().st_mtime_ns == before
 
 
-def test_processor_time_counts_children_that_have_ended() -> None:
+def test_processor_time_includes_ended_children() -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'sum(range(10**7))'])"
     before = processor_time(os.getpid())
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -167,7 +167,7 @@ def test_processor_time_counts_children_that_have_ended() -> None:
     assert used.total == used.python > 0.02
 
 
-def test_runs_of_several_parts_become_one() -> None:
+def test_joined_merges_reports_of_several_runs() -> None:
     first = Report(rows={"decode": [Row("a", 1, "s")], "plan": [Row("b", 2, "s")]})
     second = Report(rows={"plan": [Row("c", 3, "s")]}, seconds={"plan": 4.0})
     same = {"processor": "x"}

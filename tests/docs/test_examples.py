@@ -95,7 +95,9 @@ def _run_python(page: Path, block: Block, namespace: dict[str, Any]) -> None:
 
 @pytest.mark.s3
 @pytest.mark.parametrize("page", WITHOUT_SPARK, ids=lambda page: page.name)
-def test_examples_without_spark(page: Path, run: Callable[[Path, dict[str, Any]], None]) -> None:
+def test_examples_run_without_spark(
+    page: Path, run: Callable[[Path, dict[str, Any]], None]
+) -> None:
     run(page, {})
 
 
@@ -111,7 +113,7 @@ def _with_options(load: Any, options: Mapping[str, str]) -> Any:  # noqa: ANN401
 @pytest.mark.xdist_group("spark")
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.parametrize("page", WITH_SPARK, ids=lambda page: page.name)
-def test_examples_with_spark(
+def test_examples_run_with_spark(
     page: Path,
     run: Callable[[Path, dict[str, Any]], None],
     spark: SparkSession,

@@ -311,7 +311,9 @@ def test_contradicting_schemas_are_refused(
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_fields_within_lists_and_maps(table_format: str, tmp_path: Path) -> None:
+def test_schema_evolution_adds_fields_within_lists_and_maps(
+    table_format: str, tmp_path: Path
+) -> None:
     first = {"l": [{"x": "p"}, None], "m": {"k": {"y": 2}}, "s": {"t": {"a": 1}}}
     later = {
         "l": [{"x": "q", "w": 1.5}, None],

@@ -254,7 +254,7 @@ def test_open_transaction_is_reported_until_written(tmp_path: Path) -> None:
     assert report.rows == expected_table("txn", "read_committed").num_rows
 
 
-def test_added_reports_drop_written_gaps() -> None:
+def test_add_reports_drops_gaps_that_were_written_later() -> None:
     nothing = empty_report("lake", "delta")
     tail, lost = Skipped("t", 0, 20, 30, "open transaction"), Skipped("t", 1, 0, 5, "gone")
     first = replace(

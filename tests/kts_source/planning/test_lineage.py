@@ -109,8 +109,8 @@ def test_partition_log_accepts_any_epoch_start_in_manifest(
     missing = {offset for hole in log.holes for offset in range(hole.start, hole.stop)}
     assert missing == {
         offset
-        for entry in lost
-        for offset in range(entry.start_offset, entry.stop_offset)
+        for segment in lost
+        for offset in range(segment.start_offset, segment.stop_offset)
         if offset >= kept[0].start_offset
     }
 

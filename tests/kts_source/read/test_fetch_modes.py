@@ -75,7 +75,7 @@ def test_slow_start_runs_work_while_waiting() -> None:
     assert threads == [threading.current_thread()]
 
 
-def test_ready_answer_is_returned_without_work() -> None:
+def test_ready_response_is_returned_without_work() -> None:
     done: list[None] = []
     with fetching(
         RecordingStore(), requests(5), slow_start=True, while_waiting=lambda: done.append(None)

@@ -360,7 +360,7 @@ def test_skewed_clock_is_reported(
         assert store.counters.retries == 0
 
 
-def test_objects_with_keys_of_the_customer_are_refused_by_name(
+def test_objects_with_customer_provided_keys_raise_store_error(
     server: FakeCloud, reader: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SSE-C: S3 reads such an object only with its key."""
@@ -379,7 +379,7 @@ def test_objects_with_keys_of_the_customer_are_refused_by_name(
         assert store.counters.retries == 0
 
 
-def test_keys_of_the_customer_are_sent_by_s3fs(
+def test_customer_provided_keys_are_sent_by_s3fs(
     server: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKENV")

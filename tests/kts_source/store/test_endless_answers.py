@@ -64,7 +64,7 @@ def _endless(sent: list[int]) -> Iterator[str]:
         thread.join(10)
 
 
-def test_endless_answer_is_aborted(clean_environment: None) -> None:
+def test_endless_response_is_aborted(clean_environment: None) -> None:
     """The requested size bounds its memory."""
     sent: list[int] = []
     with _endless(sent) as endpoint:

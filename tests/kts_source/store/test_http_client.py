@@ -90,7 +90,7 @@ def test_connection_is_closed_after_connection_close() -> None:
         assert server.connections == 2
 
 
-def test_connection_with_an_unread_answer_is_closed() -> None:
+def test_connection_with_an_unread_response_is_closed() -> None:
     with serving(answers) as server:
         client = client_of(server)
         for number in range(3):
@@ -144,7 +144,7 @@ def test_connection_with_unsolicited_bytes_is_closed(
     [b"", b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 200],
     ids=["empty", "nonsense", "too many headers"],
 )
-def test_malformed_answer_raises(answer: bytes) -> None:
+def test_malformed_response_raises(answer: bytes) -> None:
     def serve(server: Server, sock: socket.socket) -> None:
         server.request(sock)
         sock.sendall(answer)
@@ -158,7 +158,7 @@ def test_malformed_answer_raises(answer: bytes) -> None:
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
-def test_truncated_answer_is_returned_short(tmp_path: Path, is_encrypted: bool) -> None:
+def test_truncated_response_is_returned_short(tmp_path: Path, is_encrypted: bool) -> None:
     def serve(server: Server, sock: socket.socket) -> None:
         server.request(sock)
         sock.sendall(ANSWER + BODY[:99_999])
@@ -239,7 +239,7 @@ def test_cancellation_ends_the_request(
             cancel(server, HttpSettings(server.url, 2.0, 5.0))
 
 
-def test_truncated_answer_of_a_cancelled_request_is_not_a_failure() -> None:
+def test_truncated_response_of_a_cancelled_request_is_not_a_failure() -> None:
     """It would count as a retry, or end the caller's last attempt."""
     cancellation = Cancellation()
 
@@ -378,7 +378,7 @@ def test_early_failure_sends_no_second_request() -> None:
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_encrypted_answers_are_read(tmp_path: Path, version: ssl.TLSVersion) -> None:
+def test_encrypted_responses_are_read(tmp_path: Path, version: ssl.TLSVersion) -> None:
     with serving_encrypted(tmp_path, answers, version) as (server, settings):
         client = HttpClient(settings)
         with ThreadPoolExecutor(8) as pool:

@@ -244,7 +244,7 @@ def test_last_error_lists_every_attempt(proxy: FaultyProxy, store: ObjectStore) 
 
 
 @pytest.mark.parametrize("fault", [Stall(), hang(0), hang(5)])
-def test_stalled_answer_is_retried(bucket: Bucket, proxy: FaultyProxy, fault: Fault) -> None:
+def test_stalled_response_is_retried(bucket: Bucket, proxy: FaultyProxy, fault: Fault) -> None:
     options = {
         **bucket.server.options,
         "s3.endpoint": proxy.endpoint,
@@ -257,7 +257,7 @@ def test_stalled_answer_is_retried(bucket: Bucket, proxy: FaultyProxy, fault: Fa
     store.close()
 
 
-def test_late_answer_is_requested_again(bucket: Bucket, proxy: FaultyProxy) -> None:
+def test_late_response_is_requested_again(bucket: Bucket, proxy: FaultyProxy) -> None:
     options = {**bucket.server.options, "s3.endpoint": proxy.endpoint, "s3.request-timeout": "30"}
     policy = RetryPolicy(max_attempts=1, hedge_after_seconds=0.1)
     store = open_store(bucket.path, storage_options_from(options), retry_policy=policy)
