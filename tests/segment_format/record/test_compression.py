@@ -151,7 +151,7 @@ def zstd_bomb(blocks: int) -> bytes:
 
 
 def zstd_claiming(content_size: int) -> bytes:
-    """A valid frame of one raw block whose header claims another content size."""
+    """Returns a valid frame of one raw block with a wrong content size in its header."""
     return b"\x28\xb5\x2f\xfd\xc0\x58" + content_size.to_bytes(8, "little") + b"\x09\0\0x"
 
 

@@ -1,6 +1,6 @@
 """Compares segments of a real broker with the rows that a real consumer read.
 
-Only segments whose `.log` object is the original file, without compressed or encrypted chunks.
+Covers only segments with the original file as `.log` object: no chunk is compressed or encrypted.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ PARTITION_FACTS: dict[tuple[str, int], dict[str, Any]] = {
     for topic in summary()["topics"]
     for partition in topic["partitions"]
 }
-"""Maps the name of the Parquet file and the partition to the partition's entry in
-`summary.json`.
-"""
+"""Entries of partitions in `summary.json`, by the name of the Parquet file and the partition."""
 
 
 def plain_segments(topic: str, partition: int) -> list[Segment]:
