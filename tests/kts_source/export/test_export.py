@@ -69,7 +69,7 @@ def test_duckdb_reads_same_rows(lake: Lake) -> None:
     assert lake.duckdb_rows() == expected
 
 
-def test_uncommitted_rows_and_fewer_columns_are_exported(lake: Lake) -> None:
+def test_export_of_read_uncommitted_with_fewer_columns_contains_all_rows(lake: Lake) -> None:
     options = source("txn", isolationLevel="read_uncommitted", columns="value,partition,offset")
     del options["includeHeaders"]
     lake.export(options)

@@ -51,8 +51,11 @@ class Elections:
         return self._writer.topic_id
 
     def upload(self, *spans: tuple[int, str, int, int], only: int | None = None) -> None:
-        """Uploads a log of (epoch, word, start, stop), one segment each; `only` uploads the last
-        ones.
+        """Uploads a log with a segment for each (epoch, word, start, stop).
+
+        Args:
+            spans: Leader epoch, first word of the values, and offsets of each segment.
+            only: Number of last segments to upload; `None` uploads all segments.
         """
         log = LogBuilder(leader_epoch=spans[0][0])
         last = spans[0][0]

@@ -218,7 +218,7 @@ def test_tier_without_snapshots_is_read_with_old_brokers() -> None:
 def compact_twice(builder: LogBuilder) -> BuiltLog:
     """Removes the records and index entries of transactions, but not their abort markers.
 
-    The producer snapshots still say that the transaction is open, as compaction keeps them.
+    Compaction keeps the producer snapshots, so they still list the transaction as open.
     """
     log = builder.build()
     segments = []

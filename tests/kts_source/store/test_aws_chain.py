@@ -215,7 +215,7 @@ def prepare(name: str, issuer: Issuer, monkeypatch: pytest.MonkeyPatch, folder: 
 ISSUED = ("imds", "container", "web identity", "assume role", "sso")
 
 
-def test_environment_is_read(
+def test_keys_of_environment_are_used(
     server: FakeCloud, reader: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKENV")
@@ -228,7 +228,7 @@ def test_environment_is_read(
 
 
 @pytest.mark.parametrize("how", ["option", "AWS_PROFILE"])
-def test_profile_is_read(
+def test_keys_of_profile_are_used(
     server: FakeCloud,
     reader: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,

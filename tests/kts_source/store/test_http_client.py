@@ -240,7 +240,7 @@ def test_cancellation_ends_the_request(
 
 
 def test_truncated_response_of_a_cancelled_request_is_not_a_failure() -> None:
-    """It would count as a retry, or end the caller's last attempt."""
+    """A failure would count as a retry, or end the caller's last attempt."""
     cancellation = Cancellation()
 
     def read(answer: http.client.HTTPResponse) -> bytes:
@@ -476,7 +476,7 @@ def test_proxy_refusing_a_tunnel_leaks_no_socket(answer: bytes) -> None:
 
 
 @pytest.mark.parametrize("proxy", ["https://proxy:1", "proxy:3128", "socks5://proxy"])
-def test_other_proxies_are_refused(proxy: str) -> None:
+def test_proxies_without_http_are_refused(proxy: str) -> None:
     with pytest.raises(ValueError, match="proxy"):
         HttpClient(HttpSettings("http://x", 1.0, 1.0, Secret(proxy)))
 
