@@ -68,7 +68,7 @@ def test_slow_start_runs_work_while_waiting() -> None:
     def work() -> None:
         assert len(store.asked) == 1  # the request is in flight
         threads.append(threading.current_thread())
-        store.gate.set()  # the answer arrives only after the work is done
+        store.gate.set()  # the response arrives only after the work is done
 
     with fetching(store, requests(5), slow_start=True, while_waiting=work) as results:
         assert b"".join(bytes(fetched.data) for fetched in results) == DATA[:500]

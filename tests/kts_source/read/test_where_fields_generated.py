@@ -36,8 +36,9 @@ CONDITIONS: Final = 12
 
 
 class Generated:
-    """Generates schemas, values and conditions from a seed; more than hypothesis draws would
-    give.
+    """Generates schemas, values and conditions from a seed.
+
+    Hypothesis would draw fewer different ones.
     """
 
     def __init__(self, seed: int) -> None:

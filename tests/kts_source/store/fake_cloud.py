@@ -68,7 +68,7 @@ class FakeCloud(HttpDouble):
 
     @property
     def reads(self) -> list[tuple[str, str, dict[str, str]]]:
-        """Ranged reads among the requests."""
+        """Returns the requests that read a range."""
         return [request for request in self.seen if "range" in request[2] or _azure(request[2])]
 
     def answer(self, path: str, headers: dict[str, str]) -> Reply:

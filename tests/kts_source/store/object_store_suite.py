@@ -278,7 +278,7 @@ class ObjectStoreSuite:
                 attempt()
         assert tree.counters.bytes == before.bytes
 
-    # -- life
+    # -- closing, pickling and forking
 
     def test_store_implements_the_protocol(self, store: ObjectStore) -> None:
         assert isinstance(store, ObjectStore)

@@ -41,7 +41,7 @@ _KEY = re.compile(r"Credential=([^/]+)/")
 
 @dataclass
 class Issuer:
-    """Serves IMDSv2, containers, STS and SSO; every answer has new keys.
+    """Serves IMDSv2, containers, STS and SSO; every response has new keys.
 
     Attributes:
         seconds: Lifetime of the keys.
@@ -162,7 +162,7 @@ def read_all(store: ObjectStore) -> None:
 
 
 def keys_of(server: FakeCloud) -> list[str]:
-    """Access keys that signed the requests."""
+    """Returns the access keys that signed the requests."""
     return [_KEY.search(headers["authorization"])[1] for _, _, headers in server.seen]  # type: ignore[index]
 
 

@@ -26,7 +26,7 @@ TAKEN = 32 << 20
 
 @contextmanager
 def _endless(sent: list[int]) -> Iterator[str]:
-    """Yields the endpoint; `sent` gets the number of bytes sent by each answer."""
+    """Yields the endpoint; `sent` gets the number of bytes of each response."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

@@ -39,7 +39,7 @@ def service() -> Iterator[Service]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     place = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-external-url", url]
-    # The server answers the XML interface, which obstore uses, under this name.
+    # The server offers the XML interface, which obstore uses, under this name.
     public = ["-public-host", f"127.0.0.1:{port}"]
     with running([program, "-backend", "memory", *place, *public], port):
         yield Service(url)
@@ -53,7 +53,7 @@ class Service:
 
     @property
     def options(self) -> dict[str, str]:
-        """The data source's options that reach it."""
+        """Returns the data source options for the emulator."""
         arguments = {"endpoint_url": self.url, "token": "anon"}
         return {"storageOptions": json.dumps(arguments)}
 

@@ -1,4 +1,4 @@
-"""Ranges of Google Cloud Storage: requests of obstore, and when gcsfs reads instead."""
+"""Range reads of Google Cloud Storage by obstore, and the cases in which gcsfs reads."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ def test_workload_identity_gives_tokens(
     store.close()
 
 
-# -- answers
+# -- responses
 
 
 @pytest.mark.parametrize(("status", "code"), [(404, "NoSuchKey"), (400, "InvalidArgument")])

@@ -1,4 +1,4 @@
-"""`hedged` sends a second request for a late answer and returns the first answer."""
+"""`hedged` sends a second request if a response is late, and returns the first response."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Second requests for late answers while many threads read."""
+"""Second requests for late responses while many threads read."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_idle_connection_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_connection_with_unsolicited_bytes_is_closed(
     tmp_path: Path, size: int, is_encrypted: bool, is_as_long: bool
 ) -> None:
-    """Bytes after an answer, such as a second answer, may be in any buffer by then."""
+    """Bytes after a response, such as a second response, may be in any buffer by then."""
     context, authority = tls_context(tmp_path)
     answer = ANSWER.replace(b"%d" % len(BODY), b"%d" % size) + BODY[:size]
     following = answer if is_as_long else OTHER
@@ -136,7 +136,7 @@ def test_connection_with_unsolicited_bytes_is_closed(
             assert server.connections == number + 1
 
 
-# -- malformed answers
+# -- malformed responses
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ class Faulty(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
 
 
 class FaultyAsync(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """The same, as an asynchronous file system."""
+    """An asynchronous memory file system that calls a hook before each listing."""
 
     protocol = "faultyasync"
     cachable = False

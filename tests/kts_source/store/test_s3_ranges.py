@@ -1,4 +1,4 @@
-"""Ranges of S3: requests, answers, and when s3fs reads instead."""
+"""Range reads of S3: requests, responses, and the cases in which s3fs reads."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_stores_with_equal_settings_share_connections(
         assert len(opened) == clients
 
 
-# -- answers
+# -- responses
 
 
 def test_longer_response_is_refused(bucket: OneObject) -> None:

@@ -120,7 +120,7 @@ def proxy(one_proxy: FaultyProxy) -> FaultyProxy:
 def one_store(
     bucket: Bucket, one_proxy: FaultyProxy, request: pytest.FixtureRequest
 ) -> Iterator[ObjectStore]:
-    """The bucket seen through the proxy, its ranges read by either library."""
+    """Opens the bucket through the proxy; either library reads its ranges."""
     options = {
         **bucket.server.options,
         **request.param,
@@ -143,7 +143,7 @@ def is_by_s3fs(store: ObjectStore) -> bool:
 
 @pytest.fixture
 def store(one_store: ObjectStore) -> ObjectStore:
-    """The bucket seen through the proxy, whose faults each test sets."""
+    """Opens the bucket through the proxy. Each test sets the faults of the proxy."""
     return one_store
 
 

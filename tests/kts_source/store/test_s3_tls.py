@@ -240,7 +240,7 @@ def test_forked_children_read_after_the_parent(server: TlsCloud, reader: dict[st
 
 
 class ConnectProxy:
-    """A proxy that answers CONNECT, and forwards to any port of this machine.
+    """A proxy that supports CONNECT and forwards to any port of this machine.
 
     Attributes:
         targets: Requested `host:port` of tunnels, or URLs.

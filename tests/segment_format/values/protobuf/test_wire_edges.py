@@ -141,7 +141,7 @@ def test_map_entry_with_unknown_field_is_kept() -> None:
 
 
 def test_field_0_in_empty_message_makes_row_bad() -> None:
-    """Unlike upb, which accepts field 0 here, but like upb in every other message."""
+    """upb rejects field 0 in all messages except empty ones. This decoder always rejects it."""
     file = descriptor_pb2.FileDescriptorProto(name="e.proto", syntax="proto3")
     file.message_type.add(name="E")
     decoder = ProtobufDecoder(descriptor_set(file), "E")
