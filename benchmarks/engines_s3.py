@@ -46,7 +46,7 @@ store.
 _BY_S3FS: Final = {"storageOptions": '{"use_ssl": true}'}
 
 
-def s3_rows(bench: Bench, *, tier: Tier, what: str) -> list[Row]:
+def s3_rows(bench: Bench, *, tier: Tier, label: str) -> list[Row]:
     """Returns the client's processor time with either library, the cost of latency, and the time to
     the first rows.
 
@@ -107,9 +107,9 @@ def s3_rows(bench: Bench, *, tier: Tier, what: str) -> list[Row]:
             *(runs_by_name[name] for name in ("ranges", "decode", "plan", "own")), strict=True
         )
     )
-    name = f"S3 on loopback, {what}, processor time of the client, decoding included"
+    name = f"S3 on loopback, {label}, processor time of the client, decoding included"
     cost = costs["own"]
-    goal = at_most(name, cost, "s/GB", 0.85) if what == _OF_GOALS else Row(name, cost, "s/GB")
+    goal = at_most(name, cost, "s/GB", 0.85) if label == _OF_GOALS else Row(name, cost, "s/GB")
     return [
         goal.noted(
             f"one thread, versitygw, {1 / speeds['own']:.2f} GB/s; by s3fs"
@@ -121,7 +121,7 @@ def s3_rows(bench: Bench, *, tier: Tier, what: str) -> list[Row]:
             f" {costs['plan']:.2f}"
         ),
         Row(
-            f"scan().to_reader() from S3 with 60 ms and 90 MB/s by the same without, {what}",
+            f"scan().to_reader() from S3 with 60 ms and 90 MB/s by the same without, {label}",
             share,
             "×",
         ).noted(
@@ -129,7 +129,7 @@ def s3_rows(bench: Bench, *, tier: Tier, what: str) -> list[Row]:
             f" the first answer alone takes {start:.2f}; parts fetch and loopback_s3 read longer"
         ),
         at_most(
-            f"first rows of scan().limit(10), plan included, from S3 with 60 ms, {what}",
+            f"first rows of scan().limit(10), plan included, from S3 with 60 ms, {label}",
             statistics.median(soon),
             "s",
             0.5,

@@ -188,7 +188,9 @@ def kept(batch: pa.RecordBatch, form: ColumnFormat, where: Predicate) -> pa.Tabl
     for half in halves:
         if half is not None:
             conditions = half.decoded([batch], None)
-            offsets &= {offset for rows in conditions for offset in rows["offset"].to_pylist()}
+            offsets &= {
+                offset for half_rows in conditions for offset in half_rows["offset"].to_pylist()
+            }
     assert sorted(offsets) == table["offset"].to_pylist()
     return table
 
