@@ -59,14 +59,14 @@ class TestMemoryStore(ObjectStoreSuite):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def make_place(cls) -> Iterator[Callable[[], Memory]]:
+    def make_root(cls) -> Iterator[Callable[[], Memory]]:
         before = set(MemoryFileSystem.store)
         yield lambda: Memory("")
         for path in set(MemoryFileSystem.store) - before:
             del MemoryFileSystem.store[path]
 
     @pytest.fixture
-    def missing_place(self) -> Memory:
+    def missing_root(self) -> Memory:
         return Memory("")
 
 

@@ -80,9 +80,7 @@ class Bucket:
 class TestS3Store(ObjectStoreSuite):
     @pytest.fixture(scope="class", params=["", "deep/prefix/"])
     @classmethod
-    def make_place(
-        cls, s3_server: S3Server, request: pytest.FixtureRequest
-    ) -> Callable[[], Bucket]:
+    def make_root(cls, s3_server: S3Server, request: pytest.FixtureRequest) -> Callable[[], Bucket]:
         def make() -> Bucket:
             bucket = Bucket(s3_server, s3_server.make_bucket(), request.param)
             if bucket.prefix:
@@ -92,7 +90,7 @@ class TestS3Store(ObjectStoreSuite):
         return make
 
     @pytest.fixture
-    def missing_place(self, s3_server: S3Server) -> Bucket:
+    def missing_root(self, s3_server: S3Server) -> Bucket:
         return Bucket(s3_server, "no-such-bucket")
 
 
