@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SCANS = int(os.environ.get("KTS_FAULT_SCANS", "2000"))
 SECONDS = float(os.environ.get("KTS_FAULT_SECONDS", "300"))
 MIN_SCANS = 40
-"""A machine that is ten times slower reaches this number in time; others exceed the time."""
+"""A machine that is ten times slower reaches this number in time; a slower one takes longer."""
 
 
 def report(
