@@ -97,9 +97,9 @@ def main(arguments: list[str] | None = None) -> int:
     draw(report.speeds, path.with_suffix(".png"))
     if options.results:
         write_results(report, about, options.quick)
-    for what, reason in report.skipped.items():
-        print(f"skipped: {what}: {reason}")
-    rows = [row for found in report.rows.values() for row in found]
+    for name, reason in report.skipped.items():
+        print(f"skipped: {name}: {reason}")
+    rows = [row for part_rows in report.rows.values() for row in part_rows]
     goals = [row for row in rows if row.met is not None]
     print(
         f"{len(rows)} figures, {len(goals) - len(report.missed)} of {len(goals)} goals met, in"

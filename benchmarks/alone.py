@@ -106,14 +106,14 @@ def _chunks(log: bytes, shape: TierShape, repeats: int) -> tuple[float, float]:
     chunk = decrypt = 0.0
     if shape.compression:
         compressor, decompressor = zstandard.ZstdCompressor(), zstandard.ZstdDecompressor()
-        frames = [compressor.compress(part) for part in chunks]
+        frames = [compressor.compress(plain) for plain in chunks]
         (chunk,) = best_seconds(
             lambda: [decompressor.decompress(frame) for frame in frames], repeats=repeats
         )
         chunks = frames
     if shape.encryption:
         cipher, nonce, aad = AESGCM(os.urandom(32)), os.urandom(12), os.urandom(32)
-        messages = [cipher.encrypt(nonce, part, aad) for part in chunks]
+        messages = [cipher.encrypt(nonce, plain, aad) for plain in chunks]
         (decrypt,) = best_seconds(
             lambda: [cipher.decrypt(nonce, message, aad) for message in messages], repeats=repeats
         )

@@ -116,8 +116,9 @@ def _frames(tier: Tier) -> list[bytes]:
     """Returns the stored chunks of a tier."""
     frames = []
     tasks = plan_scan(parse_options(tier.options)).tasks
-    found = {part.objects.log.key: part.objects for task in tasks for part in task.slices}
-    for objects in found.values():
+    slices = [task_slice for task in tasks for task_slice in task.slices]
+    segments = {task_slice.objects.log.key: task_slice.objects for task_slice in slices}
+    for objects in segments.values():
         data = (tier.path / objects.log.key).read_bytes()
         frames += [
             data[chunk.transformed_position : chunk.transformed_stop]

@@ -143,12 +143,15 @@ class Bench:
     @property
     def others(self) -> dict[str, str]:
         """Returns the library versions of the sessions' processes."""
-        found = {name: session.spark_version for name, session in self._sessions.items()}
+        versions = {name: session.spark_version for name, session in self._sessions.items()}
         if self._broker is not None:
             from tests.integration.kafka_jars import KAFKA_VERSION, SPARK_KAFKA
 
-            found |= {"broker": f"Kafka {KAFKA_VERSION}", "its peer in Spark": SPARK_KAFKA["4.0"]}
-        return found
+            versions |= {
+                "broker": f"Kafka {KAFKA_VERSION}",
+                "its peer in Spark": SPARK_KAFKA["4.0"],
+            }
+        return versions
 
     def folder(self) -> Path:
         """Returns a new scratch folder, which is deleted after the run."""
@@ -179,7 +182,7 @@ class Bench:
                 run = self.run(contestant)
                 if number:
                     runs[name].append(run)
-        return {name: Timings(tuple(found)) for name, found in runs.items()}
+        return {name: Timings(tuple(measured)) for name, measured in runs.items()}
 
     def unless_skipped(self, title: str, part: Callable[[Bench], list[Row]]) -> list[Row]:
         """Returns the rows of a part.

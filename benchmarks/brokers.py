@@ -244,11 +244,11 @@ def fill_with(
     bootstrap: str, topic: str, count: int, next_value: Callable[[], bytes], **settings: str
 ) -> None:
     """Writes records like `fill`, with values from a function."""
-    given = {name.replace("_", "."): text for name, text in settings.items()}
-    producer = _producer(bootstrap, **given)
-    each = count // PARTITIONS
-    step = SPAN_MS / each
-    for number in range(each):
+    client_settings = {name.replace("_", "."): text for name, text in settings.items()}
+    producer = _producer(bootstrap, **client_settings)
+    partition_records = count // PARTITIONS
+    step = SPAN_MS / partition_records
+    for number in range(partition_records):
         ms = FIRST_MS + int(number * step)
         for partition in range(PARTITIONS):
             _send(producer, topic, partition, number, next_value(), ms)

@@ -56,18 +56,18 @@ class Consumed:
     processor: float
 
 
-def consumed(bootstrap: str, topic: str, starts: Mapping[int, int], most: int) -> Consumed:
+def consumed(bootstrap: str, topic: str, starts: Mapping[int, int], record_count: int) -> Consumed:
     """Reads records in its own process.
 
     Args:
         bootstrap: Address of the brokers.
         topic: Name of the topic.
         starts: Maps a partition to its first offset.
-        most: Number of records. The client's prefetch beyond them costs time too.
+        record_count: Number of records. The client's prefetch beyond them costs time too.
     """
-    words = json.dumps({str(number): at for number, at in starts.items()})
+    words = json.dumps({str(number): offset for number, offset in starts.items()})
     output = subprocess.run(
-        [sys.executable, "-c", _CONSUMER, bootstrap, topic, words, str(most)],
+        [sys.executable, "-c", _CONSUMER, bootstrap, topic, words, str(record_count)],
         check=True,
         capture_output=True,
         text=True,

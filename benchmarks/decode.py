@@ -105,10 +105,10 @@ def _small_records(log: LogBytes, repeats: int, *, quick: bool) -> list[Row]:
     decode, copying, crc = best_seconds(
         lambda: _decode(log), _copying(log), _crc(log), repeats=repeats
     )
-    part = log.starts[min(len(log.starts) - 1, 50 if quick else 200)]
-    part_batches = int(np.searchsorted(log.starts, part))
+    part_bytes = log.starts[min(len(log.starts) - 1, 50 if quick else 200)]
+    part_batches = int(np.searchsorted(log.starts, part_bytes))
     part_records = part_batches * log.records // log.batches
-    part_data = log.data[:part].tobytes()
+    part_data = log.data[:part_bytes].tobytes()
     (other,) = best_seconds(lambda: _aiokafka(part_data), repeats=3)
     speed = log.records / decode
     other_speed = part_records / other

@@ -36,22 +36,22 @@ def run(bench: Bench) -> list[Row]:
     A quick run has a fourth of the bytes. Benchmarks that this machine cannot run are skipped.
     """
     rows = []
-    for value_bytes, what, least in ((100, "100 B", 1.6), (1000, "1 KB", 1.3)):
+    for value_bytes, label, goal in ((100, "100 B", 1.6), (1000, "1 KB", 1.3)):
         shape = TierShape(value_bytes, 1 << 30, partitions=4, segment_bytes=64 << 20)
         if bench.quick:
             shape = replace(shape, log_bytes=1 << 28, segment_bytes=16 << 20)
         tier = make_tier(shape)
-        rows += _one_thread(tier, what, bench.repeats + 2)
-        rows += thread_rows(tier, what, bench.repeats)
-        rows += _aggregates(tier, what, bench.repeats + 2)
-        on_sail = partial(against_spark, tier=tier, what=what, least=least)
-        rows += bench.unless_skipped(f"Sail, {what}", on_sail)
-        rows += bench.unless_skipped(f"S3, {what}", partial(s3_rows, tier=tier, what=what))
+        rows += _one_thread(tier, label, bench.repeats + 2)
+        rows += thread_rows(tier, label, bench.repeats)
+        rows += _aggregates(tier, label, bench.repeats + 2)
+        on_sail = partial(against_spark, tier=tier, label=label, goal=goal)
+        rows += bench.unless_skipped(f"Sail, {label}", on_sail)
+        rows += bench.unless_skipped(f"S3, {label}", partial(s3_rows, tier=tier, label=label))
     rows += _first_rows(tier)
     return rows + bench.unless_skipped("Sail against Spark's Kafka source", against_kafka)
 
 
-def _one_thread(tier: Tier, what: str, rounds: int) -> list[Row]:
+def _one_thread(tier: Tier, label: str, rounds: int) -> list[Row]:
     logs = sorted(tier.path.glob("*/*/*.log"))
     one = logs[0].read_bytes()
     scan = kts_source.scan(tier.options)
@@ -66,12 +66,12 @@ def _one_thread(tier: Tier, what: str, rounds: int) -> list[Row]:
     )
     return [
         Row(
-            f"scan().to_reader(), one thread, {what}",
+            f"scan().to_reader(), one thread, {label}",
             tier.records / times.median("one") / 1e6,
             "M records/s",
         ),
         at_least(
-            f"scan().to_reader(), one thread, of the additive bound, {what}",
+            f"scan().to_reader(), one thread, of the additive bound, {label}",
             times.ratio(("read", "decode"), "one"),
             "×",
             0.9,
@@ -80,7 +80,7 @@ def _one_thread(tier: Tier, what: str, rounds: int) -> list[Row]:
             f" {times.median('decode'):.2f} s"
         ),
         Row(
-            f"a loop that reads a window and decodes it, of the additive bound, {what}",
+            f"a loop that reads a window and decodes it, of the additive bound, {label}",
             times.ratio(("read", "decode"), "loop"),
             "×",
         ).noted(
@@ -90,7 +90,7 @@ def _one_thread(tier: Tier, what: str, rounds: int) -> list[Row]:
     ]
 
 
-def _aggregates(tier: Tier, what: str, rounds: int) -> list[Row]:
+def _aggregates(tier: Tier, label: str, rounds: int) -> list[Row]:
     """Compares Polars and DuckDB on the stream with the stream alone and with data in memory."""
     columns = ["partition", "offset", "value", "timestamp"]
     scan = kts_source.scan(tier.options).select(columns)
@@ -136,7 +136,7 @@ def _aggregates(tier: Tier, what: str, rounds: int) -> list[Row]:
     connection.close()
     rows = [
         at_least(
-            f"{name} aggregate, of the stream drained and the same from memory, {what}",
+            f"{name} aggregate, of the stream drained and the same from memory, {label}",
             times.ratio(("drained", f"{name.lower()} in memory"), name.lower()),
             "×",
             0.85,
@@ -149,7 +149,7 @@ def _aggregates(tier: Tier, what: str, rounds: int) -> list[Row]:
     return [
         *rows,
         Row(
-            f"Polars aggregate, of the stream drained and ready batches handed to Polars, {what}",
+            f"Polars aggregate, of the stream drained and ready batches handed to Polars, {label}",
             times.ratio(("drained", "polars plugin"), "polars"),
             "×",
         ).noted(
@@ -158,7 +158,7 @@ def _aggregates(tier: Tier, what: str, rounds: int) -> list[Row]:
             f" reads meanwhile"
         ),
         Row(
-            f"Polars aggregate, a reading thread a core, against one, {what}",
+            f"Polars aggregate, a reading thread a core, against one, {label}",
             times.ratio(("polars",), "polars, threads"),
             "×",
         ).noted(f"{table.num_rows / times.median('polars, threads') / 1e6:.3g} M records/s"),

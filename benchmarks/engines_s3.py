@@ -46,7 +46,7 @@ store.
 _BY_S3FS: Final = {"storageOptions": '{"use_ssl": true}'}
 
 
-def s3_rows(bench: Bench, *, tier: Tier, what: str) -> list[Row]:
+def s3_rows(bench: Bench, *, tier: Tier, label: str) -> list[Row]:
     """Returns the client's processor time with either library, the cost of latency, and the time to
     the first rows.
 
@@ -88,13 +88,13 @@ def s3_rows(bench: Bench, *, tier: Tier, what: str) -> list[Row]:
         soon = [_ten(far) for _ in range(bench.repeats + 1)][1:]
     costs, speeds = (
         {
-            name: statistics.median(one[index] for one in runs) / (tier.stored_bytes / 1e9)
+            name: statistics.median(run[index] for run in runs) / (tier.stored_bytes / 1e9)
             for name, runs in runs_by_name.items()
         }
         for index in (1, 0)
     )
     seconds = {
-        name: statistics.median(one[0] for one in runs) for name, runs in runs_by_name.items()
+        name: statistics.median(run[0] for run in runs) for name, runs in runs_by_name.items()
     }
     start = _FAR[0] + FIRST_REQUEST_BYTES / _FAR[1]
     share = statistics.median(
@@ -102,14 +102,14 @@ def s3_rows(bench: Bench, *, tier: Tier, what: str) -> list[Row]:
         for near, far in zip(runs_by_name["near"], runs_by_name["far"], strict=True)
     )
     parts = statistics.median(
-        (ranges[1] + decode[1] + plan[1]) / whole[1]
-        for ranges, decode, plan, whole in zip(
-            *(runs_by_name[part] for part in ("ranges", "decode", "plan", "own")), strict=True
+        (ranges[1] + decode[1] + plan[1]) / own[1]
+        for ranges, decode, plan, own in zip(
+            *(runs_by_name[name] for name in ("ranges", "decode", "plan", "own")), strict=True
         )
     )
-    name = f"S3 on loopback, {what}, processor time of the client, decoding included"
+    name = f"S3 on loopback, {label}, processor time of the client, decoding included"
     cost = costs["own"]
-    goal = at_most(name, cost, "s/GB", 0.85) if what == _OF_GOALS else Row(name, cost, "s/GB")
+    goal = at_most(name, cost, "s/GB", 0.85) if label == _OF_GOALS else Row(name, cost, "s/GB")
     return [
         goal.noted(
             f"one thread, versitygw, {1 / speeds['own']:.2f} GB/s; by s3fs"
@@ -121,7 +121,7 @@ def s3_rows(bench: Bench, *, tier: Tier, what: str) -> list[Row]:
             f" {costs['plan']:.2f}"
         ),
         Row(
-            f"scan().to_reader() from S3 with 60 ms and 90 MB/s by the same without, {what}",
+            f"scan().to_reader() from S3 with 60 ms and 90 MB/s by the same without, {label}",
             share,
             "×",
         ).noted(
@@ -129,7 +129,7 @@ def s3_rows(bench: Bench, *, tier: Tier, what: str) -> list[Row]:
             f" the first answer alone takes {start:.2f}; parts fetch and loopback_s3 read longer"
         ),
         at_most(
-            f"first rows of scan().limit(10), plan included, from S3 with 60 ms, {what}",
+            f"first rows of scan().limit(10), plan included, from S3 with 60 ms, {label}",
             statistics.median(soon),
             "s",
             0.5,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from benchmarks.tiers import Tier
 
 
-def against_spark(bench: Bench, tier: Tier, what: str, least: float) -> list[Row]:
+def against_spark(bench: Bench, tier: Tier, label: str, goal: float) -> list[Row]:
     """Measures this library's source on Sail and on Spark.
 
     Raises:
@@ -29,14 +29,14 @@ def against_spark(bench: Bench, tier: Tier, what: str, least: float) -> list[Row
     _same_rows(bench, contestants, tier.records)
     timings = bench.in_turns(contestants)
     sail, newest = timings[SAIL_SERVER], timings[NEWEST_SPARK]
-    what = f"{what}, aggregate of all columns"
+    label = f"{label}, aggregate of all columns"
     return [
-        *_speeds(timings, tier.records, what),
+        *_speeds(timings, tier.records, label),
         at_least(
-            f"Sail against the newest Spark, {what}", sail.times_faster_than(newest), "×", least
+            f"Sail against the newest Spark, {label}", sail.times_faster_than(newest), "×", goal
         ),
         at_most(
-            f"Sail's processor time of the newest Spark's, {what}",
+            f"Sail's processor time of the newest Spark's, {label}",
             sail.processor_share_of(newest),
             "×",
             0.5,
@@ -60,11 +60,11 @@ def against_kafka(bench: Bench) -> list[Row]:
     }
     _same_rows(bench, contestants, topic.records)
     timings = bench.in_turns(contestants)
-    what = "100 B, data in the tier, aggregate of all columns"
+    label = "100 B, data in the tier, aggregate of all columns"
     return [
-        *_speeds(timings, topic.records, what),
+        *_speeds(timings, topic.records, label),
         at_least(
-            f"Sail against Spark's Kafka source, {what}",
+            f"Sail against Spark's Kafka source, {label}",
             timings[SAIL_SERVER].times_faster_than(timings["Spark's Kafka source"]),
             "×",
             4.5,
@@ -79,9 +79,9 @@ def _same_rows(bench: Bench, contestants: Mapping[str, Contestant], records: int
             raise AssertionError(f"{name}: {row_count} rows of {records}")
 
 
-def _speeds(timings: Mapping[str, Timings], records: int, what: str) -> list[Row]:
+def _speeds(timings: Mapping[str, Timings], records: int, label: str) -> list[Row]:
     return [
-        Row(f"{name}, {what}", records / contestant_timings.seconds / 1e6, "M records/s").noted(
+        Row(f"{name}, {label}", records / contestant_timings.seconds / 1e6, "M records/s").noted(
             f"{contestant_timings.processor / records * 1e9:.0f} ns of processor time a record"
         )
         for name, contestant_timings in timings.items()

@@ -38,7 +38,7 @@ def drain(scan: Scan, threads: int, records: int) -> None:
     assert rows == records
 
 
-def thread_rows(tier: Tier, what: str, rounds: int) -> list[Row]:
+def thread_rows(tier: Tier, label: str, rounds: int) -> list[Row]:
     """Measures `scan().to_reader()`, and the bounds that the system and Python set.
 
     Each contestant runs in its own processes, which do nothing else.
@@ -68,13 +68,13 @@ def thread_rows(tier: Tier, what: str, rounds: int) -> list[Row]:
             times.add(in_turns(actions, rounds))
     return [
         at_least(
-            f"two threads that read a half each, of two processes that do, {what}",
+            f"two threads that read a half each, of two processes that do, {label}",
             times.ratio(("processes",), "threads"),
             "×",
             0.9,
         ),
         Row(
-            f"scan().to_reader(threads=2), all rows to one consumer, of the two processes, {what}",
+            f"scan().to_reader(threads=2), all rows to one consumer, of the two processes, {label}",
             times.ratio(("processes",), "one consumer"),
             "×",
         ).noted(
@@ -82,12 +82,12 @@ def thread_rows(tier: Tier, what: str, rounds: int) -> list[Row]:
             f" hand nothing over"
         ),
         Row(
-            f"two threads that read a window and decode it, of two processes that do, {what}",
+            f"two threads that read a window and decode it, of two processes that do, {label}",
             times.ratio(("processes that loop",), "threads that loop"),
             "×",
         ).noted("no plan, no checks, nothing handed over: the limit of system and memory"),
         Row(
-            f"two threads that only decode, from memory, of two processes that do, {what}",
+            f"two threads that only decode, from memory, of two processes that do, {label}",
             times.ratio(("processes that decode",), "threads that decode"),
             "×",
         ).noted("nothing is read and nothing handed over"),

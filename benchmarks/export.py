@@ -58,10 +58,10 @@ def run(*, quick: bool) -> list[Row]:
 
 def _against_the_writer(tier: Tier, parts: ExportParts, repeats: int) -> list[Row]:
     seconds, mib = in_a_process(measure_export, tier.options, repeats)
-    what = f"{tier.shape.value_bytes} B records, codec {tier.shape.codec}"
+    label = f"{tier.shape.value_bytes} B records, codec {tier.shape.codec}"
     alone = parts.write_table + parts.decompress
     share = at_least(
-        f"export, {what}: share of write_table", parts.write_table / seconds, "×", WRITER_SHARE
+        f"export, {label}: share of write_table", parts.write_table / seconds, "×", WRITER_SHARE
     )
     if parts.decompress:
         share = share.noted(
@@ -70,12 +70,12 @@ def _against_the_writer(tier: Tier, parts: ExportParts, repeats: int) -> list[Ro
             f" {parts.write_table / alone:.2f} ×"
         )
     return [
-        Row(f"export, {what}, one core", tier.records / seconds / 1e6, "M records/s"),
-        Row(f"write_table, {what}", tier.records / parts.write_table / 1e6, "M records/s"),
-        Row(f"{what}: zstd alone, of write_table", parts.compress / parts.write_table, "×"),
+        Row(f"export, {label}, one core", tier.records / seconds / 1e6, "M records/s"),
+        Row(f"write_table, {label}", tier.records / parts.write_table / 1e6, "M records/s"),
+        Row(f"{label}: zstd alone, of write_table", parts.compress / parts.write_table, "×"),
         share,
-        Row(f"export, {what}: share of write_table and the batches' codec", alone / seconds, "×"),
-        at_most(f"export, {what}: peak memory of the task's process", mib, "MiB", MAX_MIB),
+        Row(f"export, {label}: share of write_table and the batches' codec", alone / seconds, "×"),
+        at_most(f"export, {label}: peak memory of the task's process", mib, "MiB", MAX_MIB),
     ]
 
 
@@ -86,8 +86,8 @@ def _large_segment(log_bytes: int) -> Row:
     )
     options = {**tier.options, "targetPartitionBytes": "8g"}
     _, mib = in_a_process(measure_export, options, 1)
-    what = f"one segment of {log_bytes >> 20} MiB in one task"
-    return at_most(f"export, {what}: peak memory of the task's process", mib, "MiB", MAX_MIB)
+    label = f"one segment of {log_bytes >> 20} MiB in one task"
+    return at_most(f"export, {label}: peak memory of the task's process", mib, "MiB", MAX_MIB)
 
 
 def measure_export(options: Mapping[str, str], repeats: int) -> tuple[float, float]:
@@ -115,7 +115,11 @@ def _against_spark(tiers: list[Tier], parts: list[ExportParts], repeats: int) ->
     spark.dataSource.register(EmptySource)
     try:
         pairs = zip(tiers, parts, strict=True)
-        return [row for tier, one in pairs for row in _one_against_spark(spark, tier, one, repeats)]
+        return [
+            row
+            for tier, tier_parts in pairs
+            for row in _one_against_spark(spark, tier, tier_parts, repeats)
+        ]
     finally:
         spark.stop()
 
@@ -153,13 +157,13 @@ def _one_against_spark(
         f" codecs alone would allow {theirs_took / (codecs + nothing):.2g} ×, the writer alone"
         f" {theirs_took / (written + nothing):.2g} ×"
     )
-    what = f"{tier.shape.value_bytes} B records"
+    label = f"{tier.shape.value_bytes} B records"
     speed = tier.records / statistics.median(ours) / 1e6
     theirs = tier.records / statistics.median(sparks) / 1e6
     return [
-        Row(f"backfill in Spark, {what}", speed, "M records/s"),
-        Row(f"df.write.parquet, {what}", theirs, "M records/s"),
-        at_least(f"backfill against df.write.parquet, {what}", ratio, "×", AGAINST_SPARK).noted(
+        Row(f"backfill in Spark, {label}", speed, "M records/s"),
+        Row(f"df.write.parquet, {label}", theirs, "M records/s"),
+        at_least(f"backfill against df.write.parquet, {label}", ratio, "×", AGAINST_SPARK).noted(
             note
         ),
     ]

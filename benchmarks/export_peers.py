@@ -51,19 +51,19 @@ def _one(bench: Bench, name: str) -> list[Row]:
             shutil.rmtree(target, ignore_errors=True)
             if number:
                 runs[key].append(run)
-    mine, theirs, empty = (Timings(tuple(found)) for found in runs.values())
+    mine, theirs, empty = (Timings(tuple(measured)) for measured in runs.values())
     options = broker.from_tier(name).options
     parts = in_a_process(measure_parts, options, "none", 3, _BOUND_BYTES // topic.value_bytes)
     # Processor seconds to write all rows from memory.
     writing = parts.write / parts.records * topic.records
-    what = f"{topic.value_bytes} B → zstd Parquet"
-    against = f"against Spark's Kafka source, {what}"
+    label = f"{topic.value_bytes} B → zstd Parquet"
+    against = f"against Spark's Kafka source, {label}"
     alone = theirs.seconds / (writing / _CORES + empty.seconds)
     jvm, python = (mine.median(lambda run: run.jvm), mine.median(lambda run: run.python))
     return [
-        Row(f"our export in Spark 4.0, {what}", topic.records / mine.seconds / 1e6, "M records/s"),
+        Row(f"our export in Spark 4.0, {label}", topic.records / mine.seconds / 1e6, "M records/s"),
         Row(
-            f"Spark's Kafka source, data in the tier, {what}",
+            f"Spark's Kafka source, data in the tier, {label}",
             topic.records / theirs.seconds / 1e6,
             "M records/s",
         ),

@@ -104,12 +104,12 @@ def _read(
         opened = kts_source.tier.Tier(store)
         meter = TaskMeter(task, opened, TaskPlace())
         reader = SegmentSource(opened, options.key_ring)
-        found = read_task(task, reader, settings, meter=meter)
-        for number, batch in enumerate(found, 1):
+        task_batches = read_task(task, reader, settings, meter=meter)
+        for number, batch in enumerate(task_batches, 1):
             rows += batch.num_rows
             if number == batches:
                 break
-        found.close()  # type: ignore[attr-defined]  # a generator
+        task_batches.close()  # type: ignore[attr-defined]  # a generator
     return rows
 
 
@@ -137,7 +137,7 @@ def _latency(tier: Tier, repeats: int) -> list[Row]:
         for name in seconds
     }
     speed = {
-        name: tier.stored_bytes / statistics.median(found) / 1e6 for name, found in seconds.items()
+        name: tier.stored_bytes / statistics.median(times) / 1e6 for name, times in seconds.items()
     }
     requests = parse_options(tier.options).max_concurrent_requests
     bound = _most(requests) / 1e6
@@ -206,9 +206,9 @@ def _memory(log_bytes: int) -> list[Row]:
         text=True,
         timeout=900,
     )
-    found = json.loads(grown.stdout.splitlines()[-1])
+    memory = json.loads(grown.stdout.splitlines()[-1])
     name = f"peak memory above a small read, one segment of {log_bytes >> 20} MiB"
-    return [at_most(name, found["growth"] / (1 << 20), "MiB", 256)]
+    return [at_most(name, memory["growth"] / (1 << 20), "MiB", 256)]
 
 
 def _peak() -> int:

@@ -66,12 +66,12 @@ def limit_rows(pace: tuple[float, float]) -> list[Row]:
     rows = []
     for module, run in runs.items():
         none = statistics.median(run.of_nothing)
-        found = {
+        seconds_by_worker = {
             "a new worker of": run.seconds,
             "a worker that has read before of": run.read_before,
         }
         rows.append(Row(f"limit(10) of a Python source that has its rows, {module}", none, "s"))
-        for worker, seconds in found.items():
+        for worker, seconds in seconds_by_worker.items():
             ours = statistics.median(seconds)
             title = f"{name}, after planning, {worker} {module}"
             # A worker that Spark's own daemon has just forked has nothing loaded.
@@ -149,23 +149,23 @@ def _grow(small: Path, bucket: Path) -> None:
     for suffix in (".log", ".indexes", ".rsm-manifest"):
         shutil.copy(first.with_suffix(suffix), target)
     manifest = SegmentManifest.from_json(first.read_bytes())
-    known = manifest.metadata
-    assert known is not None
-    count = known.end_offset + 1 - known.start_offset
+    first_metadata = manifest.metadata
+    assert first_metadata is not None
+    count = first_metadata.end_offset + 1 - first_metadata.start_offset
     last_bytes = _SEGMENT_BYTES % _CHUNK_BYTES or _CHUNK_BYTES
     chunks = FixedChunkIndex(_CHUNK_BYTES, _SEGMENT_BYTES, _CHUNK_BYTES, last_bytes)
     for number in range(1, _SEGMENTS):
-        start = known.start_offset + number * count
-        segment_id = dataclasses.replace(known.segment_id, id=uuid.UUID(int=number))
+        start = first_metadata.start_offset + number * count
+        segment_id = dataclasses.replace(first_metadata.segment_id, id=uuid.UUID(int=number))
         metadata = dataclasses.replace(
-            known,
+            first_metadata,
             segment_id=segment_id,
             start_offset=start,
             end_offset=start + count - 1,
             segment_size_in_bytes=_SEGMENT_BYTES,
             segment_leader_epochs=tuple(
                 dataclasses.replace(entry, start_offset=start)
-                for entry in known.segment_leader_epochs
+                for entry in first_metadata.segment_leader_epochs
             ),
         )
         stem = target / f"{start:020d}-{uuid_to_text(segment_id.id)}"

@@ -63,14 +63,14 @@ def _in_memory(codec: str, total: int, repeats: int) -> list[Row]:
         "100,000 keys": KeySet.of(strangers[:100_000]),
         "1,000,000 keys": KeySet.of(strangers),
     }
-    full, *found = best_seconds(
+    full, *search_seconds = best_seconds(
         _decoding(log, None), *(_decoding(log, keys) for keys in sets.values()), repeats=repeats
     )
     rows = []
-    for name, seconds in zip(sets, found, strict=True):
-        what = f"find {name} that no record has, {_VALUE_BYTES} B, codec {codec}"
-        rows.append(Row(what, log.next_offset / seconds / _MEGA, "M records/s"))
-        ratio = f"{what}: against decoding all columns"
+    for name, seconds in zip(sets, search_seconds, strict=True):
+        label = f"find {name} that no record has, {_VALUE_BYTES} B, codec {codec}"
+        rows.append(Row(label, log.next_offset / seconds / _MEGA, "M records/s"))
+        ratio = f"{label}: against decoding all columns"
         if (name, codec) == ("1 key", "none"):  # elsewhere the codec takes most of the time
             rows.append(at_least(ratio, full / seconds, "×", 1.25))
         else:
@@ -104,11 +104,11 @@ def _on_disk(log_bytes: int, repeats: int) -> list[Row]:
         batches = kts_source.find(tier.options, keys=wanted).batches(threads=1)
         _check(sum(batch.num_rows for batch in batches), tier.shape.partitions)
 
-    whole, found = best_seconds(scan, find, repeats=repeats, clock=time.process_time)
-    what = f"kts_source.find of 1 key, {tier.records / _MEGA:.1f} M records of {_VALUE_BYTES} B"
+    scanning, searching = best_seconds(scan, find, repeats=repeats, clock=time.process_time)
+    label = f"kts_source.find of 1 key, {tier.records / _MEGA:.1f} M records of {_VALUE_BYTES} B"
     return [  # processor time of all threads, because read-ahead may use several
-        Row(f"{what}, files of this machine", tier.records / found / _MEGA, "M records/s"),
-        at_least(f"{what}: against kts_source.scan", whole / found, "×", 1.25),
+        Row(f"{label}, files of this machine", tier.records / searching / _MEGA, "M records/s"),
+        at_least(f"{label}: against kts_source.scan", scanning / searching, "×", 1.25),
     ]
 
 
@@ -121,7 +121,7 @@ def _with_filters(segments: int) -> list[Row]:
         root, folder = f"{scratch}/tier", f"{scratch}/index"
         write_segments(root, segments)
         options = {"path": root, "subscribe": TOPIC}
-        made = kts_source.index_keys(options, folder)
+        index = kts_source.index_keys(options, folder)
         total = sum(path.stat().st_size for path in Path(root).rglob("*.log"))
         chance = random.Random(2)
         count = segments // 100
@@ -131,12 +131,12 @@ def _with_filters(segments: int) -> list[Row]:
         _check(search.to_table(threads=1).num_rows, count)
         seconds = time.perf_counter() - began
         proof = search.certificate
-    what = f"find {count} keys in {segments:,} segments with filters"
+    label = f"find {count} keys in {segments:,} segments with filters"
     return [
-        Row(f"{what}: planning and all", seconds, "s"),
-        at_most(f"{what}: share of the bytes", 100 * proof.bytes / total, "%", 1),
-        at_most(f"{what}: requests", proof.requests, "", segments / 100 + 3),
-        Row(f"{what}: size of the filters", made.bytes / (segments * _KEYS), "B a key"),
+        Row(f"{label}: planning and all", seconds, "s"),
+        at_most(f"{label}: share of the bytes", 100 * proof.bytes / total, "%", 1),
+        at_most(f"{label}: requests", proof.requests, "", segments / 100 + 3),
+        Row(f"{label}: size of the filters", index.bytes / (segments * _KEYS), "B a key"),
     ]
 
 

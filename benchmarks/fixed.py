@@ -35,10 +35,10 @@ def _task(bench: Bench) -> list[Row]:
     few, many = (20, 60) if bench.quick else (50, 250)
     shape = TierShape(100, many * 16 << 10, partitions=1, segment_bytes=16 << 10)
     tier = make_tier(shape)
-    each = tier.records_per_partition // many
+    segment_records = tier.records_per_partition // many
     contestants = {}
     for count in (few, many):
-        ends = json.dumps({TOPIC: {"0": count * each}})
+        ends = json.dumps({TOPIC: {"0": count * segment_records}})
         options = {**tier.options, "endingOffsets": ends, "maxSegmentsPerTask": "1"}
         contestants[f"ours {count}"] = Contestant(NEWEST_SPARK, Query("tiered-kafka", options))
         empty = Query("empty-tasks", {"tasks": str(count)})
@@ -145,7 +145,7 @@ def _cores(bench: Bench) -> list[Row]:
     finally:
         sessions[1].close()
     pairs = zip(seconds[1], seconds[_CORES], strict=True)
-    gain = statistics.median(one / two for one, two in pairs)
+    gain = statistics.median(one_core / two_cores for one_core, two_cores in pairs)
     note = "with one slot, Python and the JVM already share the work of a task on two cores"
     return [
         Row(

@@ -53,11 +53,11 @@ def hour_rows(bench: Bench) -> list[Row]:
     if run.rows != expected:
         raise AssertionError(f"{run.rows} rows of {expected} in the hour")
     fetched = float(summary(str(folder)).total["bytes"])
-    held = _chunks_of_hour(start)
+    needed = _chunks_of_hour(start)
     return [
         at_most(
             "one hour of 30 days: bytes fetched, by those of the chunks that hold it",
-            fetched / held,
+            fetched / needed,
             "×",
             1.1,
         ),
@@ -85,12 +85,12 @@ def _chunks_of_hour(start: int) -> int:
     spacing = _HOUR_MS // _PIECES_AN_HOUR
     first = -(-(start - _FIRST_MS) // spacing)
     stop = -(-(start + _HOUR_MS - _FIRST_MS) // spacing)
-    each = _HOURS * _PIECES_AN_HOUR // _SEGMENTS
-    assert first // each == (stop - 1) // each, "the hour lies in one segment"
+    segment_pieces = _HOURS * _PIECES_AN_HOUR // _SEGMENTS
+    assert first // segment_pieces == (stop - 1) // segment_pieces, "the hour lies in one segment"
     size = _piece_size()
-    low, high = first % each * size, ((stop - 1) % each + 1) * size
+    low, high = first % segment_pieces * size, ((stop - 1) % segment_pieces + 1) * size
     low = low // DEFAULT_CHUNK_SIZE * DEFAULT_CHUNK_SIZE
-    high = min(-(-high // DEFAULT_CHUNK_SIZE) * DEFAULT_CHUNK_SIZE, each * size)
+    high = min(-(-high // DEFAULT_CHUNK_SIZE) * DEFAULT_CHUNK_SIZE, segment_pieces * size)
     return high - low
 
 
@@ -101,12 +101,12 @@ def _tier() -> Path:
     writer = AivenTierWriter(path, topic=TOPIC, topic_id="AAAAAAAAAAAAAAAAAAAAAQ")
     spacing = _HOUR_MS // _PIECES_AN_HOUR
     offset = 0
-    each = _HOURS * _PIECES_AN_HOUR // _SEGMENTS
+    segment_pieces = _HOURS * _PIECES_AN_HOUR // _SEGMENTS
     for segment in range(_SEGMENTS):
         base = offset
         indexes = IndexBuilder(base)
         pieces = []
-        for number in range(segment * each, (segment + 1) * each):
+        for number in range(segment * segment_pieces, (segment + 1) * segment_pieces):
             first_ms = _FIRST_MS + number * spacing
             data, sizes = _piece(offset, first_ms)
             pieces.append(data)

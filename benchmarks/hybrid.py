@@ -56,18 +56,19 @@ def _hot(bench: Bench, hot: HotCluster, topic: str) -> list[Row]:
     }
     timings = bench.in_turns(contestants)
     mine, theirs = timings["ours"], timings["kafka"]
-    what = f"{VALUE_BYTES} B, {_WORDS[topic]}, hot on the broker, all columns → noop"
+    label = f"{VALUE_BYTES} B, {_WORDS[topic]}, hot on the broker, all columns → noop"
     return [
-        Row(f"ours, brokers only, {what}", records / mine.seconds / 1e6, _UNIT),
-        Row(f"Spark's Kafka source, {what}", records / theirs.seconds / 1e6, _UNIT),
+        Row(f"ours, brokers only, {label}", records / mine.seconds / 1e6, _UNIT),
+        Row(f"Spark's Kafka source, {label}", records / theirs.seconds / 1e6, _UNIT),
         at_least(
-            f"brokers only, against Spark's Kafka source, {what}",
+            f"brokers only, against Spark's Kafka source, {label}",
             mine.times_faster_than(theirs),
             "×",
             2.2,
         ).noted(_bounds(timings)),
         at_most(
-            f"brokers only, processor time of Spark's Kafka source's, the broker's counted, {what}",
+            "brokers only, processor time of Spark's Kafka source's, the broker's counted,"
+            f" {label}",
             mine.processor_share_of(theirs),
             "×",
             0.55,
@@ -95,7 +96,7 @@ def _spent(timings: Mapping[str, Timings], records: int) -> str:
             timings[name].median(lambda run: run.python),
             timings[name].median(lambda run: run.other),
         )
-        jvm, python, broker = (part / records * 1e9 for part in parts)
+        jvm, python, broker = (seconds / records * 1e9 for seconds in parts)
         texts.append(f"{words} {jvm:.0f} JVM, {python:.0f} Python, {broker:.0f} broker")
     return f"processor ns a record: {'; '.join(texts)}"
 
@@ -103,23 +104,25 @@ def _spent(timings: Mapping[str, Timings], records: int) -> str:
 def _mixed(bench: Bench, hot: HotCluster) -> list[Row]:
     """Reads the same rows, all from the tier, or the newest tenth from the broker only."""
     path, share = hot.tier_without_newest(PLAIN, _TAIL, bench.folder())
-    whole = hot.ours(PLAIN, **hot.tier())
-    options = {key: text for key, text in whole.options.items() if not key.startswith("kafka.")}
+    full_query = hot.ours(PLAIN, **hot.tier())
+    options = {
+        key: text for key, text in full_query.options.items() if not key.startswith("kafka.")
+    }
     timings = bench.in_turns(
         {
-            "tier": Contestant(SPARK_4_0, Query(whole.source, options)),
-            "with brokers": Contestant(SPARK_4_0, whole),
+            "tier": Contestant(SPARK_4_0, Query(full_query.source, options)),
+            "with brokers": Contestant(SPARK_4_0, full_query),
             "mixed": Contestant(SPARK_4_0, hot.ours(PLAIN, **hot.tier(path)), other_pid=hot.pid),
         }
     )
     records = hot.records(PLAIN)
-    what = f"{100 - share * 100:.0f} % tier and {share * 100:.0f} % brokers"
+    label = f"{100 - share * 100:.0f} % tier and {share * 100:.0f} % brokers"
     beside = timings["with brokers"].times_faster_than(timings["tier"])
     return [
         Row(f"all in the tier, {VALUE_BYTES} B", records / timings["tier"].seconds / 1e6, _UNIT),
-        Row(f"{what}, {VALUE_BYTES} B", records / timings["mixed"].seconds / 1e6, _UNIT),
+        Row(f"{label}, {VALUE_BYTES} B", records / timings["mixed"].seconds / 1e6, _UNIT),
         at_least(
-            f"{what}, against all in the tier, {VALUE_BYTES} B",
+            f"{label}, against all in the tier, {VALUE_BYTES} B",
             timings["mixed"].times_faster_than(timings["tier"]),
             "×",
             0.9,
@@ -129,35 +132,37 @@ def _mixed(bench: Bench, hot: HotCluster) -> list[Row]:
 
 def _client(bench: Bench, hot: HotCluster, topic: str) -> list[Row]:
     """Compares a task without Spark with confluent-kafka, each in its own process."""
-    each = 25_000 if bench.quick else 500_000
-    starts = {number: stop - each for number, stop in hot.stops[topic].items()}
+    partition_records = 25_000 if bench.quick else 500_000
+    starts = {number: stop - partition_records for number, stop in hot.stops[topic].items()}
     options = dict(hot.ours(topic).options)
     ours, theirs = [], []
     for _ in range(bench.repeats):
         ours.append(in_a_child("reading", options))
-        theirs.append(consumed(hot.cluster.bootstrap, topic, starts, each * PARTITIONS))
+        theirs.append(
+            consumed(hot.cluster.bootstrap, topic, starts, partition_records * PARTITIONS)
+        )
     ratio = statistics.median(
         their.processor / our["processor"] for our, their in zip(ours, theirs, strict=True)
     )
-    what = f"{VALUE_BYTES} B, {_WORDS[topic]}"
+    label = f"{VALUE_BYTES} B, {_WORDS[topic]}"
     parts = {
-        name: statistics.median(one[name] for one in ours) * 1e9
+        name: statistics.median(run[name] for run in ours) * 1e9
         for name in ("processor", "seconds", "fetching", "decoding")
     }
-    their = statistics.median(one.processor for one in theirs) * 1e9
+    their = statistics.median(run.processor for run in theirs) * 1e9
     note = (
         f"client's processor ns a record: {parts['processor']:.0f} against {their:.0f}; of ours"
         f" {parts['fetching']:.0f} are fetching, {parts['decoding']:.0f} decoding"
     )
     return [
-        Row(f"brokers → Arrow without Spark, {what}", 1e3 / parts["seconds"], _UNIT),
+        Row(f"brokers → Arrow without Spark, {label}", 1e3 / parts["seconds"], _UNIT),
         Row(
-            f"confluent-kafka → Arrow, {what}",
-            statistics.median(one.speed for one in theirs) / 1e6,
+            f"confluent-kafka → Arrow, {label}",
+            statistics.median(run.speed for run in theirs) / 1e6,
             _UNIT,
         ),
         at_least(
-            f"brokers → Arrow without Spark, against confluent-kafka → Arrow, by core, {what}",
+            f"brokers → Arrow without Spark, against confluent-kafka → Arrow, by core, {label}",
             ratio,
             "×",
             _CLIENT_GOALS[topic],
@@ -169,21 +174,24 @@ def _plan(bench: Bench, hot: HotCluster) -> list[Row]:
     """Measures a plan in a new process, for the tier alone and with brokers."""
     tier = {**hot.tier(), "subscribe": MANY}
     union = {**tier, "kafka.bootstrap.servers": hot.cluster.bootstrap}
-    alone, both = [], []
+    alone, with_brokers = [], []
     for _ in range(bench.repeats):
         alone.append(in_a_child("planning", tier))
-        both.append(in_a_child("planning", union))
-    assert both[0]["partitions"] == hot.many
-    assert both[0]["aborted"] >= hot.many // 6
+        with_brokers.append(in_a_child("planning", union))
+    assert with_brokers[0]["partitions"] == hot.many
+    assert with_brokers[0]["aborted"] >= hot.many // 6
     more = statistics.median(
-        with_["seconds"] - without["seconds"] for with_, without in zip(both, alone, strict=True)
+        run["seconds"] - run_alone["seconds"]
+        for run, run_alone in zip(with_brokers, alone, strict=True)
     )
-    what = f"plan of {hot.many} partitions"
+    label = f"plan of {hot.many} partitions"
     return [
-        Row(f"{what}, tier alone", statistics.median(one["seconds"] for one in alone), "s"),
-        Row(f"{what}, with brokers", statistics.median(one["seconds"] for one in both), "s"),
+        Row(f"{label}, tier alone", statistics.median(run["seconds"] for run in alone), "s"),
+        Row(
+            f"{label}, with brokers", statistics.median(run["seconds"] for run in with_brokers), "s"
+        ),
         at_most(
-            f"{what}, what brokers add, a transaction open at the tier's end in a third of them",
+            f"{label}, what brokers add, a transaction open at the tier's end in a third of them",
             more,
             "s",
             2,
@@ -195,14 +203,14 @@ def _logins(hot: HotCluster) -> list[Row]:
     """Measures a connection with SCRAM-SHA-512 over TLS, as a task opens it."""
     options = {**hot.ours(PLAIN).options, **hot.scram(), "minPartitions": "4"}
     figures = in_a_child("logins", options)
-    what = "a connection with SCRAM-SHA-512 over TLS"
+    label = "a connection with SCRAM-SHA-512 over TLS"
     return [
-        at_most(what, figures["median"] * 1e3, "ms", 60).noted(
+        at_most(label, figures["median"] * 1e3, "ms", 60).noted(
             f"the longest of all took {figures['longest'] * 1e3:.0f} ms, the first of the process"
             f" {figures['first'] * 1e3:.0f}"
         ),
         at_most(
-            f"{what}: opened by {figures['tasks']:.0f} tasks of a worker, one broker",
+            f"{label}: opened by {figures['tasks']:.0f} tasks of a worker, one broker",
             figures["opened"],
             "",
             1,

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 _LOGINS: Final = 21
 
 
-def in_a_child(what: str, options: Mapping[str, str]) -> dict[str, float]:
+def in_a_child(measurement: str, options: Mapping[str, str]) -> dict[str, float]:
     """Returns the result of one function of this module in a new process."""
     output = subprocess.run(
-        [sys.executable, "-m", "benchmarks.hybrid_child", what, json.dumps(dict(options))],
+        [sys.executable, "-m", "benchmarks.hybrid_child", measurement, json.dumps(dict(options))],
         check=True,
         capture_output=True,
         text=True,

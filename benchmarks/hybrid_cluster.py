@@ -108,12 +108,12 @@ class HotCluster:
         copy = folder / "tier"
         shutil.copytree(self.cluster.tier, copy, copy_function=os.link)
         everything = left_out = 0
-        for part in sorted(copy.glob(f"kafka-tiered-storage/{topic}-[0-9]-*")):
-            logs = sorted(part.glob("*.log"))
+        for partition_folder in sorted(copy.glob(f"kafka-tiered-storage/{topic}-[0-9]-*")):
+            logs = sorted(partition_folder.glob("*.log"))
             everything += sum(log.stat().st_size for log in logs)
             for log in logs[len(logs) - max(1, round(share * len(logs))) :]:
                 left_out += log.stat().st_size
-                for file in part.glob(f"{log.stem}.*"):
+                for file in partition_folder.glob(f"{log.stem}.*"):
                     file.unlink()
         return copy, left_out / everything
 

@@ -62,18 +62,19 @@ def _rows(bench: Bench, program: str, value_bytes: int, *, most_processor: float
         timings = bench.in_turns(
             {
                 name: Contestant(
-                    NEWEST_SPARK, Query("tiered-kafka", {**given, "targetPartitionBytes": target})
+                    NEWEST_SPARK,
+                    Query("tiered-kafka", {**source_options, "targetPartitionBytes": target}),
                 )
-                for name, given in options.items()
+                for name, source_options in options.items()
             },
             repeats=1 if bench.quick else 3,
         )
     first = _FAR[0] + FIRST_REQUEST_BYTES / _FAR[1]
     near, waiting = timings[_NEAR].seconds, _TASKS / _CORES * first
-    what = "100 B" if value_bytes == 100 else "1 KB"
+    label = "100 B" if value_bytes == 100 else "1 KB"
     rows = [
         Row(
-            f"scan, {what}, from {name}",
+            f"scan, {label}, from {name}",
             tier.records / contestant_timings.seconds / 1e6,
             "M records/s",
         ).noted("" if name == _FOLDER else "the server and the proxy run on the same cores")
@@ -83,7 +84,7 @@ def _rows(bench: Bench, program: str, value_bytes: int, *, most_processor: float
     return [
         *rows,
         at_most(
-            f"scan, {what}, from S3 on loopback, processor time by that from a folder",
+            f"scan, {label}, from S3 on loopback, processor time by that from a folder",
             direct.processor_share_of(folder),
             "×",
             most_processor,
@@ -92,7 +93,7 @@ def _rows(bench: Bench, program: str, value_bytes: int, *, most_processor: float
             f" {folder.processor / tier.records * 1e9:.0f} ns a record"
         ),
         at_least(
-            f"scan, {what}, from S3 with 60 ms and 90 MB/s by the same without",
+            f"scan, {label}, from S3 with 60 ms and 90 MB/s by the same without",
             timings[_FAR_AWAY].times_faster_than(timings[_NEAR]),
             "×",
             _SHARE_GOAL,

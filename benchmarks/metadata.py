@@ -29,7 +29,7 @@ def run(*, quick: bool) -> list[Row]:
     values = [value for number in range(segments) for value in _events(number)]
     starts = range(0, len(values), _ROWS)
     batches = [pa.array(values[start : start + _ROWS], pa.binary()) for start in starts]
-    part = values[:4000]
+    first_values = values[:4000]
 
     def fold() -> None:
         live = LiveSegments()
@@ -41,13 +41,17 @@ def run(*, quick: bool) -> list[Row]:
     columns, both, readable = best_seconds(
         lambda: [parse_metadata_columns(batch) for batch in batches],
         fold,
-        lambda: known_segments(map(parse_metadata_record, part)),
+        lambda: known_segments(map(parse_metadata_record, first_values)),
         repeats=3 if quick else 7,
     )
     return [
         at_least("metadata records to columns", len(values) / columns / 1e3, "k records/s", 300),
         Row("metadata records to the live set", len(values) / both / 1e3, "k records/s"),
-        Row("the same by the readable parser and fold", len(part) / readable / 1e3, "k records/s"),
+        Row(
+            "the same by the readable parser and fold",
+            len(first_values) / readable / 1e3,
+            "k records/s",
+        ),
     ]
 
 

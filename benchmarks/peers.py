@@ -88,7 +88,7 @@ def _full_scans(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
             "parquet, newest": Contestant(NEWEST_SPARK, Query("parquet", {"path": str(parquet)})),
         }
     )
-    what = f"{_words(topic)}, all columns → noop"
+    label = f"{_words(topic)}, all columns → noop"
     names = {
         "tier": "Spark's Kafka source, data in the tier",
         "hot": "Spark's Kafka source, data hot on the broker",
@@ -101,19 +101,19 @@ def _full_scans(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
     }
     rows = []
     for key, name in names.items():
-        rows += _speeds(f"{name}, {what}", topic.records, timings[key])
+        rows += _speeds(f"{name}, {label}", topic.records, timings[key])
     mine, newest, tier = timings["ours"], timings["ours, newest"], timings["tier"]
     hot = mine.times_faster_than(timings["hot"])
-    against_hot = f"against Spark's Kafka source, data hot, {what}, same pyspark"
+    against_hot = f"against Spark's Kafka source, data hot, {label}, same pyspark"
     rows += [
         at_least(
-            f"against Spark's Kafka source, data in the tier, {what}, same pyspark",
+            f"against Spark's Kafka source, data in the tier, {label}, same pyspark",
             mine.times_faster_than(tier),
             "×",
             2.7,
         ).noted(_bounds(timings, "tier")),
         at_least(
-            f"against Spark's Kafka source, data in the tier, {what}, newest pyspark",
+            f"against Spark's Kafka source, data in the tier, {label}, newest pyspark",
             newest.times_faster_than(tier),
             "×",
             3,
@@ -124,29 +124,29 @@ def _full_scans(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
             else Row(against_hot, hot, "×")
         ).noted(_bounds(timings, "hot")),
         Row(
-            f"against Spark's Kafka source, data hot, {what}, same pyspark, both from the broker",
+            f"against Spark's Kafka source, data hot, {label}, same pyspark, both from the broker",
             timings["ours, hot"].times_faster_than(timings["hot"]),
             "×",
         ),
         Row(
-            f"processor time of Spark's Kafka source's, data hot, {what}, both with the broker's",
+            f"processor time of Spark's Kafka source's, data hot, {label}, both with the broker's",
             timings["ours, hot"].processor_share_of(timings["hot"]),
             "×",
         ),
         at_most(
-            f"processor time of the transport ceiling's, {what}, same pyspark",
+            f"processor time of the transport ceiling's, {label}, same pyspark",
             mine.processor_share_of(timings["ceiling"]),
             "×",
             1.15,
         ),
         at_most(
-            f"processor time of Spark's Kafka source's and its broker's, {what}",
+            f"processor time of Spark's Kafka source's and its broker's, {label}",
             mine.processor_share_of(tier),
             "×",
             _PROCESSOR_SHARE[topic.name],
         ).noted(_bounds(timings, "tier", Timings.processor_share_of)),
         Row(
-            f"of Spark's Parquet reader, {what}, newest pyspark",
+            f"of Spark's Parquet reader, {label}, newest pyspark",
             newest.times_faster_than(timings["parquet, newest"]),
             "×",
         ),
@@ -154,7 +154,7 @@ def _full_scans(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
     for suffix, key in (("Spark 4.0", ""), ("newest Spark", ", newest")):
         share = timings[f"ours{key}"].times_faster_than(timings[f"ceiling{key}"])
         note = "held to its goal in longer scans, see there"
-        name = f"share of the transport ceiling, {what}, {suffix}, codec none"
+        name = f"share of the transport ceiling, {label}, {suffix}, codec none"
         rows.append(Row(name, share, "×").noted(note))
     return rows
 
@@ -213,17 +213,17 @@ def _one_column(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
         },
         repeats=1 if bench.quick else 3,
     )
-    what = f"{_words(topic)}, select value"
+    label = f"{_words(topic)}, select value"
     return [
-        Row(f"ours, {what}", topic.records / timings["ours"].seconds / 1e6, "M records/s"),
+        Row(f"ours, {label}", topic.records / timings["ours"].seconds / 1e6, "M records/s"),
         at_least(
-            f"share of the value-only ceiling, {what}",
+            f"share of the value-only ceiling, {label}",
             timings["ours"].times_faster_than(timings["ceiling"]),
             "×",
             0.9,
         ),
         at_least(
-            f"against Spark's Kafka source, data in the tier, {what}",
+            f"against Spark's Kafka source, data in the tier, {label}",
             timings["ours"].times_faster_than(timings["tier"]),
             "×",
             4,
@@ -256,21 +256,21 @@ def _window(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
     counts = {name: timings[name].runs[0].rows for name in ("filter", "bounds", "ours")}
     if len(set(counts.values())) != 1 or not counts["ours"]:
         raise AssertionError(f"rows of the hour: {counts}")
-    what = "one hour of 30 days, count(*)"
+    label = "one hour of 30 days, count(*)"
     options = "Spark's Kafka source with its timestamp options"
     bound = (
         f"a Python data source that yields nothing takes {timings['empty'].seconds:.2f} s in the"
         " same run, and no source in Python can take less"
     )
     return [
-        Row(f"ours, {what}", timings["ours"].seconds, "s"),
+        Row(f"ours, {label}", timings["ours"].seconds, "s"),
         Row(
-            f"Spark's Kafka source with its timestamp options, {what}",
+            f"Spark's Kafka source with its timestamp options, {label}",
             timings["bounds"].seconds,
             "s",
         ),
         at_least(
-            f"against Spark's Kafka source with WHERE timestamp, {what}",
+            f"against Spark's Kafka source with WHERE timestamp, {label}",
             timings["ours"].times_faster_than(timings["filter"]),
             "×",
             20,
@@ -279,7 +279,7 @@ def _window(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
             f" {bound}"
         ),
         at_least(
-            f"against {options}, {what}",
+            f"against {options}, {label}",
             timings["ours"].times_faster_than(timings["bounds"]),
             "×",
             3,
@@ -312,11 +312,13 @@ def _consumer(bench: Bench, broker: FilledBroker) -> list[Row]:
     rows = []
     for name in ("small",) if bench.quick else ("small", "large"):
         topic = broker.topics[f"{name}-hot"]
-        most = min(topic.records // 2, 50_000 if bench.quick else 500_000)
-        found = consumed(broker.broker.bootstrap, topic.name, dict.fromkeys(topic.stops, 0), most)
-        what = f"confluent-kafka → Arrow, one process, {_words(topic)}, data hot"
+        record_count = min(topic.records // 2, 50_000 if bench.quick else 500_000)
+        consumer = consumed(
+            broker.broker.bootstrap, topic.name, dict.fromkeys(topic.stops, 0), record_count
+        )
+        label = f"confluent-kafka → Arrow, one process, {_words(topic)}, data hot"
         rows += [
-            Row(what, found.speed / 1e6, "M records/s"),
-            Row(f"{what}: processor", found.processor * 1e6, "s/M records"),
+            Row(label, consumer.speed / 1e6, "M records/s"),
+            Row(f"{label}: processor", consumer.processor * 1e6, "s/M records"),
         ]
     return rows

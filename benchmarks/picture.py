@@ -76,9 +76,9 @@ def measure(partitions: int, folder: str) -> tuple[Seconds, Seconds, int]:
     described_plan(parsed, Tier(tier, caches), tasks=False)
     described = _since(started)
     started = _now()
-    found = described_plan(parsed, Tier(tier, caches))
+    plan = described_plan(parsed, Tier(tier, caches))
     with paused_collector():
-        html = page(tier_facts(found, now_ms, None))
+        html = page(tier_facts(plan, now_ms, None))
     return described, _since(started), len(html.encode())
 
 

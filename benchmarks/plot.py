@@ -77,10 +77,10 @@ def draw(figures: Mapping[str, float], path: Path) -> bool:
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    figure, places = pyplot.subplots(2, 2, figsize=(11, 4.6))
-    for axes in places.flat[len(pictures) :]:
+    figure, grid = pyplot.subplots(2, 2, figsize=(11, 4.6))
+    for axes in grid.flat[len(pictures) :]:
         axes.set_axis_off()
-    for axes, (title, bars) in zip(places.flat, pictures, strict=False):
+    for axes, (title, bars) in zip(grid.flat, pictures, strict=False):
         colours = [_OURS if label == "tiered-kafka" else _THEIRS for label in bars]
         drawn = axes.barh(list(bars), list(bars.values()), color=colours)
         axes.bar_label(drawn, fmt="%.3g", padding=4)

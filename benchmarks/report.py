@@ -82,7 +82,7 @@ class Report:
     @property
     def speeds(self) -> dict[str, float]:
         """Returns the figures in million records per second, by name."""
-        rows = (row for found in self.rows.values() for row in found)
+        rows = (row for part_rows in self.rows.values() for row in part_rows)
         return {row.name: row.value for row in rows if row.unit == "M records/s"}
 
     @property
@@ -177,7 +177,7 @@ def write_json(report: Report, about: Mapping[str, Any], path: Path, *, quick: b
 def read_json(path: Path) -> tuple[Report, dict[str, Any], bool]:
     """Reads the report, the machine, and the quick flag that `write_json` wrote."""
     document = json.loads(path.read_text(encoding="utf-8"))
-    rows = {part: [Row(**row) for row in found] for part, found in document["rows"].items()}
+    rows = {part: [Row(**row) for row in entries] for part, entries in document["rows"].items()}
     others = (document[name] for name in ("budgets", "skipped", "failed", "seconds"))
     report = Report(rows, *others)
     return report, document["machine"], bool(document["quick"])
@@ -187,22 +187,22 @@ def joined(
     runs: Sequence[tuple[Report, dict[str, Any], bool]],
 ) -> tuple[Report, dict[str, Any], bool]:
     """Merges runs of different parts. If several have a part, the last one counts."""
-    whole = Report()
+    merged = Report()
     for report, _, _ in runs:
         for field in dataclasses.fields(Report):
-            getattr(whole, field.name).update(getattr(report, field.name))
-    about = {key: value for _, found, _ in runs for key, value in found.items()}
+            getattr(merged, field.name).update(getattr(report, field.name))
+    about = {key: value for _, facts, _ in runs for key, value in facts.items()}
     dates: dict[str, str] = {}
-    for report, found, _ in runs:
-        dates |= found.get("dates") or dict.fromkeys(report.rows, found["date"])
+    for report, facts, _ in runs:
+        dates |= facts.get("dates") or dict.fromkeys(report.rows, facts["date"])
     about["dates"] = dates
     about["date"] = "; ".join(
         f"{', '.join(part for part in dates if dates[part] == date)}: {date}"
         for date in dict.fromkeys(dates.values())
     )
-    for what in ("processor", "system"):
-        about[what] = " and ".join(dict.fromkeys(found[what] for _, found, _ in runs))
+    for key in ("processor", "system"):
+        about[key] = " and ".join(dict.fromkeys(facts[key] for _, facts, _ in runs))
     about["others"] = {
-        name: version for _, found, _ in runs for name, version in found.get("others", {}).items()
+        name: version for _, facts, _ in runs for name, version in facts.get("others", {}).items()
     }
-    return whole, about, any(quick for _, _, quick in runs)
+    return merged, about, any(quick for _, _, quick in runs)

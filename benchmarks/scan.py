@@ -173,16 +173,16 @@ def _one(
 ) -> list[Row]:
     rows = [Row(f"scan, {title}", _speed(mine, tier.records), "M records/s")]
     share = mine.times_faster_than(bound) * tier.records / bound_rows
-    held = f"scan, {title}: share of the transport ceiling"
+    name = f"scan, {title}: share of the transport ceiling"
     if workload.goal == "tiny":
-        rows.append(at_least(held, share, "×", _TINY_GOAL))
+        rows.append(at_least(name, share, "×", _TINY_GOAL))
     elif workload.goal == "ceiling":
         assert libraries is not None
         theirs = libraries.times_faster_than(bound) * tier.records / bound_rows
         note = _LIBRARIES.format(theirs, mine.times_faster_than(libraries))
-        rows.append(at_least(held, share, "×", _CEILING_GOAL).noted(note))
+        rows.append(at_least(name, share, "×", _CEILING_GOAL).noted(note))
     elif workload.columns == DEFAULT_COLUMNS:
-        rows.append(Row(held, share, "×"))
+        rows.append(Row(name, share, "×"))
     if workload.goal == "additive":
         added = bound.processor / bound_rows + alone.added
         used = mine.processor / tier.records
@@ -194,7 +194,7 @@ def _one(
             "AES": alone.decrypt,
             "plain decode": alone.plain,
         }
-        figures = ", ".join(f"{part} {seconds * 1e9:.0f}" for part, seconds in parts.items())
+        figures = ", ".join(f"{stage} {seconds * 1e9:.0f}" for stage, seconds in parts.items())
         assert libraries is not None
         theirs = libraries.processor / tier.records
         note = _LIBRARIES.format(added / theirs, theirs / used)
@@ -216,21 +216,21 @@ def _budget(
     folder = bench.folder()
     bench.run(Contestant(NEWEST_SPARK, _query(tier, workload, metricsPath=str(folder))))
     total = summary(str(folder)).total
-    each = {
+    task_seconds = {
         name: float(total[f"{name}_seconds"]) / tier.records
         for name in ("fetch", "decrypt", "decompress", "decode")
     }
-    rest = max(0.0, each["decode"] - alone.frame - alone.crc - alone.codec)
+    rest = max(0.0, task_seconds["decode"] - alone.frame - alone.crc - alone.codec)
     python = timings.median(lambda run: run.python) / tier.records
     stages = {
-        "fetch": each["fetch"],
-        "decrypt": each["decrypt"],
-        "chunk": each["decompress"],
+        "fetch": task_seconds["fetch"],
+        "decrypt": task_seconds["decrypt"],
+        "chunk": task_seconds["decompress"],
         "frame": alone.frame,
         "CRC": alone.crc,
         "codec": alone.codec,
         "decode → Arrow": rest,
-        "Python → JVM": max(0.0, python - sum(each.values())),
+        "Python → JVM": max(0.0, python - sum(task_seconds.values())),
         "JVM": timings.median(lambda run: run.jvm) / tier.records,
         "ceiling": bound.processor / bound_rows,
     }

@@ -55,11 +55,11 @@ def _catching_up(bench: Bench, log_bytes: int) -> list[Row]:
         repeats=3,
     )
     ours = timings["stream"]
-    what = f"catching up {tier.records / 1e6:.0f} million records of 100 B"
+    label = f"catching up {tier.records / 1e6:.0f} million records of 100 B"
     return [
-        Row(what, tier.records / ours.seconds / 1e6, "M records/s"),
+        Row(label, tier.records / ours.seconds / 1e6, "M records/s"),
         at_least(
-            f"{what}, against one batch scan", ours.times_faster_than(timings["scan"]), "×", 0.9
+            f"{label}, against one batch scan", ours.times_faster_than(timings["scan"]), "×", 0.9
         ).noted(f"two batches of {ours.seconds / 2:.0f} s"),
     ]
 
@@ -82,10 +82,10 @@ def _against_kafka(bench: Bench) -> list[Row]:
         }
     )
     ours = timings["stream"]
-    what = f"catching up {topic.records / 1e6:.1f} million records of {topic.value_bytes} B"
+    label = f"catching up {topic.records / 1e6:.1f} million records of {topic.value_bytes} B"
     return [
         at_least(
-            f"{what}, against a stream of Spark's Kafka source, data in the tier",
+            f"{label}, against a stream of Spark's Kafka source, data in the tier",
             ours.times_faster_than(timings["kafka"]),
             "×",
             2.5,
@@ -145,16 +145,16 @@ def _one_new(partitions: int, segments: int, repeats: int) -> list[Row]:
         lists.append(tier.counters.list_requests - before.list_requests)
         others.append(tier.counters.requests - before.requests)
     # The folders of topics and of partitions are listed as well.
-    each = (max(lists) - 2) / partitions
-    what = f"a batch in a tier of {partitions * segments:,} segments, one new"
+    listings = (max(lists) - 2) / partitions
+    label = f"a batch in a tier of {partitions * segments:,} segments, one new"
     return [
         at_most(
-            f"{what}: driver work without the store's time",
+            f"{label}: driver work without the store's time",
             statistics.median(seconds) * 1e3,
             "ms",
             60,
         ).noted(f"{statistics.median(others):g} reads of manifests and side files"),
-        at_most(f"{what}: listings for each of {partitions} partitions", each, "", 2),
+        at_most(f"{label}: listings for each of {partitions} partitions", listings, "", 2),
     ]
 
 
@@ -168,13 +168,13 @@ def _idle(partitions: int, segments: int, repeats: int) -> list[Row]:
     used = tier.counters.list_requests - before.list_requests
     assert tier.counters.requests == before.requests, "a manifest was read"
     pages = -(-partitions * segments * _OBJECTS // _PAGE_KEYS)
-    what = (
+    label = (
         f"a poll of {partitions:,} partitions of {segments} segments, nothing new, store of 20 ms"
     )
     return [
-        at_most(what, statistics.median(seconds), "s", 2),
+        at_most(label, statistics.median(seconds), "s", 2),
         at_most(
-            f"{what}: requests, of the pages of one flat listing",
+            f"{label}: requests, of the pages of one flat listing",
             used / repeats / pages,
             "×",
             1.1,

@@ -25,8 +25,8 @@ class Times:
     def ratio(self, of: Sequence[str], by: str) -> float:
         """Returns the median over rounds of the sum of some actions divided by one action."""
         rounds = zip(*(self.seconds[name] for name in of), strict=True)
-        each = zip(map(sum, rounds), self.seconds[by], strict=True)
-        return statistics.median(together / alone for together, alone in each)
+        pairs = zip(map(sum, rounds), self.seconds[by], strict=True)
+        return statistics.median(together / alone for together, alone in pairs)
 
     def median(self, name: str) -> float:
         """Returns the median seconds of one action."""

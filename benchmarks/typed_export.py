@@ -54,10 +54,10 @@ def run(schema: str, values: Sequence[bytes], *, repeats: int) -> list[Row]:
         decode, write = in_a_process(measure_parts, options, schema, repeats)
         seconds, _ = in_a_process(measure_export, options, repeats)
     alone = decode + write
-    what = "typed backfill, Avro, ten fields → zstd Parquet"
+    label = "typed backfill, Avro, ten fields → zstd Parquet"
     return [
-        Row(f"{what}, one core", rows / seconds / 1e6, "M records/s"),
-        at_least(f"{what}: share of decode + write_table", alone / seconds, "×", _SHARE).noted(
+        Row(f"{label}, one core", rows / seconds / 1e6, "M records/s"),
+        at_least(f"{label}: share of decode + write_table", alone / seconds, "×", _SHARE).noted(
             f"decode alone {rows / decode / 1e6:.1f}, write_table alone {rows / write / 1e6:.1f} M"
             " records/s"
         ),

@@ -108,8 +108,8 @@ def _broker(bench: Bench, folder: Path, forms: tuple[_Form, ...]) -> Iterator[Fi
             repeated = itertools.cycle(values)
             fill_with(broker.bootstrap, form.name, form.count, repeated.__next__)
             bench.say(f"broker: {form.name} is filled")
-        places = [(form.name, number) for form in forms for number in range(PARTITIONS)]
-        broker.wait_until_tiered(places)
+        partitions = [(form.name, number) for form in forms for number in range(PARTITIONS)]
+        broker.wait_until_tiered(partitions)
         ends = broker.offsets("latest-tiered")
         topics = {}
         for form in forms:
@@ -153,21 +153,21 @@ def _queried(bench: Bench, broker: FilledBroker, form: _Form) -> list[Row]:
     _same(bench, _here(broker, form, _CHECKED), _there(broker, form, _CHECKED))
     timings = bench.in_turns(queries, repeats=min(bench.repeats, 3))
     records = broker.topics[form.name].records
-    what = f"SELECT country, sum(amount), {form.name} in the tier, ten fields, Spark 4.0"
+    label = f"SELECT country, sum(amount), {form.name} in the tier, ten fields, Spark 4.0"
     return [
-        Row(f"{what}: ours", records / timings["two"].seconds / 1e6, "M records/s"),
+        Row(f"{label}: ours", records / timings["two"].seconds / 1e6, "M records/s"),
         Row(
-            f"{what}: ours without value.columns",
+            f"{label}: ours without value.columns",
             records / timings["all"].seconds / 1e6,
             "M records/s",
         ),
         Row(
-            f"{what}: Spark's Kafka source and {form.peer}",
+            f"{label}: Spark's Kafka source and {form.peer}",
             records / timings["peer"].seconds / 1e6,
             "M records/s",
         ),
         at_least(
-            f"{what}: against Spark's Kafka source and {form.peer}",
+            f"{label}: against Spark's Kafka source and {form.peer}",
             timings["two"].times_faster_than(timings["peer"]),
             "×",
             form.least,
@@ -193,17 +193,17 @@ def _exported(bench: Bench, broker: FilledBroker, form: _Form) -> list[Row]:
     runs: dict[str, list[Run]] = {name: [] for name in contestants}
     for number in range(min(bench.repeats, 3) + 1):
         for name, contestant in contestants.items():
-            found = bench.run(contestant)
+            run = bench.run(contestant)
             shutil.rmtree(target, ignore_errors=True)
             if number:
-                runs[name].append(found)
-    mine, theirs = (Timings(tuple(found)) for found in runs.values())
+                runs[name].append(run)
+    mine, theirs = (Timings(tuple(measured)) for measured in runs.values())
     records = broker.topics[form.name].records
-    what = f"typed backfill, {form.name}, ten fields → zstd Parquet, Spark 4.0"
+    label = f"typed backfill, {form.name}, ten fields → zstd Parquet, Spark 4.0"
     return [
-        Row(f"{what}: ours", records / mine.seconds / 1e6, "M records/s"),
+        Row(f"{label}: ours", records / mine.seconds / 1e6, "M records/s"),
         Row(
-            f"{what}: against Spark's Kafka source and {form.peer}",
+            f"{label}: against Spark's Kafka source and {form.peer}",
             mine.times_faster_than(theirs),
             "×",
         ).noted(
@@ -215,8 +215,8 @@ def _exported(bench: Bench, broker: FilledBroker, form: _Form) -> list[Row]:
 
 def _same(bench: Bench, *queries: Query) -> None:
     """Checks that all queries return the same; otherwise the comparison is invalid."""
-    found = [
+    sums = [
         bench.run(Contestant(SPARK_4_0, replace(query, sink="number"))).rows for query in queries
     ]
-    if len(set(found)) != 1 or not found[0]:
-        raise AssertionError(f"sums: {found}")
+    if len(set(sums)) != 1 or not sums[0]:
+        raise AssertionError(f"sums: {sums}")

@@ -71,7 +71,7 @@ def _json(
         return [decoder.decode(batch).array for batch in batches]
 
     def theirs() -> list[pa.Table]:
-        return [paj.read_json(io.BytesIO(one), reading, parsing) for one in lines]
+        return [paj.read_json(io.BytesIO(text), reading, parsing) for text in lines]
 
     if pa.chunked_array(ours()).to_pylist() != pa.concat_tables(theirs()).to_pylist():
         raise AssertionError(f"{name}: other rows than pyarrow's")

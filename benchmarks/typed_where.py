@@ -59,12 +59,12 @@ def _compared(
         {name: Contestant(NEWEST_SPARK, query) for name, query in queries.items()},
         repeats=min(bench.repeats, 3),
     )
-    what = f"option where on a field, 1 % of rows, {form}, ten fields"
+    label = f"option where on a field, 1 % of rows, {form}, ten fields"
     seconds = timings["where"].seconds
     return [
-        Row(f"{what}: scanned", records / seconds / 1e6, "M records/s"),
+        Row(f"{label}: scanned", records / seconds / 1e6, "M records/s"),
         at_least(
-            f"{what}: against all rows, filtered in Spark",
+            f"{label}: against all rows, filtered in Spark",
             timings["where"].times_faster_than(timings["spark"]),
             "×",
             least,

@@ -53,20 +53,20 @@ def run(bench: Bench) -> list[Row]:
     timings = bench.in_turns(contestants, repeats=_rounds(bench))
     for name in ("usual", "large"):
         _check_rows(timings[name], _PARTITIONS)
-    what = f"{_WHAT}, {tier.records / 1e6:.1f} M records of 100 B"
+    label = f"{_WHAT}, {tier.records / 1e6:.1f} M records of 100 B"
     usual, large = timings["usual"].seconds, timings["large"].seconds
     least = _seconds_of_bytes(tier) / _CORES + timings["empty"].seconds
     rows = [
-        Row(f"ours, {what}: scanned", tier.records / usual / 1e6, "M records/s"),
+        Row(f"ours, {label}: scanned", tier.records / usual / 1e6, "M records/s"),
         Row(
-            f"ours, {what}, targetPartitionBytes=512m: scanned",
+            f"ours, {label}, targetPartitionBytes=512m: scanned",
             tier.records / large / 1e6,
             "M records/s",
         ).noted(
             f"{large:.2f} s; to read the bytes and check their CRC, and Spark's tasks with nothing"
             f" to do: {least:.2f} s"
         ),
-        Row(f"ours, {what}: bytes scanned", tier.stored_bytes / large / 1e9, "GB/s"),
+        Row(f"ours, {label}: bytes scanned", tier.stored_bytes / large / 1e9, "GB/s"),
     ]
     if kafka_records:
         rows += _against_kafka(timings, kafka_records, tier.records, least)

@@ -20,7 +20,7 @@ REGION = "us-east-1"
 ACCESS_KEY = "test-access-key"
 SECRET_KEY = "test-secret-key-0123456789"
 
-# Ends when its standard input is closed, hence also when the test process dies.
+# Ends when its standard input is closed, so it also ends when the test process dies.
 _SERVER = """
 import logging, sys
 from moto.server import ThreadedMotoServer

@@ -15,7 +15,7 @@ from tests.golden_data import TOPICS, partition_summaries
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# A POSIX userland, bash, make and git: the only programs that `make demo` may use, besides Python.
+# A POSIX userland, bash, make and git: with Python, the only programs that `make demo` may use.
 TOOLS = (
     "bash", "basename", "cat", "chmod", "cp", "cut", "date", "dirname", "env", "expand", "expr",
     "git", "grep", "head", "hostname", "id", "ln", "ls", "make", "mkdir", "mktemp", "mv", "ps",

@@ -28,8 +28,8 @@ EXTRAS = (
     *("cli", "gcs", "azure", "delta", "iceberg", "registry", "plot", "kafka"),
     *("polars", "duckdb"),
 )
-# Packages with compiled code that need wheels. A platform brings its other compiled packages, some
-# of them without wheels.
+# Packages with compiled code that need wheels. A platform brings its other compiled packages; some
+# have no wheels.
 COMPILED = (
     "numba",
     "llvmlite",

@@ -80,13 +80,13 @@ COMES_WITH = {
     "py4j": "pyspark",
 }
 
-# Where pyspark may be imported: in the first package anywhere, in the second inside functions.
+# Packages that may import pyspark: the first anywhere, the others only inside functions.
 SPARK_RING = "kts_source.spark"
 SPARK_INSIDE_FUNCTIONS = ("kts_source.cli",)
 LAZY_SPARK_MODULES = {"kts_source"}  # __getattr__ imports the data source
 
 
-# Modules whose functions import other modules only on behalf of the caller.
+# Modules with functions that import other modules only on behalf of the caller.
 FACES: dict[str, str] = {
     "kts_source": "`__getattr__` imports the module of a public name",
     "kts_source.export.report": "`BackfillReport.save_png` plots with another module",

@@ -92,14 +92,14 @@ def write_uniform_batches(
         value_size: Bytes of every value.
         key_size: Bytes of every key; None writes null keys. A key begins with the record's offset,
             big-endian; shorter keys contain its last bytes.
-        base_offset: Offset of the first record; all later offsets are used.
+        base_offset: Offset of the first record. The offsets have no gaps.
         base_timestamp: Timestamp of the first record, in milliseconds.
         leader_epoch: Leader epoch of every batch.
-        codec: Compresses batch by batch, which is as slow as the codec.
+        codec: Codec of the records. Each batch is compressed, so the codec determines the speed.
         payload: "random" bytes do not compress; "json" is text with random digits, which zstd
             compresses to about a quarter.
         seed: Seed of the random bytes.
-        headers: The same for every record.
+        headers: Headers of every record.
 
     Raises:
         ValueError: Fewer than one batch or record, an unknown payload or codec.

@@ -40,8 +40,8 @@ def soak_disks(total: int, seed: int) -> Crashed:
         result.copies += 1
         result.rows += int(rows)
         for entry in filter(None, spoiled.split(", ")):
-            count, _, what = entry.partition(" ")
-            result.spoiled[what] += int(count)
+            count, _, damage = entry.partition(" ")
+            result.spoiled[damage] += int(count)
     if done.returncode or result.copies < total:
         text = f"exit code {done.returncode}\n{done.stdout[-200_000:]}\n{done.stderr[-6000:]}"
         result.failures.append(text)
@@ -53,5 +53,5 @@ def disks_report(result: Crashed) -> tuple[dict[str, int], list[str]]:
     facts = {"tried": result.copies, "rows": result.rows, "failed": len(result.failures)}
     lines = ["| files that were spoiled | how often |", "|---|---|"]
     return facts, lines + [
-        f"| {what} | {count:,} |" for what, count in result.spoiled.most_common()
+        f"| {damage} | {count:,} |" for damage, count in result.spoiled.most_common()
     ]

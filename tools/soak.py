@@ -326,8 +326,8 @@ def histories_report(found: Histories) -> tuple[Facts, list[str]]:
     return facts, _outcomes("how often", found.outcomes)
 
 
-def _outcomes(what: str, counts: Counter[str]) -> list[str]:
-    lines = [f"| outcome | {what} |", "|---|---|"]
+def _outcomes(heading: str, counts: Counter[str]) -> list[str]:
+    lines = [f"| outcome | {heading} |", "|---|---|"]
     return lines + [f"| {word} | {n:,} |" for word, n in counts.most_common() if word != "rows"]
 
 

@@ -46,9 +46,9 @@ def soak_streams(total: int, seed: int) -> Killed:
     for case, kills in runs_found:
         result.kinds[f"run: {case}"] += 1
         for kill in kills.split("; "):
-            what = kill.partition(" after ")[0]
-            result.kinds[f"killed: {what}"] += 1
-            result.kills += what != "it had ended"
+            event = kill.partition(" after ")[0]
+            result.kinds[f"killed: {event}"] += 1
+            result.kills += event != "it had ended"
     if done.returncode or len(runs_found) < runs:
         result.failures.append(_said(done))
     return result
@@ -93,7 +93,7 @@ def live_report(result: Followed) -> tuple[dict[str, int], list[str]]:
     """Returns the facts and lines of the report on streams of a live cluster."""
     facts = {"tried": result.seconds, "rows": result.rows, "failed": len(result.failures)}
     lines = ["| what | how often |", "|---|---|"]
-    return facts, lines + [f"| {what} | {count} |" for what, count in result.counts]
+    return facts, lines + [f"| {event} | {count} |" for event, count in result.counts]
 
 
 def _tested(
@@ -116,4 +116,6 @@ def streams_report(result: Killed) -> tuple[dict[str, int], list[str]]:
     """Returns the facts and lines of the report on streams."""
     facts = {"tried": result.kills, "failed": len(result.failures)}
     lines = ["| what | how often |", "|---|---|"]
-    return facts, lines + [f"| {what} | {count} |" for what, count in sorted(result.kinds.items())]
+    return facts, lines + [
+        f"| {event} | {count} |" for event, count in sorted(result.kinds.items())
+    ]

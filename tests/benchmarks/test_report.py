@@ -1,4 +1,4 @@
-"""What a run measured comes back from its JSON, and the text tells what is not met."""
+"""Tests reports of benchmark runs, their JSON files and pages, and the generated tiers."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder for generated tiers."""
+    """Returns the empty folder for generated tiers."""
     monkeypatch.setenv("KTS_BENCH_CACHE", str(tmp_path / "cache"))
     tiers.cache_folder.cache_clear()
     yield tmp_path / "cache"
     tiers.cache_folder.cache_clear()
 
 
-def test_a_report_comes_back_from_its_json(tmp_path: Path) -> None:
+def test_report_round_trips_through_json(tmp_path: Path) -> None:
     report = Report(
         {"scan": [at_least("fast", 3.0, "×", 2), at_most("small", 9.5, "MiB", 4).noted("why")]},
         {"a topic": {"JVM": 1.5, "ceiling": 2.0}},
@@ -51,11 +51,11 @@ def test_a_report_comes_back_from_its_json(tmp_path: Path) -> None:
         {"scan": 1.25},
     )
     write_json(report, machine(), tmp_path / "new" / "results.json", quick=True)
-    found, about, quick = read_json(tmp_path / "new" / "results.json")
-    assert found == report
+    restored, about, quick = read_json(tmp_path / "new" / "results.json")
+    assert restored == report
     assert about["cpus"] == os.cpu_count()
     assert quick
-    assert [row.name for row in found.missed] == ["small"]
+    assert [row.name for row in restored.missed] == ["small"]
 
 
 def test_results_pages_name_misses_and_slower_peers(
@@ -118,7 +118,7 @@ def test_pictures_show_the_measured_figures(
 
 
 def committed_pages() -> str:
-    """Return the text of all committed pages of figures."""
+    """Returns the text of all committed pages of figures."""
     pages = sorted((ROOT / "benchmarks" / "results").glob("*.md"))
     return "\n".join(page.read_text(encoding="utf-8") for page in pages)
 
@@ -132,11 +132,11 @@ def test_pictures_name_rows_of_the_committed_run() -> None:
 def test_committed_first_page_shows_every_headline() -> None:
     text = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
     assert len(results.HEADLINES) == 15
-    assert [entry.label for entry in results.HEADLINES if f"| {entry.label} | " not in text] == []
+    assert [line.label for line in results.HEADLINES if f"| {line.label} | " not in text] == []
 
 
 @pytest.mark.parametrize("encryption", [False, True])
-def test_generated_tiers_hold_what_they_say_and_stale_ones_go(
+def test_make_tier_writes_all_records_and_removes_other_tiers(
     cache: Path, *, encryption: bool
 ) -> None:
     (cache / "0123456789abcdef").mkdir(parents=True)
@@ -158,7 +158,7 @@ def test_generated_tiers_hold_what_they_say_and_stale_ones_go(
     assert done.stat().st_mtime_ns == before
 
 
-def test_processor_time_counts_children_that_have_ended() -> None:
+def test_processor_time_includes_ended_children() -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'sum(range(10**7))'])"
     before = processor_time(os.getpid())
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -167,18 +167,18 @@ def test_processor_time_counts_children_that_have_ended() -> None:
     assert used.total == used.python > 0.02
 
 
-def test_runs_of_several_parts_become_one() -> None:
+def test_joined_merges_reports_of_several_runs() -> None:
     first = Report(rows={"decode": [Row("a", 1, "s")], "plan": [Row("b", 2, "s")]})
     second = Report(rows={"plan": [Row("c", 3, "s")]}, seconds={"plan": 4.0})
     same = {"processor": "x"}
-    whole, about, quick = joined(
+    merged, about, quick = joined(
         [
             (first, {**same, "system": "a", "date": "1st", "others": {"broker": "4"}}, False),
             (second, {**same, "system": "b", "date": "2nd", "others": {}}, True),
         ]
     )
-    assert whole.rows == {"decode": [Row("a", 1, "s")], "plan": [Row("c", 3, "s")]}
-    assert whole.seconds == {"plan": 4.0}
+    assert merged.rows == {"decode": [Row("a", 1, "s")], "plan": [Row("c", 3, "s")]}
+    assert merged.seconds == {"plan": 4.0}
     assert about == {
         "processor": "x",
         "system": "a and b",

@@ -50,7 +50,7 @@ def _plain(count: int, segments: int) -> BuiltLog:
 
 
 def _transactional() -> BuiltLog:
-    """A committed transaction, an aborted one, and one without a marker in the tier."""
+    """Builds a committed transaction, an aborted one, and one without a marker in the tier."""
     builder = LogBuilder()
     builder.send(7, [_order(number) for number in range(40)])
     builder.commit(7)

@@ -37,7 +37,7 @@ WITHOUT_SPARK = [page for page in PAGES if _has_examples(page) and not _needs_sp
 
 @pytest.fixture(scope="session")
 def filled(s3_server: S3Server) -> S3Server:
-    """Creates the buckets that the examples name; two of them contain the sample tier."""
+    """Creates the buckets in the examples and copies the sample tier into two buckets."""
     for bucket in BUCKETS:
         s3_server.make_bucket(bucket)
     for bucket in ("bucket", "mirror"):
@@ -48,7 +48,7 @@ def filled(s3_server: S3Server) -> S3Server:
 
 @pytest.fixture
 def aws(filled: S3Server) -> dict[str, str]:
-    """Environment variables for the test server, like those of a machine with an AWS role."""
+    """Returns environment variables for the test server, as on a machine with an AWS role."""
     return {
         "AWS_ENDPOINT_URL": filled.endpoint,
         "AWS_ACCESS_KEY_ID": filled.access_key,
@@ -95,7 +95,9 @@ def _run_python(page: Path, block: Block, namespace: dict[str, Any]) -> None:
 
 @pytest.mark.s3
 @pytest.mark.parametrize("page", WITHOUT_SPARK, ids=lambda page: page.name)
-def test_examples_without_spark(page: Path, run: Callable[[Path, dict[str, Any]], None]) -> None:
+def test_examples_run_without_spark(
+    page: Path, run: Callable[[Path, dict[str, Any]], None]
+) -> None:
     run(page, {})
 
 
@@ -111,7 +113,7 @@ def _with_options(load: Any, options: Mapping[str, str]) -> Any:  # noqa: ANN401
 @pytest.mark.xdist_group("spark")
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.parametrize("page", WITH_SPARK, ids=lambda page: page.name)
-def test_examples_with_spark(
+def test_examples_run_with_spark(
     page: Path,
     run: Callable[[Path, dict[str, Any]], None],
     spark: SparkSession,

@@ -1,4 +1,4 @@
-"""The golden tier in fsspec's memory, behind a file system that fails as it is told."""
+"""Serves the golden tier from fsspec's memory file system with injected faults."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CONTENT: Final = ("bytes repeated", "bit flipped")
 
 
 class StatusError(Exception):
-    """As the clients of the clouds raise it."""
+    """Imitates an HTTP error of a cloud client."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"status {status}")
@@ -41,7 +41,7 @@ class StatusError(Exception):
 
 
 class FaultyFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """Memory whose answers are spoiled by the injector of the trial."""
+    """Memory file system that fails or returns damaged bytes as `injector` decides."""
 
     protocol = "faulty"
     injector: ClassVar[Injector]
@@ -81,14 +81,14 @@ class FaultyFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no
     def find(self, path: str, **named: object) -> Any:  # noqa: ANN401
         kind = self.injector.draw((*_FAILURES, "listing lag"))
         _fail(kind)
-        found = dict(super().find(path, **named))
-        if kind == "listing lag" and found:
-            del found[self.injector.random.choice(sorted(found))]
-        return found
+        entries = dict(super().find(path, **named))
+        if kind == "listing lag" and entries:
+            del entries[self.injector.random.choice(sorted(entries))]
+        return entries
 
 
 def _gone(path: str) -> str:
-    # Without its manifest a segment is being deleted, and is no part of the tier any more.
+    # A segment without its manifest is being deleted and does not belong to the tier.
     return "manifest gone" if path.endswith(".rsm-manifest") else "gone"
 
 
@@ -107,7 +107,7 @@ def _fail(kind: str | None) -> None:
 
 
 def fill() -> None:
-    """Makes the file system known and puts the tier into it."""
+    """Registers the file system with fsspec and copies the tier into it."""
     fsspec.register_implementation("faulty", FaultyFileSystem, clobber=True)
     memory = MemoryFileSystem()
     for path in TIER.rglob("*"):
@@ -116,5 +116,5 @@ def fill() -> None:
 
 
 def empty() -> None:
-    """Takes the tier out again."""
+    """Removes the tier."""
     MemoryFileSystem().rm(ROOT, recursive=True)

@@ -1,4 +1,4 @@
-"""What goes wrong between an S3 server and its client."""
+"""Injects faults between an S3 server and its client."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _slow(answer: Answer) -> None:
 
 
 def _xml(answer: Answer) -> None:
-    """An error where the status says that all is well."""
+    """Sends an error document with status 200."""
     answer.error(200, "InternalError")
 
 
@@ -50,21 +50,21 @@ def _too_long(answer: Answer) -> None:
     answer.body += answer.body[:100] or b"x"
 
 
-def _spoilt(answer: Answer, spoil: Callable[[bytes, int], bytes]) -> None:
+def _damage(answer: Answer, damage: Callable[[bytes, int], bytes]) -> None:
     text = next((v for name, v in answer.headers.items() if name.lower() == "content-range"), "")
     if text.startswith("bytes ") and answer.body:
-        answer.body = spoil(answer.body, int(text.removeprefix("bytes ").split("-")[0]))
+        answer.body = damage(answer.body, int(text.removeprefix("bytes ").split("-")[0]))
 
 
 @dataclass
 class Chooser:
-    """Turns the injector's words into faults of the proxy."""
+    """Converts the fault kinds of an injector to faults of the proxy."""
 
     bucket: str
     injector: Injector = field(default_factory=lambda: Injector((), 0.0, Random(0)))
 
     def choose(self, method: str, path: str) -> Fault | None:
-        """The fault of one request."""
+        """Returns the fault of one request."""
         key = urllib.parse.unquote(urllib.parse.urlsplit(path).path).removeprefix(
             f"/{self.bucket}/"
         )
@@ -99,7 +99,9 @@ class Chooser:
             case "changed":
                 return change(ETag='"another"')
             case "bit flipped":
-                return partial(_spoilt, spoil=lambda data, start: flipped(data, key, start, source))
+                return partial(
+                    _damage, damage=lambda data, start: flipped(data, key, start, source)
+                )
             case "bytes repeated":
-                return partial(_spoilt, spoil=lambda data, _start: repeated(data, source))
+                return partial(_damage, damage=lambda data, _start: repeated(data, source))
         return None

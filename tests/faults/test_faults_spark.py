@@ -1,4 +1,4 @@
-"""The same through Spark: stores that fail, and workers that die in mid-task."""
+"""Tests Spark queries of failing stores, and workers that die during a task."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ QUERIES = 20
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    """Local mode that tries a failed task again, as a cluster does."""
+    """Starts Spark in local mode with retries of failed tasks, like a cluster."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2,4]").appName("faults")
     for name, value in {
@@ -62,7 +62,7 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.mark.s3
-def test_twenty_queries_over_a_store_that_fails(
+def test_spark_queries_of_failing_store_return_right_rows_or_raise(
     spark: SparkSession, s3_server: S3Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bucket = s3_server.upload(TIER)
@@ -107,7 +107,7 @@ def test_twenty_queries_over_a_store_that_fails(
 
 
 class DyingReader:
-    """A reader whose worker kills itself once in the middle of a task."""
+    """Reader that kills its worker process in the middle of one task."""
 
     def __init__(self, reader: Any, marker: str) -> None:  # noqa: ANN401
         self._reader = reader
@@ -127,7 +127,7 @@ class DyingReader:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_worker_killed_in_mid_task_changes_no_row(spark: SparkSession, tmp_path: Path) -> None:
+def test_task_of_killed_worker_returns_right_rows(spark: SparkSession, tmp_path: Path) -> None:
     from pyspark.sql.datasource import DataSourceReader
 
     marker = tmp_path / "died"
@@ -135,7 +135,7 @@ def test_a_worker_killed_in_mid_task_changes_no_row(spark: SparkSession, tmp_pat
     dying = DyingReader
 
     class Dying(dying, DataSourceReader):  # type: ignore[misc, valid-type]
-        """Made here, so that it travels by value."""
+        """Defined in the test, so that cloudpickle sends it by value."""
 
     class DyingSource(TieredKafkaDataSource):
         @classmethod

@@ -1,12 +1,12 @@
-"""Seeded scans of the golden tier through a store that fails at random, judged one by one.
+"""Runs seeded scans of the golden tier from a store that fails at random, and checks each result.
 
-A trial picks a topic, an isolation level, the size of its tasks and what may go wrong how often; it
-plans and reads below Spark. It must end with exactly the rows of the real consumer, or with an
-error of ours.
+A trial draws a topic, an isolation level, the task size, kinds of faults and their rate. It plans
+and reads without Spark. It must return exactly the rows of the Kafka consumer, or raise a
+`TieredKafkaError`.
 
-Faults that change bytes without changing their number are made only where Kafka or the plugin has a
-checksum: in logs, and there not in the base offset of a batch, which no CRC covers. Side files and
-manifests of plain segments have no checksum at all; only TLS and the store's own protect those.
+Faults that change bytes but not their number are injected only where Kafka or the plugin has a
+checksum: in logs, except in the base offsets of batches, which no CRC covers. Side files and
+manifests of plain segments have no checksum; only TLS and the store itself protect them.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ QUICK: Final = RetryPolicy(
     connect_timeout_seconds=0.1,
     read_timeout_seconds=0.05,
 )
-# No trial may take longer, on a busy machine either: far above what its deadlines add up to.
-LONGEST_SECONDS: Final = 60.0
-# The newest segment of these tells nothing but the end: a listing that lacks it is an older tier.
+# Time limit for one trial, far above the sum of its deadlines: the machine may be busy.
+MAX_SECONDS: Final = 60.0
+# Topics whose newest segment only extends the log. A listing without it shows an older tier.
 LAG_TOPICS: Final = ("appendtime", "codecs", "encrypted", "evolved", "timeline", "txn", "wide")
-# These make the tier look older, or younger, than it is.
+# Faults that hide a segment, so the tier looks older or its log start looks higher.
 UNSEEN: Final = ("listing lag", "manifest gone")
 
 
 @dataclass
 class Injector:
-    """Decides what goes wrong with each request of a trial.
+    """Decides which requests of a trial fail, and how.
 
     Attributes:
-        kinds: What may go wrong.
-        rate: How often.
-        injected: What did go wrong.
+        kinds: Kinds of faults to inject.
+        rate: Probability of a fault for each request.
+        injected: Number of injected faults of each kind.
     """
 
     kinds: tuple[str, ...]
@@ -77,7 +77,7 @@ class Injector:
     injected: Counter[str] = field(default_factory=Counter)
 
     def draw(self, possible: Iterable[str]) -> str | None:
-        """A fault for one request that could suffer these."""
+        """Returns a fault for one request, or `None`; only `possible` faults can affect it."""
         candidates = [kind for kind in self.kinds if kind in possible]
         if not candidates or self.random.random() >= self.rate:
             return None
@@ -88,26 +88,27 @@ class Injector:
 
 @dataclass
 class Tally:
-    """What became of the trials."""
+    """Outcomes of trials."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     by_fault: Counter[tuple[str, str]] = field(default_factory=Counter)
     slowest: float = 0.0
 
     def table(self) -> str:
-        """Trials by fault (a trial may have several) and outcome."""
+        """Returns a table of trials by fault and outcome. A trial may have several faults."""
         outcomes = sorted(self.outcomes)
         faults = sorted({fault for fault, _ in self.by_fault})
         lines = [f"{sum(self.outcomes.values())} scans, slowest {self.slowest:.1f} s"]
         for fault in faults:
-            ends = (f"{self.by_fault[fault, one]} {one}" for one in outcomes)
-            lines.append(f"{fault:<22}" + ", ".join(one for one in ends if one[0] != "0"))
-        lines.append(f"{'all':<22}" + ", ".join(f"{self.outcomes[one]} {one}" for one in outcomes))
+            counts = (f"{self.by_fault[fault, outcome]} {outcome}" for outcome in outcomes)
+            lines.append(f"{fault:<22}" + ", ".join(text for text in counts if text[0] != "0"))
+        counts = (f"{self.outcomes[outcome]} {outcome}" for outcome in outcomes)
+        lines.append(f"{'all':<22}" + ", ".join(counts))
         return "\n".join(lines)
 
 
 def seed() -> int:
-    """A fresh one, or that of a run to repeat."""
+    """Returns the seed in `KTS_FAULT_SEED`, or a new one."""
     return int(os.environ.get("KTS_FAULT_SEED") or random.SystemRandom().randrange(1 << 32))
 
 
@@ -118,22 +119,22 @@ def run_trials(
     open_faulty: Callable[[Injector], tuple[str, ObjectStore]],
     first_seed: int,
     *,
-    least: int,
+    min_trials: int,
 ) -> Tally:
-    """So many trials, or as many as the time allows, but at least some.
+    """Runs `count` trials, or fewer if the time runs out, but at least `min_trials`.
 
     Args:
-        count: Trials, each with a seed of its own.
-        seconds: When to stop early.
-        kinds: Everything that can go wrong.
-        open_faulty: Makes the store of a trial; returns its path too.
-        first_seed: Of the first trial.
-        least: Trials before the time counts.
+        count: Number of trials; each has its own seed.
+        seconds: Time after which no trial starts.
+        kinds: All kinds of faults that the store can have.
+        open_faulty: Returns the path and the store of a trial.
+        first_seed: Seed of the first trial.
+        min_trials: Number of trials that run even if the time is over.
     """
     tally = Tally()
     began = time.monotonic()
     for number in range(count):
-        if number >= least and time.monotonic() - began > seconds:
+        if number >= min_trials and time.monotonic() - began > seconds:
             break
         _trial(first_seed + number, kinds, open_faulty, tally)
     return tally
@@ -180,7 +181,7 @@ def _trial(
     finally:
         store.close()
     took = time.monotonic() - began
-    assert took < LONGEST_SECONDS, f"a scan took {took:.1f} s: seed {own_seed}"
+    assert took < MAX_SECONDS, f"a scan took {took:.1f} s: seed {own_seed}"
     tally.slowest = max(tally.slowest, took)
     tally.outcomes[outcome] += 1
     for fault in injector.injected or ("none",):
@@ -188,26 +189,28 @@ def _trial(
 
 
 def _within(expected: pa.Table, plan: ScanPlan) -> pa.Table:
-    """The rows of the offsets that the plan found in the listing."""
-    parts = [
+    """Returns the expected rows in the offset ranges of the plan."""
+    ranges = [
         expected.filter(
             pc.and_(
-                pc.equal(expected["partition"], part.partition),
+                pc.equal(expected["partition"], partition.partition),
                 pc.and_(
-                    pc.greater_equal(expected["offset"], part.start),
-                    pc.less(expected["offset"], part.stop),
+                    pc.greater_equal(expected["offset"], partition.start),
+                    pc.less(expected["offset"], partition.stop),
                 ),
             )
         )
-        for part in plan.partitions
+        for partition in plan.partitions
     ]
-    return pa.concat_tables(parts) if parts else expected.slice(0, 0)
+    return pa.concat_tables(ranges) if ranges else expected.slice(0, 0)
 
 
 @cache
 def unprotected(key: str) -> frozenset[int]:
-    """Positions where a flipped bit may pass for another offset: the base offsets of batches, which
-    no checksum covers, in a log that lacks offsets. Elsewhere the order of the batches tells.
+    """Returns the positions where a flipped bit can stay unnoticed.
+
+    These are the base offsets of batches in a compacted log: no checksum covers them. In other
+    logs, a wrong base offset contradicts the neighboring batches.
     """
     if "/compacted-" not in f"/{key}":
         return frozenset()
@@ -216,20 +219,20 @@ def unprotected(key: str) -> frozenset[int]:
 
 
 def flipped(data: bytes, key: str, start: int, source: random.Random) -> bytes:
-    """The data with one bit of a protected byte changed."""
+    """Returns the data with one flipped bit in a byte that a checksum covers."""
     while True:
-        at = source.randrange(len(data))
-        if start + at not in unprotected(key):
+        position = source.randrange(len(data))
+        if start + position not in unprotected(key):
             break
     changed = bytearray(data)
-    changed[at] ^= 1 << source.randrange(8)
+    changed[position] ^= 1 << source.randrange(8)
     return bytes(changed)
 
 
 def repeated(data: bytes, source: random.Random) -> bytes:
-    """As many bytes, but some of them twice and the last ones missing."""
+    """Returns equally many bytes: some of them repeated, the last ones missing."""
     if len(data) < 400:
         return data[:0] + b"\xff" * len(data)
-    again = source.randrange(1, 200)
-    at = source.randrange(again, len(data) - again)
-    return (data[:at] + data[at - again :])[: len(data)]
+    size = source.randrange(1, 200)
+    position = source.randrange(size, len(data) - size)
+    return (data[:position] + data[position - size :])[: len(data)]

@@ -161,7 +161,7 @@ class FlippedTier:
 
 
 def check_flips(total: int, seed: int, first: int = 0) -> Flips:
-    """Tries the flips `first` to `total`, a block of them per tier."""
+    """Tries the flips `first` to `total`. Each tier gets a block of `FLIPS_PER_TIER` flips."""
     result = Flips()
     for block in range(first // FLIPS_PER_TIER, -(-total // FLIPS_PER_TIER)):
         with tempfile.TemporaryDirectory() as folder:

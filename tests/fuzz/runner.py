@@ -37,7 +37,7 @@ class Result:
         outcomes: Counts by outcome.
         slowest_seconds: CPU time of the slowest input.
         growth_bytes: Largest increase of memory by one input.
-        failure: File with the failing input; `None` if there is none.
+        failure: File with the failing input; `None` if no input failed.
         text: The error and the failing input.
     """
 

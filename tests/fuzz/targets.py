@@ -59,7 +59,7 @@ class Target:
         name: Name of the target and of the folders of its inputs.
         run: Takes an input and returns an outcome; fails by raising.
         weight: Its share of the time.
-        compiled: Whether it runs machine code, which accesses memory without checks.
+        compiled: True if it runs machine code, which accesses memory without checks.
     """
 
     name: str
@@ -83,12 +83,12 @@ def _checked(function: Callable[[bytes, int], object], data: bytes, *, located: 
 
 
 def located(function: Callable[[bytes, int], object]) -> Callable[[bytes], str]:
-    """Wraps a parser of bytes, whose errors must have a position."""
+    """Wraps a parser of bytes. Its errors must have a position."""
     return lambda data: _checked(function, data, located=True)
 
 
 def unlocated(function: Callable[[bytes, int], object]) -> Callable[[bytes], str]:
-    """Wraps a parser of text or of several arguments, whose errors may have a position."""
+    """Wraps a parser of text or of several arguments. Its errors may have a position."""
     return lambda data: _checked(function, data, located=False)
 
 

@@ -126,7 +126,7 @@ def limit_memory() -> None:
 
 
 def run_mutations(worker: Worker, seeds: list[bytes], seconds: float, seed: int) -> None:
-    """Runs the seeds, then mutations of them until the time is over."""
+    """Runs the seeds, then mutated seeds until the time is over."""
     from tests.fuzz.mutate import Mutator
 
     deadline = time.monotonic() + seconds

@@ -94,7 +94,10 @@ def _cut_in_half(log: Path) -> int:
 
 
 def _forget(checkpoint: Path, topic: str, partition: int) -> None:
-    """Removes a partition from a checkpoint file: version, count, then a line per partition."""
+    """Removes a partition from a checkpoint file.
+
+    The file contains the version, the number of partitions, and a line for each partition.
+    """
     version, _, *lines = checkpoint.read_text().splitlines()
     kept = [line for line in lines if not line.startswith(f"{topic} {partition} ")]
     checkpoint.write_text("\n".join([version, str(len(kept)), *kept]) + "\n")

@@ -55,7 +55,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, wait_file: Path) -> Iterat
     """Runs two brokers for user topics.
 
     Each has one thread that finds and deletes expired segments. While a delete waits, the thread
-    finds no more of them.
+    finds no further segments.
     """
     needs("java", "javac", "mvn")
     classes = tmp_path_factory.mktemp("classes")

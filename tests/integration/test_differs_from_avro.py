@@ -172,6 +172,6 @@ def _structs_as_lists(value: object) -> object:
     if not isinstance(value, dict):
         return value
     return [
-        list(entry.values()) if isinstance(entry, dict) and "member0" in entry else entry
-        for entry in value.values()
+        list(member.values()) if isinstance(member, dict) and "member0" in member else member
+        for member in value.values()
     ]

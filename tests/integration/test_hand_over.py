@@ -26,7 +26,7 @@ from tests.integration.kafka_jars import spark_kafka_jars
 from tests.integration.spark_kafka import run_reads, run_script
 from tests.integration.worked_topic import Topic
 from tests.kts_source.export.exporting import Lake
-from tests.kts_source.export.small_tier import held
+from tests.kts_source.export.small_tier import table_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,7 +63,7 @@ def test_spark_kafka_source_continues_at_end_offsets_of_table(
     tier = tier_only_options(cluster, topic, level)
     lake = Lake(tmp_path, "delta")
     lake.export(tier)
-    before = held(lake)
+    before = table_offsets(lake)
     topic.write(1)
     read = {
         "subscribe": topic.name,
@@ -104,8 +104,8 @@ def test_followed_export_contains_rows_of_tier_and_brokers(
     report = follow(options, settings, LocalExecutor(1), on_round=rounds.append, pause=pause)
     assert len(pauses) == 3
     assert len([metrics for metrics in rounds if metrics.commits]) >= 3
-    assert held(lake) == expected_offsets(cluster, topic.name, level)
-    assert report.rows == len(held(lake))
+    assert table_offsets(lake) == expected_offsets(cluster, topic.name, level)
+    assert report.rows == len(table_offsets(lake))
 
 
 def test_named_source_continues_at_end_offsets_of_stream(cluster: Cluster, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 
 LEVELS = ("read_committed", "read_uncommitted")
-KEPT = "-2"  # like the entire log
+KEPT = "-2"  # uses the value of retention.bytes
 FAIL_OVERS = [(is_clean, is_quiet) for is_clean in (True, False) for is_quiet in (True, False)]
 # Each run tests a few of them; the test ids show which.
 CELLS = examples_source(__name__).sample(FAIL_OVERS, int(os.environ.get("KTS_FAIL_OVERS", "2")))

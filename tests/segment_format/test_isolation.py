@@ -254,7 +254,6 @@ def test_aborted_lookup_matches_linear_search(
         for producer in range(4):
             for offset in range(start, stop):
                 assert intervals.is_aborted(producer, offset) == any(
-                    entry.producer_id == producer
-                    and entry.first_offset <= offset < entry.last_offset
-                    for entry in txns
+                    txn.producer_id == producer and txn.first_offset <= offset < txn.last_offset
+                    for txn in txns
                 )

@@ -44,7 +44,7 @@ def delta_writer(table: str) -> Callable[[DataFrame, int], None]:
 
 
 def delta_writer_of_spark(table: str) -> Callable[[DataFrame, int], None]:
-    """The same with Delta's own writer, which skips batches that the table contains."""
+    """Returns a function that appends a batch with Delta's writer, which skips known batches."""
 
     def write(batch: DataFrame, number: int) -> None:
         transaction = {"txnAppId": APPLICATION, "txnVersion": str(number)}

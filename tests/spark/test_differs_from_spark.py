@@ -23,7 +23,7 @@ MALFORMED = "malformed"
 
 
 class Case(NamedTuple):
-    """A value, and the results of this decoder and of Spark; of structs the first field."""
+    """A value, and its results in this decoder and in Spark; for structs, the first field."""
 
     ddl: str
     text: bytes

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.kts_source.export.exporting import Lake
-from tests.kts_source.export.small_tier import SmallTier, held
+from tests.kts_source.export.small_tier import SmallTier, table_offsets
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,8 +37,8 @@ def test_export_continues_after_signal(tmp_path: Path) -> None:
     # The signal may also arrive between two rounds.
     last = [json.loads(line)["outcome"] for line in out.splitlines()][-1:]
     assert last in (["abandoned"], ["done"], [])
-    before = held(lake)
+    before = table_offsets(lake)
     assert before == list(range(len(before)))
     assert 40 <= len(before) < 630
     subprocess.run([*export, "--workers", "1"], cwd=ROOT, check=True, capture_output=True)
-    assert held(lake) == list(range(630))
+    assert table_offsets(lake) == list(range(630))

@@ -95,7 +95,7 @@ class Query:
         partitions = self.reader.partitions(json.loads(start), json.loads(end))
         reader = cloudpickle.loads(self.pickled)
         # Without partitions, Spark runs one task with None.
-        sent: list[Any] = [cloudpickle.dumps(each) for each in partitions] or [None]  # type: ignore[no-untyped-call]
+        sent: list[Any] = [cloudpickle.dumps(partition) for partition in partitions] or [None]  # type: ignore[no-untyped-call]
         received = (None if data is None else cloudpickle.loads(data) for data in sent)
         batches = [batch for partition in received for batch in reader.read(partition)]
         self.batches.append(pa.Table.from_batches(batches, SPARK_SCHEMA))
@@ -177,7 +177,7 @@ def test_each_batch_logs_a_line(caplog: pytest.LogCaptureFixture) -> None:
     query.start()
     with caplog.at_level(logging.INFO, "kts_source.spark.readers"):
         assert query.all() == 3
-    messages = [entry.getMessage() for entry in caplog.records if entry.name.endswith("readers")]
+    messages = [record.getMessage() for record in caplog.records if record.name.endswith("readers")]
     pattern = r"^micro-batch of (\d+) offsets .*; lag: (.*)$"
     logged = re.findall(pattern, "\n".join(messages), re.M)
     offsets = [int(count) for count, _ in logged]

@@ -1,7 +1,7 @@
-"""Stores a set of samples with the present code: `python -m tests.stored.make_samples`.
+"""Writes the missing sets of samples with the current code: `python -m tests.stored.make_samples`.
 
-A set is never written again with later code: it is there to show that later code reads it. A new
-set gets a new folder. See README.md for which code wrote which.
+An existing set is never overwritten: it proves that later code reads what earlier code wrote. A new
+set gets a new folder. README.md lists the code that wrote each set.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tests.stored.samples import (
     V1,
     V3,
 )
-from tests.stored.stable_store import path_of, register_stable_store, scanned
+from tests.stored.stable_store import register_stable_store, scan_rows, store_path
 from tests.stored.topics import write_tier
 from tests.stored.typed_samples import (
-    KEPT,
+    CACHED_SOURCE,
     TYPED_TABLE_SAMPLES,
     V2,
-    answers,
+    mock_registry,
     write_typed_tier,
 )
 
@@ -42,72 +42,73 @@ if TYPE_CHECKING:
 
 
 class Killed(BaseException):
-    """The end of a process."""
+    """Simulates the death of the process."""
 
 
 def main() -> None:
-    """Writes each set that is not there.
+    """Writes each missing set.
 
     Raises:
-        SystemExit: All are there already.
+        SystemExit: All sets exist.
     """
-    missing = [(place, make) for place, make in SETS if not place.exists()]
+    missing = [(target, make) for target, make in SETS if not target.exists()]
     if not missing:
-        raise SystemExit("all sets are there: stored samples are not written again")
+        raise SystemExit("all sets exist: stored samples are never overwritten")
     register_stable_store()
-    for place, make in missing:
+    for target, make in missing:
         with tempfile.TemporaryDirectory() as name:
-            # Delta notes where a table was made: not in this checkout.
+            # Delta records the path of the table. It must not contain the path of this checkout.
             folder = Path(name)
-            make(folder / place.name, folder)
-            shutil.copytree(folder / place.name, place)
+            make(folder / target.name, folder)
+            shutil.copytree(folder / target.name, target)
 
 
-def make_v1(made: Path, folder: Path) -> None:
-    """Caches and metrics."""
-    make_scans(made, folder)
+def make_v1(target: Path, folder: Path) -> None:
+    """Writes caches and metrics."""
+    make_scans(target, folder)
 
 
-def make_v2(made: Path, folder: Path) -> None:
-    """The same of typed columns."""
+def make_v2(target: Path, folder: Path) -> None:
+    """Writes a cache of registry schemas."""
     tier = folder / "tier"
     write_typed_tier(tier, first=True)
-    with answers():
-        scanned({**KEPT, "path": tier.as_uri(), "cacheDir": str(made / "schemas")})
-    shutil.rmtree(made / "schemas" / "v1" / "index")  # of a tier that nobody else has
+    with mock_registry():
+        scan_rows({**CACHED_SOURCE, "path": tier.as_uri(), "cacheDir": str(target / "schemas")})
+    # No test can use the cached indexes: their tier is in a temporary folder.
+    shutil.rmtree(target / "schemas" / "v1" / "index")
 
 
-def make_v3(made: Path, folder: Path) -> None:
-    """Tables."""
-    make_tables(made / "tables", folder)
+def make_v3(target: Path, folder: Path) -> None:
+    """Writes tables."""
+    make_tables(target / "tables", folder)
     tier = folder / "typed-tier"
     write_typed_tier(tier, first=True)
-    make_each(TYPED_TABLE_SAMPLES, made / "tables", tier)
+    make_each(TYPED_TABLE_SAMPLES, target / "tables", tier)
 
 
-def make_each(samples: Sequence[tuple[str, TableSample]], made: Path, tier: Path) -> None:
-    """The tables, each in the folder of its format."""
+def make_each(samples: Sequence[tuple[str, TableSample]], tables: Path, tier: Path) -> None:
+    """Writes each table into the folder of its format."""
     for table_format, sample in samples:
-        target = made / table_format
-        target.mkdir(parents=True, exist_ok=True)
-        with contextlib.chdir(target):
+        format_folder = tables / table_format
+        format_folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.chdir(format_folder):
             make_table(sample, table_format, tier)
 
 
-def make_tables(made: Path, folder: Path) -> None:
-    """The tables of all formats, after a first export of a part of the tier."""
+def make_tables(tables: Path, folder: Path) -> None:
+    """Exports the first segments of the tier to tables of all formats."""
     tier = folder / "tier"
     write_tier(tier, first=True)
-    make_each(TABLE_SAMPLES, made, tier)
-    half = made / "half-published"
-    half.mkdir()
-    with contextlib.chdir(half):
+    make_each(TABLE_SAMPLES, tables, tier)
+    half_published = tables / "half-published"
+    half_published.mkdir()
+    with contextlib.chdir(half_published):
         make_half_published(tier)
 
 
 def make_table(sample: TableSample, table_format: str, tier: Path) -> None:
-    """The first export of one table."""
-    # One worker: this process, which needs no start.
+    """Runs the first export of a table."""
+    # With one CPU, `backfill` starts no worker processes.
     with mock.patch.object(os, "cpu_count", return_value=1):
         arguments = sample.backfill_arguments(table_format)
         report = backfill(None, source=sample.source(tier), **arguments)
@@ -115,30 +116,30 @@ def make_table(sample: TableSample, table_format: str, tier: Path) -> None:
 
 
 def make_half_published(tier: Path) -> None:
-    """A folder of Parquet files whose run died behind a commit, before a file had its name."""
+    """Writes a Parquet table; dies after the first commit, before its first file is renamed."""
     link = os.link
 
-    def dying(source: os.PathLike[str], destination: os.PathLike[str]) -> None:
+    def die_at_first_file(source: os.PathLike[str], destination: os.PathLike[str]) -> None:
         if Path(destination).suffix == ".parquet":
             raise Killed
         link(source, destination)
 
-    with mock.patch.object(os, "link", dying), contextlib.suppress(Killed):
+    with mock.patch.object(os, "link", die_at_first_file), contextlib.suppress(Killed):
         make_table(TABLES[0], "parquet", tier)
 
 
-def make_scans(made: Path, folder: Path) -> None:
-    """Caches and metrics."""
+def make_scans(target: Path, folder: Path) -> None:
+    """Scans the samples with caches and metrics in `target`."""
     for sample in CACHES:
-        options = {**sample.source(path_of(sample, folder)), **CACHE_FOREVER}
+        options = {**sample.source(store_path(sample, folder)), **CACHE_FOREVER}
         for metrics in ("first", "second"):
             lines = folder / f"{sample.name}-{metrics}"
-            cache = str(made / "caches" / sample.name)
-            scanned({**options, "cacheDir": cache, "metricsPath": str(lines)})
+            cache = str(target / "caches" / sample.name)
+            scan_rows({**options, "cacheDir": cache, "metricsPath": str(lines)})
             total = summary(str(lines)).total
-            print(f"{sample.name}, {metrics} read: {total['cache_hits']} found")  # noqa: T201
-    options = METRICS.source(path_of(METRICS, folder))
-    scanned({**options, "cache": "false", "metricsPath": str(made / "metrics")})
+            print(f"{sample.name}, {metrics} read: {total['cache_hits']} cache hits")  # noqa: T201
+    options = METRICS.source(store_path(METRICS, folder))
+    scan_rows({**options, "cache": "false", "metricsPath": str(target / "metrics")})
 
 
 SETS = ((V1, make_v1), (V2, make_v2), (V3, make_v3))

@@ -1,4 +1,4 @@
-"""What was stored, and with which arguments: for the tests, and for whoever stores the next set."""
+"""Arguments and expected rows of the stored samples; used by the tests and by `make_samples`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from segment_format.testing import ExpectedRow
-    from tests.stored.topics import Place
+    from tests.stored.topics import RowPosition
 
 HERE = Path(__file__).resolve().parent
 V1 = HERE / "v1"
@@ -28,7 +28,7 @@ WHERE = (
     "key IN ('k1', 'k2', 'k4') AND NOT value IS NULL AND value LIKE '{%'"
     " AND timestamp >= TIMESTAMP '2023-11-16 00:00:00+00:00' OR header('h') = 'v' AND offset < 12"
 )
-WHERE_START_MS = 1_700_092_800_000  # the same moment
+WHERE_START_MS = 1_700_092_800_000  # the timestamp in `WHERE`
 
 
 # -- tables
@@ -45,65 +45,67 @@ def _record(row: ExpectedRow) -> Values:
 
 
 def _matches_where(row: ExpectedRow) -> bool:
-    begins = row.value is not None and row.value.startswith(b"{")
-    chosen = row.key in (b"k1", b"k2", b"k4") and begins and row.timestamp >= WHERE_START_MS
-    return chosen or (bool(row.headers) and row.offset < 12)
+    is_object = row.value is not None and row.value.startswith(b"{")
+    has_key = row.key in (b"k1", b"k2", b"k4")
+    return (has_key and is_object and row.timestamp >= WHERE_START_MS) or (
+        bool(row.headers) and row.offset < 12
+    )
 
 
-def _all(rows: Mapping[Place, ExpectedRow]) -> dict[Place, Values]:
-    return {place: _record(row) for place, row in rows.items()}
+def _all(rows: Mapping[RowPosition, ExpectedRow]) -> dict[RowPosition, Values]:
+    return {position: _record(row) for position, row in rows.items()}
 
 
-def _latest(rows: Mapping[Place, ExpectedRow]) -> dict[Place, Values]:
-    newest = {(*place[:2], row.key): place for place, row in sorted(rows.items())}
-    return {place: _record(rows[place]) for place in newest.values()}
+def _latest(rows: Mapping[RowPosition, ExpectedRow]) -> dict[RowPosition, Values]:
+    newest = {(*position[:2], row.key): position for position, row in sorted(rows.items())}
+    return {position: _record(rows[position]) for position in newest.values()}
 
 
-def _with_length(rows: Mapping[Place, ExpectedRow]) -> dict[Place, Values]:
+def _with_length(rows: Mapping[RowPosition, ExpectedRow]) -> dict[RowPosition, Values]:
     return {
-        place: {**_record(row), "length": None if row.value is None else len(row.value)}
-        for place, row in rows.items()
+        position: {**_record(row), "length": None if row.value is None else len(row.value)}
+        for position, row in rows.items()
     }
 
 
-def _from_three(rows: Mapping[Place, ExpectedRow]) -> dict[Place, Values]:
-    return {place: _record(row) for place, row in rows.items() if row.offset >= 3}
+def _from_three(rows: Mapping[RowPosition, ExpectedRow]) -> dict[RowPosition, Values]:
+    return {position: _record(row) for position, row in rows.items() if row.offset >= 3}
 
 
-def _matching(rows: Mapping[Place, ExpectedRow]) -> dict[Place, Values]:
-    return {place: _record(row) for place, row in rows.items() if _matches_where(row)}
+def _matching(rows: Mapping[RowPosition, ExpectedRow]) -> dict[RowPosition, Values]:
+    return {position: _record(row) for position, row in rows.items() if _matches_where(row)}
 
 
-def _json_rows(rows: Mapping[Place, ExpectedRow]) -> dict[Place, Values]:
-    return {place: _record(row) for place, row in rows.items() if row.value != NOT_JSON}
+def _json_rows(rows: Mapping[RowPosition, ExpectedRow]) -> dict[RowPosition, Values]:
+    return {position: _record(row) for position, row in rows.items() if row.value != NOT_JSON}
 
 
 @dataclass(frozen=True)
 class TableSample:
-    """A table that a first export began.
+    """A table that a first export created.
 
     Attributes:
-        arguments: Of `backfill`, beside source, target, format and catalog.
-        options: Of the source, beside path and topics.
-        rows: What it makes of the rows of the tier.
-        dead_letters: Whether rejected rows go to a folder beside the table.
-        table_formats: Those in which it is there.
+        arguments: Arguments of `backfill` except source, target, format and catalog.
+        options: Options of the source except path and topics.
+        rows: Returns the rows of the table for the rows of the tier.
+        dead_letters: True if rejected rows are written to a folder next to the table.
+        table_formats: Formats in which the table was stored.
     """
 
     name: str
-    rows: Callable[[Mapping[Place, ExpectedRow]], dict[Place, Values]] = _all
+    rows: Callable[[Mapping[RowPosition, ExpectedRow]], dict[RowPosition, Values]] = _all
     topics: tuple[str, ...] = ("orders", "refunds")
     arguments: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
     dead_letters: bool = False
     table_formats: tuple[str, ...] = ("parquet", "delta", "iceberg")
 
-    def expected(self, *, first: bool = False) -> dict[Place, Values]:
-        """Every row of the table after the first export, or after one of the whole tier."""
+    def expected(self, *, first: bool = False) -> dict[RowPosition, Values]:
+        """Returns the rows of the table after the first export, or after that of all segments."""
         return self.rows(expected_rows(self.topics, first=first))
 
     def source(self, tier: Path) -> dict[str, str]:
-        """Options of the source."""
+        """Returns the options of the source."""
         return {
             "path": tier.as_uri(),
             "keyPrefix": TABLE_KEY_PREFIX,
@@ -113,10 +115,10 @@ class TableSample:
         }
 
     def backfill_arguments(self, table_format: str) -> dict[str, Any]:
-        """Arguments of `backfill` but the source, for a current folder with the table in it.
+        """Returns the arguments of `backfill` except the source; targets are in the current folder.
 
-        Iceberg's metadata names every file by the table's location. A location that is relative to
-        the current folder lets the sample be read wherever it was copied to.
+        Iceberg's metadata contains the table's location in the path of each file. The location is
+        relative to the current folder, so a copy of the sample can be read from any folder.
         """
         arguments: dict[str, Any] = {
             "target": f"{self.name}/table",
@@ -146,12 +148,15 @@ TABLES = (
         "rejecting", _json_rows, arguments={"transform": RejectNotJson()}, dead_letters=True
     ),
     TableSample("function", _with_length, arguments={"transform": with_length}),
-    # Parquet and Iceberg keep the same text of a transform, Delta a digest of it.
+    # Iceberg is left out: like Parquet, it stores the text of a transform; Delta stores a digest.
     *(
         TableSample(
-            name, _from_three, arguments={"transform": made}, table_formats=("parquet", "delta")
+            name,
+            _from_three,
+            arguments={"transform": transform},
+            table_formats=("parquet", "delta"),
         )
-        for name, made in {
+        for name, transform in {
             "callable": AtLeast(3),
             "method": AtLeast(3).applied,
             "closure": from_offset(3),
@@ -170,11 +175,11 @@ TABLE_FORMATS = ("parquet", "delta", "iceberg")
 
 @dataclass(frozen=True)
 class ScanSample:
-    """A read of golden topics, in a store whose URIs and versions are the same everywhere.
+    """A read of golden topics; URIs and versions of the objects are the same on all machines.
 
     Attributes:
-        store: `golden`, `local-tier` (see `stable_store`) or `folder`: a copy of the golden tier.
-        options: Of the source, beside path, keys and topics.
+        store: `golden`, `local-tier` (see `stable_store`), or `folder` for a copy of golden topics.
+        options: Options of the source except path, encryption keys and topics.
     """
 
     name: str
@@ -183,8 +188,8 @@ class ScanSample:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def source(self, path: str) -> dict[str, str]:
-        """Options of the source."""
-        where = (
+        """Returns the options of the source."""
+        layout = (
             {"layout": "local-tiered-storage"}
             if self.store == "local-tier"
             else {"keyPrefix": KEY_PREFIX, **encryption_options()}
@@ -193,13 +198,13 @@ class ScanSample:
             "path": path,
             "subscribe": ",".join(self.topics),
             "includeHeaders": "true",
-            **where,
+            **layout,
             **self.options,
         }
 
     @property
     def expected_folder(self) -> Path | None:
-        """Where the golden rows are; `None` = as for all of `golden_data`."""
+        """Folder of the golden rows; `None`: the folder of `golden_data`."""
         return LOCAL_TIER / "expected" if self.store == "local-tier" else None
 
 
@@ -228,4 +233,4 @@ CACHES = (
 METRICS = ScanSample("metrics", ("txn", "retained"), options={"targetPartitionBytes": "100k"})
 CACHE_FOREVER = {"indexCacheTtlMs": "-1", "chunkCacheTtlMs": "-1"}
 FOLDER_TIME_NS = 1_750_000_000_000_000_000
-"""Modification time of every file of the `folder` store: it is part of the files' versions."""
+"""Modification time of all files in the `folder` store; the versions of files contain it."""

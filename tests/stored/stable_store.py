@@ -1,7 +1,8 @@
-"""Golden tiers under URIs and versions that are the same on every machine: `kts-stored://golden`.
+"""Serves the golden tiers with the same URIs and versions on every machine: `kts-stored://golden`.
 
-What plans and caches keep names objects by their URI and version. A folder's URIs change with the
-checkout and its versions with the time of the checkout, so here the ETag is a digest of the bytes.
+Plans and caches identify objects by URI and version. The URI of a local file depends on the path of
+the checkout, and its version on the time of the checkout. Here the version is an ETag: the digest
+of the bytes.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ ROOTS = {"golden": TIER, "local-tier": LOCAL_TIER / "tier"}
 
 
 class StableFileSystem(LocalFileSystem):  # type: ignore[misc]  # fsspec ships no types
-    """Files of the golden tiers."""
+    """Local files of the golden tiers, with a fixed modification time and digests as ETags."""
 
     protocol = SCHEME
     cachable = False
 
     @classmethod
-    def _strip_protocol(cls, path: Any) -> str:  # noqa: ANN401  # as fsspec has it
+    def _strip_protocol(cls, path: Any) -> str:  # noqa: ANN401  # signature of fsspec
         text = str(path)
         if text.startswith(f"{SCHEME}://"):
             name, _, key = text.removeprefix(f"{SCHEME}://").partition("/")
@@ -44,7 +45,7 @@ class StableFileSystem(LocalFileSystem):  # type: ignore[misc]  # fsspec ships n
         return str(super()._strip_protocol(text))
 
     def info(self, path: Any, **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401
-        """What is told of an object: no time but a fixed one, and the ETag."""
+        """Returns the entry of an object with a fixed modification time and a digest as ETag."""
         entry: dict[str, Any] = super().info(path, **kwargs)
         entry["mtime"] = FOLDER_TIME_NS / 1e9
         if entry["type"] == "file":
@@ -53,12 +54,12 @@ class StableFileSystem(LocalFileSystem):  # type: ignore[misc]  # fsspec ships n
 
 
 def register_stable_store() -> None:
-    """Makes fsspec know the scheme."""
+    """Registers the scheme with fsspec."""
     fsspec.register_implementation(SCHEME, StableFileSystem, clobber=True)
 
 
-def path_of(sample: ScanSample, folder: Path) -> str:
-    """The path of the sample's store; `folder` is for a copy of the golden tier."""
+def store_path(sample: ScanSample, folder: Path) -> str:
+    """Returns the path of the sample's store; copies the topics to `folder` if it is needed."""
     if sample.store != "folder":
         return f"{SCHEME}://{sample.store}"
     for topic in sample.topics:
@@ -70,9 +71,9 @@ def path_of(sample: ScanSample, folder: Path) -> str:
     return folder.as_uri()
 
 
-def scanned(options: Mapping[str, str]) -> pa.Table:
-    """All rows, through the class that Spark calls."""
+def scan_rows(options: Mapping[str, str]) -> pa.Table:
+    """Reads all rows through the data source that Spark calls."""
     source = TieredKafkaDataSource(dict(options))
     reader = source.reader(source.schema())
-    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    batches = [batch for partition in reader.partitions() for batch in reader.read(partition)]
     return in_order(pa.Table.from_batches(batches))

@@ -1,4 +1,4 @@
-"""Caches and metrics that earlier code left behind are read as they were meant."""
+"""Tests that current code reads the caches and metrics that earlier code wrote."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.golden_data import (
     expected_table,
 )
 from tests.stored.samples import CACHE_FOREVER, CACHES, METRICS, PLANS, V1
-from tests.stored.stable_store import ROOTS, path_of, register_stable_store, scanned
+from tests.stored.stable_store import ROOTS, register_stable_store, scan_rows, store_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +43,7 @@ def stable_store() -> None:
 
 def cached_options(sample: ScanSample, folder: Path) -> dict[str, str]:
     cache = {**CACHE_FOREVER, "cacheDir": str(folder / "cache")}
-    return {**sample.source(path_of(sample, folder)), **cache}
+    return {**sample.source(store_path(sample, folder)), **cache}
 
 
 def golden_rows(sample: ScanSample) -> pa.Table:
@@ -56,7 +56,7 @@ def golden_rows(sample: ScanSample) -> pa.Table:
     )
 
 
-def expected_of(sample: ScanSample) -> pa.Table:
+def expected_rows(sample: ScanSample) -> pa.Table:
     rows = golden_rows(sample)
     if sample.name == "where":
         offsets = rows["offset"]
@@ -70,100 +70,100 @@ def expected_of(sample: ScanSample) -> pa.Table:
 
 
 def between_times(rows: pa.Table, start: int, stop: int) -> pa.Table:
-    """From the first offset dated `start` or later, to before the first dated `stop` or later."""
-    parts = []
+    """Returns offsets from the first timestamp >= `start` up to before the first one >= `stop`."""
+    slices = []
     for partition in sorted(set(rows["partition"].to_pylist())):
-        part = rows.filter(pc.equal(rows["partition"], partition))
-        times = part["timestamp"].cast(pa.int64()).to_numpy() // 1000
+        log = rows.filter(pc.equal(rows["partition"], partition))
+        times = log["timestamp"].cast(pa.int64()).to_numpy() // 1000
         assert times.max() >= stop
         first, last = (int((times >= bound).argmax()) for bound in (start, stop))
-        parts.append(part.slice(first, last - first))
-    return pa.concat_tables(parts)
+        slices.append(log.slice(first, last - first))
+    return pa.concat_tables(slices)
 
 
-def test_the_samples_are_as_they_were_written() -> None:
+def test_stored_samples_are_unchanged() -> None:
     digest = hashlib.sha256()
     for path in sorted(path for path in V1.rglob("*") if path.is_file()):
         name = path.relative_to(V1).as_posix()
         digest.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    assert digest.hexdigest() == V1_DIGEST, "stored samples are never edited nor written anew"
+    assert digest.hexdigest() == V1_DIGEST, "stored samples must never change"
 
 
-def test_every_sample_has_a_test() -> None:
+def test_every_stored_cache_is_tested() -> None:
     assert sorted(path.name for path in (V1 / "caches").iterdir()) == sorted(CACHE_NAMES)
 
 
 @pytest.mark.parametrize("sample", PLANS, ids=PLAN_NAMES)
-def test_a_plan_is_replayed(sample: ScanSample, tmp_path: Path) -> None:
-    options = sample.source(path_of(sample, tmp_path))
+def test_plan_is_replayed(sample: ScanSample, tmp_path: Path) -> None:
+    options = sample.source(store_path(sample, tmp_path))
     file = tmp_path / "plan.json"
     file.write_text(kts_source.plan(options).to_json())
-    expected = expected_of(sample)
-    narrowed = sample.name in ("timestamps", "where")
-    assert (0 < expected.num_rows < golden_rows(sample).num_rows) == narrowed
-    assert_same_rows(scanned({**options, "cache": "false", "planFile": str(file)}), expected)
+    expected = expected_rows(sample)
+    is_narrowed = sample.name in ("timestamps", "where")
+    assert (0 < expected.num_rows < golden_rows(sample).num_rows) == is_narrowed
+    assert_same_rows(scan_rows({**options, "cache": "false", "planFile": str(file)}), expected)
 
 
 @pytest.mark.parametrize("sample", CACHES, ids=CACHE_NAMES)
-def test_what_a_cache_kept_is_found_or_read_anew(sample: ScanSample, tmp_path: Path) -> None:
-    # Copied without its times: they are those of the last access.
+def test_stored_cache_is_used_or_refilled(sample: ScanSample, tmp_path: Path) -> None:
+    # `copyfile` does not copy file times: they contain the last access of entries.
     shutil.copytree(V1 / "caches" / sample.name, tmp_path / "cache", copy_function=shutil.copyfile)
     options = cached_options(sample, tmp_path)
-    for _ in range(2):  # and what the first read leaves beside it does no harm
-        assert_same_rows(scanned(options), expected_of(sample))
+    for _ in range(2):  # the second scan also reads the entries that the first one added
+        assert_same_rows(scan_rows(options), expected_rows(sample))
 
 
 @pytest.mark.parametrize("sample", CACHES, ids=CACHE_NAMES)
-def test_a_cache_with_other_bytes_in_it_is_noticed(sample: ScanSample, tmp_path: Path) -> None:
-    """Every entry holds its checksum: one that was damaged is read anew."""
+def test_damaged_cache_entries_are_refilled(sample: ScanSample, tmp_path: Path) -> None:
+    """Entries contain a checksum. Objects of damaged entries are read from the store."""
     shutil.copytree(V1 / "caches" / sample.name, tmp_path / "cache", copy_function=shutil.copyfile)
     for entry in (tmp_path / "cache").rglob("*.entry"):
         data = bytearray(entry.read_bytes())
         data[len(data) * 3 // 4] ^= 1
         entry.write_bytes(data)
-    assert_same_rows(scanned(cached_options(sample, tmp_path)), expected_of(sample))
+    assert_same_rows(scan_rows(cached_options(sample, tmp_path)), expected_rows(sample))
 
 
-def test_what_a_cache_kept_of_other_bytes_is_not_used(
+def test_cache_entries_of_another_version_are_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same keys and chunks with other bytes in them, which only the version tells."""
+    """Objects have the same keys and chunks, but other bytes. Only their versions differ."""
     sample = CACHES[CACHE_NAMES.index("chunks")]
     shutil.copytree(V1 / "caches" / "chunks", tmp_path / "cache", copy_function=shutil.copyfile)
     monkeypatch.setitem(ROOTS, "golden", tmp_path / "tier")
     manifests = sorted(TIER.glob("tiered/epochs-*/0/*.rsm-manifest"))
-    builder, places = LogBuilder(), []
+    builder, segment_ids = LogBuilder(), []
     for manifest in manifests:
-        about = json.loads(manifest.read_text())["remoteLogSegmentMetadata"]
-        places.append(about["remoteLogSegmentId"])
-        offsets = range(about["startOffset"], about["endOffset"] + 1)
+        metadata = json.loads(manifest.read_text())["remoteLogSegmentMetadata"]
+        segment_ids.append(metadata["remoteLogSegmentId"])
+        offsets = range(metadata["startOffset"], metadata["endOffset"] + 1)
         assert builder.next_offset == offsets.start
-        # Longer than a chunk, so that chunks have the places they had.
+        # Segments longer than a chunk, so that chunks keep their positions.
         builder.append([SimpleRecord(b"%d" % offset * 100) for offset in offsets])
         builder.roll()
     log = builder.build()
-    for segment, place in zip(log.segments, places, strict=True):
+    for segment, segment_id in zip(log.segments, segment_ids, strict=True):
         writer = AivenTierWriter(
             tmp_path / "tier",
             topic="epochs",
-            topic_id=place["topicIdPartition"]["topicId"],
+            topic_id=segment_id["topicIdPartition"]["topicId"],
             key_prefix=KEY_PREFIX,
             chunk_size=CHUNK_SIZE,
         )
-        writer.write_segment(segment, segment_id=place["id"])
+        writer.write_segment(segment, segment_id=segment_id["id"])
     assert all((tmp_path / "tier" / path.relative_to(TIER)).exists() for path in manifests)
-    found = scanned(cached_options(sample, tmp_path))
-    assert found["offset"].to_pylist() == [row.offset for row in log.rows()]
-    assert found["value"].to_pylist() == [row.value for row in log.rows()]
+    table = scan_rows(cached_options(sample, tmp_path))
+    assert table["offset"].to_pylist() == [row.offset for row in log.rows()]
+    assert table["value"].to_pylist() == [row.value for row in log.rows()]
 
 
-def test_metrics_add_up_as_they_did() -> None:
+def test_summary_of_stored_metrics_equals_sums_of_lines() -> None:
     files = sorted((V1 / "metrics").iterdir())
     lines: list[dict[str, Any]] = [
         json.loads(line) for file in files for line in file.read_text().splitlines()
     ]
     assert len(lines) > 1
-    found = metrics.summary(str(V1 / "metrics"))
+    result = metrics.summary(str(V1 / "metrics"))
     numbers = {
         name
         for name, value in lines[0].items()
@@ -171,11 +171,11 @@ def test_metrics_add_up_as_they_did() -> None:
     }
     assert len(numbers) > 20
     for name in numbers:
-        assert found.total[name] == pytest.approx(sum(line[name] for line in lines)), name
-    assert found.total["rows"] == golden_rows(METRICS).num_rows
-    assert found.outcomes == {"done": len(lines)}
-    assert {task.topic_partitions for task in found.tasks} == {
+        assert result.total[name] == pytest.approx(sum(line[name] for line in lines)), name
+    assert result.total["rows"] == golden_rows(METRICS).num_rows
+    assert result.outcomes == {"done": len(lines)}
+    assert {task.topic_partitions for task in result.tasks} == {
         tuple(line["topic_partitions"]) for line in lines
     }
-    assert len({task.scan for task in found.tasks}) == 1
-    assert f"{len(lines)} task attempts ({len(lines)} done)" in str(found)
+    assert len({task.scan for task in result.tasks}) == 1
+    assert f"{len(lines)} task attempts ({len(lines)} done)" in str(result)

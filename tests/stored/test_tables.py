@@ -1,6 +1,7 @@
-"""Tables that earlier code began are continued: each offset once, with its values.
+"""Tests that exports continue tables of earlier code: each offset once, with its values.
 
-The samples' Iceberg locations are relative to the current folder, so all of this happens in a copy.
+The Iceberg locations in the samples are relative to the current folder, so each test changes into a
+copy.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.stored.samples import TableSample, Values
-    from tests.stored.topics import Place
+    from tests.stored.topics import RowPosition
 
 SAMPLES = {sample.name: sample for sample in TABLES}
 
 
 @pytest.fixture(scope="module")
 def tier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tier with what came after the first exports."""
+    """Writes the tier with the segments that were added after the first exports."""
     folder = tmp_path_factory.mktemp("tier")
     write_tier(folder, first=False)
     return folder
 
 
 @pytest.fixture(autouse=True)
-def one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    # This process, which needs no start; in several the result is the same, later.
+def single_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    # With one CPU, `backfill` starts no worker processes, which is faster.
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
 
 
@@ -50,8 +51,8 @@ def enter_copy(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(tmp_path / name)
 
 
-def stored(sample: TableSample, table_format: str) -> pa.Table:
-    """The table of the current folder, read by others."""
+def read_stored_table(sample: TableSample, table_format: str) -> pa.Table:
+    """Reads the table in the current folder with other libraries."""
     arguments = sample.backfill_arguments(table_format)
     if table_format == "delta":
         return DeltaTable(arguments["target"]).to_pyarrow_table()
@@ -65,7 +66,7 @@ def stored(sample: TableSample, table_format: str) -> pa.Table:
         catalog.close()
 
 
-def plain(name: str, values: pa.ChunkedArray) -> list[Any]:
+def to_plain(name: str, values: pa.ChunkedArray) -> list[Any]:
     if name == "timestamp":
         values = values.cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
     if name == "headers":
@@ -76,23 +77,24 @@ def plain(name: str, values: pa.ChunkedArray) -> list[Any]:
     return list(values.to_pylist())
 
 
-def held(table: pa.Table) -> dict[Place, Values]:
-    """The rows by their places; fails on a place that is there twice."""
-    columns = {name: plain(name, table[name]) for name in table.column_names}
-    places = list(zip(columns["topic"], columns["partition"], columns["offset"], strict=True))
-    assert len(places) == len(set(places))
+def rows_by_position(table: pa.Table) -> dict[RowPosition, Values]:
+    """Returns the rows by position; fails if a position occurs twice."""
+    columns = {name: to_plain(name, table[name]) for name in table.column_names}
+    positions = list(zip(columns["topic"], columns["partition"], columns["offset"], strict=True))
+    assert len(positions) == len(set(positions))
     others = [name for name in columns if name not in ("topic", "partition", "offset")]
     return {
-        place: {name: columns[name][row] for name in others} for row, place in enumerate(places)
+        position: {name: columns[name][row] for name in others}
+        for row, position in enumerate(positions)
     }
 
 
-def assert_holds(table: pa.Table, expected: dict[Place, Values]) -> None:
-    found = held(table)
-    assert sorted(found) == sorted(expected)
-    for place, values in expected.items():
+def assert_rows(table: pa.Table, expected: dict[RowPosition, Values]) -> None:
+    rows = rows_by_position(table)
+    assert sorted(rows) == sorted(expected)
+    for position, values in expected.items():
         for name, value in values.items():
-            assert found[place][name] == value, (place, name)
+            assert rows[position][name] == value, (position, name)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ def assert_holds(table: pa.Table, expected: dict[Place, Values]) -> None:
     TABLE_SAMPLES,
     ids=[f"{table_format}-{sample.name}" for table_format, sample in TABLE_SAMPLES],
 )
-def test_stored_table_is_continued(
+def test_backfill_continues_stored_table(
     table_format: str,
     sample: TableSample,
     tier: Path,
@@ -110,28 +112,28 @@ def test_stored_table_is_continued(
     enter_copy(table_format, tmp_path, monkeypatch)
     arguments = sample.backfill_arguments(table_format)
     before = sample.expected(first=True)
-    assert_holds(stored(sample, table_format), before)
+    assert_rows(read_stored_table(sample, table_format), before)
     if (table_format, sample.name) == ("parquet", "compacted"):
-        # As when it was written: such a folder is compacted once.
+        # A folder of Parquet files can be compacted only once; the earlier code refused it, too.
         with pytest.raises(TieredKafkaError, match="compact into a new folder"):
             backfill(None, source=sample.source(tier), **arguments)
-        assert_holds(stored(sample, table_format), before)
+        assert_rows(read_stored_table(sample, table_format), before)
         return
     report = backfill(None, source=sample.source(tier), **arguments)
     after = sample.expected()
     assert after != before
     assert after.keys() & before.keys()
-    assert_holds(stored(sample, table_format), after)
+    assert_rows(read_stored_table(sample, table_format), after)
     assert report.rows >= len(after.keys() - before.keys())
     if sample.name not in ("plain", "compacted"):
         return
     again = backfill(None, source=sample.source(tier), **arguments)
     assert (again.rows, again.commits) == (0, 0)
-    assert_holds(stored(sample, table_format), after)
+    assert_rows(read_stored_table(sample, table_format), after)
 
 
 @pytest.mark.parametrize("table_format", TABLE_FORMATS)
-def test_other_rules_are_refused(
+def test_backfill_with_other_rules_raises(
     table_format: str, tier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enter_copy(table_format, tmp_path, monkeypatch)
@@ -148,22 +150,24 @@ def test_other_rules_are_refused(
         arguments = {**sample.backfill_arguments(table_format), **changes}
         with pytest.raises(TieredKafkaError, match="begun with other rules"):
             backfill(None, source=source, **arguments)
-        assert_holds(stored(sample, table_format), sample.expected(first=True))
+        assert_rows(read_stored_table(sample, table_format), sample.expected(first=True))
 
 
 @pytest.mark.parametrize("table_format", TABLE_FORMATS)
-def test_stored_dead_letters_are_continued(
+def test_backfill_continues_stored_dead_letters(
     table_format: str, tier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enter_copy(table_format, tmp_path, monkeypatch)
     sample = SAMPLES["rejecting"]
 
-    def letters() -> list[Place]:
-        return sorted(held(ds.dataset("rejecting/dead_letters", format="parquet").to_table()))
+    def letters() -> list[RowPosition]:
+        return sorted(
+            rows_by_position(ds.dataset("rejecting/dead_letters", format="parquet").to_table())
+        )
 
-    def rejected(*, first: bool) -> list[Place]:
+    def rejected(*, first: bool) -> list[RowPosition]:
         rows = expected_rows(sample.topics, first=first)
-        return sorted(place for place, row in rows.items() if row.value == NOT_JSON)
+        return sorted(position for position, row in rows.items() if row.value == NOT_JSON)
 
     assert letters() == rejected(first=True)
     backfill(None, source=sample.source(tier), **sample.backfill_arguments(table_format))
@@ -171,27 +175,27 @@ def test_stored_dead_letters_are_continued(
     assert len(rejected(first=True)) < len(rejected(first=False))
 
 
-def test_half_published_commit_is_completed(
+def test_backfill_completes_half_published_commit(
     tier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enter_copy("half-published", tmp_path, monkeypatch)
     sample = SAMPLES["plain"]
     backfill(None, source=sample.source(tier), **sample.backfill_arguments("parquet"))
-    assert_holds(stored(sample, "parquet"), sample.expected())
+    assert_rows(read_stored_table(sample, "parquet"), sample.expected())
 
 
-def test_date_partitions_match_records(
+def test_date_partitions_match_timestamps_of_records(
     tier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enter_copy("parquet", tmp_path, monkeypatch)
     sample = SAMPLES["partitioned"]
     backfill(None, source=sample.source(tier), **sample.backfill_arguments("parquet"))
-    found = duckdb.execute(
+    dates = duckdb.execute(
         'select topic, "partition", "offset", timestamp_date::varchar'
         " from read_parquet('partitioned/table/**/*.parquet', hive_partitioning=true)"
     ).fetchall()
     expected = [
-        (*place, datetime.fromtimestamp(values["timestamp"] / 1000, UTC).date().isoformat())
-        for place, values in sample.expected().items()
+        (*position, datetime.fromtimestamp(values["timestamp"] / 1000, UTC).date().isoformat())
+        for position, values in sample.expected().items()
     ]
-    assert sorted(found) == sorted(expected)
+    assert sorted(dates) == sorted(expected)

@@ -1,4 +1,4 @@
-"""Typed tables that earlier code began, and schemas that it kept of a registry."""
+"""Tests tables with typed columns and cached registry schemas that earlier code wrote."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from kts_source import backfill
 from kts_source.errors import RegistryUnavailableError, TieredKafkaError
 from tests.golden_data import expected_table
 from tests.stored.samples import V3
-from tests.stored.stable_store import path_of, register_stable_store, scanned
-from tests.stored.test_tables import held, stored
+from tests.stored.stable_store import register_stable_store, scan_rows, store_path
+from tests.stored.test_tables import read_stored_table, rows_by_position
 from tests.stored.typed_samples import (
-    KEPT,
+    CACHED_SOURCE,
     TYPED_PLAN,
     TYPED_TABLE_SAMPLES,
     TYPED_TABLES,
@@ -39,14 +39,14 @@ SAMPLES = {sample.name: sample for sample in TYPED_TABLES}
 
 @pytest.fixture(scope="module")
 def tier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tier with what came after the first exports."""
+    """Writes the tier with the segments that were added after the first exports."""
     folder = tmp_path_factory.mktemp("typed-tier")
     write_typed_tier(folder, first=False)
     return folder
 
 
 @pytest.fixture(autouse=True)
-def one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def single_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
 
 
@@ -55,12 +55,12 @@ def enter_copy(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(tmp_path / name)
 
 
-def test_the_samples_are_as_they_were_written() -> None:
+def test_stored_samples_are_unchanged() -> None:
     digest = hashlib.sha256()
     for path in sorted(path for path in V2.rglob("*") if path.is_file()):
         name = path.relative_to(V2).as_posix()
         digest.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    assert digest.hexdigest() == V2_DIGEST, "stored samples are never edited nor written anew"
+    assert digest.hexdigest() == V2_DIGEST, "stored samples must never change"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_the_samples_are_as_they_were_written() -> None:
     TYPED_TABLE_SAMPLES,
     ids=[f"{table_format}-{sample.name}" for table_format, sample in TYPED_TABLE_SAMPLES],
 )
-def test_an_export_goes_on(
+def test_backfill_continues_typed_table(
     table_format: str,
     sample: TypedSample,
     tier: Path,
@@ -84,18 +84,23 @@ def test_an_export_goes_on(
 
 
 def assert_typed(sample: TypedSample, table_format: str, *, first: bool = False) -> None:
-    """Holds the table to the rows, without what `day` is when nobody wrote it."""
-    table = stored(sample, table_format)
-    rows = {place: values["value"] for place, values in held(table).items()}
-    found = {
-        place: {"value": value and {name: one for name, one in value.items() if name != "day"}}
-        for place, value in rows.items()
+    """Compares the table with the expected rows, except `day`, which has a default value."""
+    table = read_stored_table(sample, table_format)
+    typed_values = {
+        position: columns["value"] for position, columns in rows_by_position(table).items()
     }
-    assert found == sample.expected(first=first)
+    rows = {
+        position: {
+            "value": typed_value
+            and {name: field for name, field in typed_value.items() if name != "day"}
+        }
+        for position, typed_value in typed_values.items()
+    }
+    assert rows == sample.expected(first=first)
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_fields_are_added(
+def test_schema_evolution_adds_field(
     table_format: str, tier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enter_copy(table_format, tmp_path, monkeypatch)
@@ -106,13 +111,15 @@ def test_fields_are_added(
         backfill(None, source=source, **arguments)
     assert_typed(sample, table_format, first=True)
     backfill(None, source=source, **arguments, schema_evolution="add")
-    values = [one for one in stored(sample, table_format)["value"].to_pylist() if one]
-    assert {one.pop("more") for one in values} == {None}
-    assert len(values) == sum(one["value"] is not None for one in sample.expected().values())
+    table = read_stored_table(sample, table_format)
+    typed_values = [value for value in table["value"].to_pylist() if value]
+    assert {value.pop("more") for value in typed_values} == {None}
+    expected = sample.expected().values()
+    assert len(typed_values) == sum(columns["value"] is not None for columns in expected)
 
 
 @pytest.mark.parametrize("table_format", ["parquet", "delta", "iceberg"])
-def test_dead_letters_go_on(
+def test_backfill_continues_typed_dead_letters(
     table_format: str, tier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enter_copy(table_format, tmp_path, monkeypatch)
@@ -128,46 +135,46 @@ def test_dead_letters_go_on(
 
 
 @pytest.mark.parametrize("table_format", ["parquet", "delta", "iceberg"])
-def test_other_rules_are_refused(
+def test_backfill_with_other_formats_raises(
     table_format: str, tier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enter_copy(table_format, tmp_path, monkeypatch)
     sample = SAMPLES["typed-json"]
     source = sample.source(tier)
-    for others in ({"value.mode": "PERMISSIVE"}, {"key.format": "raw"}):
+    for changes in ({"value.mode": "PERMISSIVE"}, {"key.format": "raw"}):
         with pytest.raises(TieredKafkaError, match="begun with other rules"):
-            backfill(None, source={**source, **others}, **sample.backfill_arguments(table_format))
+            backfill(None, source={**source, **changes}, **sample.backfill_arguments(table_format))
 
 
-def test_a_plan_is_replayed(tmp_path: Path) -> None:
+def test_typed_plan_is_replayed(tmp_path: Path) -> None:
     register_stable_store()
-    options = TYPED_PLAN.source(path_of(TYPED_PLAN, tmp_path)) | {"cache": "false"}
+    options = TYPED_PLAN.source(store_path(TYPED_PLAN, tmp_path)) | {"cache": "false"}
     file = tmp_path / "plan.json"
     file.write_text(kts_source.plan(options).to_json())
     expected = []
-    for place in (
+    for row in (
         expected_table("txn", "read_committed").select(["partition", "offset", "value"]).to_pylist()
     ):
         try:
-            value = json.loads(place["value"])
+            value = json.loads(row["value"])
         except (ValueError, TypeError):
             continue
-        if value["n"] < 500 and value["t"].startswith("s") and place["offset"] < 1000:
-            expected.append((place["partition"], place["offset"], value["n"], value["t"]))
-    found = [
+        if value["n"] < 500 and value["t"].startswith("s") and row["offset"] < 1000:
+            expected.append((row["partition"], row["offset"], value["n"], value["t"]))
+    rows = [
         (row["partition"], row["offset"], row["value"]["n"], row["value"]["t"])
-        for row in scanned({**options, "planFile": str(file)}).to_pylist()
+        for row in scan_rows({**options, "planFile": str(file)}).to_pylist()
     ]
     assert len(expected) > 5
-    assert found == sorted(expected)
-    other = TYPED_PLAN.options["where"].replace("500", "501")
+    assert rows == sorted(expected)
+    other_where = TYPED_PLAN.options["where"].replace("500", "501")
     with pytest.raises(TieredKafkaError, match="where"):
-        scanned({**options, "planFile": str(file), "where": other})
+        scan_rows({**options, "planFile": str(file), "where": other_where})
 
 
-def test_schemas_kept_without_a_subject_are_asked_for_again(tier: Path, tmp_path: Path) -> None:
-    """An id alone may be of another context. The registry's address does not answer."""
+def test_schemas_cached_without_subject_are_requested_again(tier: Path, tmp_path: Path) -> None:
+    """An id without a subject may belong to another context. No server listens at the URL."""
     shutil.copytree(V2 / "schemas", tmp_path / "cache", copy_function=shutil.copyfile)
-    source = {**KEPT, "path": tier.as_uri(), "cacheDir": str(tmp_path / "cache")}
+    source = {**CACHED_SOURCE, "path": tier.as_uri(), "cacheDir": str(tmp_path / "cache")}
     with pytest.raises(RegistryUnavailableError, match=r"/schemas/ids/1\?subject="):
         kts_source.scan(source).to_table()

@@ -1,7 +1,7 @@
-"""The topics that the stored tables were exported from: a tier that grows between two exports.
+"""Topics that the stored tables were exported from: a tier that grows between two exports.
 
-Built anew by every test, the same each time. What a table must hold comes from here, too: rows as
-the builder of the log knows them, without a look at any reader.
+Every test builds the same tier. The expected rows of the tables come from the log builder, so they
+are independent of all readers.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ HOURS_7_MS = 7 * 3_600_000
 NOT_JSON = b"not JSON"
 HEADER = ("h", b"v")
 
-Place = tuple[str, int, int]  # topic, partition, offset
+RowPosition = tuple[str, int, int]  # topic, partition, offset
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """One partition and how much of it the first export found.
+    """A partition of the tier.
 
     Attributes:
-        first: Segments that were tiered at the first export.
+        first_segments: Number of segments that were tiered at the first export.
     """
 
     topic: str
     partition: int
-    first: int
+    first_segments: int
     log: BuiltLog
 
 
@@ -54,7 +54,7 @@ def _record(number: int) -> SimpleRecord:
         value = None
     if number % 13 == 12:
         value = NOT_JSON
-    # Most keys come again, in the first export and behind it; some never do.
+    # Most keys repeat, within the first export and after it; `once-` keys do not.
     key = f"once-{number}" if number % 9 == 1 else f"k{number % 5}"
     headers = (HEADER,) if number % 4 == 0 else ()
     time = DAY_ZERO_MS + number * HOURS_7_MS
@@ -62,9 +62,9 @@ def _record(number: int) -> SimpleRecord:
 
 
 def wire_value(number: int) -> bytes:
-    """An Avro value by schema 1 for even numbers below 64, a JSON value by schema 2 for odd ones.
+    """Returns an Avro value of schema 1 for even numbers, a JSON value of schema 2 for odd ones.
 
-    Avro's numbers of one byte are twice the number: zigzag.
+    The numbers must be below 64: zigzag encoding then writes one byte, twice the number.
     """
     name = f"name {number}".encode()
     if number % 2:
@@ -77,20 +77,20 @@ def _wire_record(number: int) -> SimpleRecord:
 
 
 class _Records:
-    """Records with numbers that count up."""
+    """Makes records with consecutive numbers."""
 
     def __init__(self, make: Callable[[int], SimpleRecord], first: int = 0) -> None:
         self._make = make
         self._next = first
 
     def take(self, count: int) -> list[SimpleRecord]:
-        """The next ones."""
+        """Returns the next `count` records."""
         start, self._next = self._next, self._next + count
         return [self._make(number) for number in range(start, self._next)]
 
 
 def _transactional() -> BuiltLog:
-    """Four segments; a transaction is aborted in the second and another one is open at its end."""
+    """Builds four segments; the second has an aborted transaction and ends in an open one."""
     builder, records = LogBuilder(), _Records(_record)
     builder.append(records.take(8))
     builder.roll()
@@ -119,7 +119,7 @@ def _plain(make: Callable[[int], SimpleRecord], segments: int, start: int, codec
 
 @functools.cache
 def partitions() -> tuple[Partition, ...]:
-    """All of the tier."""
+    """Returns all partitions of the tier."""
     return (
         Partition("orders", 0, 2, _transactional()),
         Partition("orders", 1, 1, _plain(_record, 2, 20, "zstd")),
@@ -129,26 +129,30 @@ def partitions() -> tuple[Partition, ...]:
 
 
 def write_tier(folder: Path, *, first: bool) -> None:
-    """The objects as the first export found them, or all of them."""
-    for number, part in enumerate(partitions()):
+    """Writes the segments of the first export, or all segments."""
+    for number, partition in enumerate(partitions()):
         writer = AivenTierWriter(
             folder,
-            topic=part.topic,
-            partition=part.partition,
-            topic_id=uuid.uuid5(uuid.NAMESPACE_URL, part.topic),
+            topic=partition.topic,
+            partition=partition.partition,
+            topic_id=uuid.uuid5(uuid.NAMESPACE_URL, partition.topic),
             key_prefix=KEY_PREFIX,
             chunk_size=256,
         )
-        segments = part.log.segments[: part.first if first else None]
-        for place, segment in enumerate(segments):
-            writer.write_segment(segment, segment_id=uuid.UUID(int=1 + 100 * number + place))
+        segments = partition.log.segments[: partition.first_segments if first else None]
+        for index, segment in enumerate(segments):
+            writer.write_segment(segment, segment_id=uuid.UUID(int=1 + 100 * number + index))
 
 
-def expected_rows(topics: Iterable[str], *, first: bool = False) -> Mapping[Place, ExpectedRow]:
-    """Every row of `read_committed`, of the tier as the first export found it or of all of it."""
+def expected_rows(
+    topics: Iterable[str], *, first: bool = False
+) -> Mapping[RowPosition, ExpectedRow]:
+    """Returns the `read_committed` rows of the segments of the first export, or of all segments."""
     return {
-        (part.topic, part.partition, row.offset): row
-        for part in partitions()
-        if part.topic in topics
-        for row in part.log.rows(READ_COMMITTED, segment_count=part.first if first else None)
+        (partition.topic, partition.partition, row.offset): row
+        for partition in partitions()
+        if partition.topic in topics
+        for row in partition.log.rows(
+            READ_COMMITTED, segment_count=partition.first_segments if first else None
+        )
     }

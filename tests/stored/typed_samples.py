@@ -1,6 +1,6 @@
-"""What the code of typed columns stored: tables, a plan, and schemas that a registry gave.
+"""Samples with typed columns: tables, a plan, and cached schemas of a registry.
 
-Their topics stand beside those of `topics.py`, which earlier sets come from.
+They have topics of their own, because the topics in `topics.py` must not change.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.stored.samples import Values
-    from tests.stored.topics import Place
+    from tests.stored.topics import RowPosition
 
 V2 = HERE / "v2"
-_FIRST: Final = 2
-"""Segments that the first export of a topic finds."""
+_FIRST_SEGMENTS: Final = 2
+"""Number of segments of each topic at the first export."""
 _SEGMENTS: Final = 4
-_IN_A_SEGMENT: Final = 6
+_SEGMENT_RECORDS: Final = 6
 _KINDS: Final = ("card", "cash")
 
 READER: Final[dict[str, Any]] = {
@@ -65,7 +65,7 @@ def _name(number: int) -> bytes:
 
 
 def _payment(number: int) -> bytes:
-    """By schema 1 for even numbers, by schema 3 for odd ones; numbers below 64."""
+    """Returns a value of schema 1 for an even number, of schema 3 for an odd one; at most 63."""
     name = bytes([2 * len(_name(number))]) + _name(number)
     if number % 2 == 0:
         return b"\0\0\0\0\1" + bytes([2 * number]) + name
@@ -93,10 +93,10 @@ _TOPICS: Final[dict[str, Callable[[int], bytes]]] = {
 
 @functools.cache
 def _logs() -> dict[str, BuiltLog]:
-    found = {}
+    logs = {}
     for topic, make in _TOPICS.items():
         builder = LogBuilder()
-        for first in range(0, _SEGMENTS * _IN_A_SEGMENT, _IN_A_SEGMENT):
+        for first in range(0, _SEGMENTS * _SEGMENT_RECORDS, _SEGMENT_RECORDS):
             builder.append(
                 [
                     SimpleRecord(
@@ -105,16 +105,16 @@ def _logs() -> dict[str, BuiltLog]:
                         (),
                         DAY_ZERO_MS + number * HOURS_7_MS,
                     )
-                    for number in range(first, first + _IN_A_SEGMENT)
+                    for number in range(first, first + _SEGMENT_RECORDS)
                 ]
             )
             builder.roll()
-        found[topic] = builder.build()
-    return found
+        logs[topic] = builder.build()
+    return logs
 
 
 def write_typed_tier(folder: Path, *, first: bool) -> None:
-    """The objects as the first export found them, or all of them."""
+    """Writes the segments of the first export, or all segments."""
     for number, (topic, log) in enumerate(_logs().items()):
         writer = AivenTierWriter(
             folder,
@@ -124,21 +124,21 @@ def write_typed_tier(folder: Path, *, first: bool) -> None:
             key_prefix=KEY_PREFIX,
             chunk_size=256,
         )
-        segments = log.segments[: _FIRST if first else None]
-        for place, segment in enumerate(segments):
-            writer.write_segment(segment, segment_id=uuid.UUID(int=1 + 100 * number + place))
+        segments = log.segments[: _FIRST_SEGMENTS if first else None]
+        for index, segment in enumerate(segments):
+            writer.write_segment(segment, segment_id=uuid.UUID(int=1 + 100 * number + index))
 
 
 # -- tables
 
 
 def _payments(row: ExpectedRow) -> Values:
-    number, is_later = row.offset, row.offset % 2 == 1
+    number, has_schema_3 = row.offset, row.offset % 2 == 1
     return {
         "name": f"name {number}",
         "id": number,
-        "kind": _KINDS[number // 2 % 2] if is_later else "none",
-        "amounts": [("a", number / 4)] if is_later else [],
+        "kind": _KINDS[number // 2 % 2] if has_schema_3 else "none",
+        "amounts": [("a", number / 4)] if has_schema_3 else [],
     }
 
 
@@ -148,29 +148,29 @@ def _plain(row: ExpectedRow) -> Values:
 
 def _rows(
     values: Callable[[ExpectedRow], Values], *, rejects: bool = False
-) -> Callable[[Mapping[Place, ExpectedRow]], dict[Place, Values]]:
-    def made(rows: Mapping[Place, ExpectedRow]) -> dict[Place, Values]:
+) -> Callable[[Mapping[RowPosition, ExpectedRow]], dict[RowPosition, Values]]:
+    def table_rows(rows: Mapping[RowPosition, ExpectedRow]) -> dict[RowPosition, Values]:
         return {
-            place: {"value": None if row.value is None else values(row)}
-            for place, row in rows.items()
+            position: {"value": None if row.value is None else values(row)}
+            for position, row in rows.items()
             if not (rejects and row.value == b"{")
         }
 
-    return made
+    return table_rows
 
 
 class TypedSample(TableSample):
-    """A table of typed columns; see `TableSample`."""
+    """A table with typed columns; see `TableSample`."""
 
-    def expected(self, *, first: bool = False) -> dict[Place, Values]:
-        """See the base class."""
+    def expected(self, *, first: bool = False) -> dict[RowPosition, Values]:
+        """Returns the rows of the table; see the base class."""
         (topic,) = self.topics
-        rows = _logs()[topic].rows(READ_COMMITTED, segment_count=_FIRST if first else None)
+        rows = _logs()[topic].rows(READ_COMMITTED, segment_count=_FIRST_SEGMENTS if first else None)
         return self.rows({(topic, 0, row.offset): row for row in rows})
 
 
 def descriptor_set() -> bytes:
-    """Of the message of `receipts`."""
+    """Returns the descriptor set of the message in `receipts`."""
     file = descriptor_pb2.FileDescriptorProto(name="r.proto", package="r", syntax="proto3")
     message = file.message_type.add(name="Receipt")
     kinds = descriptor_pb2.FieldDescriptorProto
@@ -202,8 +202,8 @@ TYPED_TABLES = (
     TypedSample(
         "typed-dropped",
         lambda rows: {
-            place: values
-            for place, values in _rows(_plain, rejects=True)(rows).items()
+            position: values
+            for position, values in _rows(_plain, rejects=True)(rows).items()
             if values["value"] is None or values["value"]["id"] < 20
         },
         ("notes",),
@@ -231,7 +231,7 @@ TYPED_TABLE_SAMPLES = tuple(
 )
 
 
-# -- a plan, and schemas that were kept
+# -- a plan, and cached schemas
 
 TYPED_PLAN = ScanSample(
     "typed-where",
@@ -245,8 +245,8 @@ TYPED_PLAN = ScanSample(
     },
 )
 REGISTRY: Final = "http://user:pass@127.0.0.1:1"
-"""Nobody is there: schemas come from what was kept."""
-KEPT: Final = {
+"""No server listens at this address, so schemas can come only from the cache."""
+CACHED_SOURCE: Final = {
     **AVRO,
     "value.schema-registry.url": REGISTRY,
     "subscribe": "payments",
@@ -254,8 +254,8 @@ KEPT: Final = {
 }
 
 
-def answers() -> Any:  # noqa: ANN401  # of unittest.mock
-    """The registry for as long as schemas are kept."""
+def mock_registry() -> Any:  # noqa: ANN401  # of unittest.mock
+    """Returns a patch that answers registry requests with the files in `SCHEMAS`."""
 
     def ask(_: object, path: str) -> dict[str, Any]:
         return {"schema": (SCHEMAS / f"{path.rpartition('/')[2]}.avsc").read_text()}

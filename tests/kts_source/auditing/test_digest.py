@@ -19,8 +19,8 @@ import kts_source
 from kts_source.auditing.proof import PartDigest
 from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.auditing.damaged_tier import TOPIC, TOPIC_ID, healthy_segments
-from tests.kts_source.auditing.test_all_at_once import audit_store, split_batches
 from tests.kts_source.auditing.test_state import CountingStore, write_store
+from tests.kts_source.auditing.test_vectorized_checks import audit_store, split_batches
 
 if TYPE_CHECKING:
     from kts_source.auditing.report import AuditReport

@@ -295,7 +295,7 @@ def audit_history(store: CountingStore, state: str | None) -> AuditReport | str:
         return str(error)
 
 
-def test_state_random_histories_have_equal_reports(tmp_path: Path) -> None:
+def test_audits_of_random_histories_are_equal_with_and_without_state(tmp_path: Path) -> None:
     """Each audit of a changing tier has the same report with and without a state."""
     saved_reads = compared = 0
     for seed in range(12):

@@ -304,5 +304,5 @@ def compare_audits(seed: str, state: Path, rounds: int = 12) -> int:
     return saved_reads
 
 
-def test_random_changes_have_equal_reports(tmp_path: Path) -> None:
+def test_audits_of_random_changes_are_equal_with_and_without_state(tmp_path: Path) -> None:
     assert sum(compare_audits(f"mischief {seed}", tmp_path / f"{seed}") for seed in range(15)) > 500

@@ -319,7 +319,7 @@ def test_slow_consumer_sends_no_extra_requests(scene: Scene) -> None:
     assert fetcher.requests == responses
 
 
-def test_old_broker_committed_read_from_tier_raises_broker_error(scene: Scene) -> None:
+def test_committed_read_of_tiered_offsets_from_old_broker_raises_broker_error(scene: Scene) -> None:
     """Brokers before Kafka 4.0 do not list all aborted transactions of the tier (KAFKA-17801)."""
     scene.brokers.versions = {"ListOffsets": 9}
     committed = dataclasses.replace(scene.broker_range, read_committed=True)
@@ -364,7 +364,7 @@ def test_unsupported_broker_version_raises_broker_error(scene: Scene, kind: str)
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_empty_responses_before_message_set_across_range_end_lose_no_row(
+def test_message_set_across_range_end_is_read_after_empty_responses(
     scene: Scene, magic: int
 ) -> None:
     """The offset field of a compressed message set is the offset of its last record."""
@@ -415,7 +415,7 @@ def test_hole_in_brokers_tier_is_skipped_if_loss_is_allowed(
         scene.offsets(dataclasses.replace(scene.broker_range, start_offset=holes[0][0]))
 
 
-def test_hole_in_brokers_tier_end_is_found_by_bisection(
+def test_end_of_hole_in_brokers_tier_is_found_by_bisection(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch_range, "_MAX_PROBES", 4)
@@ -425,7 +425,7 @@ def test_hole_in_brokers_tier_end_is_found_by_bisection(
     assert scene.offsets(fail_on_data_loss=False) == expected
 
 
-def test_hole_in_brokers_tier_search_ends_at_the_leaders_disk(scene: Scene) -> None:
+def test_search_for_end_of_hole_stops_at_disk_of_leader(scene: Scene) -> None:
     scene.partition.log.holes, scene.partition.log.local_start = [(3, 6)], 6
     scene.brokers.fetches.clear()
     assert scene.offsets(fail_on_data_loss=False)[:4] == [0, 1, 2, 6]

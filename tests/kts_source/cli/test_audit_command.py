@@ -40,7 +40,7 @@ def test_audit_returns_exit_codes_and_writes_files(
     assert 'kts_audit_findings{topic="t",partition="0",kind="crc",severity="error"} 1' in (
         metrics.read_text()
     )
-    assert sorted(finding.name for finding in tmp_path.iterdir()) == [
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
         "audit.json",
         "audit.prom",
         "tier",

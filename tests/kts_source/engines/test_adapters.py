@@ -307,7 +307,7 @@ INSTANT = pa.scalar(1_700_000_000_123_456, pa.timestamp("us", tz="UTC"))
         ),
     ],
 )
-def test_certain_part_of_an_expression_is_translated(
+def test_certain_part_returns_translatable_condition(
     expression: pc.Expression, expected: object
 ) -> None:
     assert certain_part(expression, read_schema(ALL_COLUMNS)) == expected

@@ -248,7 +248,7 @@ def test_methods_of_dataset_are_all_tested() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_method_equals_an_in_memory_dataset(
+def test_dataset_method_equals_in_memory_dataset(
     name: str, scan: kts_source.Scan, all_rows: pa.Table
 ) -> None:
     if name.startswith("join"):  # pyarrow cannot join tables with structs
@@ -274,7 +274,7 @@ SCANNER: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", SCANNER)
-def test_scanner_equals_an_in_memory_dataset(
+def test_scanner_equals_in_memory_dataset(
     name: str, scan: kts_source.Scan, all_rows: pa.Table
 ) -> None:
     arguments: dict[str, Any] = {

@@ -60,7 +60,7 @@ def random_export_history(source: random.Random) -> History:
 
 
 @dataclass(slots=True)
-class Held:
+class TableState:
     """State of the table in the model.
 
     Attributes:

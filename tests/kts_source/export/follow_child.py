@@ -40,7 +40,7 @@ def print_round(metrics: RoundMetrics) -> None:
 
 
 def main(folder: str, table_format: str, workers: str) -> None:
-    """Small rounds, so that there are several."""
+    """Follows the tier in small rounds, so that there are several."""
     settings = Lake(Path(folder), table_format).settings(
         follow=True, interval="1h", round_bytes=250_000, transform=Slow()
     )

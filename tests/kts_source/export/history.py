@@ -35,7 +35,7 @@ from tests.kts_source.export.fates import (
     Between,
     Dying,
     Expected,
-    Held,
+    TableState,
     memory_tier,
     rolled_back,
     table_rows,
@@ -82,7 +82,7 @@ class Exporting:
         self._isolation = ISOLATION_LEVELS[seed % 2]
         self._lake = Lake(folder, table_format)
         self._folder = folder
-        self._held = Held()
+        self._table = TableState()
         self._outcomes = outcomes
         self._plans: list[tuple[str, list[Expected]]] = []
 
@@ -135,10 +135,10 @@ class Exporting:
         """Runs with a user-defined start: a gap and an overlap must raise."""
         starts = {}
         problems = False
-        for range_expected in self._expected(truth)[0]:
-            low, high = range_expected.truth.log_start, range_expected.truth.stop
-            start = starts[str(range_expected.key.partition)] = low + (high - low) * step.c // 15
-            held = self._held.ranges.get(range_expected.key)
+        for expected_range in self._expected(truth)[0]:
+            low, high = expected_range.truth.log_start, expected_range.truth.stop
+            start = starts[str(expected_range.key.partition)] = low + (high - low) * step.c // 15
+            held = self._table.ranges.get(expected_range.key)
             problems |= held is not None and start < high and not held[0] <= start <= held[1]
         if not problems:
             return
@@ -154,7 +154,7 @@ class Exporting:
     def _plan_file(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
         # The plan begins at the start of the tier, whatever the table contains.
         expected, allowed, must = self._expected(truth, planned=True)
-        fresh, fresh_allowed, fresh_must = self._expected(truth, held=False)
+        fresh, fresh_allowed, fresh_must = self._expected(truth, with_table=False)
         path = self._folder / f"plan-{len(self._plans)}.json"
         try:
             plan = planner.plan_scan(parse_options(self._options(step)))
@@ -165,7 +165,7 @@ class Exporting:
         path.write_text(plan.to_json())
         self._plans.append((str(path), fresh))
         # A plan without offsets leaves no gap.
-        must = must and all(range_expected.first < range_expected.stop for range_expected in fresh)
+        must = must and all(expected_range.first < expected_range.stop for expected_range in fresh)
         if self._run(step, allowed, must=must, planFile=str(path)) is not None:
             self._committed(expected)
         self._compare()
@@ -177,18 +177,18 @@ class Exporting:
             return
         path, fresh = self._plans[step.c % len(self._plans)]
         expected, allowed = [], [StoreError, DataLossError]
-        for range_expected in fresh:
-            start, stop = self._held.ranges.get(
-                range_expected.key, (range_expected.first, range_expected.first)
+        for expected_range in fresh:
+            start, stop = self._table.ranges.get(
+                expected_range.key, (expected_range.first, expected_range.first)
             )
-            if range_expected.first < start or range_expected.first > stop:
+            if expected_range.first < start or expected_range.first > stop:
                 allowed += [RangeGapError, RangeOverlapError]
             expected.append(
                 Expected(
-                    range_expected.key,
-                    range_expected.truth,
-                    min(stop, range_expected.stop),
-                    range_expected.stop,
+                    expected_range.key,
+                    expected_range.truth,
+                    min(stop, expected_range.stop),
+                    expected_range.stop,
                 )
             )
         report = self._run(step, tuple(allowed), planFile=path)
@@ -298,13 +298,13 @@ class Exporting:
             self._plain(step, truth)
             return
         self._outcomes["rolled back, done"] += 1
-        self._held.rows = table_rows(self._lake)
+        self._table.rows = table_rows(self._lake)
         report = self._run(step, (DataLossError,), must=True)
         assert report is None
         self._compare()
         self._loss_allowed(step, truth)
         if self._is_rolled_back():  # the run had nothing to commit
-            self._held = Held()
+            self._table = TableState()
             self._lake = Lake(
                 self._folder / f"other-{self._outcomes['runs']}", self._lake.table_format
             )
@@ -319,7 +319,7 @@ class Exporting:
     def _without_log(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
         log = Path(self._lake.target) / "_kts"
         kept = self._folder / "kept-log"
-        if not log.exists() or not self._held.rows:
+        if not log.exists() or not self._table.rows:
             self._plain(step, truth)
             return
         log.rename(kept)
@@ -380,33 +380,36 @@ class Exporting:
         return report
 
     def _expected(
-        self, truth: Mapping[int, PartitionTruth], *, held: bool = True, planned: bool = False
+        self, truth: Mapping[int, PartitionTruth], *, with_table: bool = True, planned: bool = False
     ) -> tuple[list[Expected], tuple[type[Exception], ...], bool]:
         """Returns the expected result of a run: ranges, allowed errors, and whether it must fail.
 
-        `planned` is a run of a plan file.
+        Args:
+            truth: Expected content of the partitions.
+            with_table: False if the run ignores the table.
+            planned: True for a run of a plan file.
         """
         topic_id = newest_incarnation(self._world)
-        ranges_expected = []
+        expected_ranges = []
         allowed: set[type[Exception]] = set()
         must = False
         for number, partition_truth in sorted(truth.items()):
             key = PartitionKey(topic_id, number)
             first, stop = partition_truth.log_start, partition_truth.stop
-            known = self._held.ranges.get(key) if held else None
-            if known is not None:
-                if partition_truth.log_start < min(known[0], partition_truth.stop):
+            exported = self._table.ranges.get(key) if with_table else None
+            if exported is not None:
+                if partition_truth.log_start < min(exported[0], partition_truth.stop):
                     allowed.add(RangeOverlapError)
                     must = True
-                if known[1] < partition_truth.log_start and known[1] < partition_truth.stop:
+                if exported[1] < partition_truth.log_start and exported[1] < partition_truth.stop:
                     allowed.add(RangeGapError)
                     must = True
-                first = max(first, known[1])
+                first = max(first, exported[1])
                 may_differ, differs = self._has_other_log(key, partition_truth, planned=planned)
                 must = must or differs
                 if may_differ:
                     allowed.add(DataLossError)
-            elif held and self._is_unseen(key, partition_truth, truth):
+            elif with_table and self._is_unseen(key, partition_truth, truth):
                 allowed.add(DataLossError)
                 must = True
             if any(max(low, first) < min(high, stop) for low, high in partition_truth.missing):
@@ -419,25 +422,25 @@ class Exporting:
                     if may:
                         allowed.add(DataLossError)
                 stop = max(min(stop, partition_truth.decided_stop), min(first, stop))
-            ranges_expected.append(Expected(key, partition_truth, min(first, stop), stop))
-        keys = {entry.key for entry in ranges_expected}
+            expected_ranges.append(Expected(key, partition_truth, min(first, stop), stop))
+        keys = {expected_range.key for expected_range in expected_ranges}
         if (
-            held
-            and self._held.topic_id not in ("", topic_id)
-            and not keys & self._held.ranges.keys()
+            with_table
+            and self._table.topic_id not in ("", topic_id)
+            and not keys & self._table.ranges.keys()
         ):
             allowed.add(DataLossError)  # the topic was created again
             must = True
-        return ranges_expected, tuple(allowed), must
+        return expected_ranges, tuple(allowed), must
 
     def _has_other_log(
         self, key: PartitionKey, truth: PartitionTruth, *, planned: bool
     ) -> tuple[bool, bool]:
         """Returns whether a run may, and whether it must, detect that table and log differ."""
-        stop = self._held.ranges[key][1]
+        stop = self._table.ranges[key][1]
         if stop > truth.stop:
             return True, not planned
-        differs = divergence(self._held.logs[key], truth.entries) < stop
+        differs = divergence(self._table.logs[key], truth.entries) < stop
         return differs, differs and truth.log_start < stop
 
     def _is_unseen(
@@ -446,52 +449,52 @@ class Exporting:
         """Returns whether a new partition may have lost records before the first export."""
         other_keys = (PartitionKey(key.topic_id, number) for number in all_truth)
         return truth.log_start > 0 and any(
-            key_of_partition in self._held.ranges for key_of_partition in other_keys
+            key_of_partition in self._table.ranges for key_of_partition in other_keys
         )
 
     def _rows_with(self, expected: Sequence[Expected]) -> Counter[Row]:
-        rows = Counter(self._held.rows)
-        for range_expected in expected:
+        rows = Counter(self._table.rows)
+        for expected_range in expected:
             rows.update(
-                range_expected.truth.rows(
-                    self._isolation, range_expected.first, range_expected.stop
+                expected_range.truth.rows(
+                    self._isolation, expected_range.first, expected_range.stop
                 )
             )
         return rows
 
     def _committed(self, expected: Sequence[Expected]) -> None:
         """Adds the expected rows to the model."""
-        self._held.rows = self._rows_with(expected)
+        self._table.rows = self._rows_with(expected)
         self._move(expected)
 
     def _move(self, expected: Sequence[Expected]) -> None:
         """Advances the offsets of the table in the model."""
-        for range_expected in expected:
-            is_new = range_expected.key not in self._held.ranges
-            has_lost_records = range_expected.first == range_expected.truth.log_start > 0
-            if range_expected.first < range_expected.stop or (is_new and has_lost_records):
-                start, _ = self._held.ranges.get(range_expected.key, (range_expected.first, 0))
-                self._held.ranges[range_expected.key] = start, range_expected.stop
-                self._held.logs[range_expected.key] = range_expected.truth.entries
-                self._held.topic_id = range_expected.key.topic_id
+        for expected_range in expected:
+            is_new = expected_range.key not in self._table.ranges
+            has_lost_records = expected_range.first == expected_range.truth.log_start > 0
+            if expected_range.first < expected_range.stop or (is_new and has_lost_records):
+                start, _ = self._table.ranges.get(expected_range.key, (expected_range.first, 0))
+                self._table.ranges[expected_range.key] = start, expected_range.stop
+                self._table.logs[expected_range.key] = expected_range.truth.entries
+                self._table.topic_id = expected_range.key.topic_id
 
     def _committed_with_losses(self, expected: Sequence[Expected], report: BackfillReport) -> None:
         """Adds the expected rows except the losses in the report; transaction outcomes may be lost
         too.
         """
         rows = table_rows(self._lake)
-        fresh = rows - self._held.rows
-        assert not self._held.rows - rows
-        visible = self._rows_with(expected) - self._held.rows
+        fresh = rows - self._table.rows
+        assert not self._table.rows - rows
+        visible = self._rows_with(expected) - self._table.rows
         assert not fresh - visible, f"invisible rows: {fresh - visible}"
         gaps = [(gap.partition, gap.start, gap.stop) for gap in report.skipped]
         named = {(p, offset) for p, start, stop in gaps for offset in range(start, stop)}
         optional = set()
-        for range_expected in expected:
-            if self._isolation == "read_committed" and range_expected.truth.missing:
+        for expected_range in expected:
+            if self._isolation == "read_committed" and expected_range.truth.missing:
                 optional |= {
-                    (range_expected.key.partition, row.offset)
-                    for row in range_expected.truth.log.all_rows
+                    (expected_range.key.partition, row.offset)
+                    for row in expected_range.truth.log.all_rows
                     if row.transaction is not None
                 }
         unnamed = [row for row in visible - fresh if row[:2] not in named | optional]
@@ -505,7 +508,7 @@ class Exporting:
         assert {row[:2] for row in fresh} <= written | named
         self._outcomes["rows named as lost"] += len(visible - fresh)
         self._move(self._with_skipped_ends(expected, named))
-        self._held.rows = rows
+        self._table.rows = rows
 
     def _with_skipped_ends(
         self, expected: Sequence[Expected], named: set[tuple[int, int]]
@@ -518,13 +521,13 @@ class Exporting:
         committed = table.load().committed
         table.close()
         extended = []
-        for range_expected in expected:
-            committed_state = committed.get(range_expected.key)
+        for expected_range in expected:
+            committed_state = committed.get(expected_range.key)
             # The table may contain more offsets than a log that became shorter.
-            end = max(range_expected.stop, self._held.ranges.get(range_expected.key, (0, 0))[1])
+            end = max(expected_range.stop, self._table.ranges.get(expected_range.key, (0, 0))[1])
             stop = end if committed_state is None else committed_state.stop
-            assert {(range_expected.key.partition, offset) for offset in range(end, stop)} <= named
-            extended.append(replace(range_expected, stop=stop) if stop > end else range_expected)
+            assert {(expected_range.key.partition, offset) for offset in range(end, stop)} <= named
+            extended.append(replace(expected_range, stop=stop) if stop > end else expected_range)
         return extended
 
     def _reload(self, expected: Sequence[Expected]) -> None:
@@ -535,24 +538,24 @@ class Exporting:
         committed = table.load().committed
         table.close()
         reached = []
-        for range_expected in expected:
-            committed_state = committed.get(range_expected.key)
+        for expected_range in expected:
+            committed_state = committed.get(expected_range.key)
             if committed_state is None:
-                assert range_expected.key not in self._held.ranges
+                assert expected_range.key not in self._table.ranges
                 continue
-            before = self._held.ranges.get(
-                range_expected.key, (range_expected.first, range_expected.first)
+            before = self._table.ranges.get(
+                expected_range.key, (expected_range.first, expected_range.first)
             )
             assert committed_state.start == before[0]
-            assert before[1] <= committed_state.stop <= max(before[1], range_expected.stop)
+            assert before[1] <= committed_state.stop <= max(before[1], expected_range.stop)
             reached.append(
-                Expected(range_expected.key, range_expected.truth, before[1], committed_state.stop)
+                Expected(expected_range.key, expected_range.truth, before[1], committed_state.stop)
             )
         self._committed(reached)
 
     def _compare(self) -> None:
         rows = table_rows(self._lake)
-        lacking, extra = self._held.rows - rows, rows - self._held.rows
+        lacking, extra = self._table.rows - rows, rows - self._table.rows
         assert not lacking, f"missing rows: {sorted(lacking.elements())[:4]}"
         assert not extra, f"extra rows: {sorted(extra.elements())[:4]}"
         self._outcomes["rows"] += rows.total()

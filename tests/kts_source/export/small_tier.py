@@ -70,7 +70,7 @@ def offset_option(offset: int) -> str:
     return json.dumps({TOPIC: {"0": offset}})
 
 
-def held(lake: Lake) -> list[int]:
+def table_offsets(lake: Lake) -> list[int]:
     """Returns the sorted offsets of a table, with duplicates."""
     if lake.table_format == "parquet" and not (lake.folder / "table").exists():
         return []

@@ -12,7 +12,14 @@ from kts_source.errors import ArchivedObjectError, RangeGapError, RangeOverlapEr
 from kts_source.planning import segment_catalog
 from kts_source.store import local_store
 from tests.kts_source.export.exporting import FORMATS, Lake
-from tests.kts_source.export.small_tier import T0, SmallTier, gaps, held, offset_option, ranges
+from tests.kts_source.export.small_tier import (
+    T0,
+    SmallTier,
+    gaps,
+    offset_option,
+    ranges,
+    table_offsets,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,14 +53,14 @@ def test_plan_file_writes_only_missing_offsets(lake: Lake, tier: SmallTier, tmp_
     planned = tier.options(planFile=plan_file(tier, tmp_path / "plan.json"))
     lake.export(tier.options(endingOffsets=offset_option(14)))
     assert ranges(lake.export(planned)) == [(14, 30)]
-    assert held(lake) == list(range(30))
+    assert table_offsets(lake) == list(range(30))
     again = lake.export(planned)
     assert (again.ranges, again.commits) == ((), 0)
     tier.grow(1)
     assert lake.export(planned).ranges == ()
     assert ranges(lake.export(tier.options())) == [(30, 40)]
     assert lake.export(planned).ranges == ()
-    assert held(lake) == list(range(40))
+    assert table_offsets(lake) == list(range(40))
 
 
 def test_plan_file_skips_exported_objects(
@@ -63,7 +70,7 @@ def test_plan_file_skips_exported_objects(
     folder_lake.export(tier.options(endingOffsets=offset_option(20)))
     tier.expire(0, 1)
     assert ranges(folder_lake.export(planned)) == [(20, 30)]
-    assert held(folder_lake) == list(range(30))
+    assert table_offsets(folder_lake) == list(range(30))
 
 
 def test_plan_file_with_gap_is_refused(folder_lake: Lake, tier: SmallTier, tmp_path: Path) -> None:
@@ -73,7 +80,7 @@ def test_plan_file_with_gap_is_refused(folder_lake: Lake, tier: SmallTier, tmp_p
     folder_lake.export(tier.options(endingOffsets=offset_option(10)))
     with pytest.raises(RangeGapError, match=r"offsets \[10, 20\) of t-0 were not requested"):
         folder_lake.export(late)
-    assert held(folder_lake) == list(range(10))
+    assert table_offsets(folder_lake) == list(range(10))
 
 
 def test_plan_file_below_table_is_refused(
@@ -107,11 +114,11 @@ def test_offsets_below_the_table_are_never_ignored(
     tier.grow(1)
     with pytest.raises(RangeOverlapError, match=r"\[0, 20\) were requested.* from 20 to 30"):
         lake.export(tier.options(**start))
-    assert held(lake) == list(range(20, 30))
+    assert table_offsets(lake) == list(range(20, 30))
     report = lake.export(tier.options(**start, failOnDataLoss="false"))
     assert (gaps(report), ranges(report)) == ([(0, 20)], [(30, 40)])
     assert "skipped t-0 [0, 20): below what the table holds" in str(report)
-    assert held(lake) == list(range(20, 40))
+    assert table_offsets(lake) == list(range(20, 40))
 
 
 # -- offsets of the table may have left the tier
@@ -135,7 +142,7 @@ def test_segments_of_table_may_leave_the_tier(
     tier.grow(1)
     report = folder_lake.export(tier.options(**start))
     assert (ranges(report), report.skipped) == ([(30, 40)], ())
-    assert held(folder_lake) == list(range(40))
+    assert table_offsets(folder_lake) == list(range(40))
 
 
 @pytest.mark.parametrize("stop", [10, 20, 25])
@@ -149,7 +156,7 @@ def test_ending_offset_inside_table_writes_nothing(
         {"endingTimestamp": str(T0 + 1000 * stop)},
     ):
         assert folder_lake.export(tier.options(**end)).ranges == ()
-    assert held(folder_lake) == list(range(30))
+    assert table_offsets(folder_lake) == list(range(30))
 
 
 def test_segments_expired_before_export_raise_gap_error(lake: Lake, tier: SmallTier) -> None:
@@ -160,7 +167,7 @@ def test_segments_expired_before_export_raise_gap_error(lake: Lake, tier: SmallT
             lake.export(tier.options(**start))
     report = lake.export(tier.options(failOnDataLoss="false"))
     assert (gaps(report), ranges(report)) == ([(10, 20)], [(20, 30)])
-    assert held(lake) == [*range(10), *range(20, 30)]
+    assert table_offsets(lake) == [*range(10), *range(20, 30)]
     assert lake.export(tier.options()).ranges == ()
 
 
@@ -183,7 +190,7 @@ def test_archived_segments_of_table_are_not_read(
         Lake(folder_lake.folder / "other", "parquet").export(tier.options())
     for options in ({}, {"startingTimestamp": str(T0)}):
         folder_lake.export(tier.options(**options))
-    assert held(folder_lake) == list(range(30))
+    assert table_offsets(folder_lake) == list(range(30))
 
 
 def test_plan_size_limit_counts_only_missing_offsets(folder_lake: Lake, tier: SmallTier) -> None:
@@ -261,4 +268,4 @@ def test_too_high_manifest_end_loses_no_row(
     assert ranges(folder_lake.export(options)) == [(30, 40)]
     tier.grow(1)
     folder_lake.export(options)
-    assert held(folder_lake) == list(range(50))
+    assert table_offsets(folder_lake) == list(range(50))

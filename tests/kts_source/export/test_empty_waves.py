@@ -15,7 +15,7 @@ from kts_source.export.row_schema import schema_without_rows
 from kts_source.export.transforms import Rejected, Transformed
 from kts_source.options import parse_options
 from tests.kts_source.export.exporting import FORMATS, Lake
-from tests.kts_source.export.small_tier import SmallTier, held, offset_option, ranges
+from tests.kts_source.export.small_tier import SmallTier, offset_option, ranges, table_offsets
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,12 +59,12 @@ def test_wave_without_rows_advances_offsets(
         for number in range(3):
             report = lake.export({**options, "endingOffsets": offset_option(10 * number + 10)})
             assert ranges(report) == [(10 * number, 10 * number + 10)]
-    assert held(lake) == expected(keys)
+    assert table_offsets(lake) == expected(keys)
     assert lake.export(options).commits == 0
     tier.grow(1, b"x")
     report = lake.export(options)
     assert (ranges(report), report.rows) == ([(30, 40)], 10)
-    assert held(lake) == expected((*keys, b"x"))
+    assert table_offsets(lake) == expected((*keys, b"x"))
 
 
 def only_x(batch: pa.RecordBatch) -> pa.RecordBatch | None:
@@ -82,7 +82,7 @@ def test_function_without_rows_of_a_wave_advances_offsets(
 ) -> None:
     tier = make_tier(tmp_path, keys)
     report = lake.export(tier.options(), transform=only_x, commit_bytes=1)
-    assert held(lake) == expected(keys)
+    assert table_offsets(lake) == expected(keys)
     # Without rows the columns are unknown, so there is no table to record offsets in.
     unrecorded = b"x" not in keys and lake.table_format != "parquet"
     assert ranges(report) == ([] if unrecorded else [(0, 30)])
@@ -90,7 +90,7 @@ def test_function_without_rows_of_a_wave_advances_offsets(
     tier.grow(1, b"x")
     report = lake.export(tier.options(), transform=only_x)
     assert ranges(report) == ([(0, 40)] if unrecorded else [(30, 40)])
-    assert held(lake) == expected((*keys, b"x"))
+    assert table_offsets(lake) == expected((*keys, b"x"))
     assert lake.export(tier.options(), transform=only_x).commits == 0
 
 
@@ -110,7 +110,7 @@ def test_transform_rejecting_all_rows_advances(lake: Lake, tmp_path: Path) -> No
     letters = str(tmp_path / "letters")
     for _ in range(2):
         lake.export(tier.options(), transform=transform, dead_letters=letters)
-    assert held(lake) == []
+    assert table_offsets(lake) == []
     assert len(list((tmp_path / "letters").glob("*.parquet"))) == 2
 
 
@@ -149,7 +149,7 @@ def test_transform_without_types_for_empty_batches_continues(
     tier.grow(1, b"x")
     lake.export(tier.options(), commit_bytes=1, **arguments)
     assert lake.export(tier.options(), **arguments).commits == 0
-    assert held(lake) == expected((*keys, b"x"))
+    assert table_offsets(lake) == expected((*keys, b"x"))
     letters = ds.dataset(list(map(str, (tmp_path / "letters").glob("*.parquet")))).to_table()
     all_offsets = set(range(10 * len(keys)))
     assert sorted(letters["offset"].to_pylist()) == sorted(all_offsets - set(expected(keys)))

@@ -13,7 +13,7 @@ from kts_source.errors import ExportError
 from kts_source.export.end_offsets import end_offsets
 from tests.golden_data import TIER, assert_same_rows, expected_table, topic_summary
 from tests.kts_source.export.exporting import FORMATS, Lake, source
-from tests.kts_source.export.small_tier import SmallTier, held, offset_option
+from tests.kts_source.export.small_tier import SmallTier, offset_option, table_offsets
 from tests.kts_source.planning.scanning import scan
 from tests.kts_source.streaming.running import Checkpointed
 
@@ -43,7 +43,7 @@ def test_scan_continues_at_end_offsets(lake: Lake, tmp_path: Path) -> None:
     offsets = ends(lake, tier.options())
     assert offsets == {"t": {"0": 30}}
     remaining = scan(tier.options(startingOffsets=json.dumps(offsets)))
-    assert sorted([*held(lake), *remaining["offset"].to_pylist()]) == list(range(50))
+    assert sorted([*table_offsets(lake), *remaining["offset"].to_pylist()]) == list(range(50))
 
 
 def test_transactional_topic_is_exported_once(lake: Lake) -> None:

@@ -54,7 +54,7 @@ def values_of(lake: Lake) -> list[dict[str, Any]]:
     return [value for _, value in sorted(values, key=lambda pair: pair[0])]
 
 
-def assert_whole(lake: Lake) -> None:
+def assert_all_fields(lake: Lake) -> None:
     """Checks for ten rows without the new fields, then ten with all fields."""
     values = values_of(lake)
     assert [{name: value[name] for name in row(0)} for value in values[10:]] == [
@@ -80,7 +80,7 @@ def test_schema_evolution_adds_fields(
     assert values_of(lake) == before
     add: Any = {"partition_by": ["value.country"], "schema_evolution": "add"}
     assert lake.export(of_schema(topic, SCHEMA), **add).rows == 10
-    assert_whole(lake)
+    assert_all_fields(lake)
     assert lake.export(of_schema(topic, SCHEMA), **add).rows == 0
 
 
@@ -159,7 +159,7 @@ def test_delta_commits_columns_before_data(
     assert between.version() == 1
     assert [value["note"] for value in values_of(lake)] == [None] * 10
     assert lake.export(later, schema_evolution="add").rows == 10
-    assert_whole(lake)
+    assert_all_fields(lake)
     entries = [
         [next(iter(json.loads(line))) for line in path.read_text().splitlines()]
         for path in sorted((tmp_path / "table" / "_delta_log").glob("*.json"))
@@ -311,7 +311,9 @@ def test_contradicting_schemas_are_refused(
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_fields_within_lists_and_maps(table_format: str, tmp_path: Path) -> None:
+def test_schema_evolution_adds_fields_within_lists_and_maps(
+    table_format: str, tmp_path: Path
+) -> None:
     first = {"l": [{"x": "p"}, None], "m": {"k": {"y": 2}}, "s": {"t": {"a": 1}}}
     later = {
         "l": [{"x": "q", "w": 1.5}, None],

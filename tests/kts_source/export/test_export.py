@@ -69,7 +69,7 @@ def test_duckdb_reads_same_rows(lake: Lake) -> None:
     assert lake.duckdb_rows() == expected
 
 
-def test_uncommitted_rows_and_fewer_columns_are_exported(lake: Lake) -> None:
+def test_export_of_read_uncommitted_with_fewer_columns_contains_all_rows(lake: Lake) -> None:
     options = source("txn", isolationLevel="read_uncommitted", columns="value,partition,offset")
     del options["includeHeaders"]
     lake.export(options)
@@ -286,8 +286,8 @@ def test_transform_may_change_columns(lake: Lake) -> None:
         )
     )
     table = lake.read()
-    rows_found = sorted(zip(*(table[name].to_pylist() for name in ("p", "o", "size")), strict=True))
-    assert rows_found == rows_expected
+    rows = sorted(zip(*(table[name].to_pylist() for name in ("p", "o", "size")), strict=True))
+    assert rows == rows_expected
     assert lake.export(source("txn"), transform=only_big).rows == 0
 
 

@@ -29,7 +29,7 @@ from kts_source.export.run import clean
 from kts_source.export.task_writer import LocalExecutor
 from tests.golden_data import expected_table
 from tests.kts_source.export.exporting import FORMATS, Lake, assert_holds, row_locations, source
-from tests.kts_source.export.small_tier import SmallTier, held, offset_option
+from tests.kts_source.export.small_tier import SmallTier, offset_option, table_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -108,7 +108,7 @@ def test_follow_writes_records_between_rounds(lake: Lake, tmp_path: Path) -> Non
     tier = SmallTier(tmp_path / "tier").grow(3)
     driven = Driven([lambda: tier.grow(2), lambda: None])
     report = driven.run(lake, tier.options())
-    assert held(lake) == list(range(50))
+    assert table_offsets(lake) == list(range(50))
     assert [round_metrics.ranges for round_metrics in driven.rounds] == [
         ("t-0 [0, 10)",),
         ("t-0 [10, 20)",),
@@ -190,7 +190,7 @@ def test_follow_retries_after_outage(
     report = driven.run(lake, tier.options(), Failing([None, down, down]))
     assert driven.outcomes == ["done", *["StoreUnavailableError"] * 2, "done"]
     assert driven.pauses == [60.0] * 3
-    assert held(lake) == list(range(20))
+    assert table_offsets(lake) == list(range(20))
     assert report.rows == 20
     warnings = [
         record.getMessage() for record in caplog.records if record.levelno == logging.WARNING
@@ -206,7 +206,7 @@ def test_follow_ends_at_permanent_error(tmp_path: Path) -> None:
         driven.run(lake, tier.options(), Failing([None, CommitConflictError("another")]))
     assert driven.outcomes == ["done", "CommitConflictError"]
     assert driven.pauses == []
-    assert held(lake) == list(range(10))
+    assert table_offsets(lake) == list(range(10))
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
@@ -230,7 +230,7 @@ def test_rounds_without_rows_advance_before_a_table_exists(tmp_path: Path) -> No
     lake, driven = Lake(tmp_path, "delta"), Driven([lambda: None])
     driven.run(lake, tier.options(), transform=only_x)
     assert driven.outcomes == ["done", "done", "idle"]
-    assert held(lake) == list(range(20, 40))
+    assert table_offsets(lake) == list(range(20, 40))
 
 
 def test_bounded_round_reports_gaps_only_when_reached(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_bounded_round_reports_gaps_only_when_reached(tmp_path: Path) -> None:
     assert gap_counts[0] == 0
     assert sum(gap_counts) == 1
     assert [(gap.start, gap.stop) for gap in report.skipped] == [(20, 30)]
-    assert report.rows == len(held(lake)) == 40
+    assert report.rows == len(table_offsets(lake)) == 40
 
 
 def test_open_transaction_is_reported_until_written(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_open_transaction_is_reported_until_written(tmp_path: Path) -> None:
     assert report.rows == expected_table("txn", "read_committed").num_rows
 
 
-def test_added_reports_drop_written_gaps() -> None:
+def test_add_reports_drops_gaps_that_were_written_later() -> None:
     nothing = empty_report("lake", "delta")
     tail, lost = Skipped("t", 0, 20, 30, "open transaction"), Skipped("t", 1, 0, 5, "gone")
     first = replace(
@@ -301,9 +301,9 @@ def test_follow_logs_a_line_per_round(tmp_path: Path, caplog: pytest.LogCaptureF
         driven.run(Lake(tmp_path, "parquet"), tier.options())
     lines = [
         json.loads(text)
-        for round_metrics in caplog.records
-        if round_metrics.name == "kts_source.export.follow"
-        and (text := round_metrics.getMessage()).startswith("{")
+        for record in caplog.records
+        if record.name == "kts_source.export.follow"
+        and (text := record.getMessage()).startswith("{")
     ]
     assert [line["round"] for line in lines] == [0, 1]
     assert [line["rows"] for line in lines] == [10, 10]
@@ -351,7 +351,7 @@ def test_follow_continues_after_signal_in_round(
         str(path.relative_to(lake.target)) for path in attempts.rglob("*") if path.is_file()
     }
     assert {
-        result.key for result in clean(lake.settings(), older_than_hours=-1, remove=True)
+        orphan.key for orphan in clean(lake.settings(), older_than_hours=-1, remove=True)
     } == remaining
     assert [path for path in Path(lake.target).rglob("*") if ".draft" in path.name] == []
     report = Driven().run(lake, source(), round_bytes=250_000)

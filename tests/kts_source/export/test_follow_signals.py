@@ -16,7 +16,7 @@ import pytest
 from kts_source.export.follow import RoundMetrics, follow
 from kts_source.export.task_writer import LocalExecutor
 from tests.kts_source.export.exporting import FORMATS, Lake
-from tests.kts_source.export.small_tier import SmallTier, held
+from tests.kts_source.export.small_tier import SmallTier, table_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,10 +93,10 @@ def test_follow_survives_signal_at_any_step(tmp_path: Path, table_format: str) -
         folder.mkdir(exist_ok=True)
         lake = Lake(folder, table_format)
         rounds = followed(lake, tier, Calls(step))
-        outcomes.update([number.outcome for number in rounds])
-        before = held(lake)
+        outcomes.update([round_metrics.outcome for round_metrics in rounds])
+        before = table_offsets(lake)
         assert before == ROWS[: len(before)], f"signal at call {step}"
         followed(lake, tier, Calls(None))
-        assert held(lake) == ROWS, f"signal at call {step}"
+        assert table_offsets(lake) == ROWS, f"signal at call {step}"
     assert outcomes["abandoned"], outcomes
     gc.collect()  # collects open files here, so that the warning is not in the next test

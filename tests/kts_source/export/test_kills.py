@@ -83,7 +83,7 @@ def check(lake: Lake) -> None:
     assert lake.export(source()).rows == 0
 
 
-def test_folder_killed_at_random_steps(tmp_path: Path) -> None:
+def test_folder_export_killed_at_random_steps_resumes_exactly_once(tmp_path: Path) -> None:
     chosen = random.Random(SEED)
     count = Child(Lake(tmp_path / "count", "parquet")).steps()
     assert count > 10

@@ -18,7 +18,7 @@ from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.export.exporting import FORMATS, Lake
 from tests.kts_source.export.fates import Dying
 from tests.kts_source.export.killing import Killed
-from tests.kts_source.export.small_tier import T0, SmallTier, held, offset_option, ranges
+from tests.kts_source.export.small_tier import T0, SmallTier, offset_option, ranges, table_offsets
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,8 +51,11 @@ class Elections:
         return self._writer.topic_id
 
     def upload(self, *spans: tuple[int, str, int, int], only: int | None = None) -> None:
-        """Uploads a log of (epoch, word, start, stop), one segment each; `only` uploads the last
-        ones.
+        """Uploads a log with a segment for each (epoch, word, start, stop).
+
+        Args:
+            spans: Leader epoch, first word of the values, and offsets of each segment.
+            only: Number of last segments to upload; `None` uploads all segments.
         """
         log = LogBuilder(leader_epoch=spans[0][0])
         last = spans[0][0]
@@ -118,7 +121,7 @@ def test_log_ending_below_the_table_is_refused(lake: Lake, tmp_path: Path) -> No
     with pytest.raises(DataLossError, match=r"t-0: the log ends at offset 20.*holds \[0, 30\)"):
         lake.export(tier.options())
     assert lake.export(tier.options(failOnDataLoss="false")).ranges == ()
-    assert held(lake) == list(range(30))
+    assert table_offsets(lake) == list(range(30))
 
 
 def test_plan_file_of_another_branch_is_refused(lake: Lake, tmp_path: Path) -> None:
@@ -183,9 +186,9 @@ def test_interrupted_first_run_continues_partitions_above_zero(lake: Lake, tmp_p
     dying: Any = Dying(lake.table(), 0, after=True)
     with pytest.raises(Killed):
         lake.export(options, table=dying, commit_bytes=1)
-    assert held(lake) == list(range(10, 20))
+    assert table_offsets(lake) == list(range(10, 20))
     assert lake.export(options).rows == 10
-    assert held(lake) == [*range(10, 20), *range(30, 40)]
+    assert table_offsets(lake) == [*range(10, 20), *range(30, 40)]
     assert lake.export(options).commits == 0
 
 
@@ -239,9 +242,9 @@ def test_rolled_back_table_is_refused(table_format: str, tmp_path: Path) -> None
     for options in (tier.options(), tier.grow(1).options()):
         with pytest.raises(DataLossError, match="no longer has"):
             lake.export(options)
-    assert held(lake) == list(range(10))
+    assert table_offsets(lake) == list(range(10))
     assert ranges(lake.export(tier.options(failOnDataLoss="false"))) == [(20, 30)]
-    assert held(lake) == [*range(10), *range(20, 30)]
+    assert table_offsets(lake) == [*range(10), *range(20, 30)]
     assert ranges(lake.export(tier.grow(1).options())) == [(30, 40)]
 
 
@@ -254,7 +257,7 @@ def test_undone_rollback_is_accepted(table_format: str, tmp_path: Path) -> None:
     roll_back(lake, 0)
     roll_back(lake, 1)
     assert ranges(lake.export(tier.grow(1).options())) == [(20, 30)]
-    assert held(lake) == list(range(30))
+    assert table_offsets(lake) == list(range(30))
 
 
 def test_restore_hidden_by_later_versions_is_refused(tmp_path: Path) -> None:
@@ -277,7 +280,7 @@ def test_other_writers_of_a_delta_table_are_not_a_rollback(tmp_path: Path) -> No
     lake.export(tier.grow(1).options())
     DeltaTable(lake.target).optimize.compact()
     assert ranges(lake.export(tier.grow(1).options())) == [(20, 30)]
-    assert held(lake) == list(range(30))
+    assert table_offsets(lake) == list(range(30))
 
 
 def test_expired_snapshots_are_not_a_rollback(tmp_path: Path) -> None:
@@ -305,7 +308,7 @@ def test_folder_without_its_log_is_refused(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "table" / "_kts")
     with pytest.raises(ExportError, match="does not record which offsets"):
         lake.export(tier.grow(1).options(), partition_by=["topic"])
-    assert held(lake) == list(range(10))
+    assert table_offsets(lake) == list(range(10))
     assert lake.export(tier.options(), partition_by=["topic"], export_id="again").rows == 20
 
 
@@ -327,7 +330,7 @@ def test_iceberg_table_without_its_properties_is_refused(tmp_path: Path) -> None
     catalog.close()
     with pytest.raises(ExportError, match="are gone"):
         lake.export(tier.options())
-    assert held(lake) == list(range(10))
+    assert table_offsets(lake) == list(range(10))
 
 
 def test_follow_and_end_offsets_check_the_log(tmp_path: Path) -> None:

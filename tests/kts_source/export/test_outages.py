@@ -14,7 +14,7 @@ import requests
 
 from kts_source.export.tables.export_table import is_outage
 from tests.kts_source.export.exporting import Lake
-from tests.kts_source.export.small_tier import SmallTier, held
+from tests.kts_source.export.small_tier import SmallTier, table_offsets
 from tests.kts_source.export.test_follow import Driven, Failing
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def test_task_with_write_error_is_retried(tmp_path: Path) -> None:
     driven = Driven([lambda: None])
     driven.run(lake, tier.options(), Failing([None, ConnectionResetError("reset by peer")]))
     assert driven.outcomes == ["done", "ConnectionResetError", "done"]
-    assert held(lake) == list(range(20))
+    assert table_offsets(lake) == list(range(20))
 
 
 @pytest.mark.parametrize("name", ["DeltaTable", "DeltaTable.create_write_transaction"])
@@ -111,4 +111,4 @@ def test_follow_waits_for_unavailable_table(tmp_path: Path, name: str) -> None:
     down.start()
     driven.run(lake, tier.options(), round_bytes=1 << 30)
     assert driven.outcomes == ["StoreUnavailableError", "done"]
-    assert held(lake) == list(range(30))
+    assert table_offsets(lake) == list(range(30))

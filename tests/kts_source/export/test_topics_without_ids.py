@@ -47,7 +47,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
     return Lake(tmp_path, request.param)
 
 
-def test_topics_without_ids_continue_at_their_own_ends(lake: Lake, tmp_path: Path) -> None:
+def test_topics_without_ids_continue_at_their_end_offsets(lake: Lake, tmp_path: Path) -> None:
     root = tmp_path / "disk"
     for counts in ({"a": 10, "b": 4}, {"a": 12, "b": 12}, {"a": 12, "b": 12, "c": 3}):
         lake.export(write_disk(root, **counts))

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def assert_told_apart(make: Callable[[Any], Any], values: Iterable[Callable[[], Any]]) -> None:
+def assert_different_digests(
+    make: Callable[[Any], Any], values: Iterable[Callable[[], Any]]
+) -> None:
     texts = [describe_transform(make(value())) for value in values]
     assert len(set(texts)) == len(texts)
     assert texts == [describe_transform(make(value())) for value in values]
@@ -29,11 +31,11 @@ def assert_told_apart(make: Callable[[Any], Any], values: Iterable[Callable[[], 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_bound_values_change_the_digest(kind: str) -> None:
-    assert_told_apart(KINDS[kind], [lambda: 1, lambda: 2])
+    assert_different_digests(KINDS[kind], [lambda: 1, lambda: 2])
 
 
 def test_values_of_any_kind_have_different_digests() -> None:
-    assert_told_apart(closure, list(VALUES.values()))
+    assert_different_digests(closure, list(VALUES.values()))
 
 
 PAIR = (lambda batch: batch.slice(1), lambda batch: batch.slice(2))

@@ -13,7 +13,7 @@ from kts_source.export.task import TaskReport
 from kts_source.export.task_writer import LocalExecutor
 from kts_source.read.task_metrics import LostRange, TaskMetrics
 from tests.kts_source.export.exporting import FORMATS, Lake
-from tests.kts_source.export.small_tier import SmallTier, gaps, held, ranges
+from tests.kts_source.export.small_tier import SmallTier, gaps, ranges, table_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,7 +55,7 @@ def test_vanished_offsets_are_skipped_and_reported(
         compact=compact,
     )
     remaining = [n for n in range(30) if n // 10 not in gone]
-    assert held(lake) == (remaining[-1:] if compact else remaining)
+    assert table_offsets(lake) == (remaining[-1:] if compact else remaining)
     assert gaps(report) == [(10 * n, 10 * n + 10) for n in gone]
     assert [n for start, stop in ranges(report) for n in range(start, stop)] == remaining
     assert all("deleted after planning" in gap.reason for gap in report.skipped)
@@ -63,14 +63,14 @@ def test_vanished_offsets_are_skipped_and_reported(
     tier.grow(1)
     if not compact:
         assert ranges(lake.export(tier.options())) == [(30, 40)]
-        assert held(lake) == [*remaining, *range(30, 40)]
+        assert table_offsets(lake) == [*remaining, *range(30, 40)]
 
 
 def test_vanished_object_fails_the_export(lake: Lake, tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(3)
     with pytest.raises(DataLossError, match=r"\[10, 20\) cannot be read"):
         lake.export(tier.options(), executor=Expiring(tier, 1), commit_bytes=1)
-    assert held(lake) == list(range(10))
+    assert table_offsets(lake) == list(range(10))
 
 
 def test_lost_ranges_stay_in_lines_of_metrics() -> None:

@@ -102,13 +102,15 @@ def parse_listing(
 def check(listed: PartitionListing, listing: Sequence[ObjectInfo], prefix: str) -> None:
     groups = parse_listing(listing, prefix)
     unknown = list(groups.pop((-1, ""), {}))
-    complete = {segment: keys for segment, keys in groups.items() if len(keys) == len(SUFFIXES)}
-    assert [(entry.base_offset, entry.segment_id) for entry in listed.segments] == sorted(complete)
-    for entry in listed.segments:
-        keys = complete[entry.base_offset, entry.segment_id]
-        assert [(suffix, info.key) for suffix, info in entry.objects] == sorted(keys.items())
-        assert entry.described_by == keys["rsm-manifest"]
-    broken = [groups[segment] for segment in sorted(groups.keys() - complete.keys())]
+    complete = {name: keys for name, keys in groups.items() if len(keys) == len(SUFFIXES)}
+    assert [(segment.base_offset, segment.segment_id) for segment in listed.segments] == sorted(
+        complete
+    )
+    for segment in listed.segments:
+        keys = complete[segment.base_offset, segment.segment_id]
+        assert [(suffix, info.key) for suffix, info in segment.objects] == sorted(keys.items())
+        assert segment.described_by == keys["rsm-manifest"]
+    broken = [groups[name] for name in sorted(groups.keys() - complete.keys())]
     assert [set(orphan.keys) for orphan in listed.orphans] == [
         *({key} for key in unknown),
         *(set(keys.values()) for keys in broken),
@@ -143,7 +145,7 @@ def test_listing_contains_every_copy_of_segment(unknown_files: list[str], order:
         [*(f"{stem}.{suffix}" for stem in stems for suffix in SUFFIXES), *unknown_files]
     )
     listed = list_partition(listing)
-    assert [(entry.base_offset, entry.segment_id) for entry in listed.segments] == [
+    assert [(segment.base_offset, segment.segment_id) for segment in listed.segments] == [
         (base, name) for base in (0, 5) for name in IDS
     ]
     check(listed, listing, f"{FOLDER.folder}12/")
@@ -159,7 +161,9 @@ def test_listing_reports_incomplete_segments_and_unknown_files_as_orphans() -> N
         ]
     )
     listed = list_partition([*listing, *make_infos(["zebra"])])
-    assert [(entry.base_offset, entry.segment_id) for entry in listed.segments] == [(5, IDS[1])]
+    assert [(segment.base_offset, segment.segment_id) for segment in listed.segments] == [
+        (5, IDS[1])
+    ]
     assert listed.segments[0].objects == tuple(zip(SUFFIXES, listing[:3], strict=True))
     assert listed.segments[0].described_by == listing[2].key
     assert [orphan.keys for orphan in listed.orphans] == [

@@ -73,7 +73,7 @@ def test_documented_plugin_reads_tier(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("plugin")
-def test_documented_plugin_unknown_format_version_raises_error(tmp_path: Path) -> None:
+def test_documented_plugin_raises_error_for_unknown_format_version(tmp_path: Path) -> None:
     write_tier(tmp_path / "tier", "v2")
     with pytest.raises((TieredKafkaError, InvalidManifestError), match=r"'2'.*supported: 1"):
         scan({"path": str(tmp_path / "tier"), "subscribe": "orders", "layout": "named-files"})

@@ -132,7 +132,7 @@ def test_protobuf_message_index_uses_the_writer_file(server: Registry, tmp_path:
     options = confluent(server) | {"value.format": "protobuf-confluent"}
     (form,) = parsed(**options).formats
     assert form.message == f"{file.package}.{first}"
-    # Another file whose messages have another order.
+    # Another file with the messages in another order.
     other = sample_file("proto3")
     other.message_type.add(name="New")
     moved = [other.message_type[-1], *other.message_type[:-1]]

@@ -275,7 +275,7 @@ class PartitionLife:
             self._remove(copy, remaining)
 
     def clean_up(self, number: int, remaining: int) -> None:
-        """Retries to delete an upload below the log start or of a failed copy."""
+        """Deletes objects of an upload that is below the log start or whose copy failed."""
         useless = [
             copy
             for copy in self.uploads

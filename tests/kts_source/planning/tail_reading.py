@@ -140,7 +140,7 @@ def check_tail(history: History, seed: int, outcomes: Counter[str]) -> None:
             outcomes["lost"] += 1
             continue
         except CorruptSegmentError:
-            assert spoiled, f"{options}: nothing is spoiled"
+            assert spoiled, f"{options}: no file is damaged"
             outcomes["spoiled"] += 1
             continue
         outcomes.update(facts)

@@ -93,7 +93,7 @@ def test_described_segments_match_broker_metadata(topic: str, partition: dict[st
     store, layout = LocalStore(LOCAL_TIER / "tier"), find_layout(LAYOUT)
     (folder,) = layout.topic_folders(store, "", topic)
     listing = layout.list_partition(store, folder, partition["partition"])
-    segments = [layout.describe(store, entry) for entry in listing.segments]
+    segments = [layout.describe(store, segment) for segment in listing.segments]
     assert listing.orphans == ()
     assert [
         {

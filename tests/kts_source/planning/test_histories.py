@@ -183,7 +183,7 @@ HIGHER_LOG_START = (
         ((*HIGHER_LOG_START, Step("append"), *COPIED), False),
     ],
 )
-def test_tier_similar_to_damaged_checkpoint_raises_error(
+def test_history_is_ambiguous_only_if_log_start_is_unsure(
     steps: tuple[Step, ...], is_unsure: bool
 ) -> None:
     history = History(Shape(), steps)

@@ -99,18 +99,18 @@ def test_partition_log_accepts_any_epoch_start_in_manifest(
         segments.append(make_segment(low, stop - 1, manifest_epochs))
     is_lost = data.draw(st.lists(st.booleans(), min_size=len(sizes), max_size=len(sizes)))
     is_lost[-1] = False  # its checkpoint contains the lineage
-    kept = [entry for entry, was_lost in zip(segments, is_lost, strict=True) if not was_lost]
-    lost = [entry for entry, was_lost in zip(segments, is_lost, strict=True) if was_lost]
+    kept = [segment for segment, was_lost in zip(segments, is_lost, strict=True) if not was_lost]
+    lost = [segment for segment, was_lost in zip(segments, is_lost, strict=True) if was_lost]
     entries = make_lineage(**{f"e{number}": begin for number, begin in epochs.items()})
     log = partition_log(kept, entries)
     assert [(span.start, span.stop) for span in log.ranges] == [
-        (entry.start_offset, entry.stop_offset) for entry in kept
+        (segment.start_offset, segment.stop_offset) for segment in kept
     ]
     missing = {offset for hole in log.holes for offset in range(hole.start, hole.stop)}
     assert missing == {
         offset
-        for entry in lost
-        for offset in range(entry.start_offset, entry.stop_offset)
+        for segment in lost
+        for offset in range(segment.start_offset, segment.stop_offset)
         if offset >= kept[0].start_offset
     }
 
@@ -217,7 +217,7 @@ def test_segment_of_offset_does_not_depend_on_later_segments(
         return [s.segment.segment_id for s in ranges if s.start <= offset < s.stop]
 
     assert segment_ids_at(
-        [entry for entry in segments if entry.start_offset <= offset]
+        [segment for segment in segments if segment.start_offset <= offset]
     ) == segment_ids_at(segments)
 
 

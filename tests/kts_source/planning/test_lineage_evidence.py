@@ -156,7 +156,7 @@ def test_contradicting_checkpoint_raises_error_and_advises_against_deletion(loca
         report = world.audit(level)
         (finding,) = report.errors
         assert (finding.name, finding.start, finding.stop) == ("lineage-disagrees", 0, 20)
-        assert {entry.name for entry in report.findings} == {"lineage-disagrees"}
+        assert {reported.name for reported in report.findings} == {"lineage-disagrees"}
         assert "delete no segment" in finding.kind.advice
         assert not report.partitions[0].is_whole
         assert report.partitions[0].digest is None

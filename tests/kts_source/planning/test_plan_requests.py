@@ -163,9 +163,9 @@ def test_golden_window_plan_equals_plan_from_all_segments(
     source = random.Random(topic)
     summaries = partition_summaries(topic)
     bounds = {
-        str(number): (entry["log_start_offset"], entry["tier_end_offset"])
-        for number, entry in summaries.items()
-        if entry["tier_end_offset"] is not None
+        str(number): (summary["log_start_offset"], summary["tier_end_offset"])
+        for number, summary in summaries.items()
+        if summary["tier_end_offset"] is not None
     }
     for number in range(25):
         starts, stops = {}, {}

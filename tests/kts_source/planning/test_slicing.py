@@ -81,7 +81,8 @@ def make_segment(
 def pack_slices(slices: Sequence[SegmentSlice], **options: str) -> list[ScanTask]:
     parsed = parse_options({"path": "/", "subscribe": "t", **options})
     target = target_bytes(slices, parsed)
-    return list(pack((piece for entry in slices for piece in cut(entry, target)), target, parsed))
+    pieces = (piece for segment_slice in slices for piece in cut(segment_slice, target))
+    return list(pack(pieces, target, parsed))
 
 
 def sum_work(task: ScanTask) -> int:
@@ -113,8 +114,8 @@ def test_tasks_contain_all_bytes_in_order_within_limits(
             next_start = previous.segment_start + 1_000_000
             assert (following.cut_start, following.start_offset) == (0, next_start)
     counted = Counter(task_slice.segment_id for task_slice in slices)
-    for entry in segments:  # a slice without its own border would be empty
-        assert counted[entry.segment_id] <= entry.offset_index.size // 8 + 1
+    for segment in segments:  # a slice without its own border would be empty
+        assert counted[segment.segment_id] <= segment.offset_index.size // 8 + 1
     for task in tasks:
         assert len(task.slices) <= max_segments
         assert len(task.slices) == 1 or sum_work(task) <= target

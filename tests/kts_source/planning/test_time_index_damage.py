@@ -127,8 +127,8 @@ def test_max_timestamps_of_many_batches_need_one_read() -> None:
     (files, *_) = build_log(1).segments
     log = files.log
     largest = [
-        max(row.timestamp for row in build_log(1).all_rows if entry <= row.offset < entry + 5)
-        for entry in range(0, 60, 5)
+        max(row.timestamp for row in build_log(1).all_rows if first <= row.offset < first + 5)
+        for first in range(0, 60, 5)
     ]
     reads = []
 
@@ -184,9 +184,9 @@ def test_largest_timestamp_is_read_from_batch_header() -> None:
         reads.append((start, stop))
         return log[start:stop]
 
-    for entry in range(0, 60, 5):
-        batch = [row.timestamp for row in build_log(1).all_rows if entry <= row.offset < entry + 5]
-        for offset in (entry, entry + 4):
+    for first in range(0, 60, 5):
+        batch = [row.timestamp for row in build_log(1).all_rows if first <= row.offset < first + 5]
+        for offset in (first, first + 4):
             assert find_largest(read, log, 0, offset) == max(batch)
     assert find_largest(read, log, 0, 60) is None
     assert all(stop <= len(log) for _, stop in reads)

@@ -192,7 +192,7 @@ def test_lost_index_entry_of_hybrid_tier_is_detected_by_task_with_marker() -> No
             read(objects, True, options)
 
 
-def test_lost_snapshots_of_a_tier_with_old_brokers_are_no_loss() -> None:
+def test_tier_without_snapshots_is_read_with_old_brokers() -> None:
     builder = LogBuilder()
     builder.send(1, [SimpleRecord(b"aborted")])
     builder.send(2, [SimpleRecord(b"committed")])
@@ -218,7 +218,7 @@ def test_lost_snapshots_of_a_tier_with_old_brokers_are_no_loss() -> None:
 def compact_twice(builder: LogBuilder) -> BuiltLog:
     """Removes the records and index entries of transactions, but not their abort markers.
 
-    The producer snapshots still say that the transaction is open, as compaction keeps them.
+    Compaction keeps the producer snapshots, so they still list the transaction as open.
     """
     log = builder.build()
     segments = []

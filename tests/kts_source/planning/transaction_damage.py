@@ -196,7 +196,9 @@ def read_damaged_tiers(
     tier_reads = make_reads(log, source)
     if damage.lost_segment is not None:
         loss = {"failOnDataLoss": "false"}
-        tier_reads = [replace(entry, options={**entry.options, **loss}) for entry in tier_reads]
+        tier_reads = [
+            replace(tier_read, options={**tier_read.options, **loss}) for tier_read in tier_reads
+        ]
     undamaged = written_logs.write_log(log, local=local, lost_segment=damage.lost_segment)
     healthy = []
     for tier_read in tier_reads:

@@ -1,9 +1,9 @@
 """Computes the rows that a tier must return, from the simulated lives of its partitions.
 
-The expected log is that of the newest upload that is described: the one with the highest epoch,
-then with the highest end. A complete upload has an offset of this log if its own log has the same
-batch there. The log start is in the newest checkpoint; if no complete upload is below it, the log
-starts at the first available offset. All other offsets after the log start are missing.
+The expected log is the log of the newest described upload: the upload with the highest epoch and,
+in this epoch, the highest end. A complete upload has an offset of this log if its own log has the
+same batch there. The log start is in the newest checkpoint; if no complete upload is below it, the
+log starts at the first available offset. All other offsets after the log start are missing.
 """
 
 from __future__ import annotations

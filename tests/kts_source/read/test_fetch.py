@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
+def require_no_remaining_threads() -> Iterator[None]:
     yield
     assert fetch_threads() == []
 

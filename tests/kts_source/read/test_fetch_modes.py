@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
+def require_no_remaining_threads() -> Iterator[None]:
     yield
     assert fetch_threads() == []
 
@@ -68,14 +68,14 @@ def test_slow_start_runs_work_while_waiting() -> None:
     def work() -> None:
         assert len(store.asked) == 1  # the request is in flight
         threads.append(threading.current_thread())
-        store.gate.set()  # the answer arrives only after the work is done
+        store.gate.set()  # the response arrives only after the work is done
 
     with fetching(store, requests(5), slow_start=True, while_waiting=work) as results:
         assert b"".join(bytes(fetched.data) for fetched in results) == DATA[:500]
     assert threads == [threading.current_thread()]
 
 
-def test_ready_answer_is_returned_without_work() -> None:
+def test_ready_response_is_returned_without_work() -> None:
     done: list[None] = []
     with fetching(
         RecordingStore(), requests(5), slow_start=True, while_waiting=lambda: done.append(None)

@@ -72,7 +72,7 @@ def test_first_request_reads_a_full_compressed_chunk(monkeypatch: pytest.MonkeyP
 def test_first_request_of_a_full_task_is_small(
     monkeypatch: pytest.MonkeyPatch, *, is_whole: bool
 ) -> None:
-    """A small first request returns sooner than a full chunk. More requests run next to it."""
+    """A small first request returns sooner than a full chunk. Further requests run concurrently."""
     options = parse_options({**tier_options("codecs"), "targetPartitionBytes": "1g"})
     for module in (segment_source, slice_boundaries):
         monkeypatch.setattr(module, "FIRST_REQUEST_BYTES", 17)

@@ -1,4 +1,4 @@
-"""Tests batches from several threads: all rows arrive, in order if requested, and few wait."""
+"""Tests batches of several threads: all arrive, in order if requested, and few wait."""
 
 from __future__ import annotations
 

@@ -77,14 +77,14 @@ def test_guid_is_read_from_header_and_prefix(tmp_path: Path) -> None:
     name = str(uuid.UUID(bytes=GUID[1:]))
     (tmp_path / "schemas" / f"{name}.avsc").write_text(json.dumps(NUMBERS))
     table = kts_source.scan({**source, "value.mode": "PERMISSIVE"}).to_table()
-    values = [entry and list(entry.values()) for entry in table["value"].to_pylist()]
-    assert values == [[1, 2, 3, 4, 5, 6], None, None, [2, 2, 3, 4, 5, 6], [0, 0, 0, 0, 7, 0], None]
+    rows = [fields and list(fields.values()) for fields in table["value"].to_pylist()]
+    assert rows == [[1, 2, 3, 4, 5, 6], None, None, [2, 2, 3, 4, 5, 6], [0, 0, 0, 0, 7, 0], None]
     errors = table["valueError"].to_pylist()
-    assert [row for row, entry in enumerate(errors) if entry] == [1, 5]
+    assert [row for row, error in enumerate(errors) if error] == [1, 5]
     assert errors[1] == "bytes follow after the end of the value"
     unknown = uuid.UUID(int=0)
     assert errors[5] == f"schema {unknown}: LookupError: the folder has no schema {unknown}"
-    assert table["valueRaw"].to_pylist() == [entry.value for entry in records]
+    assert table["valueRaw"].to_pylist() == [simple_record.value for simple_record in records]
     del source["columns"]
     with pytest.raises(InvalidValueError, match="after the end") as raised:
         kts_source.scan(source).to_table()
@@ -111,7 +111,7 @@ def test_id_is_read_from_header(tmp_path: Path, where: str, expected: list[int |
     if where:
         source["where"] = where
     values_read = [
-        entry and entry["a"] for entry in kts_source.scan(source).to_table()["value"].to_pylist()
+        fields and fields["a"] for fields in kts_source.scan(source).to_table()["value"].to_pylist()
     ]
     assert values_read == expected
 
@@ -129,14 +129,14 @@ def test_apicurio_headers_are_refused_by_name(tmp_path: Path, name: str) -> None
     ]
     source = options(tmp_path, records, columns="value,valueError")
     table = kts_source.scan({**source, "value.mode": "PERMISSIVE"}).to_table()
-    assert [entry and entry["a"] for entry in table["value"].to_pylist()] == [
+    assert [fields and fields["a"] for fields in table["value"].to_pylist()] == [
         1,
         None,
         None,
         None,
         1,
     ]
-    refused = ["Apicurio" in (entry or "") for entry in table["valueError"].to_pylist()]
+    refused = ["Apicurio" in (error or "") for error in table["valueError"].to_pylist()]
     assert refused == [False, True, False, True, False]
     del source["columns"]
     with pytest.raises(InvalidValueError, match="Legacy4ByteIdHandler") as raised:
@@ -168,9 +168,7 @@ def test_apicurio_ids_are_decoded(tmp_path: Path) -> None:
     source = options(tmp_path, records, columns="value,valueError")
     source |= {"value.format": "avro-apicurio", "value.mode": "PERMISSIVE"}
     table = kts_source.scan(source).to_table()
-    good = {
-        row for row, header_rows in enumerate(table["value"].to_pylist()) if header_rows is not None
-    }
+    good = {row for row, fields in enumerate(table["value"].to_pylist()) if fields is not None}
     assert good == {0, 1, 9}
     assert all(table["value"][row].as_py()["f"] == 6 for row in good)
     reasons = [error or "" for error in table["valueError"].to_pylist()]
@@ -181,8 +179,8 @@ def test_apicurio_ids_are_decoded(tmp_path: Path) -> None:
     assert "JSON" in reasons[6]
     assert "the folder has no schema 1099511627776" in reasons[10]
     by_content = {**source, "value.schema-registry.use-id": "CONTENTID"}
-    frames = kts_source.scan(by_content).to_table()["value"].to_pylist()
-    assert {row for row, header_rows in enumerate(frames) if header_rows is not None} == {1, 9}
+    values = kts_source.scan(by_content).to_table()["value"].to_pylist()
+    assert {row for row, fields in enumerate(values) if fields is not None} == {1, 9}
 
 
 def test_key_id_is_read_from_header(tmp_path: Path) -> None:

@@ -56,8 +56,7 @@ def row(number: int) -> dict[str, object]:
 def as_rows(rows: list[dict[str, object] | None]) -> list[dict[str, object] | None]:
     """Converts rows of a table to the form of `row`."""
     return [
-        row_of_table and row_of_table | {name: str(row_of_table[name]) for name in ("price", "at")}
-        for row_of_table in rows
+        fields and fields | {name: str(fields[name]) for name in ("price", "at")} for fields in rows
     ]
 
 
@@ -111,7 +110,7 @@ def test_permissive_returns_null_and_reason(damaged: dict[str, str]) -> None:
     assert [n for n, reason in enumerate(reasons) if reason is not None] == list(BAD)
     for number, (_, named) in BAD.items():
         assert reasons[number].startswith(named)
-    nulls = [n for n, entry in enumerate(table["value"].to_pylist()) if entry is None]
+    nulls = [n for n, value in enumerate(table["value"].to_pylist()) if value is None]
     assert nulls == [3, 4, 5, 12, 17, 25]
 
 

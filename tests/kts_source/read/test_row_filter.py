@@ -91,7 +91,9 @@ def table_of(batches: list[pa.RecordBatch], columns: Sequence[str]) -> list[dict
     return rows
 
 
-WITHOUT_PLACE = PREDICATES.filter(lambda one: not columns_of(one) & {"topic", "partition"})
+WITHOUT_PLACE = PREDICATES.filter(
+    lambda predicate: not columns_of(predicate) & {"topic", "partition"}
+)
 
 
 @settings(deadline=None, max_examples=150)

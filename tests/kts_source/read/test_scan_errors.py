@@ -269,7 +269,7 @@ def test_segments_below_log_start_are_not_a_hole(
     assert not partition.surviving.holes
     bases = sorted(span.segment.start_offset for span in partition.surviving.ranges)
     assert partition.start == partition.surviving.log_start == min(bases) > 0
-    skipped = [entry.segment for entry in partition.surviving.skipped]
+    skipped = [interval.segment for interval in partition.surviving.skipped]
     # One of the four was deleted.
     assert [segment.start_offset for segment in skipped] == [0, 6, 9]
     for skipped_segment in skipped:

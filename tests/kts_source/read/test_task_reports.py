@@ -60,9 +60,7 @@ def test_each_task_logs_one_line(caplog: pytest.LogCaptureFixture) -> None:
         batch.num_rows for task in tasks for batch in run_task(task, options, on_end=ended.append)
     )
     lines = [
-        task_metrics.message
-        for task_metrics in caplog.records
-        if task_metrics.name == "kts_source.read.read_task"
+        record.message for record in caplog.records if record.name == "kts_source.read.read_task"
     ]
     assert lines == [str(task_metrics) for task_metrics in ended]
     assert len(lines) == len(tasks) > 1

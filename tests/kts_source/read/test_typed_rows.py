@@ -48,7 +48,7 @@ def damaged(tmp_path: Path) -> dict[str, str]:
 def select_known_fields(rows: list[dict[str, object]]) -> list[object]:
     """Keeps only the fields that `row` has."""
     names = row(0)
-    return [entry and {name: entry[name] for name in names} for entry in rows]
+    return [fields and {name: fields[name] for name in names} for fields in rows]
 
 
 def test_avro_value_becomes_a_struct(good: dict[str, str]) -> None:
@@ -119,8 +119,8 @@ def test_permissive_returns_null_and_reason(damaged: dict[str, str]) -> None:
     assert table.schema == scan.schema
     assert table.column_names[-1] == "valueError"
     errors = table["valueError"].to_pylist()
-    assert {n: entry for n, entry in enumerate(errors) if entry is not None} == REASONS
-    nulls = [n for n, entry in enumerate(table["value"].to_pylist()) if entry is None]
+    assert {n: error for n, error in enumerate(errors) if error is not None} == REASONS
+    nulls = [n for n, value in enumerate(table["value"].to_pylist()) if value is None]
     assert nulls == [3, 4, 17, 25]
     alone = scan.select(["valueError", "offset"]).to_table()
     assert alone["valueError"].to_pylist() == errors
@@ -135,7 +135,7 @@ def test_raw_column_returns_bytes(mode: str, damaged: dict[str, str]) -> None:
     assert table.schema.field("valueRaw").type == pa.binary()
     raw = [None if n == 4 else BAD.get(n, avro(n)) for n in range(30)]
     if mode == "DROPMALFORMED":
-        raw = [entry for n, entry in enumerate(raw) if n not in BAD]
+        raw = [content for n, content in enumerate(raw) if n not in BAD]
     assert table["valueRaw"].to_pylist() == [*raw, avro(100)]
     assert select_known_fields(table["value"].drop_null().to_pylist())[-1] == row(100)
 

@@ -146,7 +146,7 @@ def test_plan_is_narrowed_by_column_conditions(good: dict[str, str]) -> None:
     assert [len(scan_plan.tasks[0].slices) for scan_plan in (full_plan, plan)] == [4, 1]
 
 
-def test_failfast_error_in_a_condition_field(damaged: dict[str, str]) -> None:
+def test_failfast_raises_for_malformed_condition_field(damaged: dict[str, str]) -> None:
     options = damaged | as_avro()
     # Rows that other conditions exclude are not decoded.
     assert offsets(options, "value.country = 'CH' AND offset > 25 AND offset < 27") == [26]

@@ -36,8 +36,9 @@ CONDITIONS: Final = 12
 
 
 class Generated:
-    """Generates schemas, values and conditions from a seed; more than hypothesis draws would
-    give.
+    """Generates schemas, values and conditions from a seed.
+
+    Hypothesis would draw fewer different ones.
     """
 
     def __init__(self, seed: int) -> None:
@@ -87,7 +88,7 @@ class Generated:
         path = self._chance.choice(self._paths)
         field, kind = ".".join(("value", *path)), path[-1]
         alike = NUMERIC if kind in NUMERIC else ("s", "b") if kind in ("s", "b") else (kind,)
-        candidates = [one for one in self._paths if one[-1] in alike]
+        candidates = [other for other in self._paths if other[-1] in alike]
         op, negated = self._of(*OPS), self._of("", "NOT ")
 
         def value() -> str:
@@ -187,7 +188,9 @@ def kept(batch: pa.RecordBatch, form: ColumnFormat, where: Predicate) -> pa.Tabl
     for half in halves:
         if half is not None:
             conditions = half.decoded([batch], None)
-            offsets &= {offset for part in conditions for offset in part["offset"].to_pylist()}
+            offsets &= {
+                offset for half_rows in conditions for offset in half_rows["offset"].to_pylist()
+            }
     assert sorted(offsets) == table["offset"].to_pylist()
     return table
 
@@ -201,8 +204,8 @@ def test_generated_conditions_equal_evaluation_in_python(seed: int) -> None:
     # An invalid union branch: the first field cannot be read, so the value cannot either.
     bad_rows = generated.bad_rows()
     written = [
-        b"\x7f" if number in bad_rows else None if one is None else writer(one)
-        for number, one in enumerate(values)
+        b"\x7f" if number in bad_rows else None if value is None else writer(value)
+        for number, value in enumerate(values)
     ]
     form = form_of(generated.schema, generated.mode())
     values_by_row = value_decoder(form).decode(pa.array(written, pa.binary())).array.to_pylist()
@@ -223,7 +226,7 @@ def test_generated_conditions_equal_evaluation_in_python(seed: int) -> None:
             [values_by_row[number] for number in expected]
         )
         if form.error_column is not None:
-            bad = [one is not None for one in kept_rows[form.error_column].to_pylist()]
+            bad = [error is not None for error in kept_rows[form.error_column].to_pylist()]
             assert bad == [number in bad_rows for number in expected]
 
 

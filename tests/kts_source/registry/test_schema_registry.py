@@ -108,7 +108,7 @@ def test_registry_without_guid_lookup_raises(schemas: dict[str, dict[str, Any]])
     assert server.asked == [f"/schemas/guids/{GUID}", "/schemas/ids/1"]
 
 
-def test_other_server_does_not_make_guid_unknown() -> None:
+def test_not_found_without_registry_error_code_raises_registry_error() -> None:
     with answering(NOT_FOUND + b"<html>") as url, pytest.raises(RegistryError, match="404"):
         find_schema(RegistryPlace(url), GUID)
     unknown = pytest.raises(LookupError, match=f"does not know /schemas/guids/{GUID}")

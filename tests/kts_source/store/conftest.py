@@ -17,7 +17,7 @@ READERS: dict[str, dict[str, str]] = {"own": {}, "s3fs": BY_S3FS}
 
 @pytest.fixture(params=READERS)
 def reader(request: pytest.FixtureRequest) -> dict[str, str]:
-    """Options that let the package's own client, or s3fs, read ranges."""
+    """Returns options for reads by the package's own client, or by s3fs."""
     return READERS[str(request.param)]
 
 

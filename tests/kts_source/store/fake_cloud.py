@@ -68,7 +68,7 @@ class FakeCloud(HttpDouble):
 
     @property
     def reads(self) -> list[tuple[str, str, dict[str, str]]]:
-        """Ranged reads among the requests."""
+        """Returns the requests that read a range."""
         return [request for request in self.seen if "range" in request[2] or _azure(request[2])]
 
     def answer(self, path: str, headers: dict[str, str]) -> Reply:
@@ -142,7 +142,7 @@ class FakeCloud(HttpDouble):
         """Opens a store of this server.
 
         Args:
-            cloud: One of `CLOUDS`. gcsfs and adlfs read where tuning is off, see `KTS_TUNING`.
+            cloud: One of `CLOUDS`. With `KTS_TUNING=off`, gcsfs and adlfs read the objects.
             folder: An existing folder for files that the store needs.
             policy: Retries and timeouts.
         """
@@ -154,7 +154,9 @@ class FakeCloud(HttpDouble):
                 "s3.region": "us-east-1",
             }
             if cloud == "s3fs":
-                options["storageOptions"] = '{"use_ssl": true}'  # changes nothing, but s3fs reads
+                options["storageOptions"] = (
+                    '{"use_ssl": true}'  # has no effect, except that s3fs reads the objects
+                )
             path = "s3://bucket"
         elif cloud.endswith(("gcs", "gcsfs")):
             arguments: dict[str, object] = {"token": "anon", "endpoint_url": self.url}

@@ -1,4 +1,4 @@
-"""Tests that every store must pass. Subclass `ObjectStoreSuite` per store with a `place`."""
+"""Tests that every store must pass. A subclass for each store overrides `make_root`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TREE = {
 ODD_KEYS = ["a b", "a+b", "a%20b", "ü/ß", "q?x=1&y=2", "h#1", "=", "quote'\"", "t~-_.!*()", "c:d@e"]
 
 
-class Place(Protocol):
+class StoreRoot(Protocol):
     """A root that tests fill without the code under test."""
 
     path: str
@@ -53,7 +53,7 @@ def _first_bytes(store: ObjectStore, key: str) -> bytes:
 
 
 class ObjectStoreSuite:
-    """The behaviour of `ObjectStore`."""
+    """Tests the behavior of an `ObjectStore`."""
 
     # Requests for a read of a pinned version.
     requests_per_pinned_read = 1
@@ -61,34 +61,34 @@ class ObjectStoreSuite:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def make_place(cls) -> Callable[[], Place]:
-        """Makes new, empty roots."""
+    def make_root(cls) -> Callable[[], StoreRoot]:
+        """Returns a function that makes a new, empty root."""
         raise NotImplementedError
 
     @pytest.fixture
-    def missing_place(self) -> Place:
-        """A root that does not exist."""
+    def missing_root(self) -> StoreRoot:
+        """Returns a root that does not exist."""
         raise NotImplementedError
 
     @pytest.fixture
-    def place(self, make_place: Callable[[], Place]) -> Place:
-        return make_place()
+    def root(self, make_root: Callable[[], StoreRoot]) -> StoreRoot:
+        return make_root()
 
     @pytest.fixture
-    def store(self, place: Place) -> Iterator[ObjectStore]:
-        """A store on the test's own, empty place."""
-        store = open_store(place.path, place.storage)
+    def store(self, root: StoreRoot) -> Iterator[ObjectStore]:
+        """Opens a store with an empty root of its own."""
+        store = open_store(root.path, root.storage)
         yield store
         store.close()
 
     @pytest.fixture(scope="class")
     @classmethod
-    def tree(cls, make_place: Callable[[], Place]) -> Iterator[ObjectStore]:
-        """A store with content that all tests share and no test changes."""
-        place = make_place()
+    def tree(cls, make_root: Callable[[], StoreRoot]) -> Iterator[ObjectStore]:
+        """Opens a store with objects that all tests share and no test changes."""
+        root = make_root()
         for key, data in TREE.items():
-            place.put(key, data)
-        store = open_store(place.path, place.storage)
+            root.put(key, data)
+        store = open_store(root.path, root.storage)
         yield store
         store.close()
 
@@ -140,14 +140,14 @@ class ObjectStoreSuite:
             key for key in keys if key.encode() > missing.encode()
         ]
 
-    def test_listing_is_never_cached(self, place: Place, store: ObjectStore) -> None:
-        place.put("old/object", b"x")
+    def test_listing_is_never_cached(self, root: StoreRoot, store: ObjectStore) -> None:
+        root.put("old/object", b"x")
         assert [info.key for info in store.list_objects("")] == ["old/object"]
         assert store.list_folders("") == ["old/"]
-        place.put("new/object", b"x")
+        root.put("new/object", b"x")
         assert [info.key for info in store.list_objects("")] == ["new/object", "old/object"]
         assert store.list_folders("") == ["new/", "old/"]
-        place.delete("new/object")
+        root.delete("new/object")
         assert [info.key for info in store.list_objects("")] == ["old/object"]
 
     def test_listing_and_look_up_agree(self, tree: ObjectStore) -> None:
@@ -162,8 +162,8 @@ class ObjectStoreSuite:
             assert listed.last_modified_ms is not None
             assert listed.last_modified_ms > 1_600_000_000_000
 
-    def test_missing_root_is_reported(self, missing_place: Place) -> None:
-        store = open_store(missing_place.path, missing_place.storage)
+    def test_missing_root_is_reported(self, missing_root: StoreRoot) -> None:
+        store = open_store(missing_root.path, missing_root.storage)
         if not self.knows_missing_root:
             assert store.list_folders("") == []
             assert list(store.list_objects("")) == []
@@ -237,12 +237,12 @@ class ObjectStoreSuite:
 
     @pytest.mark.parametrize("later", [b"another", DATA[::-1], DATA + b"more"])
     def test_changed_object_is_never_mixed_in(
-        self, place: Place, store: ObjectStore, later: bytes
+        self, root: StoreRoot, store: ObjectStore, later: bytes
     ) -> None:
         key = "0/a.log"
-        place.put(key, DATA)
+        root.put(key, DATA)
         version = store.head(key).version
-        place.put(key, later)
+        root.put(key, later)
         with pytest.raises(ObjectChangedError) as caught:
             store.get_range(key, 0, 4, version=version)
         with pytest.raises(ObjectChangedError):
@@ -252,9 +252,9 @@ class ObjectStoreSuite:
         assert store.get_range(key, 0, 4, version=store.head(key).version) == later[:4]
         assert store.counters.retries == 0
 
-    def test_odd_names_are_literal(self, place: Place, store: ObjectStore) -> None:
+    def test_odd_names_are_literal(self, root: StoreRoot, store: ObjectStore) -> None:
         for key in ODD_KEYS:
-            place.put(f"odd/{key}", key.encode())
+            root.put(f"odd/{key}", key.encode())
         listed = [info.key for info in store.list_objects("odd/")]
         assert listed == sorted((f"odd/{key}" for key in ODD_KEYS), key=str.encode)
         for key in ODD_KEYS:
@@ -278,13 +278,13 @@ class ObjectStoreSuite:
                 attempt()
         assert tree.counters.bytes == before.bytes
 
-    # -- life
+    # -- closing, pickling and forking
 
     def test_store_implements_the_protocol(self, store: ObjectStore) -> None:
         assert isinstance(store, ObjectStore)
 
-    def test_counters_count_requests_and_bytes(self, place: Place, store: ObjectStore) -> None:
-        place.put("x", DATA)
+    def test_counters_count_requests_and_bytes(self, root: StoreRoot, store: ObjectStore) -> None:
+        root.put("x", DATA)
         assert store.counters == StoreCounters()
         info = store.head("x")
         assert store.counters == StoreCounters(requests=1)
@@ -308,8 +308,8 @@ class ObjectStoreSuite:
         assert copy.uri("tiered") == tree.uri("tiered")
         copy.close()
 
-    def test_closed_store_reads_again(self, place: Place, store: ObjectStore) -> None:
-        place.put("x", b"again")
+    def test_closed_store_reads_again(self, root: StoreRoot, store: ObjectStore) -> None:
+        root.put("x", b"again")
         store.get_range("x", 0, 1)
         store.close()
         store.close()
@@ -342,12 +342,12 @@ class ObjectStoreSuite:
         assert store.uri("a/b").endswith("/a/b")
         assert store.uri("a/b") != store.uri("a/c")
 
-    def test_errors_and_reprs_mask_secrets(self, place: Place, store: ObjectStore) -> None:
+    def test_errors_and_reprs_mask_secrets(self, root: StoreRoot, store: ObjectStore) -> None:
         shown = [repr(store), str(store), store.uri("k")]
         with pytest.raises(StoreError) as caught:
             store.get_range("missing", 0, 1)
         shown += [str(caught.value), repr(caught.value)]
-        for value in place.storage.reveal().values():
+        for value in root.storage.reveal().values():
             if len(value) > 8 and not value.startswith("http"):
                 assert not any(value in text for text in shown)
 

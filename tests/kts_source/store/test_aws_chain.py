@@ -41,7 +41,7 @@ _KEY = re.compile(r"Credential=([^/]+)/")
 
 @dataclass
 class Issuer:
-    """Serves IMDSv2, containers, STS and SSO; every answer has new keys.
+    """Serves IMDSv2, containers, STS and SSO; every response has new keys.
 
     Attributes:
         seconds: Lifetime of the keys.
@@ -162,7 +162,7 @@ def read_all(store: ObjectStore) -> None:
 
 
 def keys_of(server: FakeCloud) -> list[str]:
-    """Access keys that signed the requests."""
+    """Returns the access keys that signed the requests."""
     return [_KEY.search(headers["authorization"])[1] for _, _, headers in server.seen]  # type: ignore[index]
 
 
@@ -215,7 +215,7 @@ def prepare(name: str, issuer: Issuer, monkeypatch: pytest.MonkeyPatch, folder: 
 ISSUED = ("imds", "container", "web identity", "assume role", "sso")
 
 
-def test_environment_is_read(
+def test_keys_of_environment_are_used(
     server: FakeCloud, reader: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKENV")
@@ -228,7 +228,7 @@ def test_environment_is_read(
 
 
 @pytest.mark.parametrize("how", ["option", "AWS_PROFILE"])
-def test_profile_is_read(
+def test_keys_of_profile_are_used(
     server: FakeCloud,
     reader: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
@@ -360,7 +360,7 @@ def test_skewed_clock_is_reported(
         assert store.counters.retries == 0
 
 
-def test_objects_with_keys_of_the_customer_are_refused_by_name(
+def test_objects_with_customer_provided_keys_raise_store_error(
     server: FakeCloud, reader: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SSE-C: S3 reads such an object only with its key."""
@@ -379,7 +379,7 @@ def test_objects_with_keys_of_the_customer_are_refused_by_name(
         assert store.counters.retries == 0
 
 
-def test_keys_of_the_customer_are_sent_by_s3fs(
+def test_customer_provided_keys_are_sent_by_s3fs(
     server: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKENV")

@@ -1,4 +1,4 @@
-"""Ranges of Azure's blobs: requests of obstore, and when adlfs reads instead."""
+"""Range reads of Azure blobs: requests of obstore, and the cases in which adlfs reads."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_unquoted_versions_are_read_by_adlfs(
     store.close()
 
 
-# -- answers
+# -- responses
 
 
 @pytest.mark.parametrize(

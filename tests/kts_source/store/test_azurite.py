@@ -79,7 +79,7 @@ class TestAzurite(ObjectStoreSuite):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def make_place(cls, service: Service) -> Callable[[], Container]:
+    def make_root(cls, service: Service) -> Callable[[], Container]:
         numbers = itertools.count()
 
         def make() -> Container:
@@ -90,16 +90,16 @@ class TestAzurite(ObjectStoreSuite):
         return make
 
     @pytest.fixture
-    def missing_place(self, service: Service) -> Container:
+    def missing_root(self, service: Service) -> Container:
         return Container(service, "no-such-container")
 
 
 @pytest.mark.parametrize("topic", ["codecs", "encrypted", "txn"])
 def test_golden_topics_are_read(service: Service, topic: str) -> None:
     service.client.create_container(f"tier-{topic}")
-    place = Container(service, f"tier-{topic}")
+    container = Container(service, f"tier-{topic}")
     for file in TIER.rglob("*"):
         if file.is_file():
-            place.put(file.relative_to(TIER).as_posix(), file.read_bytes())
-    source_options = {**tier_options(topic), **service.options, "path": place.path}
+            container.put(file.relative_to(TIER).as_posix(), file.read_bytes())
+    source_options = {**tier_options(topic), **service.options, "path": container.path}
     assert_same_rows(scan(source_options), expected_table(topic, "read_committed"))

@@ -38,10 +38,10 @@ def service() -> Iterator[Service]:
     program = go_program(MODULE)
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    place = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-external-url", url]
-    # The server answers the XML interface, which obstore uses, under this name.
+    address = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-external-url", url]
+    # The server offers the XML interface, which obstore uses, under this name.
     public = ["-public-host", f"127.0.0.1:{port}"]
-    with running([program, "-backend", "memory", *place, *public], port):
+    with running([program, "-backend", "memory", *address, *public], port):
         yield Service(url)
 
 
@@ -53,7 +53,7 @@ class Service:
 
     @property
     def options(self) -> dict[str, str]:
-        """The data source's options that reach it."""
+        """Returns the data source options for the emulator."""
         arguments = {"endpoint_url": self.url, "token": "anon"}
         return {"storageOptions": json.dumps(arguments)}
 
@@ -99,20 +99,20 @@ class TestFakeGcs(ObjectStoreSuite):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def make_place(cls, service: Service) -> Callable[[], Bucket]:
+    def make_root(cls, service: Service) -> Callable[[], Bucket]:
         numbers = itertools.count()
         return lambda: service.make_bucket(f"place-{next(numbers)}")
 
     @pytest.fixture
-    def missing_place(self, service: Service) -> Bucket:
+    def missing_root(self, service: Service) -> Bucket:
         return Bucket(service, "no-such-bucket")
 
 
 @pytest.mark.parametrize("topic", ["codecs", "encrypted", "txn"])
 def test_golden_topics_are_read(service: Service, topic: str) -> None:
-    place = service.make_bucket(f"tier-{topic}")
+    bucket = service.make_bucket(f"tier-{topic}")
     for file in TIER.rglob("*"):
         if file.is_file():
-            place.put(file.relative_to(TIER).as_posix(), file.read_bytes())
-    source_options = {**tier_options(topic), **service.options, "path": place.path}
+            bucket.put(file.relative_to(TIER).as_posix(), file.read_bytes())
+    source_options = {**tier_options(topic), **service.options, "path": bucket.path}
     assert_same_rows(scan(source_options), expected_table(topic, "read_committed"))

@@ -59,14 +59,14 @@ class TestMemoryStore(ObjectStoreSuite):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def make_place(cls) -> Iterator[Callable[[], Memory]]:
+    def make_root(cls) -> Iterator[Callable[[], Memory]]:
         before = set(MemoryFileSystem.store)
         yield lambda: Memory("")
         for path in set(MemoryFileSystem.store) - before:
             del MemoryFileSystem.store[path]
 
     @pytest.fixture
-    def missing_place(self) -> Memory:
+    def missing_root(self) -> Memory:
         return Memory("")
 
 
@@ -241,7 +241,7 @@ def test_permanent_errors_are_not_retried(
     assert failing.counters.retries == 0
 
 
-def test_short_answers_are_refused(failing: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_responses_are_refused(failing: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FailingFileSystem, "short_by", 3)
     with pytest.raises(StoreUnavailableError, match="7 bytes were answered"):
         failing.get_range("x", 0, 10)

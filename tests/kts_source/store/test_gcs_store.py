@@ -1,4 +1,4 @@
-"""Ranges of Google Cloud Storage: requests of obstore, and when gcsfs reads instead."""
+"""Range reads of Google Cloud Storage by obstore, and the cases in which gcsfs reads."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def test_gcsfs_reads_with_unsupported_options(
     ("endpoint", "project", "reason"),
     [("http://", None, "encrypted"), ("https://", "who-pays", "pays"), ("https://", None, "")],
 )
-def test_tokens_are_sent_encrypted_and_without_a_paying_project(
+def test_plain_http_and_quota_projects_are_read_by_gcsfs(
     service: OneObject, endpoint: str, project: str | None, reason: str
 ) -> None:
     store = opened(service, endpoint_url=f"{endpoint}localhost:1")
@@ -307,7 +307,7 @@ def test_workload_identity_gives_tokens(
     store.close()
 
 
-# -- answers
+# -- responses
 
 
 @pytest.mark.parametrize(("status", "code"), [(404, "NoSuchKey"), (400, "InvalidArgument")])

@@ -1,4 +1,4 @@
-"""`hedged` sends a second request for a late answer and returns the first answer."""
+"""`hedged` sends a second request if a response is late, and returns the first response."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def attempts() -> Attempts:
     return Attempts()
 
 
-def test_prompt_answer_is_requested_once(attempts: Attempts) -> None:
+def test_prompt_response_is_requested_once(attempts: Attempts) -> None:
     with ThreadPoolExecutor(1) as pool:
         answer = attempts.start(pool, after_seconds=60, number=1)
         attempts.made[0].set_result("first")
@@ -55,7 +55,7 @@ def test_prompt_answer_is_requested_once(attempts: Attempts) -> None:
 
 
 @pytest.mark.parametrize("winner", [0, 1])
-def test_first_answer_wins_and_cancels_the_other_attempt(attempts: Attempts, winner: int) -> None:
+def test_first_response_wins_and_cancels_the_other_attempt(attempts: Attempts, winner: int) -> None:
     with ThreadPoolExecutor(1) as pool:
         answer = attempts.start(pool, after_seconds=0, number=2)
         attempts.made[winner].set_result(str(winner))
@@ -83,7 +83,7 @@ def test_failure_of_both_attempts_raises(attempts: Attempts) -> None:
             answer.result(10)
 
 
-def test_answer_counts_if_both_attempts_end_at_once() -> None:
+def test_success_wins_if_both_attempts_end_at_once() -> None:
     for _ in range(20):
         calls, both = list[int](), threading.Barrier(2)
 

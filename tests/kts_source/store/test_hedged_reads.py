@@ -1,4 +1,4 @@
-"""Second requests for late answers while many threads read."""
+"""Second requests for late responses while many threads read."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def server(clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 @pytest.mark.parametrize("second", ["answers", "fails"])
 @pytest.mark.parametrize("cloud", ["s3", "s3fs", "obstore gcs", "obstore azure", "presigned"])
-def test_late_answers_are_replaced_without_mixing(
+def test_hedged_reads_return_right_bytes(
     server: FakeCloud, tmp_path: Path, cloud: str, second: str
 ) -> None:
     if "obstore" in cloud and importlib.util.find_spec("obstore") is None:

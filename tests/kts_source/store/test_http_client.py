@@ -90,7 +90,7 @@ def test_connection_is_closed_after_connection_close() -> None:
         assert server.connections == 2
 
 
-def test_connection_with_an_unread_answer_is_closed() -> None:
+def test_connection_with_an_unread_response_is_closed() -> None:
     with serving(answers) as server:
         client = client_of(server)
         for number in range(3):
@@ -114,7 +114,7 @@ def test_idle_connection_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_connection_with_unsolicited_bytes_is_closed(
     tmp_path: Path, size: int, is_encrypted: bool, is_as_long: bool
 ) -> None:
-    """Bytes after an answer, such as a second answer, may be in any buffer by then."""
+    """Bytes after a response, such as a second response, may be in any buffer by then."""
     context, authority = tls_context(tmp_path)
     answer = ANSWER.replace(b"%d" % len(BODY), b"%d" % size) + BODY[:size]
     following = answer if is_as_long else OTHER
@@ -136,7 +136,7 @@ def test_connection_with_unsolicited_bytes_is_closed(
             assert server.connections == number + 1
 
 
-# -- malformed answers
+# -- malformed responses
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_connection_with_unsolicited_bytes_is_closed(
     [b"", b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 200],
     ids=["empty", "nonsense", "too many headers"],
 )
-def test_malformed_answer_raises(answer: bytes) -> None:
+def test_malformed_response_raises(answer: bytes) -> None:
     def serve(server: Server, sock: socket.socket) -> None:
         server.request(sock)
         sock.sendall(answer)
@@ -158,7 +158,7 @@ def test_malformed_answer_raises(answer: bytes) -> None:
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
-def test_truncated_answer_is_returned_short(tmp_path: Path, is_encrypted: bool) -> None:
+def test_truncated_response_is_returned_short(tmp_path: Path, is_encrypted: bool) -> None:
     def serve(server: Server, sock: socket.socket) -> None:
         server.request(sock)
         sock.sendall(ANSWER + BODY[:99_999])
@@ -239,8 +239,8 @@ def test_cancellation_ends_the_request(
             cancel(server, HttpSettings(server.url, 2.0, 5.0))
 
 
-def test_truncated_answer_of_a_cancelled_request_is_not_a_failure() -> None:
-    """It would count as a retry, or end the caller's last attempt."""
+def test_truncated_response_of_a_cancelled_request_is_not_a_failure() -> None:
+    """A failure would count as a retry, or end the caller's last attempt."""
     cancellation = Cancellation()
 
     def read(answer: http.client.HTTPResponse) -> bytes:
@@ -378,7 +378,7 @@ def test_early_failure_sends_no_second_request() -> None:
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_encrypted_answers_are_read(tmp_path: Path, version: ssl.TLSVersion) -> None:
+def test_encrypted_responses_are_read(tmp_path: Path, version: ssl.TLSVersion) -> None:
     with serving_encrypted(tmp_path, answers, version) as (server, settings):
         client = HttpClient(settings)
         with ThreadPoolExecutor(8) as pool:
@@ -476,7 +476,7 @@ def test_proxy_refusing_a_tunnel_leaks_no_socket(answer: bytes) -> None:
 
 
 @pytest.mark.parametrize("proxy", ["https://proxy:1", "proxy:3128", "socks5://proxy"])
-def test_other_proxies_are_refused(proxy: str) -> None:
+def test_proxies_without_http_are_refused(proxy: str) -> None:
     with pytest.raises(ValueError, match="proxy"):
         HttpClient(HttpSettings("http://x", 1.0, 1.0, Secret(proxy)))
 

@@ -44,7 +44,7 @@ class Faulty(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
 
 
 class FaultyAsync(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """The same, as an asynchronous file system."""
+    """An asynchronous memory file system that calls a hook before each listing."""
 
     protocol = "faultyasync"
     cachable = False
@@ -278,10 +278,10 @@ def test_unreadable_local_entry_raises(tmp_path: Path) -> None:
 def test_listing_failing_midway_is_read_from_the_mirror(
     tmp_path: Path,
 ) -> None:
-    for place, keys in (("first", "ab"), ("mirror", "abc")):
-        (tmp_path / place).mkdir()
+    for root, keys in (("first", "ab"), ("mirror", "abc")):
+        (tmp_path / root).mkdir()
         for key in keys:
-            (tmp_path / place / key).write_bytes(b"1")
+            (tmp_path / root / key).write_bytes(b"1")
 
     class Breaks(LocalStore):
         def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[Any]:

@@ -56,7 +56,7 @@ class Folder:
 class TestLocalStore(ObjectStoreSuite):
     @pytest.fixture(scope="class", params=["plain", "file://", "file:"])
     @classmethod
-    def make_place(
+    def make_root(
         cls, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
     ) -> Callable[[], Folder]:
         def make() -> Folder:
@@ -69,7 +69,7 @@ class TestLocalStore(ObjectStoreSuite):
         return make
 
     @pytest.fixture
-    def missing_place(self, tmp_path: Path) -> Folder:
+    def missing_root(self, tmp_path: Path) -> Folder:
         return Folder(tmp_path / "none", str(tmp_path / "none"))
 
 

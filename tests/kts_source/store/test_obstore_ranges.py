@@ -26,7 +26,7 @@ TOLD = [
         (400, "RequestTimeout"),
     ),
     (
-        # The key looks like an answer.
+        # The key looks like a response.
         "FileNotFoundError",
         "Object at location a status code: 503 x not found: Error performing GET http://h/b/k in"
         " 43ms - Server returned non-2xx status code: 404 Not Found: ",

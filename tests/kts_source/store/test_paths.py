@@ -86,7 +86,7 @@ def test_local_target_may_have_an_at_sign_or_a_colon(path: str) -> None:
     assert export_settings(path).target == path
 
 
-def test_output_paths_are_read_without_blanks() -> None:
+def test_blanks_around_output_paths_are_removed() -> None:
     settings = export_settings(" s3://bucket/x ", dead_letters="\ts3://bucket/letters")
     assert (settings.target, settings.dead_letters) == ("s3://bucket/x", "s3://bucket/letters")
 
@@ -113,7 +113,7 @@ def run(tmp_path: Path, command: list[str], path: str) -> int:
     ],
     ids=lambda command: "-".join(command),
 )
-def test_file_of_a_command_is_refused_in_a_store(
+def test_output_file_in_object_store_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str], path: str
 ) -> None:
     assert run(tmp_path, command, path) == 2
@@ -123,7 +123,7 @@ def test_file_of_a_command_is_refused_in_a_store(
 
 @pytest.mark.parametrize("path", ["s3:x", "s3:/bucket/x", "gs:/b/x", " s3:bucket/x"])
 @pytest.mark.parametrize("command", [["export", "t"], ["export", "t", "TARGET", "--dead-letters"]])
-def test_export_command_refuses_a_near_url(
+def test_export_command_refuses_url_without_bucket(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str], path: str
 ) -> None:
     assert run(tmp_path, command, path) == 2

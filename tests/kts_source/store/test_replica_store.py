@@ -178,7 +178,7 @@ def test_options_of_a_mirror_need_a_mirror() -> None:
         parse_options({**tier_options("epochs"), "fallback.s3.region": "x"})
 
 
-def test_the_mirror_may_have_its_own_credentials() -> None:
+def test_mirror_can_have_own_credentials() -> None:
     source_options = {
         **tier_options("epochs"),
         "fallbackPath": "s3://mirror",

@@ -1,4 +1,4 @@
-"""Ranges of S3: requests, answers, and when s3fs reads instead."""
+"""Range reads of S3: requests, responses, and the cases in which s3fs reads."""
 
 from __future__ import annotations
 
@@ -208,10 +208,10 @@ def test_stores_with_equal_settings_share_connections(
         assert len(opened) == clients
 
 
-# -- answers
+# -- responses
 
 
-def test_longer_answer_is_refused(bucket: OneObject) -> None:
+def test_longer_response_is_refused(bucket: OneObject) -> None:
     bucket.body = lambda body: body + bytes(1 << 16)
     store = bucket.store(**KEYS)
     with pytest.raises(StoreUnavailableError, match="has 65636 bytes for"):
@@ -220,7 +220,7 @@ def test_longer_answer_is_refused(bucket: OneObject) -> None:
     store.close()
 
 
-def test_answer_without_a_length_is_refused(bucket: OneObject) -> None:
+def test_response_without_a_length_is_refused(bucket: OneObject) -> None:
     bucket.headers = {"Content-Length": None, "Connection": "close"}
     store = bucket.store(**KEYS)
     with pytest.raises(StoreUnavailableError, match="no valid Content-Length"):

@@ -80,9 +80,7 @@ class Bucket:
 class TestS3Store(ObjectStoreSuite):
     @pytest.fixture(scope="class", params=["", "deep/prefix/"])
     @classmethod
-    def make_place(
-        cls, s3_server: S3Server, request: pytest.FixtureRequest
-    ) -> Callable[[], Bucket]:
+    def make_root(cls, s3_server: S3Server, request: pytest.FixtureRequest) -> Callable[[], Bucket]:
         def make() -> Bucket:
             bucket = Bucket(s3_server, s3_server.make_bucket(), request.param)
             if bucket.prefix:
@@ -92,7 +90,7 @@ class TestS3Store(ObjectStoreSuite):
         return make
 
     @pytest.fixture
-    def missing_place(self, s3_server: S3Server) -> Bucket:
+    def missing_root(self, s3_server: S3Server) -> Bucket:
         return Bucket(s3_server, "no-such-bucket")
 
 
@@ -120,7 +118,7 @@ def proxy(one_proxy: FaultyProxy) -> FaultyProxy:
 def one_store(
     bucket: Bucket, one_proxy: FaultyProxy, request: pytest.FixtureRequest
 ) -> Iterator[ObjectStore]:
-    """The bucket seen through the proxy, its ranges read by either library."""
+    """Opens the bucket through the proxy; either library reads its ranges."""
     options = {
         **bucket.server.options,
         **request.param,
@@ -143,7 +141,7 @@ def is_by_s3fs(store: ObjectStore) -> bool:
 
 @pytest.fixture
 def store(one_store: ObjectStore) -> ObjectStore:
-    """The bucket seen through the proxy, whose faults each test sets."""
+    """Opens the bucket through the proxy. Each test sets the faults of the proxy."""
     return one_store
 
 
@@ -244,7 +242,7 @@ def test_last_error_lists_every_attempt(proxy: FaultyProxy, store: ObjectStore) 
 
 
 @pytest.mark.parametrize("fault", [Stall(), hang(0), hang(5)])
-def test_stalled_answer_is_retried(bucket: Bucket, proxy: FaultyProxy, fault: Fault) -> None:
+def test_stalled_response_is_retried(bucket: Bucket, proxy: FaultyProxy, fault: Fault) -> None:
     options = {
         **bucket.server.options,
         "s3.endpoint": proxy.endpoint,
@@ -257,7 +255,7 @@ def test_stalled_answer_is_retried(bucket: Bucket, proxy: FaultyProxy, fault: Fa
     store.close()
 
 
-def test_late_answer_is_requested_again(bucket: Bucket, proxy: FaultyProxy) -> None:
+def test_late_response_is_requested_again(bucket: Bucket, proxy: FaultyProxy) -> None:
     options = {**bucket.server.options, "s3.endpoint": proxy.endpoint, "s3.request-timeout": "30"}
     policy = RetryPolicy(max_attempts=1, hedge_after_seconds=0.1)
     store = open_store(bucket.path, storage_options_from(options), retry_policy=policy)

@@ -195,7 +195,7 @@ def test_records_of_one_byte_are_read(server: TlsCloud, reader: dict[str, str]) 
         read_all(store)
 
 
-def test_new_connections_after_each_answer_are_read(
+def test_new_connections_after_each_response_are_read(
     server: TlsCloud, reader: dict[str, str]
 ) -> None:
     """Session tickets of earlier connections may be used for later ones, or not."""
@@ -240,7 +240,7 @@ def test_forked_children_read_after_the_parent(server: TlsCloud, reader: dict[st
 
 
 class ConnectProxy:
-    """A proxy that answers CONNECT, and forwards to any port of this machine.
+    """A proxy that supports CONNECT and forwards to any port of this machine.
 
     Attributes:
         targets: Requested `host:port` of tunnels, or URLs.

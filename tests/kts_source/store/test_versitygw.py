@@ -37,7 +37,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[S3Server
 class TestVersitygw(ObjectStoreSuite):
     @pytest.fixture(scope="class")
     @classmethod
-    def make_place(cls, gateway: tuple[S3Server, Path]) -> Callable[[], Bucket]:
+    def make_root(cls, gateway: tuple[S3Server, Path]) -> Callable[[], Bucket]:
         server, root = gateway
         numbers = itertools.count()
 
@@ -49,7 +49,7 @@ class TestVersitygw(ObjectStoreSuite):
         return make
 
     @pytest.fixture
-    def missing_place(self, gateway: tuple[S3Server, Path]) -> Bucket:
+    def missing_root(self, gateway: tuple[S3Server, Path]) -> Bucket:
         return Bucket(gateway[0], "no-such-bucket")
 
 

@@ -79,27 +79,38 @@ def test_unrelated_checkpoint_lines_are_refused(start: StreamPosition, end: Stre
 
 
 def pending_partition(
-    number: int, start: int, stop: int, *, is_told: bool, topic_id: str = "A"
+    number: int, start: int, stop: int, *, is_in_position: bool, topic_id: str = "A"
 ) -> PendingPartition:
-    return PendingPartition(TopicPartition("t", number), topic_id, start, stop, is_told, None)
+    return PendingPartition(
+        TopicPartition("t", number), topic_id, start, stop, is_in_position, None
+    )
 
 
 def test_next_position_without_offsets_is_same_position() -> None:
     position = position_at(p0=5)
-    assert next_position(position, [pending_partition(0, 5, 9, is_told=True)], {}) is position
-    assert next_position(position, [pending_partition(1, 0, 9, is_told=False)], {}) is position
+    assert (
+        next_position(position, [pending_partition(0, 5, 9, is_in_position=True)], {}) is position
+    )
+    assert (
+        next_position(position, [pending_partition(1, 0, 9, is_in_position=False)], {}) is position
+    )
     ends = {TopicPartition("t", 0): 5}
-    assert next_position(position, [pending_partition(0, 5, 9, is_told=True)], ends) is position
+    assert (
+        next_position(position, [pending_partition(0, 5, 9, is_in_position=True)], ends) is position
+    )
 
 
 def test_next_position_records_begin_of_new_partitions() -> None:
-    pending = [pending_partition(0, 5, 9, is_told=True), pending_partition(1, 3, 9, is_told=False)]
+    pending = [
+        pending_partition(0, 5, 9, is_in_position=True),
+        pending_partition(1, 3, 9, is_in_position=False),
+    ]
     end = next_position(position_at(p0=5, p7=1), pending, {TopicPartition("t", 0): 8})
     assert end == with_begins(position_at(p0=8, p1=3, p7=1), p1=3)
 
 
 def test_next_position_drops_offsets_of_previous_topic_id() -> None:
-    pending = [pending_partition(1, 0, 9, is_told=False, topic_id="B")]
+    pending = [pending_partition(1, 0, 9, is_in_position=False, topic_id="B")]
     end = next_position(position_at(p0=5, p1=8), pending, {TopicPartition("t", 1): 9})
     assert end == with_begins(position_at("B", p1=9), p1=0)
 
@@ -107,8 +118,8 @@ def test_next_position_drops_offsets_of_previous_topic_id() -> None:
 def test_next_position_drops_epoch_after_lost_offsets() -> None:
     position = StreamPosition({"t": TopicPosition("A", {0: 5, 1: 5}, {0: 3, 1: 3})})
     pending = [
-        pending_partition(0, 20, 20, is_told=False),
-        pending_partition(1, 5, 9, is_told=True),
+        pending_partition(0, 20, 20, is_in_position=False),
+        pending_partition(1, 5, 9, is_in_position=True),
     ]
     end = next_position(position, pending, {TopicPartition("t", 1): 9})
     # The record before offset 20 was not read, so its leader epoch is unknown.

@@ -12,7 +12,7 @@ from kts_source.streaming.cluster_look import TierListing
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import fake_log
-from tests.kts_source.streaming.test_cluster_look import offsets, start_stream
+from tests.kts_source.streaming.test_cluster_polls import offsets, start_stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

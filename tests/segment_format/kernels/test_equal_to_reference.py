@@ -268,7 +268,7 @@ def test_corrupt_logs_match_reference(
 @pytest.mark.parametrize("cut", [(), (7,)])
 @pytest.mark.parametrize("stored", [1, 16, 17, 60, -1])
 @pytest.mark.parametrize("magic", [0, 1, 2])
-def test_first_of_a_broken_skipped_entry_and_a_truncated_entry_is_reported(
+def test_corrupt_skipped_entry_is_reported_before_later_truncated_entry(
     magic: int, stored: int, cut: tuple[int, ...]
 ) -> None:
     records = [SimpleRecord(bytes(60))]

@@ -86,7 +86,7 @@ def hostile_logs() -> list[bytes]:
     return logs
 
 
-def read_beside_the_guard() -> int:
+def read_before_guard_page() -> int:
     """Decodes every hostile log in front of a guard page. Returns the number of logs."""
     logs = hostile_logs()
     pages = GuardedPages(max(map(len, logs)))
@@ -99,7 +99,7 @@ def read_beside_the_guard() -> int:
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(mmap, "PROT_NONE") and sys.platform == "win32", reason="mprotect")
 def test_kernel_does_not_read_past_the_window() -> None:
-    code = f"from {__name__} import read_beside_the_guard as run; print(run())"
+    code = f"from {__name__} import read_before_guard_page as run; print(run())"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=250
     )

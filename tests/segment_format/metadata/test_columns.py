@@ -34,7 +34,7 @@ def read(values: list[bytes], kind: pa.DataType | None = None) -> list[MetadataR
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
-def test_usual_records_skip_the_readable_parser(
+def test_usual_records_parse_without_readable_parser(
     monkeypatch: pytest.MonkeyPatch, kind: pa.DataType
 ) -> None:
     expected = [parse_metadata_record(value) for value in REAL] + list(EXPECTED.values())

@@ -32,7 +32,7 @@ XERIAL_HEADER = bytes.fromhex("82534e4150505900 00000001 00000001")
 
 
 def java_zstd(data: bytes, *, content_size: bool = False, checksum: bool = False) -> bytes:
-    """One streaming frame, without content size as Kafka's Java producer writes it."""
+    """Returns one streaming frame without content size, like Kafka's Java producer."""
     compressor = zstandard.ZstdCompressor(write_content_size=content_size, write_checksum=checksum)
     if content_size:
         return compressor.compress(data)
@@ -41,7 +41,7 @@ def java_zstd(data: bytes, *, content_size: bool = False, checksum: bool = False
 
 
 def flushed_zstd(pieces: list[bytes]) -> bytes:
-    """One frame with a block per piece, as a producer that flushes after every record writes it."""
+    """Returns one frame with a block per piece, like a producer that flushes each record."""
     stream = zstandard.ZstdCompressor(write_content_size=False).compressobj()
     return b"".join(
         [
@@ -106,7 +106,7 @@ COMPRESSORS: dict[str, tuple[CompressionType, Callable[[bytes], bytes]]] = {
 
 
 def sample(size: int, seed: int = 1) -> bytes:
-    """Bytes that compress about three to one."""
+    """Returns bytes that compress about three to one."""
     words = [random.Random(seed + n).randbytes(9) for n in range(40)]
     chooser = random.Random(seed)
     return b"".join(chooser.choice(words) for _ in range(size // 9 + 1))[:size]
@@ -143,7 +143,7 @@ def test_payload_may_be_any_buffer(name: str, convert: Any) -> None:  # noqa: AN
 
 
 def zstd_bomb(blocks: int) -> bytes:
-    """A frame of run-length blocks, four bytes for 128 KiB each."""
+    """Returns a frame of run-length blocks: four bytes for each 128 KiB."""
     header = b"\x28\xb5\x2f\xfd\x00\x58"
     middle = ((128 << 10) << 3 | 1 << 1).to_bytes(3, "little") + b"x"
     last = ((128 << 10) << 3 | 1 << 1 | 1).to_bytes(3, "little") + b"x"
@@ -151,7 +151,7 @@ def zstd_bomb(blocks: int) -> bytes:
 
 
 def zstd_claiming(content_size: int) -> bytes:
-    """A valid frame of one raw block whose header claims another content size."""
+    """Returns a valid frame of one raw block with a wrong content size in its header."""
     return b"\x28\xb5\x2f\xfd\xc0\x58" + content_size.to_bytes(8, "little") + b"\x09\0\0x"
 
 

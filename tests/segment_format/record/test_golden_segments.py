@@ -1,6 +1,6 @@
 """Compares segments of a real broker with the rows that a real consumer read.
 
-Only segments whose `.log` object is the original file, without compressed or encrypted chunks.
+Covers only segments with the original file as `.log` object: no chunk is compressed or encrypted.
 """
 
 from __future__ import annotations
@@ -28,28 +28,26 @@ if TYPE_CHECKING:
 Segment = dict[str, Any]
 
 
-PARTS: dict[tuple[str, int], dict[str, Any]] = {
+PARTITION_FACTS: dict[tuple[str, int], dict[str, Any]] = {
     (
-        entry["topic"] + ("-previous" if entry.get("previous_incarnation") else ""),
+        topic["topic"] + ("-previous" if topic.get("previous_incarnation") else ""),
         partition["partition"],
     ): partition
-    for entry in summary()["topics"]
-    for partition in entry["partitions"]
+    for topic in summary()["topics"]
+    for partition in topic["partitions"]
 }
-"""Maps the name of the Parquet file and the partition to the partition's entry in
-`summary.json`.
-"""
+"""Entries of partitions in `summary.json`, by the name of the Parquet file and the partition."""
 
 
 def plain_segments(topic: str, partition: int) -> list[Segment]:
     return [
         segment
-        for segment in PARTS[topic, partition]["remote_segments"]
+        for segment in PARTITION_FACTS[topic, partition]["remote_segments"]
         if not segment["compression"] and segment["key_id"] is None
     ]
 
 
-PARTITIONS = [key for key in PARTS if plain_segments(*key)]
+PARTITIONS = [key for key in PARTITION_FACTS if plain_segments(*key)]
 every_partition = pytest.mark.parametrize(("topic", "partition"), PARTITIONS)
 
 
@@ -117,7 +115,7 @@ def test_golden_tier_is_mostly_uncompressed() -> None:
 @every_partition
 def test_records_match_consumer(topic: str, partition: int) -> None:
     rows = expected_rows(topic, partition)
-    log_start = PARTS[topic, partition]["log_start_offset"]
+    log_start = PARTITION_FACTS[topic, partition]["log_start_offset"]
     for segment in plain_segments(topic, partition):
         decoded = [
             as_row(record)
@@ -136,7 +134,7 @@ def test_records_match_consumer(topic: str, partition: int) -> None:
 
 @every_partition
 def test_markers_match_broker(topic: str, partition: int) -> None:
-    partition_facts = PARTS[topic, partition]
+    partition_facts = PARTITION_FACTS[topic, partition]
     for segment in plain_segments(topic, partition):
         markers = []
         for batch in iter_batches(log_of(segment)):
@@ -271,7 +269,7 @@ def test_side_files_of_local_layout_match_log(log: Path) -> None:
 
 @pytest.mark.parametrize("partition", [0, 1])
 def test_read_committed_matches_broker_transactions(partition: int) -> None:
-    partition_facts = PARTS["txn", partition]
+    partition_facts = PARTITION_FACTS["txn", partition]
     segments = plain_segments("txn", partition)
     stop = partition_facts["tier_end_offset"]
     txns = [

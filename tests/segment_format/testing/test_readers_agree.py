@@ -109,7 +109,7 @@ def read_offsets(log: BuiltLog, isolation: str, start: int, stop: int, count: in
             if not undecided:
                 break
         aborted = AbortedIntervals.from_txns(
-            (txn for one in tier for txn in parse_transaction_index(one.txnindex or b"")),
+            (txn for files in tier for txn in parse_transaction_index(files.txnindex or b"")),
             start_offset=start,
             stop_offset=end,
         )

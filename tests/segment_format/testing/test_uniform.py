@@ -27,12 +27,12 @@ def values_of(data: bytes, sizes: list[int], key_size: int | None, value_size: i
     values = []
     start = 0
     for size in sizes:
-        at = start + 61
-        while at < start + size:
-            length, at = varint(at)
-            end = at + length
+        position = start + 61
+        while position < start + size:
+            length, position = varint(position)
+            end = position + length
             values.append(data[end - 1 - value_size : end - 1])
-            at = end
+            position = end
         start += size
     return values
 

@@ -81,12 +81,12 @@ def latest_records(
 
 def assert_compacted(table: pa.Table, expected: dict[tuple[int, bytes], dict[str, Any]]) -> None:
     rows = table.to_pylist()
-    rows_found = {(row["partition"], row["key"]): row for row in rows}
-    assert len(rows) == len(rows_found)
-    assert rows_found.keys() == expected.keys()
-    for location, row in expected.items():
+    rows_by_key = {(row["partition"], row["key"]): row for row in rows}
+    assert len(rows) == len(rows_by_key)
+    assert rows_by_key.keys() == expected.keys()
+    for key, row in expected.items():
         for name in ("topic", "partition", "offset", "value", "timestamp"):
-            assert rows_found[location][name] == row[name]
+            assert rows_by_key[key][name] == row[name]
 
 
 def test_compaction_keeps_latest_records(lake: Lake) -> None:
@@ -192,10 +192,10 @@ def test_several_runs_equal_one_run(
     once.export(options, **rules)
     columns = [name for name in once.read().column_names if name != "headers"]
     order = [("topic", "ascending"), ("partition", "ascending"), ("offset", "ascending")]
-    rows_found, full = (
+    merged, compacted_once = (
         written_lake.read().select(columns).sort_by(order) for written_lake in (lake, once)
     )
-    assert rows_found.equals(full)
+    assert merged.equals(compacted_once)
     # Old records were not read from the tier again.
     spans = sorted((topic, number, start) for topic, number, start, _ in executor.read)
     assert len(spans) == len(set(spans))

@@ -71,7 +71,9 @@ def count_steps(tmp_path: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_folder_killed_at_every_step(tmp_path: Path, after: bool) -> None:
+def test_folder_export_killed_at_every_step_resumes_exactly_once(
+    tmp_path: Path, after: bool
+) -> None:
     names = count_steps(tmp_path)
     assert {"create json", "create published", "publish", "list", "read"} <= set(names)
     for fatal in range(len(names)):
@@ -83,7 +85,7 @@ def test_folder_killed_at_every_step(tmp_path: Path, after: bool) -> None:
         assert_holds(lake.read(), ["txn"])
 
 
-def test_folder_killed_during_recovery_resumes(tmp_path: Path) -> None:
+def test_folder_export_killed_during_recovery_resumes_exactly_once(tmp_path: Path) -> None:
     names = count_steps(tmp_path)
     first = names.index("create json")
     for second in range(8):

@@ -10,7 +10,7 @@ import pytest
 from kts_source.errors import ExportError
 from kts_source.export.tables.export_table import STATE_VERSION
 from tests.kts_source.export.exporting import FORMATS, Lake
-from tests.kts_source.export.small_tier import SmallTier, held
+from tests.kts_source.export.small_tier import SmallTier, table_offsets
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,7 @@ def test_state_of_another_version_is_refused(
     match = f"in version {version}, .* reads version {STATE_VERSION} only. Export into another"
     with pytest.raises(ExportError, match=match):
         lake.export(tier.grow(1).options())
-    assert held(lake) == list(range(10))
+    assert table_offsets(lake) == list(range(10))
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])

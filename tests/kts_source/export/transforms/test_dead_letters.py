@@ -30,7 +30,7 @@ ALL = Counter(
 
 
 class OddOnly(EvenOffsets):
-    """Returns dead letters only."""
+    """Rejects odd offsets and drops even ones, so its only output is dead letters."""
 
     fingerprint = "odd"
 

@@ -184,7 +184,7 @@ def test_subscribe_pattern_skips_internal_topics(tmp_path: Path, name: str) -> N
 def log_directories(tmp_path: Path) -> tuple[Disk, Disk]:
     """Writes two log directories without a common folder.
 
-    One partition is on both, another one only on the second.
+    One partition is in both directories, another one only in the second directory.
     """
     first = Disk(tmp_path / "mnt" / "a" / "kafka").write(LOG, high_watermark=0)
     second = Disk(tmp_path / "srv" / "deep" / "down" / "kafka").write(LOG)

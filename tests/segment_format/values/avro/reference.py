@@ -172,7 +172,7 @@ class _Run:
         branch = (same or own or able)[0]
         if branch == NULL:
             return None
-        branches = [one for one in reader.branches if one != NULL]
+        branches = [member for member in reader.branches if member != NULL]
         wide = _merged(branches)
         value = self.value(writer, branch if wide is None else wide)
         if self.plain or len(branches) == 1 or wide is not None:

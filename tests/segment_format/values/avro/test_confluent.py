@@ -52,23 +52,23 @@ def test_rows_of_many_writers_keep_their_order() -> None:
     writers |= {
         str(uuid.UUID(int=random.getrandbits(128))): schema_of(names) for names in WRITERS[::2]
     }
-    alone = {entry: AvroDecoder(reader, writer) for entry, writer in writers.items()}
+    alone = {schema_id: AvroDecoder(reader, writer) for schema_id, writer in writers.items()}
     decoder = FramedAvroDecoder(reader, writers.__getitem__, CONFLUENT)
     for _ in range(5):
         ids = [random.choice(list(writers)) for _ in range(150)]
-        values = [Values(random).of(writers[entry]) for entry in ids]
+        values = [Values(random).of(writers[schema_id]) for schema_id in ids]
         bodies = [
-            Values(random).damaged(entry) if random.random() < 0.1 else entry for entry in values
+            Values(random).damaged(value) if random.random() < 0.1 else value for value in values
         ]
-        rows = [framed(entry, body) for entry, body in zip(ids, bodies, strict=True)]
+        rows = [framed(schema_id, body) for schema_id, body in zip(ids, bodies, strict=True)]
         result = decoder.decode(pa.array([b"ignored", *rows], pa.binary()).slice(1))
         result.array.validate(full=True)
-        bad = {entry.row: (entry.path, entry.reason) for entry in result.bad}
+        bad = {error.row: (error.path, error.reason) for error in result.bad}
         assert 0 < len(bad) < 50
-        for row, (entry, body) in enumerate(zip(ids, bodies, strict=True)):
-            expected = alone[entry].decode(pa.array([body], pa.binary()))
+        for row, (schema_id, body) in enumerate(zip(ids, bodies, strict=True)):
+            expected = alone[schema_id].decode(pa.array([body], pa.binary()))
             assert is_same(result.array.slice(row, 1), expected.array)
-            assert [(each.path, each.reason) for each in expected.bad] == (
+            assert [(error.path, error.reason) for error in expected.bad] == (
                 [bad[row]] if row in bad else []
             )
 

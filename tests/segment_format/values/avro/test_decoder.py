@@ -41,7 +41,7 @@ def plain(array: pa.Array) -> list[Any]:
         rows: list[Any] = [[field[row] for field in fields] for row in range(len(array))]
     elif pa.types.is_map(kind) or pa.types.is_list(kind):
         inside = [array.keys, array.items] if pa.types.is_map(kind) else [array.values]
-        children = [plain(one) for one in inside]
+        children = [plain(child) for child in inside]
         ends = array.offsets.to_pylist()
         rows = [[child[start:stop] for child in children] for start, stop in pairwise(ends)]
     elif pa.types.is_temporal(kind):

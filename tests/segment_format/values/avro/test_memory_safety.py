@@ -20,7 +20,7 @@ from tests.segment_format.values.avro.generated import Schemas, Values
 from tests.segment_format.values.avro.reference import BadAvroError, read
 
 
-def read_beside_the_guard() -> int:
+def read_before_guard_page() -> int:
     """Decodes values and their prefixes. Returns their number."""
     pages = GuardedPages(1 << 16)
     random = Random(11)
@@ -49,7 +49,7 @@ def read_beside_the_guard() -> int:
 @pytest.mark.skipif(sys.platform == "win32", reason="mprotect")
 def test_kernel_does_not_read_past_the_value() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", f"from {__name__} import *; print(read_beside_the_guard())"],
+        [sys.executable, "-c", f"from {__name__} import *; print(read_before_guard_page())"],
         capture_output=True,
         text=True,
         check=False,

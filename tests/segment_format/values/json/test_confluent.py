@@ -37,10 +37,10 @@ def test_confluent_json_matches_json_after_header(seed: int) -> None:
     result, expected = DECODER.decode(values), PLAIN.decode(texts)
     result.array.validate(full=True)
     assert result.array.equals(expected.array)
-    assert [row for row in result.bad if row in expected.bad] == list(expected.bad)
+    assert [error for error in result.bad if error in expected.bad] == list(expected.bad)
     headless = values.is_valid().to_numpy(False) & texts.is_null().to_numpy(False)
-    bad = {row.row for row in expected.bad} | set(headless.nonzero()[0].tolist())
-    assert [row.row for row in result.bad] == sorted(bad)
+    bad = {error.row for error in expected.bad} | set(headless.nonzero()[0].tolist())
+    assert [error.row for error in result.bad] == sorted(bad)
 
 
 def test_confluent_json_reasons_name_the_missing_bytes() -> None:

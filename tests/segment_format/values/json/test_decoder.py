@@ -296,7 +296,7 @@ def test_decoder_is_thread_safe() -> None:
     ] * 4
 
 
-def read_beside_the_guard() -> int:
+def read_before_guard_page() -> int:
     """Decodes every prefix of the sample, each ending at a page without access rights."""
     pages = GuardedPages(1 << 16)
     values = [SAMPLE[:size] for size in range(0, len(SAMPLE) + 1, 2)]
@@ -315,7 +315,7 @@ def read_beside_the_guard() -> int:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="mprotect")
 def test_decoder_does_not_read_past_the_values() -> None:
-    code = f"from {__name__} import read_beside_the_guard as run; print(run())"
+    code = f"from {__name__} import read_before_guard_page as run; print(run())"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=200
     )

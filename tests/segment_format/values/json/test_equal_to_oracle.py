@@ -141,8 +141,8 @@ def test_selected_columns_match_full_decode(random: Random) -> None:
     some = JsonDecoder(kind, random.sample(columns, len(columns))).decode(values)
     assert some.array.type == smaller
     some.array.validate(full=True)
-    bad = {value.row for value in everything.bad}
-    assert {value.row for value in some.bad} <= bad
+    bad = {error.row for error in everything.bad}
+    assert {error.row for error in some.bad} <= bad
     for row, (value, other) in enumerate(
         zip(oracle.plain(some.array), oracle.plain(everything.array), strict=True)
     ):
@@ -175,9 +175,10 @@ def test_bad_row_does_not_change_other_rows(random: Random) -> None:
         mixed.append(text)
     result = JsonDecoder(kind).decode(pa.array(mixed, pa.binary()))
     values = oracle.plain(result.array)
-    assert {text.row for text in result.bad} == set(range(len(mixed))) - set(positions)
+    assert {error.row for error in result.bad} == set(range(len(mixed))) - set(positions)
     assert all(
-        oracle.same(values[position], text) for position, text in zip(positions, alone, strict=True)
+        oracle.same(values[position], value)
+        for position, value in zip(positions, alone, strict=True)
     )
 
 
@@ -186,10 +187,7 @@ def test_sliced_input_decodes_only_its_rows(start: int) -> None:
     values = [b'{"id":%d}' % number if number % 3 else None for number in range(40)]
     array = pa.array(values, pa.binary()).slice(start, 20)
     result = JsonDecoder(pa.struct([("id", pa.int64())])).decode(array)
-    expected = [
-        None if row_number is None else row_number for row_number in range(start, start + 20)
-    ]
     assert result.array.to_pylist() == [
-        {"id": row_number} if row_number % 3 else None for row_number in expected
+        {"id": number} if number % 3 else None for number in range(start, start + 20)
     ]
     assert not result.bad

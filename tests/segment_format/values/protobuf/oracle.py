@@ -52,8 +52,8 @@ class Oracle:
             twin.syntax = "editions"
             twin.edition = descriptor_pb2.EDITION_2023
             twin.options.features.enum_type = descriptor_pb2.FeatureSet.CLOSED
-        for each in twin.message_type:
-            self._change(each, f"{file.package}.")
+        for message_type in twin.message_type:
+            self._change(message_type, f"{file.package}.")
         self._class = message_class(twin, message)
 
     def _change(self, message: Proto, scope: str) -> None:
@@ -69,8 +69,8 @@ class Oracle:
                 field.options.features.message_encoding = descriptor_pb2.FeatureSet.DELIMITED
             if field.label == FieldProto.LABEL_REQUIRED:
                 field.label = FieldProto.LABEL_OPTIONAL  # missing required fields are accepted
-        for each in message.nested_type:
-            self._change(each, f"{name}.")
+        for nested in message.nested_type:
+            self._change(nested, f"{name}.")
 
     def row(self, data: bytes) -> Row:
         """Returns the row in the form of `rows_of`, or None if the value is bad."""
@@ -104,7 +104,7 @@ class Oracle:
                     for entry in value
                     if not _is_dropped(entry)
                 }
-            return [self._single(each, field) for each in value]
+            return [self._single(item, field) for item in value]
         if field.has_presence and not message.HasField(field.name):
             if field.containing_oneof is not None or not field.has_default_value:
                 return None

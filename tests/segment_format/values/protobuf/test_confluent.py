@@ -82,18 +82,18 @@ def test_framed_values_match_plain_values(
         for _ in range(2):
             decoded = framed.decode(pa.array(values, pa.binary()).slice(skip))
     decoded.array.validate(full=True)
-    readable_values = [None if value is None else readable(value) for value in values[skip:]]
+    read_values = [None if value is None else readable(value) for value in values[skip:]]
     plain = decoder.decode(
-        binary(*(None if entry is None or entry[1] else entry[0] for entry in readable_values))
+        binary(*(None if entry is None or entry[1] else entry[0] for entry in read_values))
     )
     assert rows_of(decoded.array) == rows_of(plain.array)
-    reasons = {each.row: each.reason for each in plain.bad}
+    reasons = {error.row: error.reason for error in plain.bad}
     reasons |= {
-        row: entry[1] for row, entry in enumerate(readable_values) if entry is not None and entry[1]
+        row: entry[1] for row, entry in enumerate(read_values) if entry is not None and entry[1]
     }
-    assert [each.row for each in decoded.bad] == sorted(reasons)
-    for each in decoded.bad:
-        assert each.reason.startswith(reasons[each.row])
+    assert [error.row for error in decoded.bad] == sorted(reasons)
+    for error in decoded.bad:
+        assert error.reason.startswith(reasons[error.row])
 
 
 def test_default_message_index_comes_from_reader_schema() -> None:
@@ -104,7 +104,9 @@ def test_default_message_index_comes_from_reader_schema() -> None:
     value = sample_value("proto3")
     decoded = framed.decode(binary(b"\0\0\0\0\1\2\2" + value, b"\0\0\0\0\1\0" + value, None))
     assert rows_of(decoded.array) == [*rows_of(decoder.decode(binary(value)).array), None, None]
-    assert [(each.row, each.reason) for each in decoded.bad] == [(1, "message index [0], not [1]")]
+    assert [(error.row, error.reason) for error in decoded.bad] == [
+        (1, "message index [0], not [1]")
+    ]
 
 
 def test_header_lookup_is_cached_and_failures_retried_per_batch() -> None:

@@ -109,7 +109,7 @@ def test_truncated_or_flipped_values_match_upb(syntax: str) -> None:
     decoded.array.validate(full=True)
     expected = [oracle.row(value) for value in values]
     assert rows_of(decoded.array) == expected
-    assert [each.row for each in decoded.bad] == [
+    assert [error.row for error in decoded.bad] == [
         row for row, row_expected in enumerate(expected) if row_expected is None
     ]
     assert 100 < len(decoded.bad) < len(values)
@@ -179,11 +179,11 @@ def test_bad_rows_do_not_change_other_rows() -> None:
     decoded = decoder_of("proto3").decode(binary(*values))
     decoded.array.validate(full=True)
     after = rows_of(decoded.array)
-    assert [each.row for each in decoded.bad] == rows
-    for each in decoded.bad:
-        path, reason = wrong[chosen[each.row]]
-        assert each.reason == reason
-        assert path in (each.path, f"{each.path}.seconds", each.path.rpartition(".")[0])
+    assert [error.row for error in decoded.bad] == rows
+    for error in decoded.bad:
+        path, reason = wrong[chosen[error.row]]
+        assert error.reason == reason
+        assert path in (error.path, f"{error.path}.seconds", error.path.rpartition(".")[0])
     for row in range(300):
         assert after[row] == (None if row in chosen else before[row])
 
@@ -203,7 +203,7 @@ def test_well_known_type_as_value_decodes(name: str, data: bytes, expected: Row)
     decoded = decoder.decode(binary(data, None, b"\x0f", data))
     decoded.array.validate(full=True)
     assert rows_of(decoded.array) == [expected, None, None, expected]
-    assert [each.row for each in decoded.bad] == [2]
+    assert [error.row for error in decoded.bad] == [2]
 
 
 def test_slices_and_nulls_decode_and_other_types_raise() -> None:
@@ -226,7 +226,7 @@ def test_decode_from_starts_at_positions() -> None:
     decoded = decoder.decode_from(values, starts, {4: "for a reason"})
     count = [None if row is None else int(row["count"]) for row in decoded.array.to_pylist()]
     assert count == [5, 0, None, None, None]
-    assert [(each.row, each.reason) for each in decoded.bad] == [
+    assert [(error.row, error.reason) for error in decoded.bad] == [
         (3, "no message begins there"),
         (4, "for a reason"),
     ]

@@ -26,7 +26,7 @@ def check(decoder: ProtobufDecoder, oracle: Oracle, values: list[bytes | None]) 
     check_nulls_below(decoded.array)
     assert decoded.array.type == decoder.type
     rows = rows_of(decoded.array)
-    too_large = {each.row for each in decoded.bad if each.reason == REASONS[TOO_LARGE]}
+    too_large = {error.row for error in decoded.bad if error.reason == REASONS[TOO_LARGE]}
     expected = [
         None if value is None or row in too_large else oracle.row(value)
         for row, value in enumerate(values)
@@ -38,7 +38,7 @@ def check(decoder: ProtobufDecoder, oracle: Oracle, values: list[bytes | None]) 
         for row, (value, row_expected) in enumerate(zip(values, expected, strict=True))
         if value is not None and row_expected is None
     ]
-    assert [each.row for each in decoded.bad] == bad
+    assert [error.row for error in decoded.bad] == bad
     return rows
 
 

@@ -64,6 +64,6 @@ def test_values_of_confluent_serializer_decode(name: str, prefix: bytes) -> None
     values = pa.array([prefix + b"\n\x07Z\xc3\xbcrich", prefix[:5] + b"\x02\x62"], pa.binary())
     decoded = ConfluentProtobufDecoder(decoder).decode(values)
     assert decoded.array.to_pylist() == [{"x": "Zürich"}, None]
-    assert [each.reason for each in decoded.bad] == [
+    assert [error.reason for error in decoded.bad] == [
         f"message index [49], not {list(decoder.message_index)}"
     ]

@@ -18,7 +18,7 @@ from tests.segment_format.values.protobuf.oracle import WELL_KNOWN, Proto, descr
 def all_messages(descriptor: Proto) -> list[Proto]:
     return [
         descriptor,
-        *(message for each in descriptor.nested_types for message in all_messages(each)),
+        *(message for nested in descriptor.nested_types for message in all_messages(nested)),
     ]
 
 

@@ -41,10 +41,10 @@ def selected(row: Row, kind: pa.DataType, selection: Selection | None) -> Row:
     if row is None or selection is None:
         return row
     if pa.types.is_list(kind):
-        return [selected(each, kind.value_type, selection) for each in row]
+        return [selected(item, kind.value_type, selection) for item in row]
     if pa.types.is_map(kind):
         below = selection.get("value")
-        return {key: selected(each, kind.item_type, below) for key, each in row.items()}
+        return {key: selected(value, kind.item_type, below) for key, value in row.items()}
     return {
         field.name: selected(row[field.name], field.type, selection[field.name])
         for field in kind
@@ -67,13 +67,13 @@ def test_selected_columns_match_full_decode(seed: int) -> None:
     few = decoder.decode(values)
     few.array.validate(full=True)
     assert few.array.type == decoder.type
-    assert {each.row for each in few.bad} <= {each.row for each in full.bad}
+    assert {error.row for error in few.bad} <= {error.row for error in full.bad}
     selection = selection_of(chosen)
-    for row, (all_of, row_found) in enumerate(
+    for row, (full_row, selected_row) in enumerate(
         zip(rows_of(full.array), rows_of(few.array), strict=True)
     ):
-        if all_of is not None:
-            assert row_found == selected(all_of, everything.type, selection), (row, chosen)
+        if full_row is not None:
+            assert selected_row == selected(full_row, everything.type, selection), (row, chosen)
 
 
 def test_selected_fields_keep_message_order() -> None:

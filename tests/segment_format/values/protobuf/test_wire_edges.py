@@ -94,7 +94,7 @@ def test_wire_edge_case_matches_upb(name: str, syntax: str) -> None:
     decoded.array.validate(full=True)
     oracle = Oracle(file, "s.Order")
     assert rows_of(decoded.array) == [oracle.row(value), oracle.row(b"\x18\x05")]
-    assert [each.row for each in decoded.bad] == ([] if name in GOOD else [0])
+    assert [error.row for error in decoded.bad] == ([] if name in GOOD else [0])
 
 
 def deep_file(depth: int, *, groups: bool) -> Proto:
@@ -124,9 +124,9 @@ def test_nesting_beyond_100_makes_row_bad(depth: int, is_group: bool, unknown: i
     decoder = ProtobufDecoder(descriptor_set(deep_file(101, groups=is_group)), "d.M101")
     decoded = decoder.decode(pa.array([value], pa.binary()))
     assert len(decoded.bad) == (depth > 100)
-    for each in decoded.bad:
-        assert each.reason == "messages and groups are nested more than 100 deep"
-        assert each.path.count("m") == 101 - unknown
+    for error in decoded.bad:
+        assert error.reason == "messages and groups are nested more than 100 deep"
+        assert error.path.count("m") == 101 - unknown
 
 
 def test_map_entry_with_unknown_field_is_kept() -> None:
@@ -141,10 +141,10 @@ def test_map_entry_with_unknown_field_is_kept() -> None:
 
 
 def test_field_0_in_empty_message_makes_row_bad() -> None:
-    """Unlike upb, which accepts field 0 here, but like upb in every other message."""
+    """upb rejects field 0 in all messages except empty ones. This decoder always rejects it."""
     file = descriptor_pb2.FileDescriptorProto(name="e.proto", syntax="proto3")
     file.message_type.add(name="E")
     decoder = ProtobufDecoder(descriptor_set(file), "E")
     decoded = decoder.decode(pa.array([b"\x00\x01", b"\x08\x01"], pa.binary()))
-    assert [each.row for each in decoded.bad] == [0]
+    assert [error.row for error in decoded.bad] == [0]
     assert decoded.array.to_pylist() == [None, {}]

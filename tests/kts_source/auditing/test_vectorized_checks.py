@@ -45,14 +45,18 @@ def check_single_batches(table: BatchTable, check: LogCheck, indexes: SegmentInd
         indexes.see(batch)
 
 
-def test_random_histories_have_equal_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectorized_audit_of_random_histories_equals_checks_of_single_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     histories = [random_history(random.Random(f"at once {seed}")) for seed in range(20)]
     fast = [audit_history(World(history)) for history in histories]
     monkeypatch.setattr(proof, "check_table", check_single_batches)
     assert fast == [audit_history(World(history)) for history in histories]
 
 
-def test_flipped_bytes_have_equal_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectorized_audit_of_flipped_bytes_equals_checks_of_single_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = random.Random(3)
     tier = write_tier(tmp_path, healthy_segments())
     # Batch headers and index entries, in which almost each bit matters.
@@ -141,7 +145,9 @@ def audit_store(store: CountingStore) -> AuditReport:
     return kts_source.audit(options, level="bytes", store=store, now_ms=NOW_MS)
 
 
-def test_damaged_batches_have_equal_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectorized_audit_of_damaged_batches_equals_checks_of_single_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     kinds = set[str]()
     for seed in range(40):
         kinds |= check_damage(f"batches {seed}", monkeypatch)
@@ -153,7 +159,7 @@ def test_damaged_batches_have_equal_reports(monkeypatch: pytest.MonkeyPatch) -> 
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(log=strategies.logs(max_steps=30))
-def test_transactions_of_table_equal_single_rows(log: BuiltLog) -> None:
+def test_vectorized_transactions_equal_single_rows(log: BuiltLog) -> None:
     opened: Mapping[int, int] = {}
     for segment in log.segments:
         vectorized, single = Transactions(opened), Transactions(opened)

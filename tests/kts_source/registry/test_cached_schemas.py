@@ -1,4 +1,4 @@
-"""Tests the disk cache of registry schemas, whose keys include the registry and the user."""
+"""Tests the disk cache of registry schemas. Its keys contain the registry and the user."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def always(reply: Reply) -> Callable[[int, int], Reply]:
 
 
 @pytest.mark.parametrize("start", [0, 5])
-def test_answer_of_another_range_is_refused(
+def test_response_with_another_range_is_refused(
     server: FakeCloud, store: ObjectStore, start: int
 ) -> None:
     for fault, headers in WRONG.items():
@@ -123,7 +123,7 @@ def test_transient_failures_are_requested_once_per_attempt(
     assert len(server.reads) == QUICK.max_attempts == store.counters.requests
 
 
-def test_truncated_answers_are_requested_once_per_attempt(
+def test_truncated_responses_are_requested_once_per_attempt(
     server: FakeCloud, store: ObjectStore
 ) -> None:
     server.read = lambda first, stop: (

@@ -57,13 +57,13 @@ def test_proof_is_valid_only_if_reading_has_same_result(
         ({}, {7: 110, 8: 150}),
     ],
 )
-def test_open_knowing_fewer_transactions_uses_own_starts(
+def test_open_knowing_returns_own_start_of_unknown_transactions(
     open_transactions: dict[int, int], expected: dict[int, int]
 ) -> None:
     assert PROOF.open_knowing(open_transactions) == expected
 
 
-def test_proof_of_segment_with_counted_first_batch() -> None:
+def test_proof_is_valid_only_with_equal_counted_from() -> None:
     shared = replace(PROOF, counted_from=105)
     assert shared.holds_for((100, 200), 105, False, {})
     assert not shared.holds_for((100, 200), 0, False, {})

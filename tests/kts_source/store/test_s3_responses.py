@@ -45,7 +45,7 @@ def _store(server: Server, **options: str) -> S3Store:
     ],
     ids=["encoded chunks", "chunks said twice", "chunks", "two lengths", "several ranges"],
 )
-def test_ambiguous_answers_are_refused(clean_environment: None, answer: bytes) -> None:
+def test_ambiguous_responses_are_refused(clean_environment: None, answer: bytes) -> None:
     with serving(lambda server, sock: answers(server, sock, answer)) as server:
         store = _store(server, **KEYS)
         with pytest.raises(StoreUnavailableError, match=r"no valid Content-|multiple unmatching"):
@@ -54,7 +54,7 @@ def test_ambiguous_answers_are_refused(clean_environment: None, answer: bytes) -
         store.close()
 
 
-def test_s3fs_reads_after_an_interim_answer(
+def test_s3fs_reads_after_an_interim_response(
     clean_environment: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(S3Store, "_read_by_s3fs", lambda *_arguments: DATA[:100])

@@ -25,7 +25,7 @@ from kts_source.export.tables import run_marks
 from kts_source.export.tables.target_store import LocalTarget
 from tests.kts_source.export.exporting import FORMATS, Lake
 from tests.kts_source.export.fates import without_answers
-from tests.kts_source.export.small_tier import SmallTier, held, ranges
+from tests.kts_source.export.small_tier import SmallTier, ranges, table_offsets
 from tests.kts_source.export.tables.test_protocol import Interposed
 
 
@@ -47,7 +47,7 @@ def test_commit_with_lost_response_succeeds(
     table = without_answers(lake.table(), number, is_error=is_error)
     report = lake.export(tier.options(), table=table, commit_bytes=1)
     assert (report.commits, ranges(report)) == (3, [(0, 30)])
-    assert held(lake) == list(range(30))
+    assert table_offsets(lake) == list(range(30))
     assert lake.export(tier.options()).commits == 0
 
 
@@ -60,13 +60,13 @@ def test_compaction_with_lost_response_succeeds(
     lake.export(tier.options(), compact=True)
     table = without_answers(lake.table(compact=True), 0, is_error=is_error)
     assert lake.export(tier.grow(1).options(), table=table, compact=True).commits == 1
-    assert held(lake) == [39]
+    assert table_offsets(lake) == [39]
 
 
 def test_conflict_is_not_treated_as_lost_response(lake: Lake, tier: SmallTier) -> None:
     with pytest.raises(CommitConflictError):
         lake.export(tier.options(), executor=Interposed(lambda: lake.export(tier.options())))
-    assert held(lake) == list(range(30))
+    assert table_offsets(lake) == list(range(30))
 
 
 def test_failed_commit_raises(lake: Lake, tier: SmallTier, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_failed_commit_raises(lake: Lake, tier: SmallTier, monkeypatch: pytest.M
     monkeypatch.setattr(table, "_try_commit", fail)
     with pytest.raises(StoreUnavailableError, match="no answer"):
         lake.export(tier.grow(1).options(), table=table)
-    assert held(lake) == list(range(30))
+    assert table_offsets(lake) == list(range(30))
 
 
 @pytest.mark.parametrize("method", ["commit_table", "create_table"])
@@ -100,7 +100,7 @@ def test_iceberg_commit_of_unknown_state_succeeds(
     monkeypatch.setattr(SqlCatalog, method, lost)
     report = lake.export(tier.options())
     assert ranges(report) == [(0, 30)]
-    assert held(lake) == list(range(30))
+    assert table_offsets(lake) == list(range(30))
 
 
 # -- files of a running export
@@ -115,7 +115,7 @@ def test_missing_file_is_not_committed(lake: Lake, tier: SmallTier) -> None:
 
     with pytest.raises(ExportError, match="nothing was committed"):
         lake.export(tier.grow(2).options(), executor=Interposed(remove), commit_bytes=1 << 40)
-    assert held(lake) == list(range(30))
+    assert table_offsets(lake) == list(range(30))
     assert ranges(lake.export(tier.options())) == [(30, 50)]
 
 
@@ -130,7 +130,7 @@ def test_file_with_other_bytes_is_not_committed(lake: Lake, tier: SmallTier) -> 
 
     with pytest.raises(ExportError, match="nothing was committed"):
         lake.export(tier.grow(1).options(), executor=Interposed(truncate))
-    assert held(lake) == list(range(30))
+    assert table_offsets(lake) == list(range(30))
 
 
 def test_clean_keeps_all_files_of_a_running_export(lake: Lake, tier: SmallTier) -> None:
@@ -141,7 +141,7 @@ def test_clean_keeps_all_files_of_a_running_export(lake: Lake, tier: SmallTier) 
 
     lake.export(tier.options(), executor=Interposed(clean_up))
     assert cleaned == [()]
-    assert held(lake) == list(range(30))
+    assert table_offsets(lake) == list(range(30))
     assert clean(lake.settings(), older_than_hours=-1) == ()
 
 
@@ -159,7 +159,7 @@ def test_clean_removes_files_of_a_dead_export(lake: Lake, tier: SmallTier) -> No
     (folder / ("0" * 32)).touch()
     assert len(clean(lake.settings(), older_than_hours=-1, remove=True)) == 2
     assert clean(lake.settings(), older_than_hours=-1) == ()
-    assert held(lake) == list(range(30))
+    assert table_offsets(lake) == list(range(30))
 
 
 def test_clean_supports_iceberg_table_without_snapshot(tmp_path: Path, tier: SmallTier) -> None:
@@ -199,7 +199,7 @@ def test_clean_keeps_files_of_export_with_id_like_a_run(lake: Lake, tier: SmallT
 
     lake.export(tier.options(), executor=Interposed(clean_up), export_id=export_id)
     assert cleaned == [()]
-    assert held(lake) == list(range(30))
+    assert table_offsets(lake) == list(range(30))
 
 
 def test_folder_without_locks_is_exported_with_a_warning(
@@ -217,7 +217,7 @@ def test_folder_without_locks_is_exported_with_a_warning(
     lake.export(tier.options(), executor=Interposed(clean_up))
     assert "cannot be locked (Operation not supported)" in caplog.text
     assert cleaned == [()]
-    assert held(lake) == list(range(30))
+    assert table_offsets(lake) == list(range(30))
     assert clean(lake.settings(), older_than_hours=-1) == ()
 
 

@@ -26,7 +26,7 @@ TAKEN = 32 << 20
 
 @contextmanager
 def _endless(sent: list[int]) -> Iterator[str]:
-    """Yields the endpoint; `sent` gets the number of bytes sent by each answer."""
+    """Yields the endpoint; `sent` gets the number of bytes of each response."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -64,7 +64,7 @@ def _endless(sent: list[int]) -> Iterator[str]:
         thread.join(10)
 
 
-def test_endless_answer_is_aborted(clean_environment: None) -> None:
+def test_endless_response_is_aborted(clean_environment: None) -> None:
     """The requested size bounds its memory."""
     sent: list[int] = []
     with _endless(sent) as endpoint:
