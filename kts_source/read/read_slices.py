@@ -246,6 +246,7 @@ class _SliceDecoder:
 
         self.span = span
         self._reader = reader
+        self._fail_on_data_loss = settings.fail_on_data_loss
         self._check = BoundaryCheck(span.first)
         self._transactions: TransactionCheck | None = None
         if settings.read_committed:
@@ -278,13 +279,21 @@ class _SliceDecoder:
         part = self.span.part
         stop = part.stop_offset if self.done else self._check.stop_offset(part)
         self._transactions.finish(self._check.first_offset(part), stop)
-        check_around(
-            part,
-            self._transactions,
-            self._reader,
-            position=self.span.first.position + self._decoder.counters.bytes,
-            next_offset=stop,
-        )
+        try:
+            check_around(
+                part,
+                self._transactions,
+                self._reader,
+                position=self.span.first.position + self._decoder.counters.bytes,
+                next_offset=stop,
+            )
+        except ObjectNotFoundError as error:
+            text = f"transactions are not compared with the log around: no object {error.uri}"
+            if self._fail_on_data_loss:
+                place = {**_place(part, self._reader), "uri": error.uri}
+                text = f"{text}; failOnDataLoss=false goes on without"
+                raise DataLossError(text, **place) from error
+            log.warning("%s-%s: %s", part.topic, part.partition, text)
 
     def finish(
         self, meter: TaskMeter | None, *, rest_is_lost: bool = False
