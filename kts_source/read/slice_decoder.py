@@ -15,13 +15,14 @@ rest:
 
 from __future__ import annotations
 
+import logging
 from contextlib import closing, suppress
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from kts_source.columns import PARTITION, SEGMENT_ID, TOPIC
-from kts_source.errors import CorruptSegmentError, ObjectNotFoundError
+from kts_source.errors import CorruptSegmentError, DataLossError, ObjectNotFoundError
 from kts_source.layout.remote_segment import IndexType
 from kts_source.predicate.implied_ranges import (
     TRUE,
@@ -65,6 +66,8 @@ if TYPE_CHECKING:
 
     _Batch = tuple[RecordBatchHeader, ControlRecordType | None]
 
+log = logging.getLogger(__name__)
+
 
 class SliceDecoder:
     """Decodes the bytes of one slice as they arrive."""
@@ -73,6 +76,7 @@ class SliceDecoder:
         self.task_slice = task_slice = span.task_slice
         self._span = span
         self._source = source
+        self._fail_on_data_loss = settings.fail_on_data_loss
         self._check = BoundaryCheck(span.first)
         self._transactions: TransactionCheck | None = None
         if settings.read_committed:
@@ -143,13 +147,25 @@ class SliceDecoder:
         task_slice = self.task_slice
         stop = task_slice.stop_offset if self.done else self._check.stop_offset(task_slice)
         self._transactions.finish(self._check.first_offset(task_slice), stop)
-        check_around(
-            task_slice,
-            self._transactions,
-            self._source,
-            position=self._span.first.position + self._decoder.counters.bytes,
-            next_offset=stop,
-        )
+        try:
+            check_around(
+                task_slice,
+                self._transactions,
+                self._source,
+                position=self._span.first.position + self._decoder.counters.bytes,
+                next_offset=stop,
+            )
+        except ObjectNotFoundError as error:
+            text = f"transactions are not compared with the log around: no object {error.uri}"
+            if self._fail_on_data_loss:
+                raise DataLossError(
+                    f"{text}; failOnDataLoss=false skips the comparison",
+                    topic=task_slice.topic,
+                    partition=task_slice.partition,
+                    offset=task_slice.start_offset,
+                    uri=error.uri,
+                ) from error
+            log.warning("%s-%s: %s", task_slice.topic, task_slice.partition, text)
 
 
 def open_range_decoder(

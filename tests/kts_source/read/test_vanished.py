@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
@@ -15,8 +16,12 @@ from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read.read_task import run_task
 from kts_source.read.task_metrics import TaskMetrics, TaskPlace, write_metrics
+from kts_source.tier import Tier
+from segment_format.testing import LogBuilder, SimpleRecord
 from tests.golden_data import KEY_PREFIX, TIER, assert_same_rows, expected_table, tier_options
+from tests.kts_source.planning.memory_store import MemoryStore
 from tests.kts_source.planning.scanning import run
+from tests.kts_source.planning.written_logs import write_log
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,6 +90,32 @@ def test_deleted_log_is_skipped_without_fail_on_data_loss(
     assert pc.sum(gone).as_py() > 0
     assert_same_rows(table, expected.filter(pc.invert(gone)))
     assert f"offsets [{task_slice.start_offset}, {task_slice.stop_offset})" in caplog.text
+
+
+def test_lost_entry_after_deleted_segment_is_not_compared(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    builder = LogBuilder()
+    builder.append([SimpleRecord(b"plain")])
+    builder.send(1, [SimpleRecord(b"aborted")])
+    builder.roll()
+    builder.append([SimpleRecord(b"plain")])
+    builder.abort(1)
+    builder.roll()
+    first, last = builder.build().segments
+    segments = first, replace(last, txnindex=None)
+    objects = write_log(replace(builder.build(), segments=segments), local=False)
+    tier = Tier(MemoryStore(objects))
+    options = {"path": "/", "subscribe": "t", "targetPartitionBytes": "1"}
+    plan = plan_scan(parse_options(options), tier)
+    only_last = replace(plan, tasks=plan.tasks[-1:])
+    (key,) = (task.slices[0].objects.log.key for task in plan.tasks[:1])
+    del objects[key]
+    with pytest.raises(DataLossError, match="not compared with the log around: no object"):
+        run(only_last, options, tier)
+    rows = run(only_last, {**options, "failOnDataLoss": "false"}, tier)
+    assert rows["offset"].to_pylist() == [2]
+    assert "not compared with the log around" in caplog.text
 
 
 def test_slices_with_deleted_index_are_lost(tier: Path) -> None:
