@@ -125,7 +125,7 @@ def planning(options: ScanOptions) -> dict[str, float]:
 
 
 def _load() -> None:
-    from kts_source.broker.protocol_library import load_messages
+    from kts_source.broker.sasl import load_messages
 
     load_messages()
     import kafka.net.sasl  # noqa: F401

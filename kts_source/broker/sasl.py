@@ -6,23 +6,29 @@ A client produces and consumes the bytes of SaslAuthenticate; the connection sen
 
 OAUTHBEARER's tokens come from an endpoint (OAuth's client credentials grant) or from a user's
 function. They are fetched in the process that connects and reused for most of their life.
+
+Importing any module of kafka-python also imports its consumer, producer and admin client, which
+takes more than twice as long (0.50 s instead of 0.22 s per process). So `load_messages` leaves the
+package empty until another of its attributes is used.
 """
 
 from __future__ import annotations
 
 import base64
 import http.client
+import importlib.util
 import json
 import re
 import ssl
+import sys
 import threading
 import time
 from contextlib import contextmanager
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import quote_plus, urlencode, urlsplit
 
 from kts_source.broker.kafka_table import NEEDS_KAFKA
-from kts_source.broker.protocol_library import load_messages
 from kts_source.broker.settings import (
     OAUTHBEARER,
     SCRAM_MECHANISMS,
@@ -34,12 +40,18 @@ from kts_source.broker.settings import (
 )
 from kts_source.errors import BrokerError, BrokerUnavailableError, InvalidOptionError
 from kts_source.secret import call_callback
+from segment_format.tuning import is_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kts_source.broker.settings import Security
 
+
+_PACKAGE: Final = "kafka"
+_OF_THE_PACKAGE: Final = ("__all__", "__version__")
+_package_lock = threading.RLock()
+_loading = False
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # b64token of RFC 6750, 2.1
 _MAX_ANSWER_BYTES: Final = 1 << 20
@@ -235,14 +247,6 @@ def sasl_client(security: Security, host: str) -> SaslClient:
     return _Client(security, mechanism)
 
 
-def require_kafka() -> None:
-    """Raises InvalidOptionError if kafka-python is not installed."""
-    try:
-        load_messages()
-    except ImportError:
-        raise InvalidOptionError(NEEDS_KAFKA) from None
-
-
 class _Client:
     """A mechanism of kafka-python with checks of responses and with this package's errors."""
 
@@ -394,3 +398,57 @@ def _kerberos_mechanism(login: Kerberos, host: str) -> Any:  # noqa: ANN401
             self._next_token = self._client_ctx.step(None)
 
     return Mechanism()
+
+
+def require_kafka() -> None:
+    """Raises InvalidOptionError if kafka-python is not installed."""
+    try:
+        load_messages()
+    except ImportError:
+        raise InvalidOptionError(NEEDS_KAFKA) from None
+
+
+class _EmptyPackage(ModuleType):
+    """A package that runs its `__init__` only when an attribute other than a module is used."""
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        global _loading
+        with _package_lock:
+            # Code that scans `sys.modules` looks such names up, and does not use the package.
+            is_used = not name.startswith("__") or name in _OF_THE_PACKAGE
+            if type(self) is _EmptyPackage and is_used and not _loading:
+                _loading = True
+                try:
+                    _execute(self)
+                finally:
+                    _loading = False
+            if name in vars(self):
+                return vars(self)[name]
+        raise AttributeError(f"module {_PACKAGE!r} has no attribute {name!r}")
+
+
+def _execute(package: ModuleType) -> None:
+    spec = package.__spec__
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(package)
+    package.__class__ = ModuleType
+
+
+def load_messages() -> None:
+    """Imports the messages of Kafka's protocol.
+
+    With `KTS_TUNING=off` (`docs/tuning.md`) the whole package is imported.
+
+    Raises:
+        ImportError: kafka-python is missing, or another package has its name.
+    """
+    with _package_lock:
+        if is_on() and _PACKAGE not in sys.modules:
+            spec = importlib.util.find_spec(_PACKAGE)
+            if spec is not None and spec.submodule_search_locations:
+                package = importlib.util.module_from_spec(spec)
+                package.__class__ = _EmptyPackage
+                sys.modules[_PACKAGE] = package
+    import kafka.protocol.broker_version_data
+    import kafka.protocol.consumer  # noqa: F401

@@ -32,7 +32,7 @@ from kts_source.export.parquet_file import ParquetFile, open_parquet
 from kts_source.export.ranges import PartitionKey
 from kts_source.export.row_schema import compacted_schema
 from kts_source.export.settings import KEEP, PARQUET, REMOVE_OLD
-from kts_source.export.tables.open_target import open_target
+from kts_source.export.tables.target_store import open_target
 from kts_source.export.task import OFFSET, TOPIC_ID, SpillFile, TaskReport
 from kts_source.export.task_writer import TaskWriter, read_rows
 

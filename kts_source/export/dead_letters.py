@@ -21,7 +21,7 @@ import pyarrow as pa
 from kts_source.errors import ExportError, ObjectNotFoundError, TransformError
 from kts_source.export.fingerprint import digest_number
 from kts_source.export.parquet_file import ParquetFile
-from kts_source.export.tables.open_target import open_target
+from kts_source.export.tables.target_store import open_target
 from kts_source.export.task import DeadLetterFile
 
 if TYPE_CHECKING:

@@ -53,7 +53,7 @@ from kts_source.export.row_schema import (
 from kts_source.export.settings import ADD_FIELDS
 from kts_source.export.tables import open_table
 from kts_source.export.tables.export_table import Commit
-from kts_source.export.tables.open_target import open_target
+from kts_source.export.tables.target_store import open_target
 from kts_source.export.task import ExportJob
 from kts_source.export.verify import verify
 from kts_source.options import parse_options

@@ -31,7 +31,7 @@ from kts_source.export.partitioning import (
     value_text,
 )
 from kts_source.export.row_schema import check_columns, conform_rows
-from kts_source.export.tables.open_target import open_target
+from kts_source.export.tables.target_store import open_target
 from kts_source.export.task import OFFSET, TOPIC_ID, TaskReport, WrittenFile
 from kts_source.export.transforms import Rejected, RowTransform
 from kts_source.processes import in_processes

@@ -274,14 +274,6 @@ def certify_partition(
     if partition.stop < partition.wanted_stop:
         reason = "an undecided transaction ends read_committed"
         unread.append(UnreadRange(partition.stop, partition.wanted_stop, reason, None))
-    unserved = [
-        *(
-            UnservedObjects((s.segment.objects.log.key,), s.reason)
-            for s in partition.surviving.skipped
-        ),
-        *_partly_served(partition),
-        *(UnservedObjects(orphan.keys, orphan.reason) for orphan in partition.orphans),
-    ]
     logs = {piece.objects.log for search in searches for piece in search.task.slices}
     metrics = [search.metrics for search in searches if search.metrics is not None]
     return PartitionCertificate(
@@ -297,7 +289,7 @@ def certify_partition(
             Undecided(transaction.producer_id, transaction.first_offset)
             for transaction in partition.undecided
         ),
-        unserved=tuple(unserved),
+        unserved=tuple(_unserved(partition)),
         left_out=None,
         segments=len(logs),
         stored_bytes=sum(log.size for log in logs),
@@ -336,9 +328,12 @@ def _unplanned(
         position = max(position, stop)
 
 
-def _partly_served(partition: PartitionPlan) -> Iterator[UnservedObjects]:
-    """Yields segments with some offsets outside the log, unless listed as skipped."""
-    skipped = {segment.segment.objects.log.key for segment in partition.surviving.skipped}
+def _unserved(partition: PartitionPlan) -> Iterator[UnservedObjects]:
+    """Yields skipped segments, other segments with some offsets outside the log, and orphans."""
+    skipped = [(s.segment.objects.log.key, s.reason) for s in partition.surviving.skipped]
+    for key, reason in skipped:
+        yield UnservedObjects((key,), reason)
+    skipped_keys = {key for key, _ in skipped}
     served: dict[str, list[tuple[int, int]]] = defaultdict(list)
     sizes: dict[str, int] = {}
     for span in partition.surviving.ranges:
@@ -346,9 +341,11 @@ def _partly_served(partition: PartitionPlan) -> Iterator[UnservedObjects]:
         served[key].append((span.start, span.stop))
         sizes[key] = span.segment.stop_offset - span.segment.start_offset
     for key, ranges in served.items():
-        if key not in skipped and sum(stop - start for start, stop in ranges) < sizes[key]:
+        if key not in skipped_keys and sum(stop - start for start, stop in ranges) < sizes[key]:
             text = ", ".join(f"[{start}, {stop})" for start, stop in ranges)
             yield UnservedObjects((key,), f"only its offsets {text} are in the log")
+    for orphan in partition.orphans:
+        yield UnservedObjects(orphan.keys, orphan.reason)
 
 
 def find(source: Mapping[str, str], **conditions: Unpack[Conditions]) -> Search:

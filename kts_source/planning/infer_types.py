@@ -140,19 +140,17 @@ def _ends(pieces: Sequence[_Piece]) -> Iterator[tuple[ScanTask, bool]]:
     """Yields tasks that read the oldest and the newest records, and whether it is the newest."""
     start, stop = pieces[0].start_offset, pieces[-1].stop_offset
     middle = min(start + _MAX_RECORDS, stop)
-    yield _task([piece for piece in pieces if piece.start_offset < middle][:_MAX_PIECES]), False
+    yield (
+        ScanTask.of([piece for piece in pieces if piece.start_offset < middle][:_MAX_PIECES]),
+        False,
+    )
     middle = max(stop - _MAX_RECORDS, middle)
     newest = [
         replace(piece, start_offset=max(piece.start_offset, middle))
         for piece in pieces
         if piece.stop_offset > middle
     ]
-    yield _task(newest[-_MAX_PIECES:]), True
-
-
-def _task(pieces: Sequence[_Piece]) -> ScanTask:
-    slices = tuple(piece for piece in pieces if isinstance(piece, SegmentSlice))
-    return ScanTask(slices, tuple(p for p in pieces if not isinstance(p, SegmentSlice)))
+    yield ScanTask.of(newest[-_MAX_PIECES:]), True
 
 
 def _first(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

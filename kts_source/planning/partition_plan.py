@@ -6,16 +6,16 @@ compares the transactions of its slices with the log: see `read.slice_decoder`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kts_source.layout.remote_segment import IndexType, SegmentObjects
 from kts_source.read.task import ScanTask, SegmentSlice, SliceSurroundings
 from kts_source.store.joined_store import is_beside
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from kts_source.layout.layout import Orphan
     from kts_source.layout.remote_segment import RemoteSegment
@@ -191,23 +191,6 @@ class PartitionPlan:
             return "as asked for"
         is_tier_only = self.brokers is None and self.disks is None
         return "end of the tier" if is_tier_only else "end of the log"
-
-
-@dataclass(frozen=True, slots=True)
-class PlanContent:
-    """The fields of a `ScanPlan`, which adds what formats them."""
-
-    partitions: tuple[PartitionPlan, ...]
-    tasks: tuple[ScanTask, ...]
-    columns: tuple[str, ...]
-    where: str | None = None
-    notes: tuple[str, ...] = ()
-    made_with: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def read_committed(self) -> bool:
-        """Whether the plan leaves aborted transactions out."""
-        return self.made_with.get("isolationLevel") != "read_uncommitted"
 
 
 _OTHER_FIELDS: Final = attrgetter(

@@ -1,32 +1,84 @@
-"""The plan of one scan: partitions and tasks, with their explanation for people."""
+"""The plan of one scan: partitions and tasks, explained for people and written as JSON.
+
+The JSON replays the same scan later. It stores segments once in a table, and everything else names
+them by number. It contains no secret: data keys are wrapped, and credentials of the store and the
+key ring are not written.
+
+The author of a plan file is not trusted. `ScanPlan.from_json` checks that numbers are numbers, byte
+ranges are within their objects, keys are below the root, and slices have everything that their
+partitions promise. `replay` compares objects with the store. So nothing beyond them is read or
+allocated.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import json
+from dataclasses import astuple, dataclass, field, fields, replace
+from itertools import chain, groupby, pairwise
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import numpy as np
+
+from kts_source.broker.broker_range import BrokerRange
+from kts_source.errors import InvalidOptionError
+from kts_source.layout.layout import Orphan
+from kts_source.layout.remote_segment import (
+    IndexType,
+    ObjectRef,
+    RemoteSegment,
+    segment_facts,
+    segment_from_facts,
+)
+from kts_source.options.parsing import MAX_INT32
 from kts_source.planning.estimate import S3_PRICES, estimate
-from kts_source.planning.partition_plan import PlanContent, segment_name, with_surroundings
-from kts_source.planning.plan_json import plan_from_json, plan_to_json
-from kts_source.read.task import ScanTask
+from kts_source.planning.lineage import Hole, PartitionLog, SegmentRange, SkippedSegment
+from kts_source.planning.partition_plan import (
+    BrokerPart,
+    CatalogPart,
+    DiskPart,
+    PartitionPlan,
+    segment_name,
+    segment_slice,
+    with_surroundings,
+)
+from kts_source.predicate.model import MAX_INT64, MIN_INT64
+from kts_source.read.task import ScanTask, SegmentSlice
 from kts_source.store.joined_store import is_beside
-from kts_source.texts import format_bytes, printable, rows_table
+from kts_source.store.object_store import check_key
+from kts_source.texts import camel_case, format_bytes, printable, rows_table
+from segment_format.errors import SegmentFormatError
+from segment_format.index.checkpoints import EpochEntry
+from segment_format.isolation import AbortedIntervals, OpenTransaction
+from segment_format.kafka_uuid import uuid_from_text
+from segment_format.manifest.chunk_index import FixedChunkIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from kts_source.layout.remote_segment import ObjectRef
+    from numpy.typing import NDArray
+
     from kts_source.planning.estimate import Price
-    from kts_source.planning.partition_plan import (
-        BrokerPart,
-        CatalogPart,
-        DiskPart,
-        PartitionPlan,
-        SegmentName,
-    )
+    from kts_source.planning.partition_plan import SegmentName
 
 
-class ScanPlan(PlanContent):
+_Part = TypeVar("_Part", BrokerPart, DiskPart, CatalogPart, BrokerRange)
+
+VERSION: Final = 4
+_MAX_CHUNKS: Final = 1 << 20
+"""Per segment; a segment of 2 GiB has 512 with the plugin's default chunk size."""
+_READ_ERRORS: Final = (
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+    SegmentFormatError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanPlan:
     """A fixed list of byte ranges, and the skipped objects and offsets.
 
     Attributes:
@@ -38,15 +90,25 @@ class ScanPlan(PlanContent):
         made_with: Options that the plan depends on, by name.
     """
 
-    __slots__ = ()
+    partitions: tuple[PartitionPlan, ...]
+    tasks: tuple[ScanTask, ...]
+    columns: tuple[str, ...]
+    where: str | None = None
+    notes: tuple[str, ...] = ()
+    made_with: Mapping[str, Any] = field(default_factory=dict)
 
-    def explain(self, prices: Mapping[str, Price] | None = None) -> str:
+    @property
+    def read_committed(self) -> bool:
+        """Whether the plan leaves aborted transactions out."""
+        return self.made_with.get("isolationLevel") != "read_uncommitted"
+
+    def explain(self, prices: Mapping[str, Price] = S3_PRICES) -> str:
         """Explains which offsets are read, which are left out and why, and the estimated cost.
 
         Args:
             prices: Storage class to price; default: list prices of S3.
         """
-        return explain(self) if prices is None else explain(self, prices)
+        return explain(self, prices)
 
     def _repr_html_(self) -> str:
         """Returns a table for notebooks with a row per partition; `explain` says more."""
@@ -62,25 +124,72 @@ class ScanPlan(PlanContent):
         return rows_table(title, ("partition", "start", "stop", "segments", "ends"), rows)
 
     def to_json(self) -> str:
-        """Returns the plan as JSON, for option `planFile`. It has no secret."""
-        return plan_to_json(self)
+        """Returns the plan as one JSON document, for option `planFile`. It has no secret."""
+        numbers: dict[SegmentName, int] = {}
+        segments: list[RemoteSegment] = []
+
+        def number(segment: RemoteSegment) -> int:
+            key = segment_name(segment)
+            if key not in numbers:
+                numbers[key] = len(segments)
+                segments.append(segment)
+            return numbers[key]
+
+        partitions = [_partition_to(partition, number) for partition in self.partitions]
+        document = {
+            "version": VERSION,
+            "madeWith": dict(self.made_with),
+            "columns": self.columns,
+            "where": self.where,
+            "notes": self.notes,
+            "partitions": partitions,
+            "tasks": [
+                [
+                    *(_slice_to(piece, numbers) for piece in task.slices),
+                    *map(_fields_to, task.ranges),
+                ]
+                for task in self.tasks
+            ],
+            "segments": [_segment_to(segment) for segment in segments],
+        }
+        return json.dumps(document, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> ScanPlan:
         """Reads the JSON of `to_json`.
 
         Raises:
-            InvalidOptionError: The text is not a plan, or a plan of another version.
+            InvalidOptionError: The text is not a plan, is of another version, or its parts do not
+                fit each other.
         """
-        content = plan_from_json(text)
-        return cls(
-            content.partitions,
-            content.tasks,
-            content.columns,
-            content.where,
-            content.notes,
-            content.made_with,
-        )
+        try:
+            document: dict[str, Any] = json.loads(text)
+            version = document["version"]
+            if version != VERSION or type(version) is not int:
+                raise InvalidOptionError(
+                    f"the plan is of version {str(version)[:40]!r}, and this release reads version"
+                    f" {VERSION} only: plan again"
+                )
+            segments = [_segment_from(entry) for entry in document["segments"]]
+            plan = cls(
+                tuple(_partition_from(entry, segments) for entry in document["partitions"]),
+                tuple(_task_from(task, segments) for task in document["tasks"]),
+                tuple(document["columns"]),
+                document["where"],
+                tuple(str(note) for note in document["notes"]),
+                dict(document["madeWith"]),
+            )
+            _check_plan(plan, segments)
+            tasks = with_surroundings(
+                plan.tasks, plan.partitions, read_committed=plan.read_committed
+            )
+            plan = replace(plan, tasks=tasks)
+        except InvalidOptionError:
+            raise
+        except _READ_ERRORS as error:
+            problem = f"{type(error).__name__}: {error}"[:200]
+            raise InvalidOptionError(f"not a plan ({problem}): plan again") from None
+        return plan
 
     def from_offsets(self, starts: Sequence[int]) -> ScanPlan:
         """Returns the plan without the offsets below `starts`.
@@ -258,3 +367,375 @@ def _explain_catalog(catalog: CatalogPart) -> Iterator[str]:
     )
     for start, stop in catalog.not_named:
         yield f"  not in the catalog: offsets [{start}, {stop}), which are not on the leader's disk"
+
+
+def _partition_to(
+    partition: PartitionPlan, number: Callable[[RemoteSegment], int]
+) -> dict[str, Any]:
+    log = partition.surviving
+
+    def holes(gaps: Iterable[Hole]) -> list[list[object]]:
+        return [
+            [gap.start, gap.stop, gap.before and number(gap.before), number(gap.after)]
+            for gap in gaps
+        ]
+
+    document = {
+        "topic": partition.topic,
+        "topicId": partition.topic_id,
+        "partition": partition.partition,
+        "start": partition.start,
+        "stop": partition.stop,
+        "wantedStop": partition.wanted_stop,
+        "undecided": [[txn.producer_id, txn.first_offset] for txn in partition.undecided],
+        "orphans": [{"keys": orphan.keys, "reason": orphan.reason} for orphan in partition.orphans],
+        "lineage": _epochs_to(log.lineage),
+        "logStart": log.log_start,
+        "tierStop": log.stop,
+        "ranges": [[number(span.segment), span.start, span.stop] for span in log.ranges],
+        "holes": holes(log.holes),
+        "unverifiable": holes(log.unverifiable),
+        "skipped": [[number(skipped.segment), skipped.reason] for skipped in log.skipped],
+    }
+    sources: dict[str, BrokerPart | DiskPart | CatalogPart | None] = {
+        "brokers": partition.brokers,
+        "disks": partition.disks,
+        "catalog": partition.catalog,
+    }
+    described = {name: _fields_to(value) for name, value in sources.items() if value is not None}
+    return document | described
+
+
+def _partition_from(entry: dict[str, Any], segments: Sequence[RemoteSegment]) -> PartitionPlan:
+    def holes(gaps: list[list[Any]]) -> tuple[Hole, ...]:
+        return tuple(
+            Hole(start, stop, None if before is None else segments[before], segments[after])
+            for start, stop, before, after in gaps
+        )
+
+    log = PartitionLog(
+        lineage=_epochs_from(entry["lineage"]),
+        log_start=entry["logStart"],
+        stop=entry["tierStop"],
+        ranges=tuple(SegmentRange(segments[n], low, high) for n, low, high in entry["ranges"]),
+        holes=holes(entry["holes"]),
+        skipped=tuple(SkippedSegment(segments[n], reason) for n, reason in entry["skipped"]),
+        unverifiable=holes(entry["unverifiable"]),
+    )
+    return PartitionPlan(
+        topic=entry["topic"],
+        topic_id=entry["topicId"],
+        partition=entry["partition"],
+        surviving=log,
+        orphans=tuple(Orphan(tuple(o["keys"]), o["reason"]) for o in entry["orphans"]),
+        start=entry["start"],
+        stop=entry["stop"],
+        wanted_stop=entry["wantedStop"],
+        undecided=tuple(OpenTransaction(*pair) for pair in entry["undecided"]),
+        brokers=_fields_from(BrokerPart, entry["brokers"]) if "brokers" in entry else None,
+        disks=_fields_from(DiskPart, entry["disks"]) if "disks" in entry else None,
+        catalog=_fields_from(CatalogPart, entry["catalog"]) if "catalog" in entry else None,
+    )
+
+
+def _fields_to(record: BrokerPart | DiskPart | CatalogPart | BrokerRange) -> dict[str, Any]:
+    return {camel_case(field.name): getattr(record, field.name) for field in fields(record)}
+
+
+def _fields_from(kind: type[_Part], entry: dict[str, Any]) -> _Part:
+    values = {field.name: entry[camel_case(field.name)] for field in fields(kind)}
+    for name, value in values.items():
+        if isinstance(value, list):
+            values[name] = tuple((start, stop) for start, stop in value)
+    return kind(**values)
+
+
+def _task_from(entries: list[dict[str, Any]], segments: Sequence[RemoteSegment]) -> ScanTask:
+    slices = tuple(_slice_from(entry, segments) for entry in entries if "segment" in entry)
+    ranges = (_fields_from(BrokerRange, entry) for entry in entries[len(slices) :])
+    return ScanTask(slices, tuple(ranges))
+
+
+def _slice_to(piece: SegmentSlice, numbers: Mapping[SegmentName, int]) -> dict[str, Any]:
+    aborted = piece.aborted
+    columns = (aborted.producer_ids, aborted.first_offsets, aborted.last_offsets)
+    return {
+        "segment": numbers[segment_name(piece)],
+        "cuts": [piece.cut_start, piece.cut_stop],
+        "offsets": [piece.start_offset, piece.stop_offset],
+        "aborted": [column.tolist() for column in columns],
+        "lineage": _epochs_to(piece.lineage),
+    }
+
+
+def _slice_from(entry: dict[str, Any], segments: Sequence[RemoteSegment]) -> SegmentSlice:
+    return segment_slice(
+        segments[entry["segment"]],
+        entry["cuts"],
+        entry["offsets"],
+        AbortedIntervals(*map(_int64, entry["aborted"])),
+        _epochs_from(entry["lineage"]),
+    )
+
+
+def _int64(column: list[int]) -> NDArray[np.int64]:
+    numbers = np.array(column)
+    if len(column) and numbers.dtype != np.int64:
+        raise TypeError("expected whole numbers")
+    return numbers.astype(np.int64)
+
+
+def _segment_to(segment: RemoteSegment) -> dict[str, Any]:
+    objects = segment.objects
+    refs = dict.fromkeys([objects.log, *(index.source for index in objects.indexes.values())])
+    names = {ref: str(number) for number, ref in enumerate(refs)}
+    facts = segment_facts(segment, names.get)
+    if facts is None:
+        raise InvalidOptionError(
+            f"a plan with {type(objects.chunk_index).__name__} cannot be written as JSON",
+            topic=segment.topic,
+            partition=segment.partition,
+        )
+    return {
+        "topic": segment.topic,
+        "topicId": segment.topic_id,
+        "partition": segment.partition,
+        "id": segment.segment_id,
+        "objects": {
+            name: [ref.key, ref.size, ref.version, ref.storage_class] for ref, name in names.items()
+        },
+        "facts": facts,
+    }
+
+
+def _segment_from(entry: dict[str, Any]) -> RemoteSegment:
+    refs = {name: ObjectRef(*ref) for name, ref in entry["objects"].items()}
+    identity = (entry["topic"], entry["topicId"], entry["partition"], entry["id"])
+    return segment_from_facts(identity, entry["facts"], refs.__getitem__)
+
+
+def _epochs_to(entries: Iterable[EpochEntry]) -> list[list[int]]:
+    return [[entry.epoch, entry.start_offset] for entry in entries]
+
+
+def _epochs_from(pairs: list[list[int]]) -> tuple[EpochEntry, ...]:
+    return tuple(EpochEntry(*pair) for pair in pairs)
+
+
+def _check_plan(plan: ScanPlan, segments: Iterable[RemoteSegment]) -> None:
+    """Raises one of `_READ_ERRORS` if parts of a plan do not fit each other. `segments` are all
+    that its file names.
+    """
+    for segment in segments:
+        _check_segment(segment)
+    _check_texts(*plan.columns, *([] if plan.where is None else [plan.where]), *plan.notes)
+    _check_texts(plan.made_with["isolationLevel"])
+    asked = plan.made_with["partitions"]
+    if type(asked) is not dict:
+        raise TypeError("expected partitions by topic")
+    _check_texts(*asked)
+    for number in chain.from_iterable(asked.values()):
+        _check_ascending(0, number, MAX_INT32)
+    partitions = {}
+    for partition in plan.partitions:
+        _check_partition(partition)
+        partitions[partition.topic, partition.partition] = partition
+    if len(partitions) != len(plan.partitions):
+        raise ValueError("a partition appears twice")
+    slices: dict[tuple[str, int], list[SegmentSlice]] = {key: [] for key in partitions}
+    ranges: dict[tuple[str, int], list[BrokerRange]] = {key: [] for key in partitions}
+    for task in plan.tasks:
+        if not task.parts:
+            raise ValueError("a task that reads nothing")
+        for broker_range in task.ranges:
+            key = broker_range.topic, broker_range.partition
+            _check_range(broker_range, partitions[key])
+            ranges[key].append(broker_range)
+        for piece in task.slices:
+            key = piece.topic, piece.partition
+            before = slices[key]
+            _check_slice(piece, partitions[key], before[-1] if before else None)
+            before.append(piece)
+    for key, partition in partitions.items():
+        _check_slices(partition, slices[key], leaves_rows_out=plan.where is not None)
+        _check_ranges(partition, ranges[key])
+
+
+def _check_segment(segment: RemoteSegment) -> None:
+    objects = segment.objects
+    _check_texts(segment.topic, segment.topic_id, segment.segment_id)
+    _check_ascending(0, segment.partition, MAX_INT32)
+    _check_ascending(0, segment.start_offset, segment.end_offset + 1, MAX_INT64)
+    _check_ascending(MIN_INT64, segment.max_timestamp_ms, MAX_INT64)
+    if segment.event_timestamp_ms is not None:
+        _check_ascending(MIN_INT64, segment.event_timestamp_ms, MAX_INT64)
+    if any(type(flag) is not bool for flag in (segment.end_is_exact, objects.compression)):
+        raise TypeError("expected true or false")
+    _check_epochs(segment.leader_epochs)
+    indexes = list(objects.indexes.values())
+    for ref in (objects.log, *(index.source for index in indexes)):
+        _check_keys(ref.key)
+        _check_texts(*(text for text in (ref.version, ref.storage_class) if text is not None))
+        check_key(ref.key, ref.key, absolute=True)
+        _check_ascending(0, ref.size, MAX_INT64)
+    for index in indexes:
+        if index.content is None:
+            _check_ascending(0, index.start, index.stop, index.source.size)
+        elif (index.start, index.stop) != (0, len(index.content)):
+            raise ValueError("a side file of another size than it has")
+    chunks = objects.chunk_index
+    _check_ascending(0, chunks.chunk_count, min(_MAX_CHUNKS, objects.log.size))
+    chunks.check_object_size(objects.log.size)
+    if isinstance(chunks, FixedChunkIndex) and chunks.chunk_count > 1:
+        _check_ascending(chunks.original_chunk_size, chunks.transformed_chunk_size, MAX_INT32)
+
+
+def _check_partition(partition: PartitionPlan) -> None:
+    log = partition.surviving
+    _check_texts(partition.topic, partition.topic_id)
+    _check_ascending(0, partition.partition, MAX_INT32)
+    _check_ascending(0, partition.start, partition.stop, partition.wanted_stop, MAX_INT64)
+    _check_ascending(0, log.log_start, log.stop, MAX_INT64)
+    _check_epochs(log.lineage)
+    offsets = [(span.start, span.stop) for span in log.ranges]
+    offsets += [(hole.start, hole.stop) for hole in log.missing]
+    for start, stop in offsets:
+        _check_ascending(0, start, stop, MAX_INT64)
+    for transaction in partition.undecided:
+        _check_ascending(-1, transaction.producer_id, MAX_INT64)
+        _check_offsets(transaction.first_offset)
+    if partition.stop < partition.wanted_stop and not partition.undecided:
+        raise ValueError("a range ends early without an undecided transaction")
+    brokers, disks, catalog = partition.brokers, partition.disks, partition.catalog
+    if brokers is not None:
+        _check_ascending(-1, brokers.leader_epoch, MAX_INT32)
+        _check_ascending(0, *chain.from_iterable(brokers.ranges), MAX_INT64)
+        _check_offsets(brokers.high_watermark, brokers.last_stable_offset)
+        if brokers.local_start is not None:
+            _check_offsets(brokers.local_start)
+    if disks is not None:
+        _check_keys(disks.folder)
+        _check_ascending(0, disks.local_start, disks.local_stop, MAX_INT64)
+        if disks.high_watermark is not None:
+            _check_offsets(disks.high_watermark)
+    if catalog is not None:
+        *numbers, not_named = astuple(catalog)
+        _check_offsets(*numbers, *chain.from_iterable(not_named))
+    _check_keys(*(key for orphan in partition.orphans for key in orphan.keys))
+    _check_texts(*(orphan.reason for orphan in partition.orphans))
+    _check_texts(*(skipped.reason for skipped in log.skipped))
+
+
+def _check_range(piece: BrokerRange, partition: PartitionPlan) -> None:
+    if partition.brokers is None or type(piece.read_committed) is not bool:
+        raise TypeError("a range of a partition that reads nothing from brokers")
+    _check_texts(piece.topic_id)
+    uuid_from_text(piece.topic_id)
+    if (piece.topic_id, piece.leader_epoch) != (partition.topic_id, partition.brokers.leader_epoch):
+        raise ValueError("a range of another topic id or leader epoch than its partition")
+    _check_ascending(partition.start, piece.start_offset, piece.stop_offset, partition.stop)
+    _check_ascending(0, piece.nominal_bytes, MAX_INT64)
+
+
+def _check_ranges(partition: PartitionPlan, ranges: Sequence[BrokerRange]) -> None:
+    """Checks that the ranges, in order, are everything to be read from brokers."""
+    planned = partition.brokers.ranges if partition.brokers is not None else ()
+    wanted = ((max(low, partition.start), min(high, partition.stop)) for low, high in planned)
+    offsets = [(piece.start_offset, piece.stop_offset) for piece in ranges]
+    if any(high > low for (_, high), (low, _) in pairwise(offsets)):
+        raise ValueError("two ranges of the same offsets")
+    if _joined(wanted) != _joined(offsets):
+        raise ValueError(
+            f"ranges are not all that brokers serve of {partition.topic}-{partition.partition}"
+        )
+
+
+def _check_slice(
+    piece: SegmentSlice, partition: PartitionPlan, before: SegmentSlice | None
+) -> None:
+    aborted = piece.aborted
+    _check_ascending(0, piece.cut_start, piece.cut_stop, piece.objects.size_in_bytes)
+    _check_ascending(piece.segment_start, piece.start_offset, piece.stop_offset, piece.segment_stop)
+    _check_ascending(partition.start, piece.start_offset, piece.stop_offset, partition.stop)
+    _check_epochs(piece.lineage)
+    piece.objects.indexes[IndexType.OFFSET]
+    columns = aborted.producer_ids, aborted.first_offsets, aborted.last_offsets
+    if any(column.shape != columns[0].shape or column.ndim != 1 for column in columns):
+        raise ValueError("aborted transactions that are not three columns")
+    if before is None or piece.start_offset >= before.stop_offset:
+        return
+    if _span(piece) != _span(before):
+        raise ValueError("two slices of the same offsets")
+    _check_ascending(before.cut_stop, piece.cut_start)
+
+
+def _check_slices(
+    partition: PartitionPlan, slices: Sequence[SegmentSlice], *, leaves_rows_out: bool
+) -> None:
+    """Checks that the slices, in order, have everything to be read of the partition."""
+    for _, group in groupby(slices, _span):
+        pieces = list(group)
+        first, last = pieces[0], pieces[-1]
+        is_complete = (
+            (first.cut_start == 0 or first.start_offset > first.segment_start)
+            and (
+                last.cut_stop == last.objects.size_in_bytes or last.stop_offset < last.segment_stop
+            )
+            and all(piece.cut_stop == other.cut_start for piece, other in pairwise(pieces))
+        )
+        if not is_complete:
+            offsets = f"[{first.start_offset}, {last.stop_offset})"
+            raise ValueError(f"no bytes are planned for some of offsets {offsets}")
+    if leaves_rows_out:
+        return
+    wanted = ((start, stop) for _, start, stop in partition.wanted_ranges())
+    if _joined(wanted) != _joined((piece.start_offset, piece.stop_offset) for piece in slices):
+        raise ValueError(
+            f"slices are not all that is to be read of {partition.topic}-{partition.partition}"
+        )
+
+
+def _span(piece: SegmentSlice) -> tuple[str, int, int]:
+    return piece.segment_id, piece.start_offset, piece.stop_offset
+
+
+def _joined(spans: Iterable[tuple[int, int]]) -> list[list[int]]:
+    """Joins spans that touch; they are in order."""
+    joined: list[list[int]] = []
+    for low, high in spans:
+        if joined and low <= joined[-1][1]:
+            joined[-1][1] = max(high, joined[-1][1])
+        elif low < high:
+            joined.append([low, high])
+    return joined
+
+
+def _check_epochs(entries: Sequence[EpochEntry]) -> None:
+    for entry in entries:
+        _check_ascending(0, entry.epoch, MAX_INT32)
+        _check_offsets(entry.start_offset)
+
+
+def _check_offsets(*offsets: int) -> None:
+    for offset in offsets:
+        _check_ascending(0, offset, MAX_INT64)
+
+
+def _check_ascending(*numbers: int) -> None:
+    """Checks that all are whole numbers, each at least the previous one."""
+    if any(type(number) is not int for number in numbers):
+        raise TypeError("expected a whole number")
+    if any(low > high for low, high in pairwise(numbers)):
+        raise ValueError(f"{', '.join(map(str, numbers))} should ascend")
+
+
+def _check_texts(*values: str, errors: str = "strict") -> None:
+    if any(type(value) is not str for value in values):
+        raise TypeError("expected a text")
+    for value in values:
+        value.encode("utf-8", errors)  # lone surrogates fail
+
+
+def _check_keys(*keys: str) -> None:
+    """Checks keys, which may be names of files that are not UTF-8."""
+    _check_texts(*keys, errors="surrogateescape")

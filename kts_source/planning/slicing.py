@@ -230,18 +230,13 @@ def pack(
         is_full |= bool(group) and type(piece) is not type(group[-1])
         is_full |= limit is not None and records + max_records > limit
         if group and is_full:
-            yield _task(group)
+            yield ScanTask.of(group)
             group, work, records = [], 0, 0
         group.append(piece)
         work += size
         records += max_records
     if group:
-        yield _task(group)
-
-
-def _task(group: Sequence[SegmentSlice | BrokerRange]) -> ScanTask:
-    slices = tuple(piece for piece in group if isinstance(piece, SegmentSlice))
-    return ScanTask(slices, tuple(p for p in group if not isinstance(p, SegmentSlice)))
+        yield ScanTask.of(group)
 
 
 class _Pruner:
@@ -347,7 +342,7 @@ def _narrowed_task(
             pieces.append(piece.part(start, stop))
         elif segment_name(piece) not in earlier:
             pieces.append(replace(piece, start_offset=start, stop_offset=stop))
-    return _task(pieces)
+    return ScanTask.of(pieces)
 
 
 def _all_earlier(segments: Sequence[RemoteSegment], timestamp_ms: int) -> Iterator[RemoteSegment]:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from kts_source.layout.remote_segment import IndexType
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kts_source.broker.broker_range import BrokerRange
     from kts_source.layout.remote_segment import SegmentObjects, StoredIndex
     from segment_format.index.checkpoints import EpochEntry
@@ -117,6 +119,12 @@ class ScanTask:
 
     slices: tuple[SegmentSlice, ...]
     ranges: tuple[BrokerRange, ...] = ()
+
+    @classmethod
+    def of(cls, parts: Sequence[SegmentSlice | BrokerRange]) -> ScanTask:
+        """Returns a task that reads these slices and ranges."""
+        slices = tuple(part for part in parts if isinstance(part, SegmentSlice))
+        return cls(slices, tuple(part for part in parts if not isinstance(part, SegmentSlice)))
 
     @property
     def nominal_bytes(self) -> int:

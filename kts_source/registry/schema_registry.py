@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
 from kts_source.cache.caches import opened_cache
-from kts_source.errors import InvalidOptionError, RegistryError
+from kts_source.errors import RegistryError
 from kts_source.libraries import require
 from kts_source.registry.client import UnknownSchemaError, ask, ask_text
 from segment_format.values.protobuf.schema import read_fields, read_schema
@@ -82,14 +82,6 @@ class RegisteredSchema:
 
     kind: str
     parts: _Parts
-
-
-def check_registry(registry: str) -> None:
-    """Raises InvalidOptionError, without the URL, if the URL contains a password."""
-    if re.match(r"https?://[^/]*@", registry):
-        raise InvalidOptionError(
-            "the registry's URL contains user and password: pass auth=Secret(…) instead"
-        )
 
 
 def find_schema(registry: RegistryPlace, schema_id: int | str) -> RegisteredSchema:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kts_source.export.progress import Progress
     from kts_source.export.report import BackfillReport
     from kts_source.export.task import ExportJob, RunnableTask
+    from kts_source.export.task_writer import ExportExecutor
 
 
 def backfill(
@@ -79,12 +80,14 @@ def backfill(
         TypeError: An unknown argument.
     """
     settings = export_settings(target, source=source, **arguments)
-    follows = settings.following is not None
-    shown = default_progress() if progress and not follows else NO_PROGRESS
-    executor = LocalExecutor() if spark is None else SparkExecutor(spark, shown)
-    if follows:
-        return follow(source, settings, executor)
-    return export(source, settings, executor, progress=shown)
+    if settings.following is not None:
+        return follow(source, settings, _executor(spark, NO_PROGRESS))
+    shown = default_progress() if progress else NO_PROGRESS
+    return export(source, settings, _executor(spark, shown), progress=shown)
+
+
+def _executor(spark: SparkSession | None, progress: Progress) -> ExportExecutor:
+    return LocalExecutor() if spark is None else SparkExecutor(spark, progress)
 
 
 class SparkExecutor:

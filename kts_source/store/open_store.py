@@ -147,11 +147,11 @@ def open_store(
 
         return S3Store(path, storage, retry_policy)
     if scheme in ("gs", "gcs"):
-        from kts_source.store.gcs_store import GcsStore
+        from kts_source.store.obstore_stores import GcsStore
 
         return GcsStore(path, storage, retry_policy)
     if scheme in ("abfs", "abfss", "az"):
-        from kts_source.store.azure_store import AzureStore
+        from kts_source.store.obstore_stores import AzureStore
 
         return AzureStore(path, storage, retry_policy)
     from kts_source.store.fsspec_store import FsspecStore

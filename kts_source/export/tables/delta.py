@@ -55,7 +55,7 @@ from kts_source.export.tables.export_table import (
     partitioning_error,
     without_other_exports,
 )
-from kts_source.export.tables.open_target import open_target
+from kts_source.export.tables.target_store import open_target
 from kts_source.store.local_store import local_root
 from kts_source.store.open_store import scheme_of
 

@@ -2,15 +2,27 @@
 
 A commit adds files and moves the recorded offsets in one step. It is attempted on top of a snapshot
 whose state was compared, and repeated on a newer one if another writer came first.
+
+A run marks itself while it writes, so that `clean` deletes none of its files:
+
+    _kts/runs/<run id>
+
+In a local folder the mark is locked (`flock`), and the lock ends with the process. On a file system
+without locks every mark counts as one of a running export. In a bucket the run renews its mark
+every minute, and a run with a mark older than ten minutes is dead.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import re
+import threading
+import time
 import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -27,15 +39,16 @@ from kts_source.export.fingerprint import check_fingerprint
 from kts_source.export.ranges import OffsetRange, PartitionKey, advance_ranges
 from kts_source.export.row_schema import unite_schemas
 from kts_source.export.settings import ADD_FIELDS
-from kts_source.export.tables.open_target import open_target
-from kts_source.export.tables.run_marks import marked, running
+from kts_source.export.tables.target_store import open_target
 from kts_source.export.task import WriteTarget
 from kts_source.secret import scrub
+from kts_source.store.local_store import local_root
+from kts_source.store.open_store import scheme_of
 from kts_source.store.storage_options import secret_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
+    from pathlib import Path
 
     import pyarrow as pa
 
@@ -48,6 +61,7 @@ if TYPE_CHECKING:
     from kts_source.export.task import WrittenFile
     from kts_source.store.object_store import ObjectInfo
 
+
 Snapshot: TypeAlias = Any
 """The state of a table at one time, in the type of its format."""
 Owner: TypeAlias = "tuple[str, int]"
@@ -57,6 +71,9 @@ RowCounts: TypeAlias = "Callable[[str, int], RowCount | None]"
 
 log = logging.getLogger(__name__)
 
+MARKS: Final = "_kts/runs/"
+_RENEW_SECONDS: Final = 60.0
+_LEASE_SECONDS: Final = 600.0
 STATE_VERSION: Final = 2
 """Version of what an export records in its table. Version 1 was never released."""
 _CREDENTIAL: Final = re.compile("key|secret|token|password|credential")
@@ -190,13 +207,34 @@ class ExportTable(ABC):
         prefix, storage = self._key_prefix(run_id), self._settings.storage
         return WriteTarget(self._root(), storage, prefix, self._suffix, self._values_in)
 
-    def marked(self, run_id: str) -> AbstractContextManager[None]:
-        """Marks a run as running, so that no `clean` deletes its files."""
-        return marked(self._root(), self._settings.storage, run_id)
+    @contextmanager
+    def marked(self, run_id: str) -> Iterator[None]:
+        """Marks a run as running until the block ends, so that no `clean` deletes its files."""
+        root = self._root()
+        if scheme_of(root) == "file":
+            with _locked(local_root(root) / MARKS / run_id):
+                yield
+            return
+        with (
+            closing(open_target(root, self._settings.storage)) as target,
+            _renewed(target, f"{MARKS}{run_id}"),
+        ):
+            yield
 
     def running(self) -> set[str]:
         """Returns the ids of the runs that write to the table now."""
-        return running(self._root(), self._settings.storage)
+        root = self._root()
+        if scheme_of(root) == "file":
+            folder = local_root(root) / MARKS
+            marks = list(folder.iterdir()) if folder.is_dir() else []
+            return {mark.name for mark in marks if _is_locked(mark)}
+        oldest_ms = (time.time() - _LEASE_SECONDS) * 1000
+        with closing(open_target(root, self._settings.storage)) as target:
+            return {
+                mark.key.removeprefix(MARKS)
+                for mark in target.list_objects(MARKS)
+                if (mark.last_modified_ms or 0) >= oldest_ms
+            }
 
     def base_files(self) -> tuple[DataFile, ...]:
         """Returns the current data files.
@@ -514,3 +552,67 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+@contextmanager
+def _locked(mark: Path) -> Iterator[None]:
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    with mark.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            log.warning(
+                "%s cannot be locked (%s): clean keeps the files of this run as long as this file"
+                " exists. Delete it if the run dies",
+                mark,
+                error.strerror,
+            )
+        try:
+            yield
+        finally:
+            mark.unlink(missing_ok=True)
+
+
+def _is_locked(mark: Path) -> bool:
+    try:
+        with mark.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:  # it is locked, or the file system has no locks
+        return True
+    return False
+
+
+@contextmanager
+def _renewed(target: TargetStore, key: str) -> Iterator[None]:
+    ended = threading.Event()
+
+    def write() -> None:
+        with target.open_output(key) as file:
+            file.write(b"1")
+
+    def renew() -> None:
+        while not ended.wait(_RENEW_SECONDS):
+            try:
+                write()
+            except Exception as error:  # noqa: BLE001  # a commit checks its files anyway
+                log.warning("the mark %s of this run cannot be renewed: %s", key, error)
+
+    write()
+    thread = threading.Thread(target=renew, name="kts-run-mark", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        try:
+            target.delete(key)
+        except Exception as error:  # noqa: BLE001  # the commits are complete
+            log.warning(
+                "the mark %s of this run cannot be deleted, so clean keeps its files for %d s: %s",
+                key,
+                _LEASE_SECONDS,
+                error,
+            )

@@ -38,8 +38,7 @@ from kts_source.export.tables.export_table import (
     check_state_version,
     partitioning_error,
 )
-from kts_source.export.tables.open_target import open_target
-from kts_source.export.tables.target_store import require_create
+from kts_source.export.tables.target_store import open_target, require_create
 from kts_source.export.task import WrittenFile, schema_from_text, schema_text
 
 if TYPE_CHECKING:

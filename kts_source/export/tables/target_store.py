@@ -3,6 +3,9 @@
 Keys are relative to the target's root. The commit protocol of Parquet folders depends on two
 promises: `create` is atomic and reports whether this call was first, and `publish` may be repeated
 at any time.
+
+In S3, `create` is `PutObject` with `If-None-Match: *`. A store that ignores the condition would let
+two exports commit the same offsets, so `require_create` probes it before anything is written.
 """
 
 from __future__ import annotations
@@ -13,14 +16,30 @@ import os
 import uuid
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from kts_source.errors import ExportError, TieredKafkaError, UnsupportedTargetError
-from kts_source.store.local_store import LocalStore
+from kts_source.errors import (
+    ExportError,
+    InvalidOptionError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    TieredKafkaError,
+    UnsupportedTargetError,
+)
+from kts_source.store.local_store import LocalStore, local_root
 from kts_source.store.object_store import ObjectStore, check_key
+from kts_source.store.open_store import refuse_credentials, scheme_of
+from kts_source.store.s3_store import S3Store
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
+    from kts_source.secret import Secret
+
+
+UPLOAD_PART_BYTES: Final = 8 << 20
 _WRITE_BACK_BYTES: Final = 8 << 20
+_UPLOAD_ATTEMPTS: Final = 5
+_COPY_OF: Final = "kts-copy-of"
 
 
 class TargetStore(ObjectStore, Protocol):
@@ -63,6 +82,32 @@ class TargetStore(ObjectStore, Protocol):
     def delete(self, key: str) -> None:
         """Deletes an object if it exists."""
         ...
+
+
+def open_target(path: str, storage: Secret[Mapping[str, str]]) -> TargetStore:
+    """Opens the store of a target path, without sending a request.
+
+    Args:
+        path: A local folder (plain or `file:///…`) or `s3://bucket/prefix`.
+        storage: As for `kts_source.store.open_store.open_store`.
+
+    Raises:
+        InvalidOptionError: The path is empty or contains credentials.
+        UnsupportedTargetError: The scheme is neither `file` nor `s3`.
+    """
+    path = path.strip()
+    if not path:
+        raise InvalidOptionError("the target is empty: give a folder or s3://bucket/prefix")
+    scheme = scheme_of(path)
+    if scheme == "file":
+        return LocalTarget(local_root(path))
+    refuse_credentials(path)
+    if scheme == "s3":
+        bucket, _, prefix = path.partition("://")[2].partition("/")
+        return S3Target(f"s3://{bucket}/{prefix.strip('/')}", storage)
+    raise UnsupportedTargetError(
+        f"cannot export to {scheme}://: targets are local folders and s3://bucket/prefix"
+    )
 
 
 def require_create(target: TargetStore) -> None:
@@ -200,3 +245,76 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class S3Target(S3Store, TargetStore):
+    """Readable and writable objects of a bucket below a prefix."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        """See `TargetStore.create`."""
+        try:
+            self._send("put_object", key, Body=data, IfNoneMatch="*")
+        except ObjectChangedError:
+            # If the response was lost, the repeated request finds its own first attempt.
+            return self.read(key) == data
+        return True
+
+    def open_output(self, key: str) -> Any:  # noqa: ANN401
+        """See `TargetStore.open_output`; a multipart upload, complete once it is closed."""
+        filesystem = self._client.filesystem
+        # Parts of an upload do not pass through our own retry loop.
+        filesystem.retries = _UPLOAD_ATTEMPTS
+        return filesystem.open(self._path(key), "wb", block_size=UPLOAD_PART_BYTES)
+
+    def publish(self, source: str, destination: str, size: int) -> None:
+        """See `TargetStore.publish`; copies on the server, then deletes the source.
+
+        The metadata of the copy names its source, which is unique to one attempt, so an equal name
+        means equal content. ETags of copies and uploads differ, so they prove nothing.
+        """
+        copy = self._head(destination)
+        if copy is None:
+            self._copy(source, destination)
+            copy = self._head(destination)
+        length = None if copy is None else int(copy["ContentLength"])
+        require_published(length, size, self.uri(source), self.uri(destination))
+        if copy is not None and copy.get("Metadata", {}).get(_COPY_OF) != source:
+            raise ExportError(
+                f"an object that is not a copy of {self.uri(source)} has the name of a committed"
+                " file. Move it away and run again",
+                uri=self.uri(destination),
+            )
+        self.delete(source)
+
+    def delete(self, key: str) -> None:
+        """See `TargetStore.delete`."""
+        self._send("delete_object", key)
+
+    def _copy(self, source: str, destination: str) -> None:
+        """Does nothing without the source: another process published it, or it is lost."""
+
+        def attempt() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                self._client.filesystem.cp_file(
+                    self._path(source),
+                    self._path(destination),
+                    MetadataDirective="REPLACE",
+                    Metadata={_COPY_OF: source},
+                )
+
+        self._request(attempt, source)
+
+    def _head(self, key: str) -> Any:  # noqa: ANN401  # the response of botocore
+        try:
+            return self._send("head_object", key)
+        except ObjectNotFoundError:
+            return None
+
+    def _send(self, method: str, key: str, **arguments: Any) -> Any:  # noqa: ANN401
+        self._check_key(key)
+        arguments["Key"] = self._prefix + key
+        return self._request(lambda: self._answer(method, arguments), key)
+
+    def _path(self, key: str) -> str:
+        self._check_key(key)
+        return f"{self._bucket}/{self._prefix}{key}"

@@ -1,30 +1,46 @@
-"""Decoders of Avro values: of one writer's schema, or of many that headers name."""
+"""Decoders of Avro values: of one writer's schema, or of many that headers name.
+
+They run compiled programs over a batch of values, into the columns of one reader's schema.
+"""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections import OrderedDict
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from segment_format.values.avro.columns import projected
-from segment_format.values.avro.runner import Runner
+from segment_format.kernels import object_code
+from segment_format.kernels.arrow_buffers import BufferSpec, GrowingBuffers, make_array, pack_bits
+from segment_format.values.avro import columns as k
+from segment_format.values.avro import opcodes as o
+from segment_format.values.avro.columns import columns_of, projected
+from segment_format.values.avro.program import compiled
 from segment_format.values.avro.schema import BYTES, AvroSchemaError, Primitive
 from segment_format.values.decoded import BadValue, DecodedValues
+from segment_format.values.map_keys import KeyMemory, make_map
 from segment_format.values.registry_framing import JSON_TEXT, insert_avro_lengths, value_bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from numpy.typing import NDArray
+
+    from segment_format.values.avro.columns import Column
     from segment_format.values.avro.program import Program
     from segment_format.values.avro.schema import Schema
     from segment_format.values.registry_framing import Framing
 
+
 MAX_PROGRAMS: Final = 1000
 """Writers that are remembered, least recently used first out."""
+_MIN_ROOM: Final = 64
+_BYTES_PER_ROW: Final = 16
+"""Size of a row for estimates, in addition to its bytes: it may have none, and defaults."""
 
 
 class AvroDecoder:
@@ -45,7 +61,7 @@ class AvroDecoder:
     def __init__(
         self, reader: Schema, writer: Schema | None = None, *, columns: Sequence[str] | None = None
     ) -> None:
-        self._runner = Runner(reader if columns is None else projected(reader, columns))
+        self._runner = _Runner(reader if columns is None else projected(reader, columns))
         self._program = self._runner.compiled(reader if writer is None else writer)
 
     @property
@@ -105,7 +121,7 @@ class FramedAvroDecoder:
         *,
         columns: Sequence[str] | None = None,
     ) -> None:
-        self._runner = Runner(reader if columns is None else projected(reader, columns))
+        self._runner = _Runner(reader if columns is None else projected(reader, columns))
         self._writer_schema = writer_schema
         self._framing = framing
         self._writers: OrderedDict[int | str, _Writer] = OrderedDict()
@@ -222,3 +238,259 @@ def is_json_object(value: bytes) -> bool:
         return bool(json.loads(value.decode()))  # without members, `{}` is also two numbers
     except (ValueError, RecursionError):
         return False
+
+
+class _Runner:
+    """Runs programs that write to the same columns.
+
+    Args:
+        reader: Schema of the columns.
+    """
+
+    def __init__(self, reader: Schema) -> None:
+        self._reader = reader
+        self._root = columns_of(reader)
+        self._kernel = load_kernel()
+        # Several threads may run at the same time, so this is only replaced as a whole.
+        self._shares: list[float] | None = None
+
+    @property
+    def type(self) -> pa.DataType:
+        """Type of the column."""
+        return self._root.type
+
+    def compiled(self, writer: Schema) -> Program:
+        """Returns the program for a writer's values.
+
+        Raises:
+            AvroSchemaError: The reader's schema cannot read any of the writer's values.
+        """
+        return compiled(writer, self._reader, self._root)
+
+    def run(
+        self,
+        values: pa.Array,
+        programs: Sequence[Program],
+        *,
+        program_of: NDArray[np.int64] | None = None,
+        prefix: int = 0,
+        bad: Sequence[BadValue] = (),
+    ) -> DecodedValues:
+        """Decodes values.
+
+        Args:
+            values: A `pa.binary()` array.
+            programs: The programs; empty if all values are bad or null.
+            program_of: Index of each value's program, -1 for bad values; undefined for nulls. By
+                default the first program decodes all.
+            prefix: Bytes to skip in front of each value.
+            bad: Values that are bad already, by ascending row.
+
+        Raises:
+            TypeError: Not a `pa.binary()` array.
+        """
+        if values.type != pa.binary():
+            raise TypeError(f"values are {values.type}, not binary")
+        rows = len(values)
+        ends = values.buffers()[1]
+        if rows == 0 or ends is None or ends.size == 0:
+            return DecodedValues(pa.nulls(rows, self.type), tuple(bad))
+        bounds = np.frombuffer(ends, np.int32, rows + 1, 4 * values.offset)
+        columns = _FilledColumns(self._root, rows, self._shares, int(bounds[-1] - bounds[0]))
+        max_loops = max((program.loops for program in programs), default=0)
+        loops = np.zeros((1 + max_loops, o.LOOP_WIDTH), np.int64)
+        # One more: the kernel reads the first address before it knows whether a row needs it.
+        addresses = np.array([*(program.code.ctypes.data for program in programs), 0], np.int64)
+        frame = _frame_of(values, columns)
+        frame[o.PROGRAMS] = addresses.ctypes.data
+        if program_of is not None:
+            frame[o.PROGRAM_OF] = program_of.ctypes.data
+        frame[o.LOOPS] = loops.ctypes.data
+        frame[o.PREFIX] = prefix
+        all_bad = list(bad)
+        while (status := self._kernel(frame)) != o.DONE:
+            argument, needed = int(frame[o.FAILED_ARGUMENT]), int(frame[o.NEEDED])
+            if status == o.GROW_BYTES:
+                columns.grow_data(argument, needed)
+            elif status == o.GROW_LEVEL:
+                columns.grow_level(argument, needed)
+            else:
+                row = int(frame[o.ROW])
+                program = programs[0 if program_of is None else program_of[row]]
+                all_bad.append(_bad_value(program, row, status, int(frame[o.FAILED_AT]), argument))
+                frame[o.ROW] = row + 1
+        self._shares = columns.shares()
+        if bad and len(all_bad) > len(bad):
+            all_bad.sort(key=lambda value: value.row)
+        return DecodedValues(columns.array(), tuple(all_bad))
+
+
+def _frame_of(values: pa.Array, columns: _FilledColumns) -> NDArray[np.int64]:
+    """Returns a frame with the addresses of input and output."""
+    validity, ends, data = values.buffers()
+    frame = np.zeros(o.FRAME_SIZE, np.int64)
+    frame[o.SLOTS] = columns.slots.ctypes.data
+    frame[o.SLOT_COUNT] = len(columns.slots)
+    frame[o.LEVELS] = columns.levels.ctypes.data
+    frame[o.LEVEL_COUNT] = len(columns.levels)
+    frame[o.OFFSETS] = ends.address + 4 * values.offset
+    if data is not None:
+        frame[o.INPUT] = data.address
+        frame[o.INPUT_SIZE] = data.size
+    if validity is not None and values.null_count:
+        frame[o.INPUT_VALIDITY] = validity.address
+        frame[o.INPUT_FIRST_BIT] = values.offset
+    frame[o.ROWS] = len(values)
+    return frame
+
+
+def _bad_value(
+    program: Program, row: int, status: int, instruction: int, argument: int
+) -> BadValue:
+    reason = program.messages[argument] if status == o.ERROR_MESSAGE else o.MESSAGES[status]
+    return BadValue(row, program.path(instruction, argument), reason)
+
+
+class _FilledColumns:
+    """The columns of a batch, and the tables that describe them to the kernel.
+
+    Args:
+        root: The outermost column.
+        rows: Number of values.
+        shares: `shares` of an earlier batch; `None` without one.
+        input_size: Bytes of the values.
+    """
+
+    def __init__(
+        self, root: Column, rows: int, shares: list[float] | None, input_size: int
+    ) -> None:
+        self._root = root
+        self._rows = rows
+        self._columns = list(_walk(root))
+        self.slots = np.zeros((len(self._columns), o.SLOT_WIDTH), np.int64)
+        levels = 1 + max(0, *(column.items for column in self._columns))
+        self.levels = np.zeros((levels, o.LEVEL_WIDTH), np.int64)
+        self._texts = [column for column in self._columns if column.kind == k.BYTES]
+        self._text_levels = {
+            column.slot: level for level, column in enumerate(self._texts, start=levels)
+        }
+        # By bytes, not by rows: after a batch of one huge value, small ones get little room.
+        self._measure = max(input_size + _BYTES_PER_ROW * rows, 1)
+        if shares is None:
+            text_bytes = input_size / max(len(self._texts), 1)
+            shares = [rows / self._measure] * levels
+            shares += [text_bytes / self._measure] * len(self._texts)
+        rooms = [
+            min(_MIN_ROOM + int(share * self._measure * 1.125), o.LARGEST - 1) for share in shares
+        ]
+        rooms[0] = rows
+        for column in self._columns:
+            slot = self.slots[column.slot]
+            slot[o.KIND], slot[o.SIZE], slot[o.SLOT_LEVEL] = column.kind, column.width, column.level
+        self._buffers = GrowingBuffers(self.slots.reshape(-1), self._specs(), rooms)
+        self._tell_rooms()
+
+    def _specs(self) -> Iterator[BufferSpec]:
+        for column in self._columns:
+            first, level = column.slot * o.SLOT_WIDTH, column.level
+            if column.nullable:
+                yield BufferSpec(first + o.VALIDITY, level, 1)
+            if column.kind == k.FIXED:
+                yield BufferSpec(first + o.VALUES, level, column.width)
+            elif column.kind in (k.BYTES, k.ITEMS):
+                yield BufferSpec(first + o.VALUES, level, 4, is_ends=True)
+            if column.kind == k.BYTES:
+                yield BufferSpec(first + o.DATA, self._text_levels[column.slot], 1)
+
+    def _tell_rooms(self) -> None:
+        rooms = self._buffers.rooms
+        self.levels[:, o.LEVEL_ROOM] = rooms[: len(self.levels)]
+        for slot, level in self._text_levels.items():
+            self.slots[slot, o.ROOM] = rooms[level]
+
+    def grow_data(self, slot: int, needed: int) -> None:
+        """Makes room for the bytes of a slot."""
+        self._grow(self._text_levels[slot], needed, o.LARGEST)
+
+    def grow_level(self, level: int, needed: int) -> None:
+        """Makes room for the entries of a level."""
+        self._grow(level, needed, o.LARGEST - 1)
+
+    def _grow(self, level: int, needed: int, limit: int) -> None:
+        room = max(needed, 2 * self._buffers.rooms[level])
+        self._buffers.set_room(level, min(room, limit))
+        self._tell_rooms()
+
+    def shares(self) -> list[float]:
+        """Returns the entries of each level, then the bytes of each text, per byte of the batch."""
+        counts = [self._count(level) for level in range(len(self.levels))]
+        counts += [self._text_size(column) for column in self._texts]
+        return [count / self._measure for count in counts]
+
+    def _count(self, level: int) -> int:
+        return self._rows if level == 0 else int(self.levels[level, o.COUNT])
+
+    def _text_size(self, column: Column) -> int:
+        count = self._count(column.level)
+        ends = self._buffers.numbers(column.slot * o.SLOT_WIDTH + o.VALUES, count + 1, np.int32)
+        return int(ends[-1])
+
+    def array(self) -> pa.Array:
+        """Returns the decoded values."""
+        return self._array(self._root)
+
+    def _array(self, column: Column, above: NDArray[np.uint8] | None = None) -> pa.Array:
+        """Returns the array of a column.
+
+        Args:
+            column: The column.
+            above: A byte for each row, 0 where the surrounding struct is null; `None` if it has no
+                nulls. Fields of null structs are null, too: some engines read a field without its
+                struct.
+        """
+        rows, first = self._count(column.level), column.slot * o.SLOT_WIDTH
+        if column.kind == k.NOTHING:
+            return pa.nulls(rows)
+        present = above
+        if column.nullable:
+            present = self._buffers.numbers(first + o.VALIDITY, rows, np.uint8)
+            if present.all():
+                present = None
+        if column.kind == k.STRUCT:
+            fields = [self._array(child, present) for child in column.children]
+            return make_array(column.type, rows, present, children=fields)
+        if column.kind == k.FIXED:
+            if pa.types.is_boolean(column.type):
+                values = pack_bits(
+                    self._buffers.numbers(first + o.VALUES, rows, np.uint8).view(np.bool_)
+                )
+            else:
+                values = self._buffers.filled(first + o.VALUES, rows * column.width)
+            return make_array(column.type, rows, present, [values])
+        ends = self._buffers.filled(first + o.VALUES, 4 * (rows + 1))
+        if column.kind == k.BYTES:
+            data = self._buffers.filled(first + o.DATA, self._text_size(column))
+            return make_array(column.type, rows, present, [ends, data])
+        items = [self._array(child) for child in column.children]
+        if not pa.types.is_map(column.type):
+            return make_array(column.type, rows, present, [ends], items)
+        _, key_ends, key_data = items[0].buffers()
+        keys = KeyMemory(key_ends.address, 0, key_data.address)
+        return make_map(column.type, rows, present, ends, items, keys)
+
+
+def _walk(column: Column) -> Iterator[Column]:
+    yield column
+    for child in column.children:
+        yield from _walk(child)
+
+
+@lru_cache(1)
+def load_kernel() -> Callable[[NDArray[np.int64]], int]:
+    """Returns the compiled `run_avro`: linked from its object file, else by numba."""
+    linked = object_code.load_of_frame("run_avro")
+    if linked is not None:
+        return linked
+    from segment_format.values.avro.kernel import run_avro  # imports numba
+
+    return run_avro

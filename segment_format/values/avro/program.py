@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
+from segment_format._cursor import write_varlong
 from segment_format.values.avro import columns as k
 from segment_format.values.avro import opcodes as o
 from segment_format.values.avro import schema as s
@@ -203,23 +204,23 @@ class _Encoder:
         if isinstance(schema, s.Union):
             for index, branch in enumerate(schema.branches):
                 try:
-                    return _long(index) + self.encoded(branch, value)
+                    return write_varlong(index) + self.encoded(branch, value)
                 except AvroSchemaError:
                     if self._left < 0:
                         raise
         elif isinstance(schema, s.Array) and isinstance(value, list):
             items = b"".join(self.encoded(schema.items, item) for item in value)
-            return (_long(len(value)) + items if value else b"") + b"\0"
+            return (write_varlong(len(value)) + items if value else b"") + b"\0"
         elif isinstance(schema, s.Map) and isinstance(value, dict):
             entries = b"".join(
                 self._spent(_sized(key.encode())) + self.encoded(schema.values, item)
                 for key, item in value.items()
             )
-            return (_long(len(value)) + entries if value else b"") + b"\0"
+            return (write_varlong(len(value)) + entries if value else b"") + b"\0"
         elif isinstance(schema, s.Record) and isinstance(value, dict):
             return b"".join(self._field(schema, field, value) for field in schema.fields)
         elif isinstance(schema, s.Enum) and isinstance(value, str) and value in schema.symbols:
-            return _long(schema.symbols.index(value))
+            return write_varlong(schema.symbols.index(value))
         elif isinstance(schema, s.Fixed) and isinstance(value, str):
             data = _code_points(value)
             if len(data) == schema.size:
@@ -259,7 +260,7 @@ def _primitive(kind: str, value: object) -> bytes:
     if kind in _BITS and isinstance(value, int) and not isinstance(value, bool):
         limit = 1 << _BITS[kind]
         if -limit <= value < limit:
-            return _long(value)
+            return write_varlong(value)
     if kind in _FORMATS:
         number = _WORDS.get(value) if isinstance(value, str) else value
         if isinstance(number, int | float) and not isinstance(number, bool):
@@ -278,17 +279,7 @@ def _code_points(text: str) -> bytes:
 
 
 def _sized(data: bytes) -> bytes:
-    return _long(len(data)) + data
-
-
-def _long(value: int) -> bytes:
-    raw = value << 1 if value >= 0 else (-value << 1) - 1
-    out = bytearray()
-    while raw > 0x7F:
-        out.append(raw & 0x7F | 0x80)
-        raw >>= 7
-    out.append(raw)
-    return bytes(out)
+    return write_varlong(len(data)) + data
 
 
 _MAX_INSTRUCTIONS: Final = 1 << 17

@@ -171,13 +171,6 @@ class Schema:
     messages: dict[str, Message]
     enums: dict[str, Enum]
 
-    def message_at(self, file: str, path: tuple[int, ...]) -> Message | None:
-        """Returns the message at a message index of a file, if it exists."""
-        for message in self.messages.values():
-            if message.file == file and message.path == path:
-                return message
-        return None
-
 
 def read_schema(descriptors: bytes) -> Schema:
     """Reads a `FileDescriptorSet`.

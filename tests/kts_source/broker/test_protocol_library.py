@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-LOAD = "import sys; from kts_source.broker.protocol_library import load_messages; load_messages()"
+LOAD = "import sys; from kts_source.broker.sasl import load_messages; load_messages()"
 HEAVY = "'kafka.consumer.group' in sys.modules, 'kafka.admin' in sys.modules"
 
 

@@ -25,7 +25,7 @@ from kts_source.errors import (
 )
 from kts_source.export.ranges import PartitionKey
 from kts_source.export.run import clean
-from kts_source.export.tables.open_target import open_target
+from kts_source.export.tables.target_store import open_target
 from kts_source.options import parse_options
 from kts_source.planning import planner
 from tests.kts_source.export.exporting import Lake

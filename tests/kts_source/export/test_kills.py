@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kts_source.export.tables.open_target import open_target
+from kts_source.export.tables.target_store import open_target
 from tests.kts_source.export.exporting import (
     FORMATS,
     Lake,

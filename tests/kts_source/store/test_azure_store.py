@@ -20,8 +20,8 @@ from kts_source.errors import (
     StoreUnavailableError,
 )
 from kts_source.secret import Secret
-from kts_source.store.azure_store import AzureSettings, AzureStore
 from kts_source.store.fsspec_store import FsspecStore
+from kts_source.store.obstore_stores import AzureSettings, AzureStore
 from kts_source.store.open_store import open_store
 from tests.kts_source.store.fake_cloud import DATA, ETAG, QUICK
 from tests.kts_source.store.one_object import OneObject

@@ -23,7 +23,7 @@ from kts_source.errors import (
 )
 from kts_source.secret import Secret
 from kts_source.store.fsspec_store import FsspecStore
-from kts_source.store.gcs_store import GcsSettings, GcsStore
+from kts_source.store.obstore_stores import GcsSettings, GcsStore
 from kts_source.store.open_store import open_store
 from tests.kts_source.store.fake_cloud import DATA, QUICK
 from tests.kts_source.store.one_object import OneObject

@@ -11,7 +11,7 @@ import pytest
 
 from kts_source.store.client_store import AsyncClient
 from kts_source.store.object_store import Tally
-from kts_source.store.obstore_ranges import _Loop, read_error
+from kts_source.store.obstore_stores import _Loop, read_error
 from kts_source.store.request_policy import Cancellation, CancelledFetchError
 from tests.kts_source.store.fake_cloud import QUICK
 

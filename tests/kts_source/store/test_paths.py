@@ -11,7 +11,7 @@ from kts_source.auditing.state import AuditState
 from kts_source.cli.app import main
 from kts_source.errors import InvalidOptionError, UnsupportedTargetError
 from kts_source.export.settings import export_settings
-from kts_source.export.tables.open_target import open_target
+from kts_source.export.tables.target_store import open_target
 from kts_source.metrics import summary
 from kts_source.options import parse_options
 from kts_source.secret import Secret

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, TypeAlias
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kts_source.streaming.admission import NO_LIMITS, BatchLimits, admit
 from kts_source.streaming.look import PendingSegment, dated
 from kts_source.streaming.offsets import TopicPartition
+from kts_source.streaming.tier_stream import NO_LIMITS, BatchLimits, admit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

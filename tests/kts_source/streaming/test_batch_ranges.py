@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from kts_source.errors import StreamOffsetError
-from kts_source.streaming.admission import PendingPartition, next_position
 from kts_source.streaming.offsets import (
     INITIAL,
     BatchRange,
@@ -17,6 +16,7 @@ from kts_source.streaming.offsets import (
     position_from_json,
     position_to_json,
 )
+from kts_source.streaming.tier_stream import PendingPartition, next_position
 
 
 def position_at(topic_id: str | None = "A", **offsets: int) -> StreamPosition:

@@ -24,7 +24,7 @@ from kts_source.planning.planner import plan_scan
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.read_task import read_task
 from kts_source.read.segment_source import SegmentSource
-from kts_source.streaming import listing_memory, tier_look
+from kts_source.streaming import tier_look
 from kts_source.streaming.offsets import INITIAL, position_from_json, position_to_json
 from kts_source.streaming.tier_stream import TierStream
 from kts_source.tier import Tier
@@ -310,8 +310,8 @@ def run(
     outcomes: Counter[str] = Counter()
     with (
         without_threads(),
-        mock.patch.object(listing_memory, "PAGE", 6),
-        mock.patch.object(listing_memory, "_SEEN_AGAIN", 3),
+        mock.patch.object(tier_look, "PAGE", 6),
+        mock.patch.object(tier_look, "_SEEN_AGAIN", 3),
     ):
         for seed in seeds:
             history = random_history(random.Random(str(seed)))

@@ -12,9 +12,9 @@ from kts_source.layout.aiven import AivenLayout
 from kts_source.layout.layout import TopicFolder
 from kts_source.layout.local_tiered import LocalTieredLayout
 from kts_source.options import parse_options
-from kts_source.streaming import listing_memory, tier_look
-from kts_source.streaming.listing_memory import ListingMemory
+from kts_source.streaming import tier_look
 from kts_source.streaming.offsets import INITIAL
+from kts_source.streaming.tier_look import ListingMemory
 from kts_source.streaming.tier_stream import TierStream
 from kts_source.tier import Tier
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
@@ -87,8 +87,8 @@ class Scene:
 @pytest.fixture
 def scene() -> Iterator[Scene]:
     with (
-        mock.patch.object(listing_memory, "PAGE", PAGE),
-        mock.patch.object(listing_memory, "_SEEN_AGAIN", AGAIN),
+        mock.patch.object(tier_look, "PAGE", PAGE),
+        mock.patch.object(tier_look, "_SEEN_AGAIN", AGAIN),
     ):
         yield Scene()
 
@@ -196,7 +196,7 @@ def test_many_small_partitions_are_listed_together(scene: Scene) -> None:
             assert scene.memory.list_partition(scene.store, FOLDER, partition) == expected
         return scene.store.pages - before
 
-    with mock.patch.object(listing_memory, "_GAIN_IN_A_ROW", 3):
+    with mock.patch.object(tier_look, "_GAIN_IN_A_ROW", 3):
         assert look() == 1 + 40
         assert look() == 1 + 10
         scene.add(1, 7)

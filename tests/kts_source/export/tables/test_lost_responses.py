@@ -21,7 +21,7 @@ from kts_source.errors import (
     StoreUnavailableError,
 )
 from kts_source.export.run import clean
-from kts_source.export.tables import run_marks
+from kts_source.export.tables import export_table
 from kts_source.export.tables.target_store import LocalTarget
 from tests.kts_source.export.exporting import FORMATS, Lake
 from tests.kts_source.export.fates import without_answers
@@ -154,7 +154,7 @@ def test_clean_removes_files_of_a_dead_export(lake: Lake, tier: SmallTier) -> No
     with pytest.raises(KeyboardInterrupt):
         lake.export(tier.grow(1).options(), executor=Interposed(die))
     # A killed process leaves its mark; its lock is released.
-    folder = Path(lake.table()._root().removeprefix("file://")) / run_marks.MARKS
+    folder = Path(lake.table()._root().removeprefix("file://")) / export_table.MARKS
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ("0" * 32)).touch()
     assert len(clean(lake.settings(), older_than_hours=-1, remove=True)) == 2
@@ -185,7 +185,7 @@ def test_run_without_delete_permission_succeeds() -> None:
             raise AccessDeniedError("no right to delete", uri=key)
 
     target: Any = AppendOnly()
-    with run_marks._renewed(target, "_kts/runs/1"):
+    with export_table._renewed(target, "_kts/runs/1"):
         assert written == ["_kts/runs/1"]
 
 
@@ -230,6 +230,6 @@ def test_undeletable_mark_does_not_fail_the_run(
         raise StoreUnavailableError("access denied")
 
     monkeypatch.setattr(target, "delete", refuse)
-    with run_marks._renewed(target, "_kts/runs/1"):
+    with export_table._renewed(target, "_kts/runs/1"):
         assert (tmp_path / "_kts/runs/1").exists()
     assert "the mark _kts/runs/1 of this run cannot be deleted" in caplog.text

@@ -23,9 +23,8 @@ from kts_source.export.run import clean
 from kts_source.export.tables import parquet_folder
 from kts_source.export.tables.delta import DeltaExportTable
 from kts_source.export.tables.iceberg import IcebergExportTable
-from kts_source.export.tables.open_target import open_target
 from kts_source.export.tables.parquet_folder import ParquetFolder
-from kts_source.export.tables.target_store import LocalTarget
+from kts_source.export.tables.target_store import LocalTarget, open_target
 from kts_source.export.task_writer import LocalExecutor
 from tests.golden_data import expected_table
 from tests.kts_source.export.exporting import (

@@ -13,7 +13,7 @@ import pytest
 from kts_source.errors import CommitConflictError
 from kts_source.export import dead_letters
 from kts_source.export.run import clean
-from kts_source.export.tables.open_target import open_target
+from kts_source.export.tables.target_store import open_target
 from tests.golden_data import expected_table
 from tests.kts_source.export.exporting import FORMATS, Lake, source
 from tests.kts_source.export.killing import Killed, MortalTarget, Steps

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from segment_format.kernels import object_code
-from segment_format.values.avro import runner
+from segment_format.values.avro import decoder
 from segment_format.values.avro.decoder import AvroDecoder
 from segment_format.values.avro.schema import parse_avro
 from tests.segment_format.values.avro.generated import Schemas, Values
@@ -38,7 +38,7 @@ def test_object_file_rows_match_numba(monkeypatch: pytest.MonkeyPatch) -> None:
         values = pa.array(some_values(random, schema, 0.3), pa.binary())
         results = []
         for kernel in (stored, run_avro):
-            monkeypatch.setattr(runner, "load_kernel", lambda kernel=kernel: kernel)
+            monkeypatch.setattr(decoder, "load_kernel", lambda kernel=kernel: kernel)
             results.append(AvroDecoder(schema).decode(values))
         assert results[0].bad == results[1].bad
         assert is_same(results[0].array, results[1].array)
