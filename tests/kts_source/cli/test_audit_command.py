@@ -60,7 +60,7 @@ def test_audit_usage_errors_return_exit_code_2(
     assert run(capsys, "audit", path, "--level", "all")[0] == 2
     code, _, err = run(capsys, "verify", path, TOPIC, "--where", "offset > 5")
     assert code == 2
-    assert "leave out where" in err
+    assert "remove where" in err
     code, _, err = run(capsys, "audit", path, "--report", str(tmp_path / "no" / "audit.json"))
     assert code == 2
     assert "cannot be written" in err

@@ -212,7 +212,7 @@ def test_key_index_invalid_secret_or_folder_is_refused(tmp_path: Path) -> None:
         kts_source.index_keys(options, folder, secret=b"short")
     with pytest.raises(InvalidOptionError, match="folder of this machine"):
         kts_source.index_keys(options, "s3://bucket/index")
-    with pytest.raises(InvalidOptionError, match="leave out where"):
+    with pytest.raises(InvalidOptionError, match="remove where"):
         kts_source.index_keys({**options, "where": "offset > 3"}, folder)
     with pytest.raises(InvalidOptionError, match="give a secret"):
         kts_source.index_keys(tier_options("encrypted"), folder)
