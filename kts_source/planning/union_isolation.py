@@ -18,6 +18,7 @@ from kts_source.broker.old_brokers import LEAK
 from kts_source.errors import CorruptSegmentError, DataLossError, OldBrokerError
 from kts_source.planning.isolation import EndStates, UnknownStartError, check_end, ends_of_reads
 from kts_source.planning.union_log import runs
+from segment_format.index.producer_snapshot import open_first_offsets
 from segment_format.index.transaction_index import AbortedTxn
 from segment_format.isolation import AbortedIntervals
 
@@ -204,7 +205,7 @@ def _open_at_end(
         number: The range's number.
         ends: Replays the log where the producer snapshot cannot be used.
         side_files: Reads the snapshot.
-        is_replayed: Whether to do so: old brokers do not serve the segment instead.
+        is_replayed: Whether the log may be replayed, because old brokers do not serve the segment.
 
     Raises:
         NotUsableError: Neither tells.
@@ -213,11 +214,7 @@ def _open_at_end(
     segment = span.segment
     snapshot = side_files.snapshot(segment)
     if snapshot is not None:
-        return {
-            entry.producer_id: entry.current_txn_first_offset
-            for entry in snapshot
-            if entry.current_txn_first_offset >= 0
-        }
+        return open_first_offsets(snapshot)
     if not is_replayed or span.stop < segment.stop_offset:
         raise NotUsableError(segment.segment_id)
     try:

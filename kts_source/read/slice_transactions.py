@@ -20,7 +20,7 @@ from kts_source.errors import CorruptSegmentError, ObjectNotFoundError
 from kts_source.layout.remote_segment import IndexType
 from kts_source.read.segment_source import SegmentSpan
 from segment_format.errors import SegmentFormatError, TruncatedBatchError
-from segment_format.index.producer_snapshot import parse_producer_snapshot
+from segment_format.index.producer_snapshot import open_first_offsets, parse_producer_snapshot
 from segment_format.index.transaction_replay import marker_of
 from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
 from segment_format.record.framing import iter_entries
@@ -154,13 +154,7 @@ def _open_transactions(objects: SegmentObjects, reader: SegmentSource) -> dict[i
         entries = parse_producer_snapshot(data) if data else None
     except (CorruptSegmentError, ObjectNotFoundError, SegmentFormatError):
         return None
-    if entries is None:
-        return None
-    return {
-        entry.producer_id: entry.current_txn_first_offset
-        for entry in entries
-        if entry.current_txn_first_offset >= 0
-    }
+    return None if entries is None else open_first_offsets(entries)
 
 
 def _transactional_batches(

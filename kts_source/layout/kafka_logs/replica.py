@@ -27,7 +27,7 @@ from kts_source.layout.kafka_logs.segment_files import (
 from segment_format.errors import CorruptIndexError, SegmentFormatError
 from segment_format.index.leader_epoch_checkpoint import EpochEntry, LeaderEpochCheckpoint
 from segment_format.index.offset_index import ENTRY_SIZE, OffsetIndex
-from segment_format.index.producer_snapshot import parse_producer_snapshot
+from segment_format.index.producer_snapshot import open_first_offsets, parse_producer_snapshot
 from segment_format.index.rebuild import RebuiltSideFiles
 from segment_format.record.recovery import WholeBatches
 
@@ -336,11 +336,7 @@ class Recovery:
             entries = parse_producer_snapshot(read_file(self._store, info, MAX_SIDE_FILE_BYTES))
         except CorruptIndexError:
             return None  # a broker deletes it and takes the one before
-        return {
-            entry.producer_id: entry.current_txn_first_offset
-            for entry in entries
-            if entry.current_txn_first_offset >= 0
-        }
+        return open_first_offsets(entries)
 
     def _history(self) -> list[EpochEntry]:
         """The leader epochs of the checkpoint, and of the batches that were read and that it does
