@@ -52,6 +52,7 @@ from kts_source.planning.partition_plan import BrokerPart
 from kts_source.planning.segment_catalog import SegmentCatalog
 from kts_source.planning.sources import SourceLog, SourcePartition
 from kts_source.texts import some
+from segment_format.index.producer_snapshot import open_first_offsets
 from segment_format.index.transaction_index import AbortedTxn
 from segment_format.isolation import AbortedIntervals
 
@@ -496,11 +497,7 @@ class UnionLog(SourceLog):
         segment = span.segment
         snapshot = self.side_files.snapshot(segment)
         if snapshot is not None:
-            return {
-                entry.producer_id: entry.current_txn_first_offset
-                for entry in snapshot
-                if entry.current_txn_first_offset >= 0
-            }
+            return open_first_offsets(snapshot)
         is_served = span.start >= self._view.decided_from(self._brokers)
         if is_served or span.stop < segment.stop_offset:
             raise UnusableSegmentError(segment.segment_id)
