@@ -305,7 +305,7 @@ class BrokerSource:
         for note in notes:
             log.warning("%s", note)
         named = () if self._named is None else self._named.notes()
-        return [*notes, *named, *self._tier.store.remarks]
+        return [*notes, *named]
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,7 @@ class ScanPlan:
         where: The predicate that the tasks were narrowed for, as text; `None` = they have all rows.
         notes: For people: which incarnation of a topic is read, and which partitions are empty.
         made_with: Options that the plan depends on, by name.
+        remarks: How this process reads the objects; `to_json` leaves them out.
     """
 
     partitions: tuple[PartitionPlan, ...]
@@ -96,6 +97,7 @@ class ScanPlan:
     where: str | None = None
     notes: tuple[str, ...] = ()
     made_with: Mapping[str, Any] = field(default_factory=dict)
+    remarks: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def read_committed(self) -> bool:
@@ -263,7 +265,7 @@ def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
         lines.append(
             f"{len(ranges)} ranges of {offsets:,} offsets from brokers, about {size:,} bytes"
         )
-    lines += plan.notes
+    lines += [*plan.notes, *plan.remarks]
     kept = None if plan.where is None else _kept_offsets(plan)
     if kept is not None:
         lines.append(_explain_where(plan, kept))
