@@ -26,6 +26,7 @@ from kts_source.export.ranges import (
 )
 from kts_source.export.report import Skipped
 from kts_source.export.task import ExportTask
+from kts_source.planning.early_stops import EarlyStop, check_early_stops
 from kts_source.planning.planner import plan_scan
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def plan_export(
         RangeGapError: Offsets between what is committed and what was asked for would be missing.
         RangeOverlapError: Offsets asked for are committed already, or lie below them.
         DataLossError: See `check_rollback` and `check_logs`.
-        TieredKafkaError: See `plan_scan`.
+        TieredKafkaError: See `plan_scan` and `check_early_stops`.
     """
     check_rollback(options, state)
     behind = Continuation(options, state.committed, resume)
@@ -155,8 +156,20 @@ def _in_waves(
     for part, known in zip(scan.partitions, held, strict=True):
         left_out.extend(_left_out(part, options, known))
     left_out.sort(key=lambda gap: (gap.topic, gap.partition, gap.start))
-    waves = _waves(scan, held, commit_bytes, options)
-    return ExportPlan(scan, tuple(waves), tuple(left_out))
+    waves = tuple(_waves(scan, held, commit_bytes, options))
+    check_early_stops(options, _early_stops(scan, waves))
+    return ExportPlan(scan, waves, tuple(left_out))
+
+
+def _early_stops(scan: ScanPlan, waves: Iterable[Wave]) -> list[EarlyStop]:
+    """Return where a wave ends before the plan of a partition does."""
+    plans = {_key(plan): plan for plan in scan.partitions}
+    return [
+        EarlyStop(plans[advance.key], advance.start, advance.stop)
+        for wave in waves
+        for advance in wave.advances
+        if advance.start < advance.stop < plans[advance.key].stop
+    ]
 
 
 def _left_out(
