@@ -10,7 +10,6 @@ from kts_source.planning.pruning import fingerprint
 from kts_source.planning.replay import made_with
 from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
 from kts_source.planning.slicing import bounded, cut, cut_range, pack, target_bytes
-from kts_source.planning.surroundings import with_surroundings
 from kts_source.read.task import SegmentSlice
 
 if TYPE_CHECKING:
@@ -52,11 +51,7 @@ def assembled(
     )
     return ScanPlan(
         tuple(one.plan for one in planned),
-        with_surroundings(
-            pack(pieces, target, options),
-            [one.plan for one in planned],
-            read_committed=options.read_committed,
-        ),
+        tuple(pack(pieces, target, options)),
         options.columns,
         fingerprint(options.where),
         tuple(notes),

@@ -68,7 +68,8 @@ def _kept(plan: ScanPlan) -> dict[SegmentName, tuple[int, int]]:
 def _where(plan: ScanPlan, kept: Mapping[SegmentName, tuple[int, int]]) -> str:
     out = cut = size = 0
     for part in plan.partitions:
-        for segment, low, high in part.wanted_ranges():
+        for span, low, high in part.wanted_ranges():
+            segment = span.segment
             left = kept.get(segment_name(segment))
             if left is None:
                 out += 1

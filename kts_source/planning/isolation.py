@@ -422,6 +422,8 @@ def _lost_in_gaps(
     Their marker may be one of the missing records, so nothing tells a commit from an abort.
     """
     gaps = {gap.start for gap in partition.missing}
+    if not gaps:
+        return []
     lost = []
     for number in range(first, min(horizon, len(partition.ranges) - 1)):
         low, high = partition.ranges[number].stop, partition.ranges[number + 1].start
@@ -455,11 +457,15 @@ def _begun_earlier(
     from a snapshot, which has a checksum, an entry with a higher first offset is damaged.
     """
     gaps = {gap.start for gap in partition.missing}
+    if not gaps:
+        return []
     begun_earlier = []
     for number in range(first, min(horizon, len(partition.ranges) - 1)):
         low, high = partition.ranges[number].stop, partition.ranges[number + 1].start
+        if low not in gaps:
+            continue
         across = [txn for txn in aborted if txn.first_offset < low and txn.last_offset >= high]
-        if low not in gaps or not across:
+        if not across:
             continue
         opened = ends.open_after(number)
         begun_earlier += [

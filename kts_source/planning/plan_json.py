@@ -31,7 +31,7 @@ from kts_source.planning.scan_plan import (
     ScanPlan,
     segment_name,
 )
-from kts_source.planning.slicing import segment_slice
+from kts_source.planning.slicing import segment_slice, slice_objects
 from kts_source.planning.surroundings import with_surroundings
 from kts_source.read.task import ScanTask, SegmentSlice
 from segment_format.errors import SegmentFormatError
@@ -290,8 +290,10 @@ def _slice_to(part: SegmentSlice, numbers: dict[SegmentName, int]) -> dict[str, 
 
 
 def _slice_from(entry: dict[str, Any], segments: Sequence[RemoteSegment]) -> SegmentSlice:
+    segment = segments[entry["segment"]]
     return segment_slice(
-        segments[entry["segment"]],
+        segment,
+        slice_objects(segment),
         entry["cuts"],
         entry["offsets"],
         AbortedIntervals(*map(_int64, entry["aborted"])),

@@ -139,12 +139,12 @@ class PartitionPlan:
         ranges = [s for s in self.surviving.ranges if not is_beside(s.segment.objects.log.key)]
         return ranges[-1].stop if ranges else self.surviving.log_start
 
-    def wanted_ranges(self) -> Iterator[tuple[RemoteSegment, int, int]]:
-        """Each segment that is read, and which offsets [start, stop) of it."""
+    def wanted_ranges(self) -> Iterator[tuple[SegmentRange, int, int]]:
+        """Yields each range of the log that is read, and which offsets [start, stop) of it."""
         for span in self.surviving.ranges:
             start, stop = max(span.start, self.start), min(span.stop, self.stop)
             if start < stop:
-                yield span.segment, start, stop
+                yield span, start, stop
 
     @property
     def end_reason(self) -> str:

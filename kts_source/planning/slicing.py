@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from kts_source.errors import PlanTooLargeError
 from kts_source.layout.remote_segment import IndexType, SegmentObjects
 from kts_source.planning.pruning import Pruner
+from kts_source.planning.surroundings import Neighbors
 from kts_source.read.task import ScanTask, SegmentSlice
 from segment_format.index.leader_epoch_checkpoint import EpochEntry
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from kts_source.planning.isolation import Decisions
     from kts_source.planning.scan_plan import PartitionPlan
     from kts_source.planning.side_files import SideFiles
+    from kts_source.read.task import SliceSurroundings
     from segment_format.index.offset_index import OffsetIndex
     from segment_format.isolation import AbortedIntervals
 
@@ -46,8 +48,10 @@ def spans(
     """
     pruner = Pruner(options.where, plan.topic, plan.partition, side_files)
     wanted = list(plan.wanted_ranges())
-    following = [segment for segment, _, _ in wanted[1:]]
-    for (segment, first, end), after in zip_longest(wanted, following):
+    following = [span.segment for span, _, _ in wanted[1:]]
+    neighbors = Neighbors()
+    for (span, first, end), after in zip_longest(wanted, following):
+        segment = span.segment
         start, stop = pruner.narrowed(segment, first, end, after)
         if start >= stop:
             continue
@@ -55,6 +59,12 @@ def spans(
         limit = options.max_records_per_partition or stop - start
         looks_up = is_cut or limit < stop - start
         index = side_files.offset_index(segment) if looks_up else None
+        objects = slice_objects(segment)
+        if looks_up and index is None:
+            objects = _in_one_piece(objects)
+        around = None
+        if options.read_committed:
+            around = neighbors.around(span, objects, start, stop)
         for low, high in pairwise(_offset_cuts(segment, start, stop, index, limit)):
             cuts = 0, segment.objects.size_in_bytes
             if index is not None:  # without the bytes that it rules out
@@ -64,8 +74,7 @@ def spans(
                 cuts = index.lookup(low - 1).position, cut_stop
             aborted = decisions.aborted.clip(low, high, next_until=stop)
             lineage = _owners(plan.surviving.lineage, segment.start_offset, low, high)
-            part = segment_slice(segment, cuts, (low, high), aborted, lineage)
-            yield _in_one_piece(part) if looks_up and index is None else part
+            yield segment_slice(segment, objects, cuts, (low, high), aborted, lineage, around)
 
 
 def _offset_cuts(
@@ -137,15 +146,28 @@ def too_many_slices() -> PlanTooLargeError:
     )
 
 
+def slice_objects(segment: RemoteSegment) -> SegmentObjects:
+    """Return the objects of a segment with the side files that tasks read."""
+    objects = segment.objects
+    indexes = {IndexType.OFFSET: objects.indexes[IndexType.OFFSET]}
+    snapshot = objects.indexes.get(IndexType.PRODUCER_SNAPSHOT)
+    if snapshot is not None:  # for the slice after it
+        indexes[IndexType.PRODUCER_SNAPSHOT] = snapshot
+    return SegmentObjects(
+        objects.log, objects.chunk_index, objects.compression, objects.encryption, indexes
+    )
+
+
 def segment_slice(
     segment: RemoteSegment,
+    objects: SegmentObjects,
     cuts: Sequence[int],
     offsets: Sequence[int],
     aborted: AbortedIntervals,
     lineage: tuple[EpochEntry, ...],
+    surroundings: SliceSurroundings | None = None,
 ) -> SegmentSlice:
-    """A slice of a segment, with no more of its objects than a task needs."""
-    objects = segment.objects
+    """A slice of a segment whose `slice_objects` are given."""
     cut_start, cut_stop = cuts
     start, stop = offsets
     return SegmentSlice(
@@ -154,13 +176,7 @@ def segment_slice(
         segment_id=segment.segment_id,
         segment_start=segment.start_offset,
         segment_stop=segment.stop_offset,
-        objects=SegmentObjects(
-            objects.log,
-            objects.chunk_index,
-            objects.compression,
-            objects.encryption,
-            {IndexType.OFFSET: objects.indexes[IndexType.OFFSET]},
-        ),
+        objects=objects,
         cut_start=cut_start,
         cut_stop=cut_stop,
         start_offset=start,
@@ -168,16 +184,17 @@ def segment_slice(
         aborted=aborted,
         lineage=lineage,
         topic_id=segment.topic_id,
+        surroundings=surroundings,
     )
 
 
-def _in_one_piece(part: SegmentSlice) -> SegmentSlice:
-    """The slice of a segment whose offset index was looked into and cannot be used. Pieces of it
+def _in_one_piece(objects: SegmentObjects) -> SegmentObjects:
+    """The objects of a segment whose offset index was looked into and cannot be used. Pieces of it
     but the first would be empty, and an index that is lost later could not be told from this one.
     """
-    unused = part.offset_index
-    empty = {IndexType.OFFSET: replace(unused, stop=unused.start)}
-    return replace(part, objects=replace(part.objects, indexes=empty))
+    unused = objects.indexes[IndexType.OFFSET]
+    indexes = {**objects.indexes, IndexType.OFFSET: replace(unused, stop=unused.start)}
+    return replace(objects, indexes=indexes)
 
 
 def _owners(

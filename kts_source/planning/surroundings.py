@@ -9,12 +9,12 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from kts_source.layout.remote_segment import IndexType, SegmentObjects
 from kts_source.read.task import ScanTask, SegmentSlice, SliceSurroundings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from kts_source.layout.remote_segment import SegmentObjects
     from kts_source.planning.lineage import SegmentRange
     from kts_source.planning.scan_plan import PartitionPlan
 
@@ -27,7 +27,7 @@ _OTHER_FIELDS: Final = attrgetter(
 def with_surroundings(
     tasks: Iterable[ScanTask], partitions: Iterable[PartitionPlan], *, read_committed: bool
 ) -> tuple[ScanTask, ...]:
-    """Returns the tasks with `SegmentSlice.surroundings` of what they read together.
+    """Returns tasks whose slices were changed, with new `SegmentSlice.surroundings`.
 
     Args:
         tasks: All tasks of a plan; the slices of a partition are in the order of the log.
@@ -54,32 +54,62 @@ def with_surroundings(
     )
 
 
+class Neighbors:
+    """Finds the surroundings of slices from the segments before them.
+
+    Runs of one partition come in the order of the log. A run is a segment's slices that have no
+    batch between them.
+    """
+
+    def __init__(self) -> None:
+        self._read_to: int | None = None  # end of the previous run if that is the end of its range
+        self._before: SegmentRange | None = None
+        self._objects: SegmentObjects | None = None  # of `_before`
+        self._has_previous = False  # whether the plan reads up to `_before` without a gap
+
+    def around(
+        self, span: SegmentRange, objects: SegmentObjects, start: int, stop: int
+    ) -> SliceSurroundings:
+        """Return the surroundings of the next run.
+
+        Args:
+            span: The range of the log that holds the run.
+            objects: Its objects, with the producer snapshot.
+            start: First offset of the run.
+            stop: One past the last offset of the run.
+        """
+        before = self._before
+        follows = self._read_to == span.start == start
+        if before is not None and follows:
+            before_stop = before.stop
+            around = SliceSurroundings(
+                span.stop,
+                start,
+                stop,
+                self._objects,
+                before.start if self._has_previous else 0,
+                before_stop,
+                before_stop < before.segment.stop_offset,
+            )
+        else:
+            around = SliceSurroundings(span.stop, start, stop)
+        self._read_to = stop if stop == span.stop else None
+        if not follows or objects.size_in_bytes:  # an empty segment has no records
+            self._before, self._objects, self._has_previous = span, objects, follows
+        return around
+
+
 def _placed(pieces: Sequence[SegmentSlice], ranges: Sequence[SegmentRange]) -> list[SegmentSlice]:
     """Returns the slices of a partition with their surroundings."""
     spans = {span.segment.segment_id: span for span in ranges}
     placed: list[SegmentSlice] = []
-    read_to: int | None = None  # end of the previous run if that is the end of its range
-    before: SegmentRange | None = None
-    has_previous = False  # whether the plan reads up to `before` without a gap
+    neighbors = Neighbors()
     for run in _runs(pieces):
         first, last = run[0], run[-1]
-        span = spans[first.segment_id]
-        offsets = span.stop, first.start_offset, last.stop_offset
-        follows = read_to == span.start == first.start_offset
-        if before is not None and follows:
-            around = SliceSurroundings(
-                *offsets,
-                before=_snapshot_only(before),
-                before_start=before.start if has_previous else 0,
-                before_stop=before.stop,
-                before_is_cut=before.stop < before.segment.stop_offset,
-            )
-        else:
-            around = SliceSurroundings(*offsets)
+        around = neighbors.around(
+            spans[first.segment_id], first.objects, first.start_offset, last.stop_offset
+        )
         placed += [SegmentSlice(*(*_OTHER_FIELDS(piece), around)) for piece in run]
-        read_to = last.stop_offset if last.stop_offset == span.stop else None
-        if span.segment.objects.size_in_bytes or not follows:
-            before, has_previous = span, follows  # an empty segment has no records
     return placed
 
 
@@ -101,12 +131,3 @@ def _adjoin(piece: SegmentSlice, following: SegmentSlice) -> bool:
     if offsets == (following.start_offset, following.stop_offset):
         return piece.cut_stop == following.cut_start
     return piece.stop_offset == following.start_offset
-
-
-def _snapshot_only(span: SegmentRange) -> SegmentObjects:
-    """Returns the objects of a segment without its other side files."""
-    objects = span.segment.objects
-    kind = IndexType.PRODUCER_SNAPSHOT
-    indexes = {kind: objects.indexes[kind]} if kind in objects.indexes else {}
-    stored_as = objects.log, objects.chunk_index, objects.compression, objects.encryption
-    return SegmentObjects(*stored_as, indexes)

@@ -82,8 +82,10 @@ class Members:
 
     def integer(self, name: str, *, low: int = 0, high: int = MAX_INT32) -> int:
         """A required whole number from `low` to `high`, both inclusive."""
-        value = self.value(name)
+        self._asked.add(name)
+        value = self._members.get(name)
         if type(value) is not int:
+            self.value(name)  # raises if it is missing
             raise self.fail(name, "is not a whole number")
         if not low <= value <= high:
             raise self.fail(name, f"is outside {low} … {high}")
