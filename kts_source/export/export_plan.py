@@ -28,6 +28,8 @@ from kts_source.export.report import Skipped
 from kts_source.export.task import ExportTask
 from kts_source.planning.early_stops import EarlyStop, check_early_stops
 from kts_source.planning.planner import plan_scan
+from kts_source.planning.scan_plan import segment_name
+from kts_source.read.task import SegmentSlice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -256,10 +258,14 @@ def _is_new(part: PartitionPlan, ahead: RangeAdvance) -> bool:
 
 
 def _ends_a_segment(tasks: Sequence[ScanTask], number: int) -> bool:
+    """Returns whether no later task reads the segment in which a task ends.
+
+    Slices of a segment rely on the comparison of all transactions in it, also where each of them
+    has offsets of its own.
+    """
     if number + 1 == len(tasks):
         return True
-    last, following = (
-        (part.topic, part.partition, getattr(part, "segment_id", None), part.start_offset)
-        for part in (tasks[number].parts[-1], tasks[number + 1].parts[0])
-    )
-    return last != following
+    last, following = tasks[number].parts[-1], tasks[number + 1].parts[0]
+    if not (isinstance(last, SegmentSlice) and isinstance(following, SegmentSlice)):
+        return True
+    return segment_name(last) != segment_name(following)

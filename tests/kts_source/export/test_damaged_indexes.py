@@ -108,6 +108,26 @@ def test_wave_of_a_hybrid_tier_with_a_lost_entry_in_the_next_wave_commits_nothin
         assert held(lake) == [0, 2, 4, 5]
 
 
+@pytest.mark.parametrize("records", ["1", "2", "3", "4"])
+def test_no_wave_ends_inside_a_segment_with_a_lost_entry(records: str, tmp_path: Path) -> None:
+    builder = LogBuilder(index_interval_bytes=0)
+    builder.append([SimpleRecord(b"plain")])
+    builder.send(1, [SimpleRecord(b"aborted")])
+    builder.append([SimpleRecord(b"plain")])
+    builder.append([SimpleRecord(b"plain")])
+    builder.abort(1)
+    builder.append([SimpleRecord(b"plain")])
+    builder.roll()
+    builder.append([SimpleRecord(b"plain")])
+    builder.roll()
+    lake = Lake(tmp_path / "lake", "parquet")
+    lake.folder.mkdir()
+    segments = [replace(files, txnindex=None) for files in builder.build().segments]
+    error = exported(lake, tmp_path / "damaged", segments, maxRecordsPerPartition=records)
+    assert isinstance(error, CorruptSegmentError)
+    assert held(lake) == []
+
+
 def wrong_exports(seed: int, folder: Path, *, share: float, flips: int) -> tuple[int, list[str]]:
     """Damages the transaction indexes of a log and exports the tier in waves.
 
@@ -127,7 +147,14 @@ def wrong_exports(seed: int, folder: Path, *, share: float, flips: int) -> tuple
             segments[number] = replace(files, txnindex=index or None)
             root = folder / f"{seed}-{number}-{variant}"
             lake = Lake(root, "parquet")
-            error = exported(lake, root / "tier", segments)
+            cuts = source.choice(
+                (
+                    {},
+                    {"targetPartitionBytes": "1"},
+                    {"maxRecordsPerPartition": str(source.randint(1, 9))},
+                )
+            )
+            error = exported(lake, root / "tier", segments, **cuts)
             rows = held(lake)
             refused += error is not None
             if not set(rows) <= set(expected) or (error is None and rows != expected):
