@@ -33,7 +33,9 @@ from kts_source.export.task_writer import ExportTask
 from kts_source.options.selection import EARLIEST_OFFSET, OffsetsBound
 from kts_source.planning.bounds import Place, requested_bounds
 from kts_source.planning.early_stops import EarlyStop, check_early_stops
+from kts_source.planning.partition_plan import segment_name
 from kts_source.planning.planner import plan_scan
+from kts_source.read.task import SegmentSlice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -517,18 +519,17 @@ class _Waves:
                 yield last
 
     def _ends_segment(self, number: int) -> bool:
+        """Returns whether no later task reads the segment in which a task ends.
+
+        Slices of a segment rely on the comparison of all transactions in it, also if each of them
+        has separate offsets.
+        """
         if number + 1 == len(self._tasks):
             return True
-        last, following = (
-            (
-                partition.topic,
-                partition.partition,
-                getattr(partition, "segment_id", None),
-                partition.start_offset,
-            )
-            for partition in (self._tasks[number].parts[-1], self._tasks[number + 1].parts[0])
-        )
-        return last != following
+        last, following = self._tasks[number].parts[-1], self._tasks[number + 1].parts[0]
+        if not (isinstance(last, SegmentSlice) and isinstance(following, SegmentSlice)):
+            return True
+        return segment_name(last) != segment_name(following)
 
     def _wave(self, tasks: Sequence[ScanTask], first: int) -> Wave:
         new = self._new_partitions() if first == 0 else set()

@@ -108,6 +108,28 @@ def test_hybrid_export_with_lost_entry_in_next_wave_commits_nothing(
         assert table_offsets(lake) == [0, 2, 4, 5]
 
 
+@pytest.mark.parametrize("records", ["1", "2", "3", "4"])
+def test_export_with_lost_entry_in_cut_segment_commits_nothing(
+    records: str, tmp_path: Path
+) -> None:
+    builder = LogBuilder(index_interval_bytes=0)
+    builder.append([SimpleRecord(b"plain")])
+    builder.send(1, [SimpleRecord(b"aborted")])
+    builder.append([SimpleRecord(b"plain")])
+    builder.append([SimpleRecord(b"plain")])
+    builder.abort(1)
+    builder.append([SimpleRecord(b"plain")])
+    builder.roll()
+    builder.append([SimpleRecord(b"plain")])
+    builder.roll()
+    lake = Lake(tmp_path / "lake", "parquet")
+    lake.folder.mkdir()
+    segments = [replace(files, txnindex=None) for files in builder.build().segments]
+    error = export_in_waves(lake, tmp_path / "damaged", segments, maxRecordsPerPartition=records)
+    assert isinstance(error, CorruptSegmentError)
+    assert table_offsets(lake) == []
+
+
 def export_damaged_tiers(
     seed: int, folder: Path, *, share: float, flips: int
 ) -> tuple[int, list[str]]:
@@ -129,7 +151,14 @@ def export_damaged_tiers(
             segments[number] = replace(files, txnindex=index or None)
             root = folder / f"{seed}-{number}-{variant}"
             lake = Lake(root, "parquet")
-            error = export_in_waves(lake, root / "tier", segments)
+            cuts = source.choice(
+                (
+                    {},
+                    {"targetPartitionBytes": "1"},
+                    {"maxRecordsPerPartition": str(source.randint(1, 9))},
+                )
+            )
+            error = export_in_waves(lake, root / "tier", segments, **cuts)
             rows = table_offsets(lake)
             refused += error is not None
             if not set(rows) <= set(expected) or (error is None and rows != expected):
