@@ -74,6 +74,9 @@ def decide(partition: PartitionLog, start: int, stop: int, side_files: SideFiles
         horizon += 1
     if first < last and stop < partition.ranges[last].stop and ends.is_known(last - 1):
         ends.open_after(last - 1)  # for `check_ends`; raises here if it needs ranges below
+    for number in cut_ranges(partition.ranges, last):
+        if number >= first and ends.is_known(number):
+            ends.open_after(number)  # likewise
     undecided = ends.undecided(horizon, below=stop)
     aborted = [
         txn for n in range(first, horizon + 1) for txn in ends.aborted(n, is_first=n == first)
@@ -135,11 +138,23 @@ def ends_of_reads(
         if following is not None and following[0] == stop:
             continue
         last = next(n for n, span in enumerate(ranges) if span.start < stop <= span.stop)
+        for number in cut_ranges(ranges, last):
+            if start_of_run < ranges[number].stop:
+                # Its snapshot is of another offset, so tasks cannot look for open transactions.
+                yield number, ranges[number].stop
         if ranges[last].start > start_of_run and stop < ranges[last].stop:
             # Tasks see only markers in the rest of this segment for its own data.
             yield last - 1, stop
         yield last, stop
         start_of_run = None
+
+
+def cut_ranges(ranges: Sequence[SegmentRange], stop: int) -> Iterator[int]:
+    """Yields the numbers below `stop` of ranges that end inside their segment."""
+    for number in range(stop):
+        span = ranges[number]
+        if span.stop < span.segment.stop_offset:
+            yield number
 
 
 def check_end(

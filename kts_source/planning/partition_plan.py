@@ -288,14 +288,16 @@ def _with_surroundings(
     pieces: Sequence[SegmentSlice], ranges: Sequence[SegmentRange]
 ) -> list[SegmentSlice]:
     """Returns the slices of a partition with their surroundings."""
-    spans = {span.segment.segment_id: span for span in ranges}
+    spans: dict[str, list[SegmentRange]] = {}
+    for span in ranges:  # a segment inside another one cuts the range of that one in two
+        spans.setdefault(span.segment.segment_id, []).append(span)
     located: list[SegmentSlice] = []
     neighbors = Neighbors()
     for run in _runs(pieces):
         first, last = run[0], run[-1]
-        around = neighbors.around(
-            spans[first.segment_id], first.objects, first.start_offset, last.stop_offset
-        )
+        start = first.start_offset
+        span = next(span for span in spans[first.segment_id] if start < span.stop)
+        around = neighbors.around(span, first.objects, start, last.stop_offset)
         located += [SegmentSlice(*(*_OTHER_FIELDS(piece), around)) for piece in run]
     return located
 
