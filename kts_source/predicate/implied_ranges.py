@@ -12,7 +12,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from kts_source.columns import PARTITION, PLACE_COLUMNS, TOPIC
+from kts_source.columns import LOCATION_COLUMNS, PARTITION, TOPIC
 from kts_source.predicate.model import (
     MAX_INT64,
     MIN_INT64,
@@ -154,7 +154,7 @@ def _simplified(predicate: Predicate, row: pa.RecordBatch) -> Predicate:
 
 
 def _leaf_simplified(leaf: Leaf, row: pa.RecordBatch) -> Predicate:
-    is_location = [operand.source in PLACE_COLUMNS for operand in operands(leaf)]
+    is_location = [operand.source in LOCATION_COLUMNS for operand in operands(leaf)]
     if all(is_location):
         from kts_source.predicate.evaluate import evaluate  # imports pyarrow.compute
 

@@ -183,8 +183,8 @@ class TimeIndex(ArrayValue):
     def lookup(self, timestamp: int) -> TimestampOffset:
         """Returns the last entry at or below `timestamp`, else `(-1, base_offset)`.
 
-        Every record with a timestamp above the entry's, and at or above `timestamp`, is in the
-        entry's batch or after it.
+        Records with a timestamp at or above `timestamp` that exceeds the entry's timestamp are in
+        the entry's batch or after it.
         """
         index = int(np.searchsorted(self.timestamps, timestamp, side="right")) - 1
         if index < 0:

@@ -353,7 +353,9 @@ class VariableChunkIndex(ChunkIndex):
         if self._sizes is None:
             total = self._decode()
             if total != self._total:
-                raise InvalidManifestError(f"chunks of {total} bytes, not {self._total} as before")
+                raise InvalidManifestError(
+                    f"chunks of {total} bytes, but {self._total} were stated"
+                )
         assert self._sizes is not None
         return self._sizes, self._stops
 

@@ -1,8 +1,8 @@
 """Opens the plugin's envelope encryption: an AES-256 data key per segment, wrapped with RSA.
 
-    message      IV (12 bytes) ‖ ciphertext ‖ tag (16 bytes), AES-256-GCM; one a chunk and one a
+    message      IV (12 bytes) ‖ ciphertext ‖ tag (16 bytes), AES-256-GCM; one per chunk and one per
                  side file
-    AAD          32 random bytes a segment, in the manifest; it binds neither chunk number nor
+    AAD          32 random bytes per segment, in the manifest; it binds neither chunk number nor
                  object
     wrapped key  "<key pair id>:<standard base64 of RSA-OAEP(data key)>"
     OAEP         hash SHA3-512, MGF1 with SHA3-512, empty label (RFC 8017 §7.1)
@@ -152,7 +152,7 @@ class WrappedDataKey:
 
     Attributes:
         key_id: Id of the key pair.
-        ciphertext: As many bytes as the modulus has.
+        ciphertext: As long as the modulus.
     """
 
     key_id: str
@@ -251,7 +251,7 @@ def decrypt(message: bytes | memoryview, *, data_key: bytes, aad: bytes) -> memo
     cipher = _cipher(data_key)
     iv, sealed = view[:IV_SIZE], view[IV_SIZE:]
     try:
-        if not hasattr(cipher, "decrypt_into"):  # came with cryptography 47
+        if not hasattr(cipher, "decrypt_into"):  # added in cryptography 47
             return memoryview(cipher.decrypt(iv, sealed, aad))
         plaintext = writable_bytes(len(view) - AES_OVERHEAD)
         cipher.decrypt_into(iv, sealed, aad, plaintext)

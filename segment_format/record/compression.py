@@ -210,9 +210,9 @@ def _in_pieces(view: memoryview, max_output_bytes: int) -> bytes:
     pieces: list[bytes] = []
     total = position = 0
     while True:
-        room = max_output_bytes - total
+        capacity = max_output_bytes - total
         piece, consumed, at_end = lz4.frame.decompress_chunk(
-            context, view[position:], max_length=min(_PIECE, room + 1)
+            context, view[position:], max_length=min(_PIECE, capacity + 1)
         )
         position += consumed
         total += len(piece)
