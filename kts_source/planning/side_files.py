@@ -359,7 +359,7 @@ def replay_batches(
             continue
         if batch.base_offset >= span.stop:
             break
-        state.see(batch, marker_of(batch))
+        state.apply(batch, marker_of(batch))
     return Replay(tuple(state.aborted), state.open)
 
 
@@ -384,7 +384,7 @@ def first_ends(
             and batch.producer_id in waiting
         ):
             marker = marker_of(batch)
-            state.see(batch, marker)
+            state.apply(batch, marker)
             if marker is not None:
                 waiting.remove(batch.producer_id)
                 if not waiting:
