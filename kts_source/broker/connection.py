@@ -65,7 +65,7 @@ UNKNOWN_TOPIC_ID: Final = _CODES["UNKNOWN_TOPIC_ID"]
 NEW_LEADER: Final = frozenset(
     {LEADER_NOT_AVAILABLE, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH}
 )
-"""Another broker leads the partition, or soon will."""
+"""Error codes after which another broker leads the partition, or soon will."""
 
 PASSING: Final = NEW_LEADER | {
     UNKNOWN_TOPIC_OR_PARTITION,  # the broker has not received the topic's metadata yet
@@ -79,7 +79,7 @@ PASSING: Final = NEW_LEADER | {
     _CODES["THROTTLING_QUOTA_EXCEEDED"],
     UNKNOWN_SERVER_ERROR,
 }
-"""Errors after which the same request may succeed later."""
+"""Error codes after which the same request may succeed later."""
 
 DENIED: Final = frozenset(
     {_CODES["TOPIC_AUTHORIZATION_FAILED"], _CODES["CLUSTER_AUTHORIZATION_FAILED"]}
@@ -93,7 +93,7 @@ def error_name(code: int) -> str:
 
 
 def refusal(code: int, **location: Unpack[Place]) -> BrokerError:
-    """Returns the exception for an error code that a retry does not cure."""
+    """Returns the exception for an error code after which a retry cannot succeed."""
     if code in DENIED:
         return BrokerAccessError(
             "not allowed to read the topic: the user needs Describe and Read on it", **location
@@ -123,8 +123,8 @@ class Pending:
 
     Attributes:
         header: The header that kafka-python needs to decode the response.
-        timeout_seconds: Timeout that starts with the call of `receive`, as the caller may be busy
-            with earlier responses for long.
+        timeout_seconds: Timeout from the call of `receive` on; before that, the caller may be busy
+            with earlier responses.
     """
 
     header: Any
@@ -167,7 +167,9 @@ class Connection:
             raise
 
     def is_usable(self, seconds: float) -> bool:
-        """Returns whether the socket is open and the login stays valid that long (KIP-368)."""
+        """Returns whether the socket is open and the login stays valid for some seconds
+        (KIP-368).
+        """
         return self._socket.fileno() >= 0 and time.monotonic() + seconds < self._expires
 
     def version(self, request: Any) -> int:  # noqa: ANN401  # kafka-python's message class
@@ -206,7 +208,7 @@ class Connection:
         the next call overwrites.
 
         Args:
-            pending: That request.
+            pending: The oldest pending request.
             max_bytes: Maximum size of the response.
 
         Raises:

@@ -1,6 +1,6 @@
 r"""Parses the `kafka.*` options of one `load()` into `BrokerSettings`. Opens key stores, too.
 
-Errors show no values or paths, since passwords end up in the wrong options.
+Errors show no values or paths, because users may put passwords into the wrong options.
 
 `sasl.jaas.config` has one login module with its options:
 
@@ -8,8 +8,8 @@ Errors show no values or paths, since passwords end up in the wrong options.
 
 It is read as by Kafka's `JaasConfig` with Java's `StreamTokenizer`: values in double or single
 quotes with backslash escapes (`\n`, `\"`, `\101`), or plain words; `//` and `/* */` comments. Line
-ends in quotes, repeated names and several modules are refused. Errors name no word of the text: in
-place of a name there may be half of a password.
+ends in quotes, repeated names and several modules are refused. Errors quote no word of the text,
+because an unquoted password may look like a name.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ _REFUSED: Final = frozenset(
 
 
 def login_from(options: Mapping[str, str], mechanism: str, protocol: str) -> Login:
-    """Returns the credentials of a mechanism, or where to get them.
+    """Returns the credentials of a mechanism, or their source.
 
     Args:
         options: Name in lower case, without `kafka.`, to text.
@@ -372,7 +372,7 @@ _OLDER_VERSIONS: Final = ("SSLv2Hello", "SSLv3", "TLSv1", "TLSv1.1")
 
 
 def security_from(options: Mapping[str, str]) -> tuple[Security, frozenset[str]]:
-    """Returns the security of connections, and the names of options without effect.
+    """Returns the security settings of connections, and the names of options without effect.
 
     Args:
         options: Name in lower case, without `kafka.`, to text. Without unsupported options.

@@ -1,4 +1,4 @@
-"""The table of `kafka.*` options: supported ones, refused ones with the reason, and ignored ones.
+"""The table of `kafka.*` options: supported, rejected (with the reason) and ignored options.
 
 Parser, errors and docs use it. Names are those of Kafka's consumer (`ConsumerConfig`,
 `SaslConfigs`, `SslConfigs`), without `kafka.` in front.
@@ -172,7 +172,7 @@ _OF_SECURITY: Final = re.compile(r"(?:ssl|sasl|security)\.")
 
 
 def refusal(name: str) -> str | None:
-    """Returns why an option is refused, and what to do; `None` if it is not.
+    """Returns why an option is rejected, and what to do; `None` if it is accepted.
 
     Args:
         name: In lower case, without `kafka.`.

@@ -153,7 +153,7 @@ CACHE_OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "cache",
         parse_bool,
-        "`false` turns the caches on local disk off. Listings are never cached.",
+        "`false` disables the caches on local disk. Listings are never cached.",
         default="true",
     ),
     Option(

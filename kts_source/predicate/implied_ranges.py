@@ -1,4 +1,4 @@
-"""Derives from a predicate which slices, offsets and timestamps can match, before rows are read.
+"""Derives from a predicate the slices, offsets and timestamps that can match, before rows are read.
 
 `specialised` inserts the topic and partition of a slice; `region` returns bounds of the
 offsets and timestamps that can match. Both may keep too much, and never drop a matching row.
@@ -39,7 +39,7 @@ _NEGATED: Final = {
     Op.LE: Op.GT,
     Op.GT: Op.LE,
     Op.GE: Op.LT,
-    Op.SAME: Op.NE,  # of columns that are never null
+    Op.SAME: Op.NE,  # for columns that are never null
 }
 
 
@@ -140,7 +140,7 @@ def _simplified(predicate: Predicate, row: pa.RecordBatch) -> Predicate:
             return term if term.value is None else Constant(not term.value)
         return Not(term)
     if isinstance(predicate, And | Or):
-        # `strong` decides alone, `weak` changes nothing.
+        # A `strong` term decides the result; `weak` terms have no effect.
         strong, weak = (FALSE, TRUE) if isinstance(predicate, And) else (TRUE, FALSE)
         terms = tuple(
             term for term in (_simplified(term, row) for term in predicate.terms) if term != weak

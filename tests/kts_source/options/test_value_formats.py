@@ -94,7 +94,7 @@ def test_too_large_schema_raises(tmp_path: Path) -> None:
         ({"value__format": "protobuf", "value__message": "a.B"}, "needs option 'value.schema'"),
         ({"value__format": "protobuf", "value__schema": "/x"}, "needs option 'value.message'"),
         ({"value__format": "protobuf", "value__schema": "/no/file", "value__message": "a.B"},
-         "'value.schema' is no file that can be read"),
+         "'value.schema' is not a file that can be read"),
         ({"value__format": "protobuf", "value__schema": __file__, "value__message": "a.B"},
          "'value.schema' or 'value.message': .*FileDescriptorSet"),
         ({"value__format": "avro", "value__schema": RECORD, "value__message": "a.B"},
