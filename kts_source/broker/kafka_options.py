@@ -442,7 +442,7 @@ def _trusted(options: Mapping[str, str]) -> tuple[bytes, ...]:
     if inline in options:
         _check_inline(options, inline, location, "ssl.truststore.type", kind)
     if kind == PEM and password is not None:
-        raise _invalid(word, "has no meaning with PEM: leave it out")
+        raise _invalid(word, "has no effect with PEM: remove it")
     if location not in options and password is not None:
         raise _invalid(word, f"needs {PREFIX}{location}")
     try:

@@ -199,7 +199,7 @@ def cat(options: Mapping[str, str], *, form: str, limit: int | None) -> None:
         options = {**options, "columns": "value"}
     rows = scan(options)
     if form == "raw" and not is_bytes(rows.schema.field("value")):
-        raise InvalidOptionError("--format raw prints bytes: leave option value.format out")
+        raise InvalidOptionError("--format raw prints bytes: remove option value.format")
     with closing((rows if limit is None else rows.limit(limit)).batches()) as batches:
         for batch in batches:
             write_records(batch, form)

@@ -1,13 +1,13 @@
-"""The plan of one scan: partitions and tasks, explained for people and written as JSON.
+"""The plan of one scan: partitions and tasks. Explains the plan as text, and writes it as JSON.
 
-The JSON replays the same scan later. It stores segments once in a table, and everything else names
-them by number. It contains no secret: data keys are wrapped, and credentials of the store and the
-key ring are not written.
+The JSON replays the same scan later. It stores segments once in a table; other parts refer to them
+by number. It contains no secret: data keys are wrapped, and credentials of the store and the key
+ring are not written.
 
 The author of a plan file is not trusted. `ScanPlan.from_json` checks that numbers are numbers, byte
-ranges are within their objects, keys are below the root, and slices have everything that their
-partitions promise. `replay` compares objects with the store. So nothing beyond them is read or
-allocated.
+ranges are within their objects, keys are below the root, and slices cover the offsets of their
+partitions. `replay` compares objects with the store. So a plan cannot read or allocate anything
+else.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _Part = TypeVar("_Part", BrokerPart, DiskPart, CatalogPart, BrokerRange)
 
 VERSION: Final = 4
 _MAX_CHUNKS: Final = 1 << 20
-"""Per segment; a segment of 2 GiB has 512 with the plugin's default chunk size."""
+"""Maximum chunks per segment; a segment of 2 GiB has 512 with the plugin's default chunk size."""
 _READ_ERRORS: Final = (
     TypeError,
     ValueError,
@@ -83,11 +83,12 @@ class ScanPlan:
 
     Attributes:
         partitions: The plan of each partition.
-        tasks: In order of topic, partition and offset.
+        tasks: Tasks in order of topic, partition and offset.
         columns: Columns of the table, in order.
-        where: The predicate that the tasks were narrowed for, as text; `None` = they have all rows.
-        notes: For people: which incarnation of a topic is read, and which partitions are empty.
-        made_with: Options that the plan depends on, by name.
+        where: The predicate used to skip slices, as text; `None` = the tasks have all rows.
+        notes: Messages for users, for example about the incarnation of a topic and empty
+            partitions.
+        made_with: Options on which the plan depends, by name.
     """
 
     partitions: tuple[PartitionPlan, ...]
@@ -99,11 +100,11 @@ class ScanPlan:
 
     @property
     def read_committed(self) -> bool:
-        """Whether the plan leaves aborted transactions out."""
+        """Whether the plan skips aborted transactions."""
         return self.made_with.get("isolationLevel") != "read_uncommitted"
 
     def explain(self, prices: Mapping[str, Price] = S3_PRICES) -> str:
-        """Explains which offsets are read, which are left out and why, and the estimated cost.
+        """Explains which offsets are read, which are skipped and why, and the estimated cost.
 
         Args:
             prices: Storage class to price; default: list prices of S3.
@@ -111,7 +112,7 @@ class ScanPlan:
         return explain(self, prices)
 
     def _repr_html_(self) -> str:
-        """Returns a table for notebooks with a row per partition; `explain` says more."""
+        """Returns a table for notebooks with a row per partition; `explain` has more details."""
         work = estimate(self.tasks)
         title = (
             f"Plan: {len(self.tasks):,} tasks, {work.requests:,} requests,"
@@ -156,11 +157,11 @@ class ScanPlan:
 
     @classmethod
     def from_json(cls, text: str) -> ScanPlan:
-        """Reads the JSON of `to_json`.
+        """Restores a plan from the result of `to_json`.
 
         Raises:
-            InvalidOptionError: The text is not a plan, is of another version, or its parts do not
-                fit each other.
+            InvalidOptionError: The text is not a plan, is of another version, or contradicts
+                itself.
         """
         try:
             document: dict[str, Any] = json.loads(text)
@@ -195,7 +196,7 @@ class ScanPlan:
         """Returns the plan without the offsets below `starts`.
 
         Args:
-            starts: One offset for each of `partitions`, not below its start.
+            starts: One offset for each of `partitions`, at or above its start.
         """
         partitions = tuple(
             replace(partition, start=start)
@@ -227,16 +228,16 @@ class ScanPlan:
         return sum(task.nominal_bytes for task in self.tasks)
 
     def objects_read(self) -> list[ObjectRef]:
-        """Returns the objects that tasks will read: logs, and indexes to look up boundaries."""
+        """Returns the objects that tasks will read: logs, and indexes with slice boundaries."""
         slices = [piece for task in self.tasks for piece in task.slices]
-        # A log without a byte may have no object.
+        # An empty log may have no object.
         logs = dict.fromkeys(piece.objects.log for piece in slices if piece.objects.size_in_bytes)
         indexes = dict.fromkeys(piece.offset_index.source for piece in slices if not piece.is_whole)
         return [*logs, *indexes]
 
 
 def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
-    """Explains which offsets a plan reads, which it leaves out and why, and the estimated cost.
+    """Explains which offsets a plan reads, which it skips and why, and the estimated cost.
 
     Args:
         plan: The plan.
@@ -273,7 +274,9 @@ def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
 
 
 def _kept_offsets(plan: ScanPlan) -> dict[SegmentName, tuple[int, int]]:
-    """Returns what tasks read of each segment: start of the first slice, stop of the last."""
+    """Returns the offsets that tasks read of each segment: start of the first slice, stop of the
+    last one.
+    """
     kept: dict[SegmentName, tuple[int, int]] = {}
     for task in plan.tasks:
         for piece in task.slices:
@@ -294,7 +297,7 @@ def _explain_where(plan: ScanPlan, kept: Mapping[SegmentName, tuple[int, int]]) 
             else:
                 narrowed += offsets != (low, high)
     return (
-        f"where leaves out {skipped} segments of {size:,} bytes and narrows {narrowed} by offsets"
+        f"where skips {skipped} segments of {size:,} bytes and narrows {narrowed} by offsets"
         " and times; rows of the others are decided by the tasks"
     )
 
@@ -314,7 +317,7 @@ def _explain_partition(
         if kept is not None and low < high:
             offsets = kept.get(segment_name(segment))
             if offsets is None:
-                text += ", left out by where"
+                text += ", skipped by where"
             elif offsets != (low, high):
                 text += f", where leaves [{offsets[0]}, {offsets[1]})"
         kind = "disk" if is_beside(segment.objects.log.key) else "segment"
@@ -523,8 +526,8 @@ def _epochs_from(pairs: list[list[int]]) -> tuple[EpochEntry, ...]:
 
 
 def _check_plan(plan: ScanPlan, segments: Iterable[RemoteSegment]) -> None:
-    """Raises one of `_READ_ERRORS` if parts of a plan do not fit each other. `segments` are all
-    that its file names.
+    """Raises one of `_READ_ERRORS` if parts of a plan contradict each other. `segments` are all
+    segments in its file.
     """
     for segment in segments:
         _check_segment(segment)
@@ -638,7 +641,7 @@ def _check_range(piece: BrokerRange, partition: PartitionPlan) -> None:
 
 
 def _check_ranges(partition: PartitionPlan, ranges: Sequence[BrokerRange]) -> None:
-    """Checks that the ranges, in order, are everything to be read from brokers."""
+    """Checks that the ranges, in order, are all offsets to read from brokers."""
     planned = partition.brokers.ranges if partition.brokers is not None else ()
     wanted = ((max(low, partition.start), min(high, partition.stop)) for low, high in planned)
     offsets = [(piece.start_offset, piece.stop_offset) for piece in ranges]
@@ -672,7 +675,7 @@ def _check_slice(
 def _check_slices(
     partition: PartitionPlan, slices: Sequence[SegmentSlice], *, leaves_rows_out: bool
 ) -> None:
-    """Checks that the slices, in order, have everything to be read of the partition."""
+    """Checks that the slices, in order, have all offsets to read of the partition."""
     for _, group in groupby(slices, _span):
         pieces = list(group)
         first, last = pieces[0], pieces[-1]
@@ -700,7 +703,7 @@ def _span(piece: SegmentSlice) -> tuple[str, int, int]:
 
 
 def _joined(spans: Iterable[tuple[int, int]]) -> list[list[int]]:
-    """Joins spans that touch; they are in order."""
+    """Joins adjacent spans; `spans` must be in order."""
     joined: list[list[int]] = []
     for low, high in spans:
         if joined and low <= joined[-1][1]:
@@ -722,7 +725,7 @@ def _check_offsets(*offsets: int) -> None:
 
 
 def _check_ascending(*numbers: int) -> None:
-    """Checks that all are whole numbers, each at least the previous one."""
+    """Checks that all arguments are whole numbers, each at least as large as the previous one."""
     if any(type(number) is not int for number in numbers):
         raise TypeError("expected a whole number")
     if any(low > high for low, high in pairwise(numbers)):

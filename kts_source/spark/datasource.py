@@ -140,7 +140,7 @@ def columns_of(
             )
         if not field.nullable:
             raise InvalidOptionError(
-                f"column {name!r} is nullable; leave NOT NULL out of the schema"
+                f"column {name!r} is nullable; remove NOT NULL from the schema"
             )
         columns.append(name)
     if not columns:
