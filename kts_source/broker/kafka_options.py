@@ -471,7 +471,7 @@ def _identity(options: Mapping[str, str]) -> tuple[tuple[bytes, ...], bytes]:
             if other not in options:
                 raise _invalid(name, f"needs {PREFIX}{other}")
     if kind == PEM and password is not None:
-        raise _invalid(word, f"has no meaning with PEM: give {PREFIX}ssl.key.password")
+        raise _invalid(word, f"has no effect with PEM: give {PREFIX}ssl.key.password")
     if location not in options and password is not None:
         raise _invalid(word, f"needs {PREFIX}{location}")
     if location in options and kind != PEM and password is None:

@@ -300,7 +300,7 @@ def column_formats(
         for name in _FORMAT_OPTIONS:
             if f"{column}.{name}" in set_options and name not in allowed:
                 raise InvalidOptionError(
-                    f"option '{column}.{name}' means nothing with '{column}.format' = {form}"
+                    f"option '{column}.{name}' has no effect with '{column}.format' = {form}"
                 )
         if form != RAW:
             formats.append(_column_format(column, form, values, selection, cache))
@@ -369,7 +369,7 @@ def _registry(
         return registry, None
     if requested is not None and form == JSON_CONFLUENT and values[f"{column}.schema"] is not None:
         raise InvalidOptionError(
-            f"option '{column}.subject' means nothing with {form} and '{column}.schema': the"
+            f"option '{column}.subject' has no effect with {form} and '{column}.schema': the"
             " registry is not used"
         )
     subject = known_subject(column, requested, selection)

@@ -217,8 +217,8 @@ class BrokerFallback:
         if failures[kind] > _MAX_SAME_FAILURES:
             raise error.extended(
                 f"; {_MAX_SAME_FAILURES} earlier slices failed in the same way and were read from"
-                " brokers, so the store, its credentials or the keys look wrong. brokerFallback=false reads"
-                " nothing from brokers that the tier holds"
+                " brokers, so the store, its credentials or the keys look wrong. With"
+                " brokerFallback=false, brokers serve no offsets that the tier has"
             ) from error.__cause__
 
     def forget_failures(self) -> None:

@@ -557,8 +557,8 @@ READ_ERRORS: Final[dict[Callable[[Path], None], str]] = {
     ),
     read_plan_file_with_other_isolation_level: (
         "InvalidOptionError: option 'isolationLevel' (read_uncommitted) contradicts"
-        " option 'planFile', whose plan was made with read_committed: leave one of them"
-        " out, or plan again"
+        " option 'planFile', whose plan was made with read_committed: remove one of them,"
+        " or plan again"
     ),
     read_plan_file_after_object_changed: (
         "ObjectChangedError: the object has changed since the plan was made; plan again"

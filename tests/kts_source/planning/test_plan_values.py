@@ -137,7 +137,7 @@ def test_explain_reports_segments_skipped_by_where() -> None:
     plain = kts_source.plan(tier_options("codecs"))
     assert "where" not in plain.explain()
     text = kts_source.plan(tier_options("codecs", where="offset BETWEEN 200 AND 249")).explain()
-    assert text.count("left out by where") == len(segments) - 1
+    assert text.count("skipped by where") == len(segments) - 1
     assert f"where skips {len(segments) - 1} segments" in text
     assert "narrows 1 by offsets" in text
     assert "where leaves [200, 250)" in text
