@@ -53,6 +53,7 @@ from kts_source.planning.partition_plan import BrokerPart
 from kts_source.planning.segment_catalog import SegmentCatalog
 from kts_source.planning.sources import SourceLog, SourcePartition
 from kts_source.texts import some
+from segment_format.index.producer_snapshot import open_first_offsets
 from segment_format.index.transaction_index import AbortedTxn
 from segment_format.isolation import AbortedIntervals
 
@@ -305,7 +306,7 @@ class BrokerSource:
         for note in notes:
             log.warning("%s", note)
         named = () if self._named is None else self._named.notes()
-        return [*notes, *named, *self._tier.store.remarks]
+        return [*notes, *named]
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,11 +499,7 @@ class UnionLog(SourceLog):
         segment = span.segment
         snapshot = self.side_files.snapshot(segment)
         if snapshot is not None:
-            return {
-                entry.producer_id: entry.current_txn_first_offset
-                for entry in snapshot
-                if entry.current_txn_first_offset >= 0
-            }
+            return open_first_offsets(snapshot)
         is_served = span.start >= self._view.decided_from(self._brokers)
         if is_served or span.stop < segment.stop_offset:
             raise UnusableSegmentError(segment.segment_id)

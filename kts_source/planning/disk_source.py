@@ -148,7 +148,7 @@ class DiskSource:
 
     def finish(self) -> list[str]:
         """See `Source`."""
-        return [*(note for topic in self._topics for note in topic.notes), *self._store.remarks]
+        return [note for topic in self._topics for note in topic.notes]
 
     def _selected_topics(self) -> list[_Topic]:
         options, disks = self._options, self._disks

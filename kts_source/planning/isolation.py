@@ -17,6 +17,7 @@ from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING
 
 from segment_format.errors import CorruptIndexError
+from segment_format.index.producer_snapshot import open_first_offsets
 from segment_format.index.transaction_index import AbortedTxn
 from segment_format.isolation import NO_ABORTED, AbortedIntervals, OpenTransaction
 from segment_format.transaction_check import transaction_message
@@ -367,11 +368,7 @@ class EndStates:
                 "producer snapshot of %s is not usable: replaying batch headers", _name(span)
             )
             return False
-        self._open[number] = {
-            entry.producer_id: entry.current_txn_first_offset
-            for entry in snapshot
-            if entry.current_txn_first_offset >= 0
-        }
+        self._open[number] = open_first_offsets(snapshot)
         return True
 
     def _replay(self, number: int) -> Replay:

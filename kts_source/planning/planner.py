@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -123,7 +123,7 @@ def plan_scan(
         if is_read:
             allows_archived = on_partition_error is not None
             check_plan(plan, options, opened.store, allows_archived=allows_archived)
-    return plan
+        return replace(plan, remarks=opened.store.remarks)
 
 
 def _plan(

@@ -89,6 +89,7 @@ class ScanPlan:
         notes: Messages for users, for example about the incarnation of a topic and empty
             partitions.
         made_with: Options on which the plan depends, by name.
+        remarks: Notes on how this process reads the objects; `to_json` omits them.
     """
 
     partitions: tuple[PartitionPlan, ...]
@@ -97,6 +98,7 @@ class ScanPlan:
     where: str | None = None
     notes: tuple[str, ...] = ()
     made_with: Mapping[str, Any] = field(default_factory=dict)
+    remarks: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def read_committed(self) -> bool:
@@ -264,7 +266,7 @@ def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
         lines.append(
             f"{len(ranges)} ranges of {offsets:,} offsets from brokers, about {size:,} bytes"
         )
-    lines += plan.notes
+    lines += [*plan.notes, *plan.remarks]
     kept = None if plan.where is None else _kept_offsets(plan)
     if kept is not None:
         lines.append(_explain_where(plan, kept))

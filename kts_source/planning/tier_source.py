@@ -87,7 +87,6 @@ class TierSource:
         self, options: ScanOptions, tier: Tier, describing: Executor, pool: Executor
     ) -> None:
         self._options = options
-        self._store = tier.store
         self._topics: Sequence[DiscoveredTopic] = ()
         self._pool = pool
         self._catalog = SegmentCatalog(
@@ -127,7 +126,7 @@ class TierSource:
 
     def finish(self) -> list[str]:
         """See `Source`."""
-        return [*(note for topic in self._topics for note in topic.notes), *self._store.remarks]
+        return [note for topic in self._topics for note in topic.notes]
 
 
 def layout_of(options: ScanOptions) -> Layout:

@@ -35,7 +35,7 @@ from kts_source.read.segment_source import SegmentSpan
 from kts_source.read.slice_boundaries import BoundaryCheck, errors_in_span
 from segment_format.arrow import RecordDecoder
 from segment_format.errors import SegmentFormatError, TruncatedBatchError
-from segment_format.index.producer_snapshot import parse_producer_snapshot
+from segment_format.index.producer_snapshot import open_first_offsets, parse_producer_snapshot
 from segment_format.kernels.decoder import MAX_OFFSET
 from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
 from segment_format.record.control_record import marker_of
@@ -334,13 +334,7 @@ def _open_transactions(objects: SegmentObjects, source: SegmentSource) -> dict[i
         entries = parse_producer_snapshot(data) if data else None
     except (CorruptSegmentError, ObjectNotFoundError, SegmentFormatError):
         return None
-    if entries is None:
-        return None
-    return {
-        entry.producer_id: entry.current_txn_first_offset
-        for entry in entries
-        if entry.current_txn_first_offset >= 0
-    }
+    return None if entries is None else open_first_offsets(entries)
 
 
 def _transactional_batches(

@@ -96,3 +96,12 @@ def write_producer_snapshot(entries: Iterable[ProducerStateEntry]) -> bytes:
     packed = [_ENTRY.pack(*astuple(entry)) for entry in entries]
     body = b"".join((struct.pack(">i", len(packed)), *packed))
     return struct.pack(">hI", VERSION, crc32c(body)) + body
+
+
+def open_first_offsets(entries: Iterable[ProducerStateEntry]) -> dict[int, int]:
+    """Returns the first offset of each open transaction, by producer id."""
+    return {
+        entry.producer_id: entry.current_txn_first_offset
+        for entry in entries
+        if entry.current_txn_first_offset >= 0
+    }

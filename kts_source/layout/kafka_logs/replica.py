@@ -26,7 +26,7 @@ from kts_source.layout.kafka_logs.log_dirs import (
 )
 from segment_format.errors import CorruptIndexError, SegmentFormatError
 from segment_format.index.checkpoints import EpochEntry, LeaderEpochCheckpoint
-from segment_format.index.producer_snapshot import parse_producer_snapshot
+from segment_format.index.producer_snapshot import open_first_offsets, parse_producer_snapshot
 from segment_format.index.rebuild import RebuiltSideFiles
 from segment_format.index.sparse_indexes import OFFSET_ENTRY_SIZE, OffsetIndex
 from segment_format.record.recovery import WholeBatches
@@ -363,11 +363,7 @@ class Recovery:
             entries = parse_producer_snapshot(read_file(self._store, info, MAX_SIDE_FILE_BYTES))
         except CorruptIndexError:
             return None  # a broker deletes it and uses the previous one
-        return {
-            entry.producer_id: entry.current_txn_first_offset
-            for entry in entries
-            if entry.current_txn_first_offset >= 0
-        }
+        return open_first_offsets(entries)
 
     def _history(self) -> list[EpochEntry]:
         """Returns the leader epochs of the checkpoint and newer epochs of the batches read."""

@@ -135,6 +135,18 @@ def test_exhaustive_search_covers_log_and_unserved_objects(tmp_path: Path) -> No
     assert json.loads(certificate.to_json())["outside"] == list(certificate.outside)
 
 
+def test_search_is_exhaustive_with_any_reader_of_objects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remark = "s3fs reads the bucket orders: AWS_ENDPOINT_URL is set"
+    monkeypatch.setattr(LocalStore, "remarks", (remark,))
+    tier = write_tier(tmp_path, healthy_segments())
+    assert remark in kts_source.plan(options_of(tier)).explain().splitlines()
+    certificate = certify_search(tier)
+    assert certificate.exhaustive
+    assert certificate.outside == ()
+
+
 def test_search_with_segment_of_replaced_branch_is_not_exhaustive(tmp_path: Path) -> None:
     """After an unclean election, the old segment has offsets after the next epoch's start."""
     old = LogBuilder()

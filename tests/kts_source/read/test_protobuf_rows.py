@@ -73,7 +73,7 @@ def test_protobuf_columns_select_fields(tier: dict[str, str], tmp_path: Path) ->
 
 
 def test_failfast_error_names_location_and_field(tier: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(InvalidValueError, match=r"\(protobuf\) says: id: ") as raised:
+    with pytest.raises(InvalidValueError, match=r"\(protobuf\): id: ") as raised:
         kts_source.scan(tier | as_protobuf(tmp_path)).to_table(threads=1)
     assert raised.value.offset == 3
 
