@@ -96,20 +96,20 @@ def _offset_cuts(
     if limit >= stop - start:
         return start, stop
     borders, sizes = _stretches(segment, start, stop, index)
-    cuts, room = [start], limit
+    cuts, remaining = [start], limit
     for (low, high), size in zip(pairwise(borders), sizes, strict=True):
         if high - low > size:
-            if size > room and low > start:
+            if size > remaining and low > start:
                 cuts.append(low)
-                room = limit
-            room = max(room - size, 0)
+                remaining = limit
+            remaining = max(remaining - size, 0)
         else:
-            first = low + room
+            first = low + remaining
             if len(cuts) + (high - first) // limit > MAX_SLICES:
                 raise _too_many_slices()
             inside = range(first, high, limit)
             cuts += inside
-            room = limit - (high - inside[-1]) if inside else room - (high - low)
+            remaining = limit - (high - inside[-1]) if inside else remaining - (high - low)
     return [*cuts, stop]
 
 

@@ -221,7 +221,7 @@ def test_signatures_are_sent_to_azure_hosts_only(
     assert "a-secret" not in str(store.remarks)
 
 
-def test_tokens_go_through_encrypted_connections_only(
+def test_tokens_are_sent_only_over_encrypted_connections(
     service: OneObject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened(by_key(service))

@@ -223,7 +223,7 @@ def _read_in_child(start: int) -> bytes:
     return bytes(_forked[0].get_range("x", start, start + 100))
 
 
-# Newer Pythons warn of forks in processes with threads, as Spark's daemon makes them.
+# Newer Pythons warn about forks in processes with threads, as Spark's daemon makes them.
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 def test_forked_children_read_after_the_parent(server: TlsCloud, reader: dict[str, str]) -> None:
     with opened(server.url, **reader) as store:
@@ -244,7 +244,7 @@ class ConnectProxy:
 
     Attributes:
         targets: Requested `host:port` of tunnels, or URLs.
-        refusal: The answer instead of a tunnel.
+        refusal: The response instead of a tunnel.
     """
 
     def __init__(self) -> None:

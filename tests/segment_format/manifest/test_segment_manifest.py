@@ -124,7 +124,7 @@ def test_object_sizes_match_manifest(case: str) -> None:
     assert manifest.segment_indexes.transformed_size == indexes.stat().st_size
 
 
-def test_manifest_has_the_length_of_the_plugins() -> None:
+def test_manifest_has_same_length_as_plugins_manifest() -> None:
     # From the plugin's own test: a segment of 10 bytes, chunks of 123, four indexes of 10 bytes.
     manifest = SegmentManifest(
         FixedChunkIndex(123, 10, 123, 10),
