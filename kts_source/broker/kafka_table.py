@@ -122,7 +122,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "sasl.oauthbearer.jwt.*": "Java classes cannot run here; sasl.login.callback.handler.class"
     " takes a function of Python",
     "security.providers": "Java classes cannot run here; remove it",
-    "ssl.cipher.suites": "the ciphers are those of Python's OpenSSL; remove it",
+    "ssl.cipher.suites": "Python's OpenSSL chooses the ciphers; remove it",
     "ssl.engine.factory.class": "Java classes cannot run here; give ssl.truststore.… and"
     " ssl.keystore.…",
     "ssl.keymanager.algorithm": "TLS is Python's OpenSSL; remove it",
