@@ -72,7 +72,7 @@ class TieredKafkaError(Exception):
         return self._changed({"message": f"{self.message}{text}"})
 
     def in_span(self, span: object, **location: Unpack[Place]) -> Self:
-        """Returns a located copy that also has the range that was being read."""
+        """Returns a copy with the location, as `located` does, and with the range of the read."""
         return self._changed(self._missing(location) | {"span": span})
 
     def _missing(self, location: Place) -> dict[str, object]:

@@ -219,9 +219,9 @@ class Connection:
             (size,) = _SIZE.unpack(self._read(4, deadline))
             if not 4 <= size <= max_bytes:
                 raise LostConnectionError(
-                    f"{self._place} announced an answer of {size:,} bytes, at most {max_bytes:,}"
-                    " are expected: a batch above maxBatchBytes, no Kafka broker, or one that"
-                    " wants TLS"
+                    f"{self._place} announced a response of {size:,} bytes, but at most"
+                    f" {max_bytes:,} are expected: a batch is larger than maxBatchBytes, the"
+                    " server is not a Kafka broker, or it requires TLS"
                 )
             data = self._read(size, deadline)
             (correlation,) = _CORRELATION.unpack(data[:4])
@@ -349,8 +349,8 @@ class Connection:
         if handshake.error_code != _NO_ERROR:
             offered = ", ".join(sorted(handshake.mechanisms)) or "none"
             raise BrokerError(
-                f"broker {self._place} does not offer SASL mechanism {security.mechanism} here; it"
-                f" offers {offered}"
+                f"broker {self._place} does not offer SASL mechanism {security.mechanism} on this"
+                f" listener; it offers {offered}"
             )
         client = sasl_client(security, host)
         lifetime_ms = 0

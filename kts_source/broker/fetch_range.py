@@ -547,9 +547,8 @@ class RangeFetcher:
         answered = answer.responses[0].topic_id, result.partition_index
         if others or answered != (uuid_from_text(self._wanted.topic_id), self._wanted.partition):
             raise BrokerError(
-                f"a broker answers about {len(partitions)} partitions, the first of them"
-                f" {answered[1]} of topic id {uuid_to_text(answered[0])}: not what it was asked"
-                " for",
+                f"a broker sent {len(partitions)} partitions, first partition {answered[1]} of"
+                f" topic id {uuid_to_text(answered[0])}, but only this partition was requested",
                 **self._location(offset),
             )
         if result.error_code:

@@ -150,7 +150,7 @@ def _parsed(pairs: list[tuple[str, str]], batch: pa.RecordBatch) -> _Node:
         elif key == "nested_field_ref" and int(text) > 0:
             siblings.append(_Reference(tuple(_names(entries, int(text)))))
         else:
-            raise ValueError(f"{key} {text!r} in an expression")
+            raise ValueError(f"an expression has the unknown entry {key}, {text!r}")
     ((_, roots),) = calls
     (root,) = roots
     return root
@@ -160,7 +160,7 @@ def _names(entries: Iterator[tuple[str, str]], count: int) -> Iterator[str]:
     for _ in range(count):
         key, name = next(entries, ("", ""))
         if key != "field_ref":
-            raise ValueError("a reference that is not by names")
+            raise ValueError("a field reference does not consist of names")
         yield name
 
 
@@ -181,7 +181,7 @@ def _metadata(schema: pa.Schema) -> list[tuple[str, str]]:
     capsule = schema.__arrow_c_schema__()  # owns the memory
     position = _ArrowSchema.from_address(pointer(capsule, b"arrow_schema")).metadata
     if not position:
-        raise ValueError("an expression without metadata")
+        raise ValueError("an expression has no metadata")
 
     def number() -> int:
         nonlocal position

@@ -286,12 +286,12 @@ def check_fingerprint(stored: Fingerprint, rules: Fingerprint) -> None:
     """
     different = [
         f"{name} is {rules[name]!r} now"
-        + ("" if text.isdigit() else f" and was {text!r} when it was begun")
+        + ("" if text.isdigit() else f" and was {text!r} in the first run")
         for name, text in stored.items()
         if name in rules and not is_stored_text(text, rules[name])
     ]
     if different:
         raise FingerprintError(
-            f"the table was begun with other rules: {'; '.join(different)}. Export into another"
+            f"the table was created with other rules: {'; '.join(different)}. Export into another"
             " table, or give another export_id"
         )

@@ -154,8 +154,9 @@ class PartitionField:
     def column(self) -> str:
         """Name of the column that has the value, if files contain it.
 
-        Fields are stored in a separate column there, because Java readers of an Iceberg table that
-        is partitioned by the first field of a struct return a struct of nulls instead of null.
+        A field of a struct is copied to a separate column. Otherwise, if an Iceberg table is
+        partitioned by the first field of a struct, Java readers return a struct of nulls instead of
+        null.
         """
         return self.name if self.is_inner else self.source
 

@@ -54,7 +54,7 @@ def check_typed(options: ScanOptions, settings: ExportSettings) -> None:
             # Types inferred from samples differ from run to run, and a table keeps its fields.
             raise InvalidOptionError(
                 f"an export needs option '{column_format.column}.schema': `kts schema` prints"
-                " that of a sample"
+                " the schema of a sample"
             )
     if settings.compaction is not None:
         raise InvalidOptionError(
@@ -382,7 +382,7 @@ def _field(there: pa.Field, here: pa.Field, path: str) -> pa.Field:
 
 
 def _canonical(kind: pa.DataType) -> pa.DataType:
-    """Converts variants of types that table libraries return to the types of the decoders."""
+    """Replaces the type variants of table libraries by the types that decoders return."""
     return _united(kind, kind, "")
 
 
@@ -408,6 +408,6 @@ def _changed(
     return SchemaChangedError(
         f"column {name} of the rows differs from that of the table: {reason}. The table has"
         f" {texts[0]}, the rows have {texts[1]}. Export into another table, or read with the schema"
-        " it was begun with",
+        " of the first run",
         uri=uri,
     )

@@ -46,8 +46,8 @@ def partition_counts(
     By default it is one more than the largest number in the tier.
 
     Raises:
-        InvalidOptionError: Option `assign` hides how many there are, or the tier has more than
-            `num_partitions`.
+        InvalidOptionError: Option `assign` is set without `num_partitions`, or the tier has more
+            partitions than `num_partitions`.
     """
     if num_partitions is None and isinstance(options.selection, Assign):
         raise InvalidOptionError(

@@ -206,8 +206,9 @@ def segment_of(entry: SegmentEntry, manifest: SegmentManifest) -> RemoteSegment:
                 uri=entry.described_by,
             )
         raise InvalidManifestError(
-            f"manifest is of {named.topic}-{named.partition} from offset {metadata.start_offset},"
-            f" its name of {entry.topic}-{entry.partition} from {entry.base_offset}"
+            f"the manifest describes {named.topic}-{named.partition} from offset"
+            f" {metadata.start_offset}, but its name states {entry.topic}-{entry.partition} from"
+            f" offset {entry.base_offset}"
         )
     size = manifest.chunk_index.transformed_size
     log = entry.object(LOG_SUFFIX)
@@ -217,7 +218,7 @@ def segment_of(entry: SegmentEntry, manifest: SegmentManifest) -> RemoteSegment:
     if size != ref.size:
         raise InvalidManifestError(
             f"the chunks add up to {size} bytes, but the object {ref.key} has {ref.size}:"
-            f" truncated, or not of this manifest"
+            f" it was truncated, or belongs to another manifest"
         )
     indexes = entry.object(INDEXES_SUFFIX)
     return RemoteSegment(

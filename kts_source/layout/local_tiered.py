@@ -154,7 +154,7 @@ class LocalTieredLayout:
         is_empty = log is not None and log.size == 0
         if is_empty:
             if index or times:
-                raise CorruptIndexError("the log has no byte, but its indexes have entries")
+                raise CorruptIndexError("the log is empty, but its indexes have entries")
             end = max(base, (entry.next_base or 0) - 1)
         elif log is not None:
             end = last_offset(

@@ -217,7 +217,7 @@ def _clamped(option: str, offset: int, location: Place, partition: PartitionLog)
         return offset
     reason = location.beyond if offset > partition.stop else "below the log start"
     location.raise_or_warn(
-        f"{option} asks for offset {offset}, which is {reason}: {location.holder} holds"
+        f"{option} names offset {offset}, which is {reason}: {location.holder} holds"
         f" [{partition.log_start}, {partition.stop}){location.in_parts(offset, offset + 1)}"
         "; failOnDataLoss=false reads the offsets that exist",
         OffsetOutOfRangeError,
@@ -234,7 +234,7 @@ def check_decided(bound: Bound, location: Place, stop: int, decided: int, reason
     if decided >= stop or wanted in (None, LATEST_OFFSET) or not location.fail_on_data_loss:
         return
     raise OffsetOutOfRangeError(
-        f"{location}: endingOffsets asks for offset {wanted}, but read_committed ends at offset"
+        f"{location}: endingOffsets names offset {wanted}, but read_committed ends at offset"
         f" {decided}: {reason}; failOnDataLoss=false ends there"
     )
 

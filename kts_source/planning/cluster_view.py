@@ -431,7 +431,7 @@ def _selected_keys(options: ScanOptions, topics: dict[str, ClusterTopic]) -> lis
         for number in wanted[name]:
             if number not in topic.leaders:
                 raise TopicNotFoundError(
-                    f"the topic has {len(topic.leaders)} partitions, and not this one",
+                    f"the topic has {len(topic.leaders)} partitions; this is not one of them",
                     topic=name,
                     partition=number,
                 )

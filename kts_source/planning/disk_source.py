@@ -213,8 +213,8 @@ class DiskSource:
             raise InvalidOptionError(
                 f"topic {name!r} has topic id {topic_id} in the tier and"
                 f" {', '.join(sorted(disk_ids))} on the disks of option 'tailPath': it was deleted"
-                " and created again, and they are of different ones; choose with option 'topicId',"
-                " or remove 'tailPath'"
+                " and created again in the meantime; choose with option 'topicId', or remove"
+                " 'tailPath'"
             )
         replicas = self._with_replica(name, topic_id)
         asked: Sequence[int] = sorted({*listed, *disks.partitions(name, topic_id)})

@@ -3,10 +3,10 @@ alone.
 
 A transaction-index entry is in the segment with the abort marker, which may follow the segment with
 the data. A producer snapshot records which transactions are open at a segment's end. So `decide`
-walks forward from the range's last segment until every transaction begun below the end is decided,
-and collects the entries up to there. A transaction that is open at the tier's end limits the read:
-its first offset is the tier's last stable offset. Source: KIP-98, KIP-405; `CompletedFetch`,
-`RemoteLogManager.collectAbortedTransactions`, `TransactionIndex`.
+walks forward from the range's last segment until every transaction that began below the end is
+decided, and collects the entries up to there. A transaction that is open at the tier's end limits
+the read: its first offset is the tier's last stable offset. Source: KIP-98, KIP-405;
+`CompletedFetch`, `RemoteLogManager.collectAbortedTransactions`, `TransactionIndex`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def check_ends(
     read: Sequence[tuple[int, int]],
     side_files: SideFiles,
 ) -> None:
-    """Compares transactions that end after the offsets read with the log.
+    """Compares transactions with the log if they end after the offsets that were read.
 
     Tasks compare their records with the markers in the same segment. The marker of a transaction
     that is open at the end of a segment is in a later segment, which tasks may not read, or only in

@@ -156,7 +156,7 @@ def _read(
     if topic is None:
         raise TopicNotFoundError(
             "the cluster has no such topic, or does not show it to this user: it does not tier, or"
-            f" keeps its metadata elsewhere; make sure of the ACL Describe, {_INSTEAD}",
+            f" keeps its metadata elsewhere; check the ACL Describe, {_INSTEAD}",
             topic=REMOTE_LOG_METADATA,
         )
     count = len(topic.leaders)
@@ -480,9 +480,9 @@ class MetadataTopicLayout:
             or size != named.segment_size_in_bytes
         ):
             raise InvalidManifestError(
-                f"its objects are of offsets {segment.start_offset} to {segment.end_offset} in"
-                f" {size} bytes, but {REMOTE_LOG_METADATA} names offsets {named.start_offset} to"
-                f" {named.end_offset} in {named.segment_size_in_bytes} bytes"
+                f"its objects have offsets {segment.start_offset} to {segment.end_offset} and"
+                f" {size} bytes, but {REMOTE_LOG_METADATA} states offsets {named.start_offset} to"
+                f" {named.end_offset} and {named.segment_size_in_bytes} bytes"
             )
         return replace(segment, end_offset=named.end_offset, end_is_exact=True)
 

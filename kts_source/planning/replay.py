@@ -320,8 +320,8 @@ def _check_bounds(
         ranges = log.ranges
         if ranges and ranges[0].start > log.log_start and offset in (None, ranges[0].start):
             raise InvalidOptionError(
-                f"{location}: the plan of option 'planFile' knows the log from offset"
-                f" {ranges[0].start} only; a bound by timestamp cannot be compared with that:"
+                f"{location}: the plan of option 'planFile' contains the log only from offset"
+                f" {ranges[0].start} on, so a bound by timestamp cannot be compared with it:"
                 " remove it, or plan again"
             )
         return log, offset

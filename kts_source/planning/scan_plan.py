@@ -587,7 +587,7 @@ def _check_segment(segment: RemoteSegment) -> None:
         if index.content is None:
             _check_ascending(0, index.start, index.stop, index.source.size)
         elif (index.start, index.stop) != (0, len(index.content)):
-            raise ValueError("a side file of another size than it has")
+            raise ValueError("a side file has another size than its content")
     chunks = objects.chunk_index
     _check_ascending(0, chunks.chunk_count, min(_MAX_CHUNKS, objects.log.size))
     chunks.check_object_size(objects.log.size)
@@ -633,17 +633,17 @@ def _check_partition(partition: PartitionPlan) -> None:
 
 def _check_range(piece: BrokerRange, partition: PartitionPlan) -> None:
     if partition.brokers is None or type(piece.read_committed) is not bool:
-        raise TypeError("a range of a partition that reads nothing from brokers")
+        raise TypeError("a broker range in a partition without brokers")
     _check_texts(piece.topic_id)
     uuid_from_text(piece.topic_id)
     if (piece.topic_id, piece.leader_epoch) != (partition.topic_id, partition.brokers.leader_epoch):
-        raise ValueError("a range of another topic id or leader epoch than its partition")
+        raise ValueError("a range has another topic id or leader epoch than its partition")
     _check_ascending(partition.start, piece.start_offset, piece.stop_offset, partition.stop)
     _check_ascending(0, piece.nominal_bytes, MAX_INT64)
 
 
 def _check_ranges(partition: PartitionPlan, ranges: Sequence[BrokerRange]) -> None:
-    """Checks that the ranges, in order, are all offsets to read from brokers."""
+    """Checks that the ranges, in order, cover the offsets that brokers serve."""
     planned = partition.brokers.ranges if partition.brokers is not None else ()
     wanted = ((max(low, partition.start), min(high, partition.stop)) for low, high in planned)
     offsets = [(piece.start_offset, piece.stop_offset) for piece in ranges]
@@ -651,7 +651,8 @@ def _check_ranges(partition: PartitionPlan, ranges: Sequence[BrokerRange]) -> No
         raise ValueError("two ranges of the same offsets")
     if _joined(wanted) != _joined(offsets):
         raise ValueError(
-            f"ranges are not all that brokers serve of {partition.topic}-{partition.partition}"
+            "the ranges do not cover the offsets that brokers serve of"
+            f" {partition.topic}-{partition.partition}"
         )
 
 
@@ -677,7 +678,7 @@ def _check_slice(
 def _check_slices(
     partition: PartitionPlan, slices: Sequence[SegmentSlice], *, leaves_rows_out: bool
 ) -> None:
-    """Checks that the slices, in order, have all offsets to read of the partition."""
+    """Checks that the slices, in order, cover the range of the partition."""
     for _, group in groupby(slices, _span):
         pieces = list(group)
         first, last = pieces[0], pieces[-1]
@@ -696,7 +697,7 @@ def _check_slices(
     wanted = ((start, stop) for _, start, stop in partition.wanted_ranges())
     if _joined(wanted) != _joined((piece.start_offset, piece.stop_offset) for piece in slices):
         raise ValueError(
-            f"slices are not all that is to be read of {partition.topic}-{partition.partition}"
+            f"the slices do not cover the range of {partition.topic}-{partition.partition}"
         )
 
 

@@ -446,7 +446,7 @@ def _require_order(entry: DecodedBatch | EntryTimes | _EntryEpoch, least: int, s
     first, last = entry.base_offset, entry.last_offset
     if not least <= first <= last < stop:
         raise CorruptRecordError(
-            f"an entry of offsets {first} to {last}, where they must be in [{least}, {stop})",
+            f"an entry has offsets {first} to {last}, but they must be in [{least}, {stop})",
             position=entry.position,
             offset=first,
         )

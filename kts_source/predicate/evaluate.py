@@ -65,8 +65,8 @@ def parse_pattern(text: str, escape: str = "\\") -> tuple[str | Wildcard, ...]:
             token = next(characters, "")
             if token not in ("_", "%", escape) or not token:
                 raise ValueError(
-                    f"LIKE {text!r}: the escape character {escape!r} precedes"
-                    f" {token!r}, not before '_', '%' or itself"
+                    f"LIKE {text!r}: the escape character {escape!r} precedes {token!r},"
+                    " but may precede only '_', '%' or itself"
                 )
         elif character in ("_", "%"):
             token = Wildcard(character)

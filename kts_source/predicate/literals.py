@@ -73,7 +73,7 @@ def _utf8(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{text!r} has no UTF-8") from None
+        raise ValueError(f"{text!r} cannot be encoded in UTF-8") from None
     return text
 
 

@@ -66,10 +66,10 @@ def ask(registry: RegistryPlace, path: str, *, is_new: bool = False) -> dict[str
         document = json.loads(ask_text(registry, path, is_new=is_new))
     except (ValueError, RecursionError) as error:
         raise RegistryError(
-            f"the registry's answer to {path} is not JSON: {type(error).__name__}"
+            f"the registry's response to {path} is not JSON: {type(error).__name__}"
         ) from None
     if not isinstance(document, dict):
-        raise RegistryError(f"the registry's answer to {path} is not an object")
+        raise RegistryError(f"the registry's response to {path} is not an object")
     return document
 
 
@@ -162,7 +162,7 @@ def _read_body(answer: http.client.HTTPResponse, path: str) -> bytes:
         chunks.append(chunk)
         size += len(chunk)
         if size > _MAX_BODY_BYTES:
-            raise RegistryError(f"the registry's answer to {path} has more than 16 MiB")
+            raise RegistryError(f"the registry's response to {path} has more than 16 MiB")
         if time.monotonic() > deadline:
             raise TransientError("the response did not end in time")
     if answer.length:

@@ -130,14 +130,14 @@ def latest_schema(registry: RegistryPlace, subject: str) -> RegisteredSchema:
     document = ask(registry, path)
     schema_id = document.get("id")
     if not isinstance(schema_id, int):
-        raise RegistryError(f"the registry's answer to {path} has no id")
+        raise RegistryError(f"the registry's response to {path} has no id")
     return _with_references(replace(registry, subject=subject), schema_id, document)
 
 
 def _ask_for_id(
     registry: RegistryPlace, schema_id: int | str, parameter: str = ""
 ) -> dict[str, Any]:
-    """Returns the registry's answer for an id or a GUID.
+    """Returns the registry's response for an id or a GUID.
 
     Args:
         registry: A URL, and the subject if it is known.
@@ -261,7 +261,7 @@ def _walk_references(
         yield schema._replace(text=text)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RegistryError(
-            f"the registry's answer for {schema.name} is malformed: {type(error).__name__}"
+            f"the registry's response for {schema.name} is malformed: {type(error).__name__}"
         ) from None
 
 

@@ -144,7 +144,7 @@ def read_few_batches(task: ScanTask, options: ScanOptions) -> Iterator[pa.Record
 
 
 def join_last(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields the same rows with all batches after the first ones joined into one.
+    """Yields the first batches unchanged, and the rows of all others as one batch.
 
     Raises:
         InvalidOptionError: The rows do not fit into one batch. A second one might fill the

@@ -452,7 +452,7 @@ class AzureStore(ObstoreStore):
             raise FsspecOnlyError("AZURE_ENCRYPTION_KEY is set")
         keys, token = _credentials(client.credential, address.query)
         if token is not None and address.scheme != "https":
-            raise FsspecOnlyError("tokens go through encrypted connections only")
+            raise FsspecOnlyError("tokens are sent only over encrypted connections")
         if keys is not None and keys[0] == "sas_token" and not _AZURE_HOST.fullmatch(endpoint):
             # obstore follows redirects to any host and sends the signed URL to it as `Referer`.
             raise FsspecOnlyError("a shared access signature with a custom endpoint")
@@ -584,7 +584,7 @@ class GcsStore(ObstoreStore):
         if login.credentials is None:
             login = None
         elif not endpoint.startswith("https:"):
-            raise FsspecOnlyError("tokens go through encrypted connections only")
+            raise FsspecOnlyError("tokens are sent only over encrypted connections")
         elif getattr(login.credentials, "quota_project_id", None):
             raise FsspecOnlyError("its credentials name a project that pays")
         return GcsSettings(

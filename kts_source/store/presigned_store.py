@@ -136,14 +136,17 @@ class PresignedStore(ClientStore):
             return Path(local_root(path)).read_bytes()
         except OSError as error:
             raise StoreError(
-                f"the list is not readable: {error.strerror}", uri=self._shown
+                f"the list of URLs is not readable: {error.strerror}", uri=self._shown
             ) from None
 
     async def _read_body(self, answer: ClientResponse) -> bytes:
         _require_success(answer)
         size = require_length(answer.content_length)
         if size > MAX_LIST_BYTES:
-            raise ObjectTooLargeError(f"the list has {size} bytes", uri=self._shown)
+            raise ObjectTooLargeError(
+                f"the list of URLs has {size} bytes; at most {MAX_LIST_BYTES} are read",
+                uri=self._shown,
+            )
         return await answer.read()
 
     def _parse(self, data: bytes) -> Mapping[str, str]:

@@ -122,8 +122,8 @@ class RangeReader(ABC):
         """Makes one attempt to read a range. Checks version, range and length of the response.
 
         `fallback` reads with the fsspec library. It is called if this reader cannot read the key,
-        and after a doubtful `RangeError`. If it succeeds in the latter case, the library is used
-        for all later reads.
+        and after a `RangeError` with `is_doubtful`. If it succeeds after such an error, the library
+        is used for all later reads.
         """
         if not self.can_read(wanted.key):
             return fallback()

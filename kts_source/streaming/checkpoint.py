@@ -117,8 +117,8 @@ def _offsets(lines: list[str], where: str) -> dict[str, str]:
         if all(named):
             return {match[1]: match[2] for match in named if match is not None}
     raise StreamOffsetError(
-        f"{where}: an offset log of Spark begins with v1 or v2, and this one with {version[:20]!r},"
-        " or a line of it cannot be read; it may be of a later Spark, or damaged"
+        f"{where}: the offset log begins with {version[:20]!r} instead of v1 or v2, or has a line"
+        " that cannot be read: a later Spark wrote it, or it is damaged"
     )
 
 

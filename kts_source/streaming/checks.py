@@ -156,8 +156,8 @@ def report_undecided(location: Place, wanted: BatchRange, stable: int, reason: s
     """
     location.raise_or_warn(
         f"the batch that ends at offset {wanted.stop} holds offsets from {stable} on that are"
-        f" not decided: {reason}. It was begun with isolationLevel=read_uncommitted: finish it so;"
-        " failOnDataLoss=false skips them"
+        f" not decided: {reason}. It was started with isolationLevel=read_uncommitted: finish"
+        " it with that level; failOnDataLoss=false skips them"
     )
 
 

@@ -233,8 +233,8 @@ def batch_ranges(start: StreamPosition, end: StreamPosition) -> list[BatchRange]
                 first = before.offsets.get(number)
             if first is None or first > stop:
                 raise StreamOffsetError(
-                    f"the checkpoint does not say where the batch begins that ends at offset {stop}"
-                    f" of topic id {topic.topic_id}: its lines are of different batches",
+                    f"the checkpoint has no start of the batch that ends at offset {stop} of topic"
+                    f" id {topic.topic_id}: its lines belong to different batches",
                     topic=name,
                     partition=number,
                 )

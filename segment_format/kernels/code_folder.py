@@ -119,7 +119,7 @@ def _check_only_owner_can_replace(folder: Path) -> None:
         if stat.S_ISLNK(facts.st_mode):
             links += 1
             if links > _MAX_LINKS:
-                raise PermissionError(f"{folder} has too many links on the way")
+                raise PermissionError(f"the path {folder} has too many symbolic links")
             target = path.readlink()
             left += reversed(target.parts)
             path = path.parent

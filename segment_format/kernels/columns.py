@@ -454,8 +454,8 @@ class ColumnBuffers:
         Call `begin` before the kernel fills more.
 
         Args:
-            last: True if this is the last batch. After full batches, the few rows of the last one
-                do not show what the next decoder needs.
+            last: True if this is the last batch. After full batches, its size is ignored when the
+                capacities of the next decoder are chosen.
         """
         global _last_capacities
         shape = self._shape

@@ -242,7 +242,7 @@ PLAN_ERRORS: Final[dict[str, tuple[dict[str, str | None], str]]] = {
     ),
     "offset_above_end": (
         {"startingOffsets": '{"orders":{"0":99}}'},
-        "OffsetOutOfRangeError: orders-0: startingOffsets asks for offset 99, which is"
+        "OffsetOutOfRangeError: orders-0: startingOffsets names offset 99, which is"
         " not tiered yet: the tier holds [0, 15); failOnDataLoss=false reads the offsets"
         " that exist [topic orders, partition 0]",
     ),
@@ -499,8 +499,8 @@ READ_ERRORS: Final[dict[Callable[[Path], None], str]] = {
     ),
     read_truncated_log: (
         "CorruptSegmentError: the chunks add up to 136 bytes, but the object"
-        " SEGMENT-5.log has 126: truncated, or not of this manifest [topic orders,"
-        " partition 0, offset 5, object file://TIER/SEGMENT-5.rsm-manifest]"
+        " SEGMENT-5.log has 126: it was truncated, or belongs to another manifest"
+        " [topic orders, partition 0, offset 5, object file://TIER/SEGMENT-5.rsm-manifest]"
     ),
     read_damaged_batch: (
         "CorruptSegmentError: the batch is damaged: stored CRC 0x7d074e73, computed"

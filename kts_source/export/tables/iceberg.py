@@ -686,7 +686,7 @@ def upper_bound(text: str, length: int | None) -> str | None:
 
 
 def _metrics_plan(schema: Schema, properties: Mapping[str, str]) -> dict[int, Any]:
-    """Returns the metrics to keep, for fields of structs the same as for columns.
+    """Returns the metrics to keep. Fields of structs get the same metrics as columns.
 
     PyIceberg keeps only counts for inner fields, which is correct only for items of lists and maps.
     """

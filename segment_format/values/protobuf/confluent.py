@@ -48,12 +48,12 @@ def read_message_index(data: bytes, position: int = 0) -> tuple[tuple[int, ...],
     if count == 0:
         return FIRST, position
     if not 0 < count <= MAX_INDEXES:
-        raise ValueError(f"a message index of {count} numbers")
+        raise ValueError(f"a message index has {count} numbers; 1 to {MAX_INDEXES} are valid")
     path = []
     for _ in range(count):
         index, position = _read_zigzag(data, position)
         if index < 0:
-            raise ValueError(f"message index {index}")
+            raise ValueError(f"a message index has the negative number {index}")
         path.append(index)
     return tuple(path), position
 

@@ -158,7 +158,7 @@ def test_resuming_with_other_rules_is_refused(
 ) -> None:
     lake.export(source(endingOffsets=offsets_option("txn", {0: 500, 1: 500})))
     before = row_locations(lake.read())
-    with pytest.raises(FingerprintError, match="begun with other rules"):
+    with pytest.raises(FingerprintError, match="created with other rules"):
         lake.export(source(**changed), **arguments)
     assert row_locations(lake.read()) == before
 

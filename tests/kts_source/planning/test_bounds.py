@@ -47,7 +47,7 @@ def test_ending_offset_above_open_transaction_raises_error_with_producer() -> No
     options = tier_options("txn", endingOffsets=format_offsets("txn", p0=ending_offset, p1=-1))
     with pytest.raises(
         OffsetOutOfRangeError,
-        match=f"txn-0: endingOffsets asks for offset {ending_offset}.*producer 6 since offset 3675",
+        match=f"txn-0: endingOffsets names offset {ending_offset}.*producer 6 since offset 3675",
     ):
         plan_scan(parse_options(options))
     uncommitted = plan_scan(parse_options({**options, "isolationLevel": "read_uncommitted"}))

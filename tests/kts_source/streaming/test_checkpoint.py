@@ -114,7 +114,7 @@ def test_end_offsets_read_checkpoint_in_object_store() -> None:
         (['{"lsn":5}'], "v1", "no offset of this source"),
         ([], "v1", "has 0 sources"),
         (["x"], "v2", "cannot be read"),
-        (["x"], "v3", "begins with v1 or v2"),
+        (["x"], "v3", "instead of v1 or v2"),
     ],
 )
 def test_end_offsets_of_invalid_offset_line_raise_stream_offset_error(
