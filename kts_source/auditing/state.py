@@ -127,8 +127,8 @@ class AuditState:
         tier: Name of the audited tier.
 
     Raises:
-        InvalidOptionError: The file cannot be written, is not a state or of another tier, or is
-            used by another audit.
+        InvalidOptionError: The file cannot be written, is not a state, belongs to another tier, or
+            is used by another audit.
     """
 
     def __init__(self, path: str, tier: str) -> None:

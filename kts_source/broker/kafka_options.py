@@ -644,6 +644,6 @@ def _check_characters(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise _invalid(name, "has half a character") from None
+        raise _invalid(name, "has half of a surrogate pair") from None
     if "\0" in text:
         raise _invalid(name, "has a zero byte")

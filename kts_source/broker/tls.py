@@ -146,7 +146,7 @@ def key_entry(data: bytes, password: str) -> KeyEntry:
 
 
 def trusted_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]:
-    """Returns the certificates, DER, that a PKCS12 or JKS store trusts. As in Java, the digest of a
+    """Returns the DER certificates that a PKCS12 or JKS store trusts. As in Java, the digest of a
     JKS store is not checked without a password.
 
     Raises:

@@ -164,7 +164,7 @@ def export_settings(
     for name in ("partition_by", "sort_within_files"):
         columns = values.get(name, ())
         if isinstance(columns, str):
-            raise InvalidOptionError(f"{name} is a list of columns, not {columns!r}")
+            raise InvalidOptionError(f"{name} must be a list of columns, not {columns!r}")
         values[name] = tuple(columns)
     values["partition_by"] = parse_partition_by(values["partition_by"])
     rules = ("tombstones", "delete_retention_ms")

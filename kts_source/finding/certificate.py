@@ -250,7 +250,8 @@ class Certificate:
     def exhaustive(self) -> bool:
         """Returns whether it is complete and covers all objects of the topics.
 
-        Then the tier has no bytes of other records, served or not, if the assumptions hold.
+        If so, and if the assumptions hold, no object of the tier contains another matching record,
+        even outside the log.
         """
         is_partial = self.outside or any(partition.unserved for partition in self.partitions)
         return self.complete and not is_partial

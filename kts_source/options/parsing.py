@@ -46,7 +46,7 @@ def check_characters(name: str, text: str) -> None:
     except UnicodeEncodeError:
         valid = False
     if not valid:
-        raise InvalidOptionError(f"option {name!r} has a zero byte or half a character")
+        raise InvalidOptionError(f"option {name!r} has a zero byte or half of a surrogate pair")
 
 
 def parse_text(name: str, text: str) -> str:

@@ -61,7 +61,7 @@ _MAX_SHOWN: Final = 200
 
 
 def made_with(options: ScanOptions, partitions: Mapping[str, Sequence[int]]) -> Mapping[str, Any]:
-    """Returns the options on which a plan depends and which it does not contain otherwise.
+    """Returns the options that affect a plan and are not in its other fields.
 
     Args:
         options: Options with which the plan is made.

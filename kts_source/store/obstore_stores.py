@@ -586,7 +586,7 @@ class GcsStore(ObstoreStore):
         elif not endpoint.startswith("https:"):
             raise FsspecOnlyError("tokens are sent only over encrypted connections")
         elif getattr(login.credentials, "quota_project_id", None):
-            raise FsspecOnlyError("its credentials name a project that pays")
+            raise FsspecOnlyError("its credentials name a billing project")
         return GcsSettings(
             endpoint, self._bucket, login, client_options(endpoint, self._retry_policy)
         )

@@ -274,7 +274,7 @@ class ColumnMemory:
         return self._buffers.numbers(self._table_at[c.BASES] + column, self.count(level), dtype)
 
     def offsets(self, level: int) -> pa.Buffer:
-        """Returns int32 offsets: a 0, then the end of each parent entry's entries."""
+        """Returns int32 offsets: 0, then for each parent entry the end of its entries."""
         count = self.count(self._parents[level]) + 1
         return self._buffers.filled(self._table_at[c.OFFSETS] + level, 4 * count)
 

@@ -310,7 +310,7 @@ def test_ranges_advance_without_rows_to_write(tmp_path: Path) -> None:
         ({"partition_by": ["date(offset)"]}, "needs a timestamp"),
         ({"partition_by": ["value"]}, "cannot be a partition"),
         ({"partition_by": ["hour(timestamp)"]}, "must be a column"),
-        ({"partition_by": "topic"}, "is a list of columns"),
+        ({"partition_by": "topic"}, "must be a list of columns"),
         ({"sort_within_files": ["nosuch"]}, "nosuch"),
         ({"compression": "rar"}, "compression"),
         ({"row_group_rows": 0}, "row_group_rows"),

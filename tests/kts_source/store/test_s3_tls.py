@@ -195,7 +195,7 @@ def test_records_of_one_byte_are_read(server: TlsCloud, reader: dict[str, str]) 
         read_all(store)
 
 
-def test_new_connections_after_each_response_are_read(
+def test_responses_of_servers_that_close_connections_are_read(
     server: TlsCloud, reader: dict[str, str]
 ) -> None:
     """Session tickets of earlier connections may be used for later ones, or not."""
