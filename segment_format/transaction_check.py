@@ -68,15 +68,15 @@ class TransactionCheck:
         self.state[c.TXN_FREE] = capacity // 2
 
     def next_markers(self, next_offset: int, *, only_doubtful: bool) -> dict[int, int | None]:
-        """Returns the next marker expected of each producer after the batches read.
+        """Returns the marker that each producer must write next, after the batches read so far.
 
         The value is the offset of an ABORT marker, or `None` for a COMMIT marker.
 
         Args:
             next_offset: First offset after the batches read.
-            only_doubtful: Return only producers whose last records were kept and whose interval
-                ends at `next_offset` or later. Later batches cannot show that such an interval
-                starts too late. Sufficient if another check reads the later batches.
+            only_doubtful: Return only producers whose last records were kept although they have an
+                interval that ends at `next_offset` or later: its start may be wrong. This suffices
+                if another check reads the later batches, which cannot detect a wrong start.
         """
         table = self._table.reshape(-1, c.TXN_ENTRY_SIZE)
         aborted = self._aborted

@@ -261,7 +261,7 @@ class EndStates:
 
     def continues_elsewhere(self, number: int) -> bool:
         """Returns whether range `number` ends inside its segment and the next range follows. Then
-        the next segment's snapshot is used, because the own snapshot is for another offset.
+        the next segment's snapshot is used, because this segment's snapshot is for another offset.
         """
         span = self._ranges[number]
         return span.stop < span.segment.stop_offset and self.follows(number + 1)

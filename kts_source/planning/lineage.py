@@ -56,7 +56,7 @@ class OffsetSpan:
 
 @dataclass(frozen=True, slots=True)
 class SkippedSegment:
-    """A segment that is not read, or not at the offsets in the reason."""
+    """A segment that is not read, completely or at the offsets that its reason names."""
 
     segment: RemoteSegment
     reason: str

@@ -129,7 +129,9 @@ def note_deselected(selection: Selection, position: StreamPosition) -> None:
 
 
 def report_gone(options: ScanOptions, wanted: BatchRange) -> None:
-    """Raises `DataLossError`, or warns, about a batch's partition without any segment."""
+    """Raises `DataLossError`, or warns, about a partition of a batch that no longer has a
+    segment.
+    """
     topic, number = wanted.partition
     Place(topic, number, fail_on_data_loss=options.fail_on_data_loss).raise_or_warn(
         f"offsets [{wanted.start}, {wanted.stop}) of topic id {wanted.topic_id} are no longer in"
