@@ -172,7 +172,7 @@ def test_object_file_with_other_calling_convention_is_not_emitted(
         with pytest.raises(ValueError, match="other fields"):
             object_code._check_conventions(kernel.targetctx, signature)
     monkeypatch.setattr(callconv, "RETCODE_OK", "i32 1")
-    with pytest.raises(ValueError, match="success is i32 1"):
+    with pytest.raises(ValueError, match="numba returns i32 1"):
         object_code._check_conventions(kernel.targetctx, signature)
 
 
