@@ -33,6 +33,7 @@ from kts_source.export.report import Skipped
 from kts_source.export.task_writer import ExportTask
 from kts_source.options.selection import EARLIEST_OFFSET, OffsetsBound
 from kts_source.planning.bounds import Place, requested_bounds
+from kts_source.planning.early_stops import EarlyStop, check_early_stops
 from kts_source.planning.planner import plan_scan
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def plan_export(
         RangeGapError: Offsets between the committed and the requested ones would be missing.
         RangeOverlapError: Requested offsets are committed already, or are below them.
         DataLossError: See `check_rollback` and `check_logs`.
-        TieredKafkaError: See `plan_scan`.
+        TieredKafkaError: See `plan_scan` and `check_early_stops`.
     """
     check_rollback(options, state)
     continuation = Continuation(options, state.committed, resume)
@@ -430,7 +431,19 @@ def _plan_waves(
         gaps.extend(_gaps(partition, options, _held(committed, partition)))
     gaps.sort(key=lambda gap: (gap.topic, gap.partition, gap.start))
     waves = tuple(_Waves(scan, committed, options).split(commit_bytes))
+    check_early_stops(options, _early_stops(scan, waves))
     return ExportPlan(scan, waves, tuple(gaps))
+
+
+def _early_stops(scan: ScanPlan, waves: Iterable[Wave]) -> list[EarlyStop]:
+    """Returns the ends of waves that are below the end of the partition's plan."""
+    plans = {_key(plan): plan for plan in scan.partitions}
+    return [
+        EarlyStop(plans[advance.key], advance.start, advance.stop)
+        for wave in waves
+        for advance in wave.advances
+        if advance.start < advance.stop < plans[advance.key].stop
+    ]
 
 
 def _gaps(

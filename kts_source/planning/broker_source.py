@@ -43,7 +43,7 @@ from kts_source.planning.isolation import (
     check_end,
     ends_of_reads,
 )
-from kts_source.planning.lineage import between, epoch_ranges, union_log
+from kts_source.planning.lineage import between, epoch_ranges, runs, union_log
 from kts_source.planning.metadata_topic import (
     REMOTE_LOG_METADATA,
     MetadataTopicLayout,
@@ -58,7 +58,7 @@ from segment_format.index.transaction_index import AbortedTxn
 from segment_format.isolation import AbortedIntervals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
     from concurrent.futures import Executor
 
@@ -415,7 +415,7 @@ class UnionLog(SourceLog):
         """Returns the aborted transactions with data in segments of offsets [start, stop)."""
         aborted: list[AbortedTxn] = []
         self._tier_runs = []
-        for run in _runs(self.log.ranges):
+        for run in runs(self.log.ranges):
             read = [span for span in run if span.start < stop and span.stop > start]
             if not read:
                 continue
@@ -603,18 +603,6 @@ def _fits_previous_range(ends: EndStates, number: int, entries: Sequence[Aborted
         return not ends.contradicts_snapshot(number, entries)
     except UnknownStartError:
         return False
-
-
-def _runs(ranges: Iterable[SegmentRange]) -> Iterator[tuple[SegmentRange, ...]]:
-    """Groups adjacent ranges."""
-    run: list[SegmentRange] = []
-    for span in ranges:
-        if run and run[-1].stop != span.start:
-            yield tuple(run)
-            run = []
-        run.append(span)
-    if run:
-        yield tuple(run)
 
 
 def tier_end(

@@ -284,6 +284,18 @@ def _is_on_branch(
     return position >= segment.stop_offset
 
 
+def runs(ranges: Iterable[SegmentRange]) -> Iterator[tuple[SegmentRange, ...]]:
+    """Groups ranges that follow each other without a gap."""
+    run: list[SegmentRange] = []
+    for span in ranges:
+        if run and run[-1].stop != span.start:
+            yield tuple(run)
+            run = []
+        run.append(span)
+    if run:
+        yield tuple(run)
+
+
 def between(
     ranges: Iterable[SegmentRange | OffsetSpan], start: int, stop: int
 ) -> Iterator[OffsetSpan]:

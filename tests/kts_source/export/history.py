@@ -158,7 +158,8 @@ class Exporting:
         path = self._folder / f"plan-{len(self._plans)}.json"
         try:
             plan = planner.plan_scan(parse_options(self._options(step)))
-        except DataLossError:
+        except DataLossError as error:
+            self._raise_if_ambiguous(error)
             assert DataLossError in fresh_allowed
             return
         assert not fresh_must
@@ -334,6 +335,13 @@ class Exporting:
     def _lose(self, step: Step) -> None:
         self._world.take(Step("lose", step.b, step.c))
 
+    def _raise_if_ambiguous(self, error: DataLossError) -> None:
+        """Raises `_AmbiguousTierError` if a damaged checkpoint would look like this tier."""
+        if "Segments would be skipped because of it" in str(error):
+            if not truth_of(self._world)[error.partition or 0].is_start_unsure:
+                raise error
+            raise _AmbiguousTierError from error
+
     def _options(self, step: Step, **options: str) -> dict[str, str]:
         if "planFile" not in options:  # a plan file is already cut into tasks
             options["targetPartitionBytes"] = str((1, 100, 300, 1 << 20)[step.b % 4])
@@ -364,10 +372,7 @@ class Exporting:
                 commit_bytes=(1, 1, 200, 1 << 40)[step.b // 4],
             )
         except DataLossError as error:
-            if "Segments would be skipped because of it" in str(error):
-                if not truth_of(self._world)[error.partition or 0].is_start_unsure:
-                    raise
-                raise _AmbiguousTierError from error
+            self._raise_if_ambiguous(error)
             if not isinstance(error, allowed):
                 raise
             self._outcomes[type(error).__name__] += 1

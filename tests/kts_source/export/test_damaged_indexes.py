@@ -1,0 +1,155 @@
+"""Exports of tiers with damaged transaction indexes write no row of an aborted transaction.
+
+A wave may end while a transaction is open whose marker is in a later wave.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import time
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.errors import CorruptSegmentError, OldBrokerError
+from segment_format.testing import LocalTierWriter, LogBuilder, SimpleRecord
+from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
+from tests.kts_source.broker.fake_log import fake_log
+from tests.kts_source.export.exporting import FORMATS, InThisProcess, Lake
+from tests.kts_source.export.small_tier import table_offsets
+from tests.kts_source.planning.transaction_damage import build_log, damage_index
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from segment_format.testing import BuiltLog, SegmentFiles
+
+TOPIC_ID = uuid.UUID(int=7)
+
+
+def export_in_waves(
+    lake: Lake, root: Path, segments: Iterable[SegmentFiles], **options: str
+) -> CorruptSegmentError | OldBrokerError | None:
+    """Writes a tier, exports it in waves of one segment, and returns the error of a refusal."""
+    objects: dict[str, bytes] = {}
+    writer = LocalTierWriter(objects, topic="t", partition=0, topic_id=TOPIC_ID)
+    for files in segments:
+        writer.write_segment(files)
+    for key, content in objects.items():
+        target = root / key
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+    tier = {
+        "path": str(root),
+        "subscribe": "t",
+        "layout": "local-tiered-storage",
+        "cache": "false",
+        "maxSegmentsPerTask": "1",
+        "isolationLevel": "read_committed",
+    }
+    try:
+        lake.export({**tier, **options}, executor=InThisProcess(), commit_bytes=1)
+    except (CorruptSegmentError, OldBrokerError) as error:
+        return error
+    return None
+
+
+def build_log_with_abort_in_next_segment() -> BuiltLog:
+    builder = LogBuilder()
+    builder.append([SimpleRecord(b"plain")])
+    builder.send(1, [SimpleRecord(b"aborted")])
+    builder.roll()
+    builder.append([SimpleRecord(b"plain")])
+    builder.abort(1)
+    builder.append([SimpleRecord(b"plain")])
+    builder.roll()
+    builder.append([SimpleRecord(b"plain")])
+    builder.roll()
+    return builder.build()
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_export_with_lost_entry_in_next_wave_commits_nothing(
+    table_format: str, tmp_path: Path
+) -> None:
+    log = build_log_with_abort_in_next_segment()
+    lake = Lake(tmp_path / "lake", table_format)
+    lake.folder.mkdir()
+    segments = [replace(files, txnindex=None) for files in log.segments]
+    error = export_in_waves(lake, tmp_path / "damaged", segments)
+    assert isinstance(error, CorruptSegmentError)
+    assert (error.topic, error.partition) == ("t", 0)
+    assert table_offsets(lake) == []
+    assert export_in_waves(lake, tmp_path / "repaired", log.segments) is None
+    assert table_offsets(lake) == [0, 2, 4, 5]
+
+
+def test_hybrid_export_with_lost_entry_in_next_wave_commits_nothing(
+    tmp_path: Path,
+) -> None:
+    log = build_log_with_abort_in_next_segment()
+    lake = Lake(tmp_path / "lake", "parquet")
+    lake.folder.mkdir()
+    segments = [replace(files, txnindex=None) for files in log.segments[:2]]
+    with FakeCluster(versions={"ListOffsets": 9}) as brokers:
+        partition = FakePartition(fake_log(log))
+        partition.log.local_start = log.segments[1].base_offset
+        brokers.create("t", [partition], TOPIC_ID)
+        cluster = {"kafka.bootstrap.servers": brokers.bootstrap, "brokerFallback": "false"}
+        error = export_in_waves(lake, tmp_path / "damaged", segments, **cluster)
+        assert isinstance(error, CorruptSegmentError)
+        assert table_offsets(lake) == []
+        assert export_in_waves(lake, tmp_path / "repaired", log.segments[:2], **cluster) is None
+        assert table_offsets(lake) == [0, 2, 4, 5]
+
+
+def export_damaged_tiers(
+    seed: int, folder: Path, *, share: float, flips: int
+) -> tuple[int, list[str]]:
+    """Damages the transaction indexes of a log and exports the tier in waves.
+
+    Returns:
+        The number of refused exports, and the damages after which a table has wrong rows.
+    """
+    source = random.Random(seed)
+    log = build_log(seed)
+    expected = [row.offset for row in log.rows("read_committed")]
+    refused = 0
+    wrong = []
+    for number, files in enumerate(log.segments):
+        for variant, index in enumerate(damage_index(files.txnindex or b"", source, flips)):
+            if source.random() >= share:
+                continue
+            segments = [*log.segments]
+            segments[number] = replace(files, txnindex=index or None)
+            root = folder / f"{seed}-{number}-{variant}"
+            lake = Lake(root, "parquet")
+            error = export_in_waves(lake, root / "tier", segments)
+            rows = table_offsets(lake)
+            refused += error is not None
+            if not set(rows) <= set(expected) or (error is None and rows != expected):
+                wrong.append(f"seed {seed}, segment {number}, damage {variant}: {rows}")
+    return refused, wrong
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_export_with_damaged_index_writes_no_aborted_row(seed: int, tmp_path: Path) -> None:
+    refused, wrong = export_damaged_tiers(seed, tmp_path, share=0.5, flips=4)
+    assert refused > 3
+    assert wrong == []
+
+
+@pytest.mark.fuzz
+def test_export_with_randomly_damaged_index_writes_no_aborted_row(tmp_path: Path) -> None:
+    end = time.monotonic() + float(os.environ.get("KTS_FUZZ_SECONDS", "240")) / 12
+    first = int(os.environ.get("KTS_FUZZ_SEED", random.SystemRandom().randrange(1 << 32)))
+    for seed in itertools.count(first):
+        _, wrong = export_damaged_tiers(seed, tmp_path, share=1, flips=6)
+        assert wrong == [], f"KTS_FUZZ_SEED={seed}"
+        if time.monotonic() > end:
+            break
