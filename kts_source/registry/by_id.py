@@ -46,7 +46,7 @@ class RegistryAccess:
 
     @property
     def has_credentials(self) -> bool:
-        """Whether requests carry credentials. Such requests must not be redirected."""
+        """True if requests carry credentials. Such requests must not be redirected."""
         return bool(self.user or self.password or self.token or (self.tls and self.tls.chain))
 
     @property
@@ -83,12 +83,12 @@ class RegistryPlace:
 
     @property
     def is_url(self) -> bool:
-        """Whether schemas come from a registry, not from a folder."""
+        """True if schemas come from a registry, not from a folder."""
         return self.place.lower().startswith(("http://", "https://"))
 
     @property
     def is_near(self) -> bool:
-        """Whether the registry is on this machine, so that a disk cache does not pay off."""
+        """True if the registry is on this machine, so that a disk cache does not pay off."""
         host = urlsplit(self.place).hostname or "" if self.is_url else "localhost"
         return host in ("localhost", "::1") or host.startswith("127.")
 
