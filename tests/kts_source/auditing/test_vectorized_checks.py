@@ -132,7 +132,7 @@ def check_damage(seed: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     rng = random.Random(seed)
     store = write_store(damage_segments(rng))
     with monkeypatch.context() as patched:
-        patched.setattr(batch_scanner, "_ROOM", rng.choice([1, 2, 3, 4096]))
+        patched.setattr(batch_scanner, "_CAPACITY", rng.choice([1, 2, 3, 4096]))
         fast = audit_store(store)
     with monkeypatch.context() as patched:
         patched.setattr(proof, "check_table", check_single_batches)
