@@ -285,7 +285,7 @@ def test_gcsfs_reads_if_obstore_rejects_a_credentials_file(
     store = opened(service)
     assert store.get_range("x", 0, 4, version=GENERATION) == DATA[:4]
     assert (by_gcsfs, service.seen) == ([GENERATION], [])
-    assert "does not open" in store.remarks[0]
+    assert "cannot open the store" in store.remarks[0]
     store.close()
 
 
@@ -297,7 +297,7 @@ def test_workload_identity_tokens_are_used(
     file.write_text(json.dumps({"type": "external_account", "audience": "x"}))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
     store = opened(service)
-    assert "does not open" in store.remarks[0], "obstore cannot read the file"
+    assert "cannot open the store" in store.remarks[0], "obstore cannot read the file"
     settings = store._ranges._settings
     assert isinstance(settings, GcsSettings)
     use(store, replace(settings, login=Login()))
