@@ -23,6 +23,7 @@ from benchmarks.turns import in_turns
 
 if TYPE_CHECKING:
     from benchmarks.bench import Bench
+    from benchmarks.turns import Times
 
 _SQL: Final = (
     'select "partition", count(*), sum("offset"), sum(octet_length(value)), max(timestamp)'
@@ -134,6 +135,10 @@ def _aggregates(tier: Tier, label: str, rounds: int) -> list[Row]:
         rounds,
     )
     connection.close()
+    return _aggregate_rows(times, table.num_rows, label)
+
+
+def _aggregate_rows(times: Times, records: int, label: str) -> list[Row]:
     rows = [
         at_least(
             f"{name} aggregate, of the stream drained and the same from memory, {label}",
@@ -161,7 +166,7 @@ def _aggregates(tier: Tier, label: str, rounds: int) -> list[Row]:
             f"Polars aggregate, a reading thread a core, against one, {label}",
             times.ratio(("polars",), "polars, threads"),
             "×",
-        ).noted(f"{table.num_rows / times.median('polars, threads') / 1e6:.3g} M records/s"),
+        ).noted(f"{records / times.median('polars, threads') / 1e6:.3g} M records/s"),
     ]
 
 

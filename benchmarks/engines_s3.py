@@ -53,39 +53,7 @@ def s3_rows(bench: Bench, *, tier: Tier, label: str) -> list[Row]:
     Raises:
         SkippedError: versitygw is not installed.
     """
-    program = server_program()
-    if program is None:
-        raise SkippedError("no versitygw: make bench builds it where Go is installed")
-    with contextlib.ExitStack() as stack:
-        root = stack.enter_context(tempfile.TemporaryDirectory())
-        port, _ = stack.enter_context(gateway(program, Path(root)))
-        upload(port, tier)
-        direct, far = (
-            s3_options(tier, port),
-            s3_options(tier, stack.enter_context(paced(port, _FAR))),
-        )
-        options = {
-            "own": direct,
-            "s3fs": {**direct, **_BY_S3FS},
-            "near": s3_options(tier, stack.enter_context(paced(port, (0.0, 0.0)))),
-            "far": far,
-        }
-        contestants: dict[str, Callable[[], tuple[float, float]]] = {
-            name: partial(_drained, source_options, tier.records)
-            for name, source_options in options.items()
-        }
-        ranges = _ranges(tier)
-        contestants["ranges"] = partial(_read, direct, ranges)
-        contestants["obstore"] = partial(_fetched, _bare_store(direct), ranges)
-        contestants["decode"] = partial(_decoded, tier)
-        contestants["plan"] = partial(_planned, direct)
-        runs_by_name: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
-        for number in range(bench.repeats + 1):
-            for name, run in contestants.items():
-                times = run()
-                if number:  # the first round is a warm-up
-                    runs_by_name[name].append(times)
-        soon = [_ten(far) for _ in range(bench.repeats + 1)][1:]
+    runs_by_name, soon = _measure(bench, tier)
     costs, speeds = (
         {
             name: statistics.median(run[index] for run in runs) / (tier.stored_bytes / 1e9)
@@ -135,6 +103,48 @@ def s3_rows(bench: Bench, *, tier: Tier, label: str) -> list[Row]:
             0.5,
         ),
     ]
+
+
+def _measure(bench: Bench, tier: Tier) -> tuple[dict[str, list[tuple[float, float]]], list[float]]:
+    """Returns the wall and processor seconds of each contestant, and the seconds to first rows.
+
+    Raises:
+        SkippedError: versitygw is not installed.
+    """
+    program = server_program()
+    if program is None:
+        raise SkippedError("no versitygw: make bench builds it where Go is installed")
+    with contextlib.ExitStack() as stack:
+        root = stack.enter_context(tempfile.TemporaryDirectory())
+        port, _ = stack.enter_context(gateway(program, Path(root)))
+        upload(port, tier)
+        direct, far = (
+            s3_options(tier, port),
+            s3_options(tier, stack.enter_context(paced(port, _FAR))),
+        )
+        options = {
+            "own": direct,
+            "s3fs": {**direct, **_BY_S3FS},
+            "near": s3_options(tier, stack.enter_context(paced(port, (0.0, 0.0)))),
+            "far": far,
+        }
+        contestants: dict[str, Callable[[], tuple[float, float]]] = {
+            name: partial(_drained, source_options, tier.records)
+            for name, source_options in options.items()
+        }
+        ranges = _ranges(tier)
+        contestants["ranges"] = partial(_read, direct, ranges)
+        contestants["obstore"] = partial(_fetched, _bare_store(direct), ranges)
+        contestants["decode"] = partial(_decoded, tier)
+        contestants["plan"] = partial(_planned, direct)
+        runs_by_name: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
+        for number in range(bench.repeats + 1):
+            for name, run in contestants.items():
+                times = run()
+                if number:  # the first round is a warm-up
+                    runs_by_name[name].append(times)
+        soon = [_ten(far) for _ in range(bench.repeats + 1)][1:]
+    return runs_by_name, soon
 
 
 def _drained(options: Mapping[str, str], records: int) -> tuple[float, float]:

@@ -52,6 +52,41 @@ def s3_rows(
     program = server_program()
     if program is None:
         return []
+    runs = _timed_scans(program, tier, read, repeats=repeats, pace=pace)
+    ratio = statistics.median(a[0] / b[0] for a, b in zip(runs["near"], runs["far"], strict=True))
+    client, server = (statistics.median(run[index] for run in runs["far"]) for index in (1, 2))
+    gigabytes = tier.stored_bytes / 1e9
+    # Decoding starts only after the first chunk.
+    start = pace[0] + _CHUNK_BYTES / pace[1]
+    return [
+        at_least(
+            "fetch from S3 with 60 ms and 90 MB/s, share of the same server with neither",
+            ratio,
+            "×",
+            0.95,
+        ).noted(
+            f"versitygw; both through the same proxy; of {_wall(runs['far']):.2f} s, the first"
+            f" chunk's answer alone takes {start:.2f}"
+        ),
+        Row("fetch from S3, speed", tier.stored_bytes / _wall(runs["far"]) / 1e6, "MB/s"),
+        Row("fetch from S3, processor time of the client", client / gigabytes, "s/GB").noted(
+            "decoding included"
+        ),
+        Row("fetch from S3, processor time of the server", server / gigabytes, "s/GB"),
+    ]
+
+
+def _timed_scans(
+    program: str,
+    tier: Tier,
+    read: Callable[[ScanPlan, ObjectStore], object],
+    *,
+    repeats: int,
+    pace: tuple[float, float],
+) -> dict[str, list[tuple[float, float, float]]]:
+    """Returns seconds, processor time of the client and processor time of the server of each scan,
+    without and with `pace`.
+    """
     runs: dict[str, list[tuple[float, float, float]]] = {"near": [], "far": []}
     with (
         tempfile.TemporaryDirectory() as root,
@@ -77,27 +112,7 @@ def s3_rows(
                 opened.close()
                 if number:
                     runs[name].append(figures)
-    ratio = statistics.median(a[0] / b[0] for a, b in zip(runs["near"], runs["far"], strict=True))
-    client, server = (statistics.median(run[index] for run in runs["far"]) for index in (1, 2))
-    gigabytes = tier.stored_bytes / 1e9
-    # Decoding starts only after the first chunk.
-    start = pace[0] + _CHUNK_BYTES / pace[1]
-    return [
-        at_least(
-            "fetch from S3 with 60 ms and 90 MB/s, share of the same server with neither",
-            ratio,
-            "×",
-            0.95,
-        ).noted(
-            f"versitygw; both through the same proxy; of {_wall(runs['far']):.2f} s, the first"
-            f" chunk's answer alone takes {start:.2f}"
-        ),
-        Row("fetch from S3, speed", tier.stored_bytes / _wall(runs["far"]) / 1e6, "MB/s"),
-        Row("fetch from S3, processor time of the client", client / gigabytes, "s/GB").noted(
-            "decoding included"
-        ),
-        Row("fetch from S3, processor time of the server", server / gigabytes, "s/GB"),
-    ]
+    return runs
 
 
 def _wall(runs: list[tuple[float, float, float]]) -> float:

@@ -88,7 +88,10 @@ def _full_scans(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
             "parquet, newest": Contestant(NEWEST_SPARK, Query("parquet", {"path": str(parquet)})),
         }
     )
-    label = f"{_words(topic)}, all columns → noop"
+    return _full_scan_rows(topic, timings)
+
+
+def _full_scan_speeds(topic: Topic, timings: Mapping[str, Timings], label: str) -> list[Row]:
     names = {
         "tier": "Spark's Kafka source, data in the tier",
         "hot": "Spark's Kafka source, data hot on the broker",
@@ -99,9 +102,16 @@ def _full_scans(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
         "ceiling, newest": "transport ceiling, newest Spark, Unix sockets",
         "parquet, newest": "Spark's Parquet reader, newest Spark",
     }
-    rows = []
-    for key, name in names.items():
-        rows += _speeds(f"{name}, {label}", topic.records, timings[key])
+    return [
+        row
+        for key, name in names.items()
+        for row in _speeds(f"{name}, {label}", topic.records, timings[key])
+    ]
+
+
+def _full_scan_rows(topic: Topic, timings: Mapping[str, Timings]) -> list[Row]:
+    label = f"{_words(topic)}, all columns → noop"
+    rows = _full_scan_speeds(topic, timings, label)
     mine, newest, tier = timings["ours"], timings["ours, newest"], timings["tier"]
     hot = mine.times_faster_than(timings["hot"])
     against_hot = f"against Spark's Kafka source, data hot, {label}, same pyspark"

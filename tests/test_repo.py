@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import re
 import subprocess
@@ -19,6 +20,9 @@ LOCK = ROOT / "requirements.lock"
 README = ROOT / "README.md"
 
 MAX_LINES = 800
+MAX_FUNCTION_LINES = 60
+KERNELS = {"kernel", "helper", "inlined", "instruction"}
+"""Decorators of compiled functions, see `segment_format/kernels/compiled.py`."""
 
 MAX_GOLDEN_BYTES = 30 << 20
 
@@ -66,6 +70,33 @@ def test_files_name_no_paths_outside_repository() -> None:
 def test_modules_have_at_most_max_lines() -> None:
     lengths = {name: len((ROOT / name).read_text().splitlines()) for name in PYTHON_FILES}
     assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def long_functions(source: str) -> list[str]:
+    """Returns the names of functions that are too long, except for compiled ones."""
+    return [
+        function.name
+        for function in ast.walk(ast.parse(source))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (function.end_lineno or 0) - function.lineno >= MAX_FUNCTION_LINES
+        and not KERNELS & {ast.unparse(each).partition("(")[0] for each in function.decorator_list}
+    ]
+
+
+def test_long_functions_excludes_kernels_and_short_functions() -> None:
+    def text(decorator: str, lines: int) -> str:
+        return f"{decorator}\ndef work():\n" + "    pass\n" * (lines - 1)
+
+    assert long_functions(text("", 61)) == ["work"]
+    assert long_functions(text("@property", 61)) == ["work"]
+    assert long_functions(text("", 60)) == []
+    assert long_functions(text("@helper", 61)) == []
+    assert long_functions(text("@kernel('int64(uint64)')", 61)) == []
+
+
+def test_functions_have_at_most_max_function_lines() -> None:
+    names = {name: long_functions((ROOT / name).read_text()) for name in PYTHON_FILES}
+    assert {name: functions for name, functions in names.items() if functions} == {}
 
 
 def requirement_lines() -> list[str]:

@@ -407,6 +407,8 @@ def _lost_in_gaps(
     to the gap's end. Their marker may be in the gap, so commits and aborts cannot be distinguished.
     """
     gaps = {gap.start for gap in partition.missing}
+    if not gaps:
+        return []
     lost = []
     for number in range(first, min(horizon, len(partition.ranges) - 1)):
         low, high = partition.ranges[number].stop, partition.ranges[number + 1].start
@@ -441,11 +443,15 @@ def _begun_earlier(
     index entry with a higher first offset than in the snapshot is damaged.
     """
     gaps = {gap.start for gap in partition.missing}
+    if not gaps:
+        return []
     begun_earlier = []
     for number in range(first, min(horizon, len(partition.ranges) - 1)):
         low, high = partition.ranges[number].stop, partition.ranges[number + 1].start
+        if low not in gaps:
+            continue
         across = [txn for txn in aborted if txn.first_offset < low and txn.last_offset >= high]
-        if low not in gaps or not across:
+        if not across:
             continue
         opened = ends.open_after(number)
         begun_earlier += [

@@ -32,15 +32,28 @@ def segment_name(segment: RemoteSegment | SegmentSlice) -> SegmentName:
     return segment.topic, segment.partition, segment.segment_id
 
 
+def slice_objects(segment: RemoteSegment) -> SegmentObjects:
+    """Returns the objects of a segment with the side files that tasks read."""
+    objects = segment.objects
+    indexes = {IndexType.OFFSET: objects.indexes[IndexType.OFFSET]}
+    snapshot = objects.indexes.get(IndexType.PRODUCER_SNAPSHOT)
+    if snapshot is not None:  # for the next slice
+        indexes[IndexType.PRODUCER_SNAPSHOT] = snapshot
+    return SegmentObjects(
+        objects.log, objects.chunk_index, objects.compression, objects.encryption, indexes
+    )
+
+
 def segment_slice(
     segment: RemoteSegment,
+    objects: SegmentObjects,
     cuts: Sequence[int],
     offsets: Sequence[int],
     aborted: AbortedIntervals,
     lineage: tuple[EpochEntry, ...],
+    surroundings: SliceSurroundings | None = None,
 ) -> SegmentSlice:
-    """Returns a slice of a segment, with only the objects that a task needs."""
-    objects = segment.objects
+    """Returns a slice of a segment with these `slice_objects`."""
     cut_start, cut_stop = cuts
     start, stop = offsets
     return SegmentSlice(
@@ -49,13 +62,7 @@ def segment_slice(
         segment_id=segment.segment_id,
         segment_start=segment.start_offset,
         segment_stop=segment.stop_offset,
-        objects=SegmentObjects(
-            objects.log,
-            objects.chunk_index,
-            objects.compression,
-            objects.encryption,
-            {IndexType.OFFSET: objects.indexes[IndexType.OFFSET]},
-        ),
+        objects=objects,
         cut_start=cut_start,
         cut_stop=cut_stop,
         start_offset=start,
@@ -63,6 +70,7 @@ def segment_slice(
         aborted=aborted,
         lineage=lineage,
         topic_id=segment.topic_id,
+        surroundings=surroundings,
     )
 
 
@@ -175,12 +183,12 @@ class PartitionPlan:
         ranges = [s for s in self.surviving.ranges if not is_beside(s.segment.objects.log.key)]
         return ranges[-1].stop if ranges else self.surviving.log_start
 
-    def wanted_ranges(self) -> Iterator[tuple[RemoteSegment, int, int]]:
-        """Yields each segment to read with its offsets [start, stop) to read."""
+    def wanted_ranges(self) -> Iterator[tuple[SegmentRange, int, int]]:
+        """Yields each range of the log to read, with its offsets [start, stop) to read."""
         for span in self.surviving.ranges:
             start, stop = max(span.start, self.start), min(span.stop, self.stop)
             if start < stop:
-                yield span.segment, start, stop
+                yield span, start, stop
 
     @property
     def end_reason(self) -> str:
@@ -206,7 +214,7 @@ segment.
 def with_surroundings(
     tasks: Iterable[ScanTask], partitions: Iterable[PartitionPlan], *, read_committed: bool
 ) -> tuple[ScanTask, ...]:
-    """Returns the tasks with `SegmentSlice.surroundings` set for slices that are read together.
+    """Returns tasks with changed slices, with new `SegmentSlice.surroundings`.
 
     Args:
         tasks: All tasks of a plan; the slices of a partition are in the order of the log.
@@ -236,34 +244,63 @@ def with_surroundings(
     )
 
 
+class Neighbors:
+    """Finds the surroundings of slices from the segments before them.
+
+    Runs of a partition come in the order of the log. A run is all slices of a segment that have no
+    batch between them.
+    """
+
+    def __init__(self) -> None:
+        self._read_to: int | None = None  # end of the previous run if that is the end of its range
+        self._before: SegmentRange | None = None
+        self._objects: SegmentObjects | None = None  # of `_before`
+        self._has_previous = False  # True if the plan reads up to `_before` without a gap
+
+    def around(
+        self, span: SegmentRange, objects: SegmentObjects, start: int, stop: int
+    ) -> SliceSurroundings:
+        """Returns the surroundings of the next run.
+
+        Args:
+            span: The range of the log that has the run.
+            objects: Objects of its segment, with the producer snapshot.
+            start: First offset of the run.
+            stop: One past the last offset of the run.
+        """
+        before = self._before
+        follows = self._read_to == span.start == start
+        if before is not None and follows:
+            around = SliceSurroundings(
+                span.stop,
+                start,
+                stop,
+                before=self._objects,
+                before_start=before.start if self._has_previous else 0,
+                before_stop=before.stop,
+                before_is_cut=before.stop < before.segment.stop_offset,
+            )
+        else:
+            around = SliceSurroundings(span.stop, start, stop)
+        self._read_to = stop if stop == span.stop else None
+        if not follows or objects.size_in_bytes:  # an empty segment has no records
+            self._before, self._objects, self._has_previous = span, objects, follows
+        return around
+
+
 def _with_surroundings(
     pieces: Sequence[SegmentSlice], ranges: Sequence[SegmentRange]
 ) -> list[SegmentSlice]:
     """Returns the slices of a partition with their surroundings."""
     spans = {span.segment.segment_id: span for span in ranges}
     located: list[SegmentSlice] = []
-    read_to: int | None = None  # end of the previous run if it is the end of the run's range
-    before: SegmentRange | None = None
-    has_previous = False  # True if the plan reads up to `before` without a gap
+    neighbors = Neighbors()
     for run in _runs(pieces):
         first, last = run[0], run[-1]
-        span = spans[first.segment_id]
-        offsets = span.stop, first.start_offset, last.stop_offset
-        follows = read_to == span.start == first.start_offset
-        if before is not None and follows:
-            around = SliceSurroundings(
-                *offsets,
-                before=_snapshot_only(before),
-                before_start=before.start if has_previous else 0,
-                before_stop=before.stop,
-                before_is_cut=before.stop < before.segment.stop_offset,
-            )
-        else:
-            around = SliceSurroundings(*offsets)
+        around = neighbors.around(
+            spans[first.segment_id], first.objects, first.start_offset, last.stop_offset
+        )
         located += [SegmentSlice(*(*_OTHER_FIELDS(piece), around)) for piece in run]
-        read_to = last.stop_offset if last.stop_offset == span.stop else None
-        if span.segment.objects.size_in_bytes or not follows:
-            before, has_previous = span, follows  # an empty segment has no records
     return located
 
 
@@ -285,12 +322,3 @@ def _adjoin(piece: SegmentSlice, following: SegmentSlice) -> bool:
     if offsets == (following.start_offset, following.stop_offset):
         return piece.cut_stop == following.cut_start
     return piece.stop_offset == following.start_offset
-
-
-def _snapshot_only(span: SegmentRange) -> SegmentObjects:
-    """Returns the objects of a segment without its other side files."""
-    objects = span.segment.objects
-    kind = IndexType.PRODUCER_SNAPSHOT
-    indexes = {kind: objects.indexes[kind]} if kind in objects.indexes else {}
-    stored_as = objects.log, objects.chunk_index, objects.compression, objects.encryption
-    return SegmentObjects(*stored_as, indexes)

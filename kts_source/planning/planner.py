@@ -36,7 +36,7 @@ from kts_source.planning.bounds import (
 )
 from kts_source.planning.estimate import ARCHIVE_CLASSES, estimate
 from kts_source.planning.isolation import Decisions
-from kts_source.planning.partition_plan import PartitionPlan, with_surroundings
+from kts_source.planning.partition_plan import PartitionPlan
 from kts_source.planning.replay import made_with, replayed
 from kts_source.planning.scan_plan import ScanPlan
 from kts_source.planning.segment_catalog import PLANNING_THREADS
@@ -325,12 +325,9 @@ def assemble(
             else cut_range(span, target, options.max_records_per_partition)
         )
     )
-    partitions = tuple(partition.plan for partition in planned)
     return ScanPlan(
-        partitions,
-        with_surroundings(
-            pack(pieces, target, options), partitions, read_committed=options.read_committed
-        ),
+        tuple(partition.plan for partition in planned),
+        tuple(pack(pieces, target, options)),
         options.columns,
         fingerprint(options.where),
         tuple(notes),

@@ -39,6 +39,7 @@ from kts_source.planning.partition_plan import (
     PartitionPlan,
     segment_name,
     segment_slice,
+    slice_objects,
     with_surroundings,
 )
 from kts_source.predicate.model import MAX_INT64, MIN_INT64
@@ -291,7 +292,8 @@ def _kept_offsets(plan: ScanPlan) -> dict[SegmentName, tuple[int, int]]:
 def _explain_where(plan: ScanPlan, kept: Mapping[SegmentName, tuple[int, int]]) -> str:
     skipped = narrowed = size = 0
     for partition in plan.partitions:
-        for segment, low, high in partition.wanted_ranges():
+        for span, low, high in partition.wanted_ranges():
+            segment = span.segment
             offsets = kept.get(segment_name(segment))
             if offsets is None:
                 skipped += 1
@@ -474,8 +476,10 @@ def _slice_to(piece: SegmentSlice, numbers: Mapping[SegmentName, int]) -> dict[s
 
 
 def _slice_from(entry: dict[str, Any], segments: Sequence[RemoteSegment]) -> SegmentSlice:
+    segment = segments[entry["segment"]]
     return segment_slice(
-        segments[entry["segment"]],
+        segment,
+        slice_objects(segment),
         entry["cuts"],
         entry["offsets"],
         AbortedIntervals(*map(_int64, entry["aborted"])),

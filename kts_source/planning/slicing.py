@@ -13,10 +13,16 @@ from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kts_source.errors import PlanTooLargeError
-from kts_source.layout.remote_segment import IndexType
+from kts_source.layout.remote_segment import IndexType, SegmentObjects
 from kts_source.planning.bounds import confirmed_skip, has_confirmed_time, is_skipped
 from kts_source.planning.estimate import ARCHIVE_CLASSES
-from kts_source.planning.partition_plan import segment_name, segment_slice, with_surroundings
+from kts_source.planning.partition_plan import (
+    Neighbors,
+    segment_name,
+    segment_slice,
+    slice_objects,
+    with_surroundings,
+)
 from kts_source.predicate.implied_ranges import (
     EVERYWHERE,
     first_millisecond,
@@ -60,8 +66,10 @@ def spans(
     """
     pruner = _Pruner(options.where, plan.topic, plan.partition, side_files)
     wanted = list(plan.wanted_ranges())
-    following = [segment for segment, _, _ in wanted[1:]]
-    for (segment, first, end), after in zip_longest(wanted, following):
+    following = [span.segment for span, _, _ in wanted[1:]]
+    neighbors = Neighbors()
+    for (span, first, end), after in zip_longest(wanted, following):
+        segment = span.segment
         start, stop = pruner.narrowed(segment, first, end, after)
         if start >= stop:
             continue
@@ -69,6 +77,12 @@ def spans(
         limit = options.max_records_per_partition or stop - start
         needs_index = is_cut or limit < stop - start
         index = side_files.offset_index(segment) if needs_index else None
+        objects = slice_objects(segment)
+        if needs_index and index is None:
+            objects = _without_index(objects)
+        around = None
+        if options.read_committed:
+            around = neighbors.around(span, objects, start, stop)
         for low, high in pairwise(_offset_cuts(segment, start, stop, index, limit)):
             cuts = 0, segment.objects.size_in_bytes
             if index is not None:  # skip the bytes that the index excludes
@@ -78,8 +92,7 @@ def spans(
                 cuts = index.lookup(low - 1).position, cut_stop
             aborted = decisions.aborted.clip(low, high, next_until=stop)
             lineage = _owners(plan.surviving.lineage, segment.start_offset, low, high)
-            piece = segment_slice(segment, cuts, (low, high), aborted, lineage)
-            yield _without_index(piece) if needs_index and index is None else piece
+            yield segment_slice(segment, objects, cuts, (low, high), aborted, lineage, around)
 
 
 def _offset_cuts(
@@ -146,13 +159,13 @@ def _too_many_slices() -> PlanTooLargeError:
     )
 
 
-def _without_index(piece: SegmentSlice) -> SegmentSlice:
-    """Returns the slice of a segment with an unusable offset index. Tasks cannot look up its
-    boundaries either, so the slice is never cut.
+def _without_index(objects: SegmentObjects) -> SegmentObjects:
+    """Returns the objects of a segment with an unusable offset index. Tasks do not look up its
+    boundaries either, so it is not cut into pieces.
     """
-    unused = piece.offset_index
-    empty = {IndexType.OFFSET: replace(unused, stop=unused.start)}
-    return replace(piece, objects=replace(piece.objects, indexes=empty))
+    unused = objects.indexes[IndexType.OFFSET]
+    indexes = {**objects.indexes, IndexType.OFFSET: replace(unused, stop=unused.start)}
+    return replace(objects, indexes=indexes)
 
 
 def _owners(

@@ -104,8 +104,9 @@ class _Members:
 
     def integer(self, name: str, *, low: int = 0, high: int = MAX_INT32) -> int:
         """Returns a required integer from `low` to `high`, both inclusive."""
-        value = self.value(name)
+        value = self._members.get(name)
         if type(value) is not int:
+            self.value(name)  # raises if it is missing
             raise self.fail(name, "is not an integer")
         if not low <= value <= high:
             raise self.fail(name, f"is outside [{low}, {high}]")

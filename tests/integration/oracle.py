@@ -42,6 +42,28 @@ def to_row(message: Message) -> Row:
     return Row(offset, timestamp, kind - 1, message.key(), message.value(), headers)
 
 
+def _open_consumer(
+    bootstrap: str, isolation: str, settings: Mapping[str, str | int], errors: list[str]
+) -> Consumer:
+    """Opens a consumer that commits no offsets and appends its errors to a list."""
+    return Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "never-committed",
+            "enable.auto.commit": "false",
+            "enable.partition.eof": "true",
+            "auto.offset.reset": "error",
+            "isolation.level": isolation,
+            "check.crcs": "true",
+            "fetch.wait.max.ms": 20,
+            "allow.auto.create.topics": "false",
+            "log_level": 0,
+            "error_cb": lambda error: errors.append(str(error)),
+            **settings,
+        }
+    )
+
+
 def consume_range(
     bootstrap: str,
     topic: str,
@@ -73,22 +95,7 @@ def consume_range(
     if start >= stop:
         return rows
     errors: list[str] = []
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": "never-committed",
-            "enable.auto.commit": "false",
-            "enable.partition.eof": "true",
-            "auto.offset.reset": "error",
-            "isolation.level": isolation,
-            "check.crcs": "true",
-            "fetch.wait.max.ms": 20,
-            "allow.auto.create.topics": "false",
-            "log_level": 0,
-            "error_cb": lambda error: errors.append(str(error)),
-            **(settings or {}),
-        }
-    )
+    consumer = _open_consumer(bootstrap, isolation, settings or {}, errors)
     deadline = time.monotonic() + seconds
     reached = start
     try:

@@ -217,8 +217,7 @@ def test_audit_reports_expired_segments_that_brokers_did_not_delete(
         earliest = admin.offsets(topic).earliest
         assert earliest >= start if topic == "sized" else earliest == start
     # New copies contain the new log start.
-    filler = Filler(cluster.bootstrap, _seed())
-    _write(cluster, filler, "trimmed", 1)
+    _write(cluster, Filler(cluster.bootstrap, _seed()), "trimmed", 1)
     _wait_tiered(cluster, "trimmed")
     for level in LEVELS:
         report = run_audit(cluster, *topics, level=level, grace_ms=0)

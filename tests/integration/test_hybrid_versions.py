@@ -40,6 +40,13 @@ VERSIONS = os.environ.get(
 """Versions to test, separated by commas; one random version by default."""
 
 
+def _rows_below(rows_by_partition: Rows, stop: int) -> Rows:
+    return {
+        partition: [row for row in rows if row.offset < stop]
+        for partition, rows in rows_by_partition.items()
+    }
+
+
 @pytest.mark.parametrize("version", VERSIONS.split(","))
 def test_scan_with_other_kafka_version_returns_rows_of_consumer(
     version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -84,10 +91,7 @@ def test_scan_with_other_kafka_version_returns_rows_of_consumer(
             assert_as_consumed(read_rows(plan, options), expected[level])
             # Also a range that ends inside transactions.
             bounded = options | {"endingOffsets": f'{{"orders":{{"0":{active // 2}}}}}'}
-            expected_half = {
-                key: [row for row in rows if row.offset < active // 2]
-                for key, rows in expected[level].items()
-            }
+            expected_half = _rows_below(expected[level], active // 2)
             assert_as_consumed(read_rows(make_plan(bounded), bounded), expected_half)
             for segment in list_tiered_segments(tier_copy, "orders")[::2]:
                 segment.log.unlink()

@@ -32,6 +32,38 @@ CONDITIONS: dict[str, Callable[[Any], bool]] = {
 WHERE = "value.country = 'DE' and value.amount > 4"
 
 
+def _spark_job(lakes: dict[str, Lake]) -> dict[str, Any]:
+    """Returns the settings, tables and queries of the Spark session that reads the tables."""
+    tables = {
+        "delta": f"delta.`{lakes['delta'].target}`",
+        "iceberg": f"lake.{ICEBERG_TABLE}",
+    }
+    parquet = f"parquet.`{lakes['parquet'].target}`"
+    return {
+        "settings": {
+            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+            CATALOG: "org.apache.iceberg.spark.SparkCatalog",
+            f"{CATALOG}.catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
+            f"{CATALOG}.uri": f"jdbc:sqlite:{lakes['iceberg'].folder}/catalog.db",
+            f"{CATALOG}.warehouse": lakes["iceberg"].folder.as_uri(),
+            f"{CATALOG}.jdbc.schema-version": "V1",
+            "spark.sql.parquet.mergeSchema": "true",
+        },
+        "tables": tables,
+        "conditions": list(CONDITIONS),
+        "queries": {
+            "parquet": f"select * from {parquet}",
+            **{
+                f"{name}-where": f"select `offset` from {table} where {WHERE}"
+                for name, table in {**tables, "parquet": parquet}.items()
+            },
+            "parts": f"select partition.value_country as country, record_count as n,"
+            f" readable_metrics.`value.amount`.lower_bound as low from lake.{ICEBERG_TABLE}.files",
+        },
+    }
+
+
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pa.Table]:
     """Exports and reads the tables; returns Spark's output folder and the rows of a scan."""
@@ -63,40 +95,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pa.Table]:
         lake.export(new, **settings)
     out = folder / "out"
     out.mkdir()
-    tables = {
-        "delta": f"delta.`{lakes['delta'].target}`",
-        "iceberg": f"lake.{ICEBERG_TABLE}",
-    }
-    everything = {**tables, "parquet": "folder"}
-    spec = {
-        "jars": [str(path) for path in jars],
-        "settings": {
-            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-            CATALOG: "org.apache.iceberg.spark.SparkCatalog",
-            f"{CATALOG}.catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
-            f"{CATALOG}.uri": f"jdbc:sqlite:{lakes['iceberg'].folder}/catalog.db",
-            f"{CATALOG}.warehouse": lakes["iceberg"].folder.as_uri(),
-            f"{CATALOG}.jdbc.schema-version": "V1",
-            "spark.sql.parquet.mergeSchema": "true",
-        },
-        "tables": tables,
-        "conditions": list(CONDITIONS),
-        "queries": {
-            "parquet": f"select * from parquet.`{lakes['parquet'].target}`",
-            **{
-                f"{name}-where": f"select `offset` from {table} where {WHERE}"
-                for name, table in everything.items()
-                if name != "parquet"
-            },
-            "parquet-where": f"select `offset` from parquet.`{lakes['parquet'].target}`"
-            f" where {WHERE}",
-            "parts": f"select partition.value_country as country, record_count as n,"
-            f" readable_metrics.`value.amount`.lower_bound as low from lake.{ICEBERG_TABLE}.files",
-        },
-        "out": str(out),
-    }
-    run_script(SCRIPT, spec, out)
+    run_script(SCRIPT, {**_spark_job(lakes), "jars": list(map(str, jars)), "out": str(out)}, out)
     rows = kts_source.scan(topic | old).to_table().to_pylist()
     for row in rows:
         if row["value"] is not None:

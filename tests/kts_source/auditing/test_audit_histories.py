@@ -34,7 +34,7 @@ from tests.kts_source.planning.truth import is_in_doubt, truth_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kts_source.auditing.report import AuditReport, Finding
+    from kts_source.auditing.report import AuditReport, Finding, PartitionStatement
     from kts_source.planning.scan_plan import ScanPlan
     from tests.kts_source.planning.truth import PartitionTruth
 
@@ -84,6 +84,49 @@ def without_damage(history: History) -> History:
     return replace(history, steps=steps)
 
 
+def check_statement(
+    world: World,
+    report: AuditReport,
+    statement: PartitionStatement,
+    truth: PartitionTruth,
+    outcomes: Counter[str],
+    *,
+    is_damaged: bool,
+) -> None:
+    """Compares what an audit says about a partition with the truth."""
+    errors = [error for error in report.errors if error.partition == statement.partition]
+    # Without checkpoint and log, the branch of a segment is unknown. A scan reads nothing.
+    if world.shape.local and is_in_doubt(world, times=False):
+        assert {error.name for error in errors} <= {"object-missing"}
+        assert report.errors
+        outcomes["in doubt"] += 1
+        return
+    # The local layout does not store copy times either, so the newest of equal copies is
+    # unknown. A scan has the same result.
+    if world.shape.local and truth.is_ambiguous:
+        assert not errors
+        assert statement.stop == truth.stop
+        outcomes["ambiguous"] += 1
+        return
+    reported, damaged = (
+        reported_files(errors),
+        damaged_uploads(world, statement.topic_id, statement.partition),
+    )
+    assert reported <= damaged
+    # A checkpoint without its last line feed has the same meaning.
+    assert {family for *_, family in damaged - reported} <= {"epochs"}
+    if any(family == "epochs" for *_, family in reported):
+        outcomes["lineage unknown"] += 1
+        return
+    assert lost_offsets(errors) == offsets(truth.missing)
+    assert (statement.start, statement.stop) == (truth.log_start, truth.stop)
+    check_counts(statement.records, statement.batches, truth)
+    outcomes["damaged" if is_damaged else "healthy"] += 1
+    outcomes["with losses"] += bool(truth.missing)
+    outcomes["with damaged files"] += bool(reported)
+    outcomes["complete"] += statement.is_whole
+
+
 def check(history: History, outcomes: Counter[str], *, is_exact: bool = True) -> None:
     """Compares an audit with the truth about a history.
 
@@ -115,44 +158,12 @@ def check(history: History, outcomes: Counter[str], *, is_exact: bool = True) ->
         assert statement.is_whole == (not errors)
         if any(error.name == "lineage-disagrees" for error in errors) and truth.is_start_unsure:
             outcomes["ambiguous lineage"] += 1
-            continue
-        if not is_exact and (is_damaged or truth.missing):
+        elif not is_exact and (is_damaged or truth.missing):
             assert not (statement.is_whole and truth.missing)
             outcomes["damaged"] += 1
-            continue
         # The local layout does not store segment ends, so gaps are uncertain.
-        if world.shape.local and (is_damaged or truth.missing):
-            continue
-        # Without checkpoint and log, the branch of a segment is unknown. A scan reads nothing.
-        if world.shape.local and is_in_doubt(world, times=False):
-            assert {error.name for error in errors} <= {"object-missing"}
-            assert report.errors
-            outcomes["in doubt"] += 1
-            continue
-        # The local layout does not store copy times either, so the newest of equal copies is
-        # unknown. A scan has the same result.
-        if world.shape.local and truth.is_ambiguous:
-            assert not errors
-            assert statement.stop == truth.stop
-            outcomes["ambiguous"] += 1
-            continue
-        reported, damaged = (
-            reported_files(errors),
-            damaged_uploads(world, statement.topic_id, statement.partition),
-        )
-        assert reported <= damaged
-        # A checkpoint without its last line feed has the same meaning.
-        assert {family for *_, family in damaged - reported} <= {"epochs"}
-        if any(family == "epochs" for *_, family in reported):
-            outcomes["lineage unknown"] += 1
-            continue
-        assert lost_offsets(errors) == offsets(truth.missing)
-        assert (statement.start, statement.stop) == (truth.log_start, truth.stop)
-        check_counts(statement.records, statement.batches, truth)
-        outcomes["damaged" if is_damaged else "healthy"] += 1
-        outcomes["with losses"] += bool(truth.missing)
-        outcomes["with damaged files"] += bool(reported)
-        outcomes["complete"] += statement.is_whole
+        elif not (world.shape.local and (is_damaged or truth.missing)):
+            check_statement(world, report, statement, truth, outcomes, is_damaged=is_damaged)
 
 
 def check_counts(records: int | None, batches: int | None, truth: PartitionTruth) -> None:

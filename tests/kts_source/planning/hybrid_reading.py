@@ -101,20 +101,7 @@ def check_hybrid(
         return
     source = random.Random(seed)
     world = World(history)
-    topic_id, lives = list(world.incarnations.items())[-1]
-    served_partitions = [served(life, source.choice((0, 0, 3, 100))) for life in lives]
-    cluster.create(
-        TOPIC, [partition for partition, _ in served_partitions], uuid_from_text(topic_id)
-    )
-    if by_metadata_topic:
-        _write_metadata(cluster, world, source)
-    disks = _Disks(
-        [partition for partition, _ in served_partitions] if cluster.versions else [], source
-    )
-    truths = [
-        (truth, life.leader.log_start)
-        for (_, truth), life in zip(served_partitions, lives, strict=True)
-    ]
+    disks, truths = _serve(world, source, cluster, by_metadata_topic=by_metadata_topic)
     _lose(world.store, source, source.choice((0.0, 0.0, 0.1)))
     for isolation in ISOLATION_LEVELS:
         store = dict(world.store)
@@ -141,6 +128,27 @@ def check_hybrid(
         require_same_rows(options, rows, expected)
         outcomes[isolation] += 1
         outcomes["rows"] += len(rows)
+
+
+def _serve(
+    world: World, source: random.Random, cluster: FakeCluster, *, by_metadata_topic: bool
+) -> tuple[_Disks, list[tuple[BuiltLog | None, int]]]:
+    """Creates the newest topic of a world in a cluster.
+
+    Returns:
+        The brokers' disks, and the expected log and log start of each partition.
+    """
+    topic_id, lives = list(world.incarnations.items())[-1]
+    served_partitions = [served(life, source.choice((0, 0, 3, 100))) for life in lives]
+    partitions = [partition for partition, _ in served_partitions]
+    cluster.create(TOPIC, partitions, uuid_from_text(topic_id))
+    if by_metadata_topic:
+        _write_metadata(cluster, world, source)
+    truths = [
+        (truth, life.leader.log_start)
+        for (_, truth), life in zip(served_partitions, lives, strict=True)
+    ]
+    return _Disks(partitions if cluster.versions else [], source), truths
 
 
 def _make_options(

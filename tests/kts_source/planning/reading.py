@@ -154,6 +154,27 @@ class Reading:
         )
         self._read(isolation, ranges, time_options, hidden=(may_hide, must_hide))
 
+    def _find_expected_rows(
+        self, ranges: Mapping[int, Range], isolation: str, rows: list[Row]
+    ) -> list[Row]:
+        """Returns the rows that a read must return.
+
+        With a damaged snapshot, a read may return fewer rows, so that depends on the rows read.
+        """
+        committed = isolation == "read_committed"
+        expected: list[Row] = []
+        for number, (start, stop) in sorted(ranges.items()):
+            truth = self._truth[number]
+            expected_rows = truth.rows(
+                isolation, start, min(stop, truth.decided_stop if committed else stop)
+            )
+            if committed and "snapshot" in truth.spoiled:
+                decided = truth.decided_rows(start, stop)
+                if [row for row in rows if row[0] == number] == decided:
+                    expected_rows = decided
+            expected += expected_rows
+        return expected
+
     def _read(
         self,
         isolation: str,
@@ -204,18 +225,7 @@ class Reading:
             self._read_with_loss_allowed({**options, "failOnDataLoss": "false"}, ranges, isolation)
             return
         assert not must_fail, f"{options}: offsets are missing, but no error"
-        expected = []
-        for number, (start, stop) in sorted(ranges.items()):
-            truth = self._truth[number]
-            rows_due = truth.rows(
-                isolation, start, min(stop, truth.decided_stop if committed else stop)
-            )
-            if committed and "snapshot" in truth.spoiled:
-                decided = truth.decided_rows(start, stop)
-                rows_due = (
-                    decided if [row for row in rows if row[0] == number] == decided else rows_due
-                )
-            expected += rows_due
+        expected = self._find_expected_rows(ranges, isolation, rows)
         assert rows == expected, _describe_difference(options, rows, expected)
         for partition in plan.partitions:
             truth = self._truth[partition.partition]

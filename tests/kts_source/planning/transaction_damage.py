@@ -172,6 +172,33 @@ class Damage:
     lost_segment: int | None = None
 
 
+def _read_healthy_tier(
+    log: BuiltLog, tier_reads: list[Read], damage: Damage, *, local: bool
+) -> Iterator[tuple[Read, list[int]]]:
+    """Yields the reads that succeed without a damaged index, and their offsets."""
+    if damage.lost_segment is not None:
+        loss = {"failOnDataLoss": "false"}
+        tier_reads = [
+            replace(tier_read, options={**tier_read.options, **loss}) for tier_read in tier_reads
+        ]
+    undamaged = written_logs.write_log(log, local=local, lost_segment=damage.lost_segment)
+    for tier_read in tier_reads:
+        expected = [
+            row.offset
+            for row in log.rows("read_committed", start=tier_read.start, stop=tier_read.stop)
+        ]
+        try:
+            offsets = read(undamaged, local, tier_read.options)
+        except TieredKafkaError:
+            if not (damage.undecided or damage.lost_segment is not None):
+                raise
+            continue  # the range ends after the last stable offset, or begins in the hole
+        if damage.lost_segment is None:
+            assert offsets == expected, tier_read
+        assert set(offsets) <= set(expected), tier_read
+        yield tier_read, offsets
+
+
 def read_damaged_tiers(
     seed: int, *, local: bool, flips: int, damage: Damage, share: float = 1
 ) -> Iterator[Outcome]:
@@ -193,30 +220,7 @@ def read_damaged_tiers(
         replace(files, snapshot=b"") if damage.lost_snapshots else files for files in log.segments
     ]
     log = replace(log, segments=tuple(segments))
-    tier_reads = make_reads(log, source)
-    if damage.lost_segment is not None:
-        loss = {"failOnDataLoss": "false"}
-        tier_reads = [
-            replace(tier_read, options={**tier_read.options, **loss}) for tier_read in tier_reads
-        ]
-    undamaged = written_logs.write_log(log, local=local, lost_segment=damage.lost_segment)
-    healthy = []
-    for tier_read in tier_reads:
-        expected = [
-            row.offset
-            for row in log.rows("read_committed", start=tier_read.start, stop=tier_read.stop)
-        ]
-        try:
-            rows = read(undamaged, local, tier_read.options)
-        except TieredKafkaError:
-            if not (damage.undecided or damage.lost_segment is not None):
-                raise
-            continue  # the range ends after the last stable offset, or begins in the hole
-        if damage.lost_segment is None:
-            assert rows == expected, tier_read
-        assert set(rows) <= set(expected), tier_read
-        expected = rows
-        healthy.append((tier_read, expected))
+    healthy = list(_read_healthy_tier(log, make_reads(log, source), damage, local=local))
     for number, files in enumerate(segments):
         if number == damage.lost_segment:
             continue

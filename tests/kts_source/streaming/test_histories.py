@@ -173,50 +173,86 @@ def records_with_changed_outcome(before: list[Replica], world: World) -> set[Row
     }
 
 
+class _Poller:
+    """Polls a stream between the steps of a history.
+
+    Attributes:
+        stream: The stream.
+        may_lose: Set after steps that may lose records.
+        deleted: Highest log start of each partition so far.
+        changed_outcomes: Records whose transaction has another end after an election.
+    """
+
+    def __init__(self, history: History, source: random.Random) -> None:
+        self._history = history
+        self._source = source
+        self.world = World(History(history.shape, ()))
+        self.stream = HistoryStream(self.world, source)
+        self.may_lose = False
+        self.deleted: Counter[int] = Counter()
+        self.changed_outcomes: set[RowPosition] = set()
+
+    def run(self) -> TieredKafkaError | None:
+        """Takes all steps. Returns the error that ends the stream, if losses allow one."""
+        source, stream = self._source, self.stream
+        for number, step in enumerate([*self._history.steps, None]):
+            if step is not None:
+                self._take(step)
+            is_last = step is None
+            if not self.world.store or not (is_last or source.random() < 0.4):
+                continue
+            if is_last:  # only a full listing shows changes in the middle
+                stream.clock.seconds += 1001
+            try:
+                while stream.poll():
+                    if not is_last and source.random() < 0.3:
+                        break
+            except TieredKafkaError as error:
+                # Expected after loss, damaged side files, or several topic ids of unknown order.
+                if not self.may_lose:
+                    error.add_note(f"step {number}")
+                    raise
+                return error
+        return None
+
+    def _take(self, step: Step) -> None:
+        world = self.world
+        leaders = [life.leader for life in world.lives]
+        world.take(step)
+        if step.kind == "recreate":
+            self.deleted.clear()
+            self.changed_outcomes.clear()
+        self.changed_outcomes |= records_with_changed_outcome(leaders, world)
+        self.may_lose |= step.kind in LOSING_STEPS or world.has_lost(leaders)
+        for partition, life in enumerate(world.lives):
+            self.deleted[partition] = max(self.deleted[partition], life.leader.log_start)
+
+
 def check(history: History, seed: str, outcomes: Counter[str]) -> None:
     """Polls between the steps, and compares the rows with a scan at the end."""
-    source = random.Random(seed)
-    world = World(History(history.shape, ()))
-    history_stream = HistoryStream(world, source)
-    may_lose = False
-    deleted: Counter[int] = Counter()  # max log start of each partition so far
-    changed_outcomes: set[RowPosition] = set()
-    for number, step in enumerate([*history.steps, None]):
-        if step is not None:
-            leaders = [life.leader for life in world.lives]
-            world.take(step)
-            if step.kind == "recreate":
-                deleted.clear()
-                changed_outcomes.clear()
-            changed_outcomes |= records_with_changed_outcome(leaders, world)
-            may_lose |= step.kind in LOSING_STEPS or world.has_lost(leaders)
-            for partition, life in enumerate(world.lives):
-                deleted[partition] = max(deleted[partition], life.leader.log_start)
-        is_last = step is None
-        if not world.store or not (is_last or source.random() < 0.4):
-            continue
-        if is_last:  # only a full listing shows changes in the middle
-            history_stream.clock.seconds += 1001
-        try:
-            while history_stream.poll():
-                if not is_last and source.random() < 0.3:
-                    break
-        except TieredKafkaError as error:
-            # Expected after loss, damaged side files, or several topic ids of unknown order.
-            if not may_lose:
-                error.add_note(f"step {number}")
-                raise
-            outcomes[type(error).__name__] += 1
-            return
+    poller = _Poller(history, random.Random(seed))
+    error = poller.run()
+    if error is not None:
+        outcomes[type(error).__name__] += 1
+        return
+    history_stream = poller.stream
     if history_stream.position.is_initial or not history_stream.position.topics:
         outcomes["nothing tiered"] += 1
         return
     options = parse_any_options(history_stream.options)
     try:
         plan = plan_scan(options, history_stream.tier)
-    except TieredKafkaError as error:
-        outcomes[f"the scan raises {type(error).__name__}"] += 1
+    except TieredKafkaError as refusal:
+        outcomes[f"the scan raises {type(refusal).__name__}"] += 1
         return
+    waits = _find_waits(poller, plan)
+    outcomes.update("waits for a transaction unknown to the scan" for _ in waits)
+    _check_rows(poller, plan, waits, outcomes)
+
+
+def _find_waits(poller: _Poller, plan: ScanPlan) -> dict[int, int]:
+    """Returns the offset of each partition in which the stream waits below the end of the scan."""
+    history_stream = poller.stream
     (topic,) = history_stream.position.topics.values()
     assert {bounds.topic_id for bounds in plan.partitions} <= {topic.topic_id}
     waits: dict[int, int] = {}
@@ -226,11 +262,19 @@ def check(history: History, seed: str, outcomes: Counter[str]) -> None:
             # The stream waits for an open transaction without data above the log start. It knows
             # the transaction from a snapshot that was damaged later, so the scan cannot know it.
             assert history_stream.options["isolationLevel"] == "read_committed", "unread offsets"
-            copies = world.lives[bounds.partition].uploads
+            copies = poller.world.lives[bounds.partition].uploads
             assert any("snapshot" in copy.spoiled for copy in copies), "unread offsets"
             assert offset <= bounds.start, "unread offsets"
             waits[bounds.partition] = offset
-            outcomes["waits for a transaction unknown to the scan"] += 1
+    return waits
+
+
+def _check_rows(
+    poller: _Poller, plan: ScanPlan, waits: dict[int, int], outcomes: Counter[str]
+) -> None:
+    """Compares the rows of the stream with the rows of a scan."""
+    history_stream, may_lose = poller.stream, poller.may_lose
+    deleted = poller.deleted
     if may_lose:  # lost records below the stream's begin may be copied again later
         deleted |= Counter(history_stream.begins)
     rows = dict(history_stream.rows)
@@ -259,7 +303,7 @@ def check(history: History, seed: str, outcomes: Counter[str]) -> None:
         different = {
             position
             for position in comparable.keys() ^ expected.keys()
-            if position in changed_outcomes
+            if position in poller.changed_outcomes
         }
         outcomes["outcomes lost"] += bool(different)
         comparable = {

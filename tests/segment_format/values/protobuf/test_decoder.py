@@ -31,33 +31,39 @@ if TYPE_CHECKING:
 SYNTAXES = ("proto2", "proto3")
 
 
+def _list_of(kind: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.field("element", kind, nullable=False))
+
+
+ITEM_TYPE = pa.struct([("sku", pa.string()), ("prices", _list_of(pa.int32()))])
+SAMPLE_TYPE = pa.struct(
+    [
+        ("id", pa.string()),
+        ("amount", pa.float64()),
+        ("count", pa.decimal128(20, 0)),
+        ("state", pa.string()),
+        ("items", _list_of(ITEM_TYPE)),
+        ("tags", pa.map_(pa.string(), pa.field("value", ITEM_TYPE, nullable=False))),
+        ("at", pa.timestamp("us", tz="UTC")),
+        ("took", pa.duration("us")),
+        ("note", pa.string()),
+        ("by_card", ITEM_TYPE),
+        ("by_cash", pa.int64()),
+        ("flags", _list_of(pa.bool_())),
+        ("states", _list_of(pa.string())),
+        ("raw", pa.binary()),
+        ("main", ITEM_TYPE),
+    ]
+)
+
+
 @pytest.mark.parametrize("syntax", SYNTAXES)
 def test_sample_decodes_to_columns(syntax: str) -> None:
     decoder: ValueDecoder = decoder_of(syntax)
     decoded = decoder.decode(binary(sample_value(syntax), None, b""))
     decoded.array.validate(full=True)
     assert not decoded.bad
-    element = pa.field("element", pa.int32(), nullable=False)
-    item = pa.struct([("sku", pa.string()), ("prices", pa.list_(element))])
-    assert decoded.array.type == pa.struct(
-        [
-            ("id", pa.string()),
-            ("amount", pa.float64()),
-            ("count", pa.decimal128(20, 0)),
-            ("state", pa.string()),
-            ("items", pa.list_(pa.field("element", item, nullable=False))),
-            ("tags", pa.map_(pa.string(), pa.field("value", item, nullable=False))),
-            ("at", pa.timestamp("us", tz="UTC")),
-            ("took", pa.duration("us")),
-            ("note", pa.string()),
-            ("by_card", item),
-            ("by_cash", pa.int64()),
-            ("flags", pa.list_(pa.field("element", pa.bool_(), nullable=False))),
-            ("states", pa.list_(pa.field("element", pa.string(), nullable=False))),
-            ("raw", pa.binary()),
-            ("main", item),
-        ]
-    )
+    assert decoded.array.type == SAMPLE_TYPE
     full, null, empty = decoded.array.to_pylist()
     utc = datetime.UTC
     full["tags"].sort()  # Google's library writes them in its own order
