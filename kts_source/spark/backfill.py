@@ -75,8 +75,7 @@ def backfill(
 
     Raises:
         InvalidOptionError: Arguments or options contradict each other or the table.
-        ExportError: Offsets have gaps or overlaps, the table was written with other settings, or a
-            commit conflicts.
+        ExportError: Offsets have gaps or overlaps, the table's rules differ, or a commit conflicts.
         TieredKafkaError: The source cannot be read.
         TypeError: An unknown argument.
     """
