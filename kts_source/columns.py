@@ -21,7 +21,7 @@ LINEAGE_COLUMNS: Final = (
 )
 """Facts of a record's batch, and the segment it was read from."""
 ALL_COLUMNS: Final = (*DEFAULT_COLUMNS, HEADERS, *LINEAGE_COLUMNS)
-PLACE_COLUMNS: Final = (TOPIC, PARTITION, SEGMENT_ID)
+LOCATION_COLUMNS: Final = (TOPIC, PARTITION, SEGMENT_ID)
 """Columns whose values the plan has, the same for all rows of a slice."""
 ERROR_COLUMNS: Final = {"key": "keyError", "value": "valueError"}
 """Reasons why keys or values could not be decoded; only with mode PERMISSIVE."""

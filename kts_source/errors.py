@@ -1,8 +1,8 @@
 """The exceptions of the source: one root, `TieredKafkaError`, and a class per kind of failure.
 
-Errors may carry the topic, partition, offset, object and byte position that they concern; the layer
-that knows a fact adds it with `located`. Texts never have credentials: messages of client libraries
-pass `secret.scrub`.
+Errors may carry topic, partition, offset, object and byte position. The layer that knows one of
+them adds it with `located`. Texts never have credentials: messages of client libraries pass
+`secret.scrub`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class TieredKafkaError(Exception):
         return printable(f"{self.message} [{', '.join(where)}]" if where else self.message)
 
     def located(self, **location: Unpack[Place]) -> Self:
-        """Returns a copy that has these facts where this error has none."""
+        """Returns a copy in which missing facts of the location are set to these."""
         return self._changed(self._missing(location))
 
     def extended(self, text: str) -> Self:
@@ -72,7 +72,7 @@ class TieredKafkaError(Exception):
         return self._changed({"message": f"{self.message}{text}"})
 
     def in_span(self, span: object, **location: Unpack[Place]) -> Self:
-        """Returns a located copy that also has the range that was being read."""
+        """Returns a copy with the location, as `located` does, and with the range of the read."""
         return self._changed(self._missing(location) | {"span": span})
 
     def _missing(self, location: Place) -> dict[str, object]:
@@ -98,10 +98,10 @@ class InvalidOptionError(TieredKafkaError, ValueError):
 
 
 class KeyPrefixError(InvalidOptionError):
-    """The key prefix is cut short: topic folders begin with its end.
+    """The key prefix is too short: names of topic folders begin with the rest of it.
 
     Attributes:
-        key_prefix: The right key prefix; empty if unknown.
+        key_prefix: The correct key prefix; empty if unknown.
     """
 
     def __init__(self, message: str, *, key_prefix: str = "", **location: Unpack[Place]) -> None:

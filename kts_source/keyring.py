@@ -90,7 +90,7 @@ class KeyRing:
 
         Raises:
             UnknownKeyError: No private key with that id, or it is not available on this machine.
-            DecryptionError: The private key does not fit.
+            DecryptionError: The private key does not decrypt the data key.
         """
         pem = self._pem(wrapped.key_id)
         if pem is None:
@@ -137,7 +137,7 @@ class KeyRing:
 
 @functools.lru_cache(maxsize=8)
 def _private_key(pem: bytes) -> PrivateKey:
-    """Parses a key; the checks take 30 ms, and tasks may be short."""
+    """Parses a key. Cached, because the checks take 30 ms and tasks may be short."""
     from segment_format.manifest.encryption import load_private_key
 
     return load_private_key(pem)

@@ -69,11 +69,11 @@ class Summary:
             f"requests         {total['requests']:>16,}",
             f"stored bytes     {total['bytes']:>16,}",
             f"retries          {total['retries']:>16,}",
-            f"asked twice      {total['hedges']:>16,}",
+            f"hedged           {total['hedges']:>16,}",
             f"from the mirror  {total['mirrored']:>16,}",
             f"from cache       {total['cache_hits']:>16,} of"
             f" {total['cache_hits'] + total['cache_misses']:,} ranges",
-            f"record batches   {total['batches']:>16,}, left out:"
+            f"record batches   {total['batches']:>16,}, skipped:"
             f" {total['batches_skipped_control']:,} control,"
             f" {total['batches_skipped_aborted']:,} aborted,"
             f" {total['batches_skipped_offset']:,} outside the offsets,"

@@ -1,4 +1,4 @@
-"""Runs tasks in processes of this machine, which Ctrl-C ends without tracebacks."""
+"""Runs tasks in processes of this machine. Ctrl-C ends them without tracebacks."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ class Secret(Generic[T]):
     """Hides a value in texts; only `reveal` returns it.
 
     `repr`, `str`, `format` and JSON (through `default=str`) return `***`. Pickling keeps the value,
-    since a reader takes it to its tasks. Secrets are equal if their values are, and have no hash.
+    because Spark pickles readers with their options. Secrets are equal if their values are equal,
+    and have no hash.
     """
 
     __slots__ = ("_value",)

@@ -16,14 +16,14 @@ _LEFT: Final = ' style="text-align:left"'
 
 
 def some(texts: Iterable[str]) -> str:
-    """Returns the first few texts, printable, and the number of the others."""
+    """Returns the first few texts, made printable, and the number of further texts."""
     texts = list(texts)
     more = f", and {len(texts) - _MAX_SHOWN} more" if len(texts) > _MAX_SHOWN else ""
     return ", ".join(map(printable, texts[:_MAX_SHOWN])) + more
 
 
 def one_line(reason: str) -> str:
-    """Returns the beginning of a reason in one line."""
+    """Returns the beginning of a reason as one line."""
     line = " ".join(reason[:1000].split())  # it may have megabytes
     return line if len(line) <= _MAX_LINE else line[: _MAX_LINE - 1] + "…"
 
@@ -57,7 +57,7 @@ def camel_case(name: str) -> str:
 
 
 def json_fields(value: Any) -> Any:  # noqa: ANN401
-    """Returns a dataclass as values of JSON, with names in camel case, nested ones too."""
+    """Returns a dataclass, and dataclasses in it, as values of JSON with names in camel case."""
     if is_dataclass(value):
         return {
             camel_case(field.name): json_fields(getattr(value, field.name))
@@ -69,7 +69,7 @@ def json_fields(value: Any) -> Any:  # noqa: ANN401
 
 
 def facts_table(title: str, facts: Mapping[str, str]) -> str:
-    """Returns names and their facts as an HTML table."""
+    """Returns facts as an HTML table with a row per name."""
     rows = "".join(
         f"<tr><th{_LEFT}>{_escape(name)}</th><td{_LEFT}>{_escape(text)}</td></tr>"
         for name, text in facts.items()

@@ -232,7 +232,7 @@ class MessageReader(Cursor):
         if count < 0:
             raise self.fail(f"{what}: null where an array is required")
         if count * min_item_bytes > self.remaining:
-            raise self.fail(f"{what}: array of {count} items in {self.remaining} bytes")
+            raise self.fail(f"{what}: {count} items do not fit into {self.remaining} bytes")
         return count
 
     def tagged_fields(self) -> tuple[TaggedField, ...]:
@@ -243,12 +243,12 @@ class MessageReader(Cursor):
         """Yields tagged fields, each with the position of its data in the buffer."""
         count = self.uvarint("number of tagged fields")
         if 2 * count > self.remaining:
-            raise self.fail(f"{count} tagged fields in {self.remaining} bytes")
+            raise self.fail(f"{count} tagged fields do not fit into {self.remaining} bytes")
         previous = -1
         for _ in range(count):
             tag = self.uvarint("tag")
             if tag <= previous:
-                raise self.fail(f"tag {tag} after tag {previous}")
+                raise self.fail(f"tag {tag} follows tag {previous}: tags must ascend")
             data = bytes(self.take(self.uvarint("tagged field length"), "tagged field"))
             yield self.origin + self.position - len(data), TaggedField(tag, data)
             previous = tag

@@ -101,7 +101,7 @@ class KeySet:
         packed = np.packbits(has_hash, bitorder="little")
         return cls(has_null, lengths, seed, 64 - bits, packed, borders, tags, starts, data)
 
-    def tell(self, slots: memoryview) -> None:
+    def write_addresses(self, slots: memoryview) -> None:
         """Writes the addresses of the arrays into a kernel frame, which the set must outlive."""
         slots[c.SOUGHT] = 1
         slots[c.SOUGHT_NULL] = self.has_null
@@ -129,7 +129,7 @@ class KeySet:
 
 
 def _signed(bits: int) -> int:
-    """Returns the signed number with these 64 bits."""
+    """Returns the signed 64-bit number with the same bits."""
     return bits - (1 << 64) if bits >> 63 else bits
 
 

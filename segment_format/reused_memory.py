@@ -1,9 +1,9 @@
 """Reuses memory for large pieces of a log after the last view of a piece is gone.
 
-Fresh memory costs a page fault per 4 KiB, which takes longer than to copy as much into it. Recently
-used memory is also in the processor's cache. Each lease is a NumPy array of its own over a mapping.
-Views, slices and Arrow buffers refer to the lease, so its finalizer runs when the last of them is
-gone and returns the mapping to the pool. `KTS_TUNING=off` (`docs/tuning.md`) disables the reuse.
+A page fault for 4 KiB of fresh memory takes longer than copying 4 KiB. Recently used memory is also
+in the processor's cache. Each lease is a NumPy array of its own over a mapping. Views, slices and
+Arrow buffers refer to the lease, so its finalizer runs when the last of them is gone and returns
+the mapping to the pool. `KTS_TUNING=off` (`docs/tuning.md`) disables the reuse.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ROUNDED_TO: Final = 1 << 20
 
 
 class _Pool:
-    """Idle mappings of this process, the one returned first at the left.
+    """Idle mappings of this process, oldest first.
 
     Attributes:
         idle: Mappings to use again. Only the holder of `lock` changes it.
@@ -53,7 +53,8 @@ class _Pool:
                 if size <= len(mapping) <= 4 * size + _ROUNDED_TO
             ]
             if fitting:
-                # Of the smallest, the one used last: the processor's cache still holds it.
+                # Among equal sizes, take the one used last: it may still be in the processor's
+                # cache.
                 best = min(fitting, key=lambda number: (len(self.idle[number]), -number))
                 return self.idle.pop(best)
             return None
@@ -116,7 +117,8 @@ def release_idle() -> None:
 def _new_mapping(size: int) -> mmap.mmap:
     """Returns memory that goes back to the system when its last reference is gone.
 
-    An allocator keeps what many threads free, for each thread: half as much again as was in use.
+    Memory from `malloc` would stay with the thread that freed it: with many threads, half as much
+    again as was in use.
     """
     if hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -61,22 +61,22 @@ class TransactionCheck:
             table[number] = entry
             self.state[c.TXN_FREE] -= 1
 
-    def _make_table(self, room: int) -> None:
-        self._table = np.zeros(room * c.TXN_ENTRY_SIZE, np.int64)
+    def _make_table(self, capacity: int) -> None:
+        self._table = np.zeros(capacity * c.TXN_ENTRY_SIZE, np.int64)
         self.state[c.TXN_TABLE] = self._table.ctypes.data
-        self.state[c.TXN_MASK] = room - 1
-        self.state[c.TXN_FREE] = room // 2
+        self.state[c.TXN_MASK] = capacity - 1
+        self.state[c.TXN_FREE] = capacity // 2
 
     def next_markers(self, next_offset: int, *, only_doubtful: bool) -> dict[int, int | None]:
-        """Returns the next marker expected of each producer after the batches read.
+        """Returns the marker that each producer must write next, after the batches read so far.
 
         The value is the offset of an ABORT marker, or `None` for a COMMIT marker.
 
         Args:
             next_offset: First offset after the batches read.
-            only_doubtful: Return only producers whose last records were kept and that have an
-                interval that ends at `next_offset` or later: if its first offset is too high, the
-                batches after these do not show it. Use it if another check reads those batches.
+            only_doubtful: Return only producers whose last records were kept although they have an
+                interval that ends at `next_offset` or later: its start may be wrong. This suffices
+                if another check reads the later batches, which cannot detect a wrong start.
         """
         table = self._table.reshape(-1, c.TXN_ENTRY_SIZE)
         aborted = self._aborted
@@ -94,10 +94,11 @@ class TransactionCheck:
         return expected
 
     def stray_aborts(self) -> dict[int, int]:
-        """Returns producers with an ABORT in no interval as their first marker, and its offset.
+        """Returns the producers whose first marker is an ABORT outside all intervals, with its
+        offset.
 
-        The batches read have no data of the producer before it. Earlier data of the producer
-        contradicts the intervals.
+        The batches read have no data of the producer before the marker. If earlier batches have
+        data of the producer, the intervals are wrong.
         """
         table = self._table.reshape(-1, c.TXN_ENTRY_SIZE)
         rows = table[(table[:, 1] != c.TXN_NO_ENTRY) & (table[:, 2] >= 0)]
@@ -107,11 +108,11 @@ class TransactionCheck:
         """Checks that each interval that ends in the batches read ended at an ABORT marker.
 
         Args:
-            first_offset: No batch before the first one read has this offset or a larger one.
+            first_offset: Earlier batches, which were not read, end before this offset.
             next_offset: First offset after the batches read.
 
         Raises:
-            ContradictedIntervalsError: An interval did not.
+            ContradictedIntervalsError: An interval ended without an ABORT marker.
         """
         aborted = self._aborted
         start = max(self._start_offset, first_offset)
@@ -130,7 +131,7 @@ class TransactionCheck:
 def check_next_marker(
     producer_id: int, marker: ControlRecordType, offset: int, expected: dict[int, int | None]
 ) -> None:
-    """Compares a marker with the expected next one of its producer, and removes that.
+    """Compares a marker with its producer's next expected marker, and removes that from `expected`.
 
     Args:
         producer_id: Producer of the marker.
@@ -139,7 +140,7 @@ def check_next_marker(
         expected: See `TransactionCheck.next_markers`.
 
     Raises:
-        ContradictedIntervalsError: They differ.
+        ContradictedIntervalsError: The markers differ.
     """
     if producer_id not in expected:
         return
@@ -160,10 +161,10 @@ def check_next_marker(
 
 
 def check_markers_found(expected: dict[int, int | None], stop_offset: int) -> None:
-    """Checks that no ABORT marker below an offset is still expected there.
+    """Checks that all ABORT markers that were expected below an offset were found.
 
     Raises:
-        ContradictedIntervalsError: One is.
+        ContradictedIntervalsError: A marker is missing.
     """
     for producer_id, end in expected.items():
         if end is not None and end < stop_offset:
@@ -172,7 +173,7 @@ def check_markers_found(expected: dict[int, int | None], stop_offset: int) -> No
 
 
 def unindexed_abort(producer_id: int, offset: int) -> ContradictedIntervalsError:
-    """Returns the error for an ABORT marker of a transaction with data that no index has."""
+    """Returns the error for an ABORT marker of a transaction that has data but no index entry."""
     text = f"the log aborts a transaction at offset {offset} that is missing in the index"
     return ContradictedIntervalsError(transaction_message(producer_id, text), offset=offset)
 

@@ -83,7 +83,7 @@ def segment_tables(
 ) -> Iterator[BatchTable]:
     """Yields every batch of a segment, in order.
 
-    Memory is limited to the read-ahead, one window of it and one batch.
+    Memory is limited to the read-ahead, one window and one batch.
 
     Args:
         segment: The segment.
@@ -94,7 +94,7 @@ def segment_tables(
 
     Raises:
         SegmentFormatError: Invalid batch. All batches before it were yielded.
-        TieredKafkaError: See `SegmentSource.windows`; likewise.
+        TieredKafkaError: See `SegmentSource.windows`. All batches before it were yielded.
     """
     size = segment.objects.size_in_bytes
     scanner = BatchScanner(size, max_batch_bytes=max_batch_bytes, start_offset=start_offset)
@@ -169,9 +169,9 @@ class SegmentIndexes(SideFileReader):
         return index
 
     def _largest_timestamp(self) -> int:
-        """Returns the segment's largest timestamp, from its batch headers if nothing else has it.
+        """Returns the segment's largest timestamp, from batch headers if no other source has it.
 
-        Layouts without manifests read a limited number of headers, so they may not know it.
+        Layouts without manifests read a limited number of headers, so they may not find it.
         """
         segment = self.segment
         if segment.max_timestamp_ms >= 0 or segment.end_is_exact:
@@ -203,7 +203,9 @@ class SegmentIndexes(SideFileReader):
             self._report_offset(f"entry for offset {offset} at byte {position}: {text}")
 
     def fits(self, table: BatchTable) -> bool:
-        """Returns whether the entries for the next batches match them. Their offsets ascend."""
+        """Returns whether the index entries for the next batches match; offsets of batches
+        ascend.
+        """
         positions, offsets = self._due_offsets(table)
         rows = np.searchsorted(table.positions, positions)
         if not np.array_equal(table.positions[rows], positions):
@@ -235,7 +237,7 @@ class SegmentIndexes(SideFileReader):
         return self.times.timestamps[due], offsets[due]
 
     def skip(self, table: BatchTable) -> None:
-        """Continues after batches that fit."""
+        """Skips batches for which `fits` returned True."""
         if not len(table):
             return
         self._next_offset += len(self._due_offsets(table)[0])
@@ -243,14 +245,14 @@ class SegmentIndexes(SideFileReader):
         self._last_offset = int(table.last_offsets[-1])
         self._has_time |= bool((table.max_timestamps >= 0).any())
 
-    def see(self, batch: BatchFacts) -> None:
-        """Compares the next batch with its entries."""
-        self._see_offset(batch)
-        self._see_time(batch)
+    def check(self, batch: BatchFacts) -> None:
+        """Compares the next batch with its index entries."""
+        self._check_offset(batch)
+        self._check_time(batch)
         self._last_offset = batch.last_offset
         self._has_time |= batch.max_timestamp >= 0
 
-    def _see_offset(self, batch: BatchFacts) -> None:
+    def _check_offset(self, batch: BatchFacts) -> None:
         index, number = self.offsets, self._next_offset
         if index is None or number >= len(index) or batch.position < index.positions[number]:
             return
@@ -269,7 +271,7 @@ class SegmentIndexes(SideFileReader):
         self.report("offset-index-disagrees", IndexType.OFFSET, text)
         self.offsets = None  # one finding per file is enough
 
-    def _see_time(self, batch: BatchFacts) -> None:
+    def _check_time(self, batch: BatchFacts) -> None:
         index = self.times
         while index is not None and self._next_time < len(index):
             number = self._next_time
@@ -335,12 +337,12 @@ class LogCheck:
         )
 
     def skip(self, table: BatchTable) -> None:
-        """Continues after batches that fit."""
+        """Skips batches for which `fits` returned True."""
         if len(table):
             self._has_batch = True
             self.next_offset = max(self.next_offset, int(table.last_offsets[-1]) + 1)
 
-    def see(self, batch: BatchFacts) -> None:
+    def check(self, batch: BatchFacts) -> None:
         """Checks the next batch."""
         segment, base, last = self._segment, batch.base_offset, batch.last_offset
         if not batch.is_sound:
@@ -372,25 +374,25 @@ def check_table(table: BatchTable, check: LogCheck, indexes: SegmentIndexes) -> 
         indexes.skip(table)
         return
     for batch in rows_of(table):
-        check.see(batch)
-        indexes.see(batch)
+        check.check(batch)
+        indexes.check(batch)
 
 
 class Transactions:
     """Follows the transactions of a segment, and compares its index and snapshot with them.
 
-    Headers show a complete transaction only if they were read from its begin on. So transactions
-    that began below the first offset that was read are not judged. Compaction may remove batches,
-    but never the marker of a transaction with remaining data. So an index may list more than the
-    headers, and a transaction may begin earlier there if no other marker of the producer is in
-    between.
+    Headers show a complete transaction only if they were read from its first batch on, so
+    transactions that began below the first offset read are not checked. Compaction may remove
+    batches, but never the marker of a transaction with remaining data. So the index may list more
+    transactions than the headers show, or an earlier first offset if no other marker of the
+    producer is in between.
 
     Args:
         open_before: Producer id to first offset of transactions open at the begin of the segment.
 
     Attributes:
         open: Producer id to first offset of transactions open after the batches seen so far.
-        own: The same without those that were open before.
+        own: Like `open`, without transactions that were open before.
     """
 
     def __init__(self, open_before: Mapping[int, int]) -> None:
@@ -402,7 +404,7 @@ class Transactions:
         self._aborted_at: dict[int, int] = {}
         self._last_data: dict[int, int] = {}
 
-    def see(self, table: BatchTable, wanted: NDArray[np.bool_]) -> None:
+    def apply(self, table: BatchTable, wanted: NDArray[np.bool_]) -> None:
         """Applies the wanted rows of the next batches."""
         if not wanted.any():
             return
@@ -410,12 +412,12 @@ class Transactions:
         first = 0
         for row in sorted(table.markers):
             if wanted[row]:
-                self._see_data(table, wanted, first, row)
-                self._see_marker(table, row)
+                self._apply_data(table, wanted, first, row)
+                self._apply_marker(table, row)
                 first = row + 1
-        self._see_data(table, wanted, first, len(table))
+        self._apply_data(table, wanted, first, len(table))
 
-    def _see_data(
+    def _apply_data(
         self, table: BatchTable, wanted: NDArray[np.bool_], first: int, stop: int
     ) -> None:
         """Applies rows [first, stop), in which no transaction ends."""
@@ -434,7 +436,7 @@ class Transactions:
             self.open.setdefault(producer, base)
             self.own.setdefault(producer, base)
 
-    def _see_marker(self, table: BatchTable, row: int) -> None:
+    def _apply_marker(self, table: BatchTable, row: int) -> None:
         producer, base = int(table.producer_ids[row]), int(table.base_offsets[row])
         first = self.open.pop(producer, None)
         self.own.pop(producer, None)

@@ -1,10 +1,10 @@
 """Compares a tier with its brokers: segments, log starts, branches and retention.
 
 Brokers write to `__remote_log_metadata` before they copy the first object of a segment, and before
-they delete the first. They are asked before the tier is listed and again afterwards: a segment that
-is live both times was in the listing, and a segment in the listing was known at one of the times.
-If there are findings, brokers are asked a last time, because they may have deleted segments while
-these were read.
+they delete the first. The audit queries brokers before it lists the tier and again afterwards: a
+segment that is live both times must be listed, and a listed segment must be known at one of the
+times. If there are findings, it queries brokers a third time, because they may have deleted
+segments in the meantime.
 """
 
 from __future__ import annotations
@@ -98,13 +98,13 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSnapshot:
-    """The answers of the brokers at one time.
+    """The responses of the brokers at one time.
 
     Attributes:
         logs: Logs by topic and partition.
-        named: Segments in the metadata topic, likewise.
-        owned: Epoch to the offsets [start, stop) that it owns on the leader's branch, likewise, for
-            the epochs of named segments.
+        named: Segments in the metadata topic, by topic and partition.
+        owned: By topic and partition: epoch to the offsets [start, stop) that it owns on the
+            leader's branch, for the epochs of named segments.
         retention: Retention by topic.
     """
 
@@ -117,7 +117,7 @@ class BrokerSnapshot:
     def take(
         cls, settings: BrokerSettings, options: ScanOptions, counts: Mapping[str, int]
     ) -> Self:
-        """Asks the brokers.
+        """Queries the brokers.
 
         Args:
             settings: Settings of connections to brokers.
@@ -263,10 +263,10 @@ def without_deleted(
 def check_leader_start(
     partition: PartitionObjects, findings: Sequence[Finding], last: BrokerSnapshot
 ) -> list[Finding]:
-    """Compares the log start of the newest checkpoint with the leader's, and returns all findings.
+    """Compares the log start of the newest checkpoint with the leader's log start.
 
-    If it is not above the leader's, it is confirmed. If it is, the tier does not serve offsets that
-    consumers read, and nothing may be deleted because of it.
+    If it is not higher, it is confirmed. If it is higher, the tier does not serve offsets that
+    consumers read, and findings must not advise to delete segments. Returns all findings.
 
     Args:
         partition: The partition.
@@ -369,8 +369,8 @@ def _check_bounds(
 ) -> Iterator[Finding]:
     """Finds offsets that neither the tier nor the leader's disk has.
 
-    Everything below the start of the leader's disk before the listing was copied, and everything
-    above the last log start is needed.
+    Offsets below the start of the leader's disk before the listing were copied. Offsets above the
+    last log start are still needed.
 
     Args:
         partition: The partition.
@@ -393,7 +393,9 @@ def _check_bounds(
 def _check_branches(
     partition: PartitionObjects, before: BrokerSnapshot, after: BrokerSnapshot
 ) -> Iterator[Finding]:
-    """Finds listed segments below the log start, and of branches that the leader does not have."""
+    """Finds listed segments that are below the log start or on a branch that the leader does not
+    have.
+    """
     key = partition.topic, partition.partition
     log_start = before.logs[key].log_start
     entries_by_id = {entry.segment_id: entry for entry in partition.entries}
@@ -425,7 +427,7 @@ def _dead_range(
     for epoch, end in zip(
         segment.segment_leader_epochs, [*starts, segment.end_offset + 1], strict=True
     ):
-        # The leader does not remember epochs below its log start.
+        # The leader does not have epochs below its log start.
         low = max(epoch.start_offset, segment.start_offset, snapshot.logs[key].log_start)
         own = snapshot.owned[key].get(epoch.epoch, (end, end))
         if low < end and not (own[0] <= low and end <= own[1]):

@@ -32,7 +32,7 @@ class PartitionObjects:
 
     @classmethod
     def of(cls, partition: ListedPartition) -> PartitionObjects:
-        """Returns a copy without what belongs to a plan."""
+        """Returns the objects of a listed partition, without attributes for planning."""
         return cls(
             partition.topic,
             partition.topic_id,
@@ -43,7 +43,7 @@ class PartitionObjects:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """Topic, topic id and partition."""
+        """Key to sort and group partitions: topic, topic id and partition."""
         return self.topic, self.topic_id, self.partition
 
     @property
@@ -162,8 +162,9 @@ class LogGaps(NamedTuple):
 
     Attributes:
         holes: Offsets that no segment has, including those that may never have had a record.
-        stops: End offset of each segment that lacks objects, by the key of what describes it.
-        in_doubt: Keys of the segments that may belong to the log: nothing shows that they do not.
+        stops: End offset of each segment that lacks objects, by the key of its manifest or other
+            description.
+        in_doubt: Keys of segments without evidence that they do not belong to the log.
     """
 
     holes: Sequence[Hole]
@@ -183,8 +184,8 @@ def check_orphans(
 
     Args:
         partition: The partition.
-        gaps: `None` at level `listing`. Then a segment above the first complete one that was whole
-            once counts as missing.
+        gaps: `None` at level `listing`. Then an incomplete segment above the first complete one
+            counts as missing if it was complete before.
         now_ms: The time in ms since 1970.
         grace_ms: A copy may still be running if its objects are younger.
         has_manifests: True if the layout describes segments in an object of their own. If not, a

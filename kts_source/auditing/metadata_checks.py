@@ -89,7 +89,7 @@ def describe_segment(
     store: ObjectStore,
     now_ms: int,
 ) -> DescribedSegment:
-    """Describes a segment, complete or damaged; reports why it cannot.
+    """Describes a segment, complete or damaged; reports why a description is impossible.
 
     Raises:
         StoreError: The store fails.
@@ -331,7 +331,7 @@ def _epochs_text(entries: tuple[EpochEntry, ...]) -> str:
 
 
 class CheckedSideFiles(SideFiles):
-    """Side files that were read and checked before, for the code that decides transactions.
+    """Side files that were checked before, for the code that decides transactions.
 
     Args:
         facts: Contents by key of the segment's log object.
@@ -422,7 +422,7 @@ def check_lineage(
     skipped = _check_skipped(
         partition, log, {id(described.segment): described.entry for described in readable}
     )
-    # They advise to delete, so they need a lineage that nothing contradicts.
+    # These findings advise to delete, so no evidence may contradict the lineage.
     findings += [
         finding for finding in skipped if not contradictions or finding.name == "duplicate-upload"
     ]
@@ -452,7 +452,7 @@ def _check_newest_checkpoint(
     lineage = files.epochs(newest)
     dropped = dropped_segments(log, lineage)
     text = contradiction(log, lineage, newest, segments, files)
-    if text is None:  # no segment is dropped, or rightly so
+    if text is None:  # no segment is dropped, or each drop is correct
         differences = (
             difference(lineage, files.epochs(segment), starts=False) for segment in segments
         )
@@ -508,7 +508,7 @@ def _check_holes(
         )
         position = hole.start
         for number, (base, stop, is_guess) in enumerate(inside):
-            if is_guess and number + 1 < len(inside):  # ends at the latest where the next begins
+            if is_guess and number + 1 < len(inside):  # ends before the next one begins
                 stop = inside[number + 1][0]
             if position < base:
                 yield _hole(partition, hole, position, base)
@@ -552,7 +552,7 @@ def _check_skipped(
             name = "duplicate-upload"
         keys = keys_of(entries[id(segment)])
         yield partition.segment_finding(name, segment, keys, skipped.reason)
-    # If a branch survived only up to the start of an epoch, its later offsets are dead.
+    # If a branch survives only up to the start of an epoch, its later offsets are dead.
     for span in log.ranges:
         segment = span.segment
         owner = epoch_at(log.lineage, span.stop)
@@ -565,8 +565,8 @@ def _check_skipped(
 def _check_snapshot_chain(
     partition: PartitionObjects, log: PartitionLog, facts: Mapping[str, SideFileFacts]
 ) -> Iterator[Finding]:
-    """Finds side files with a transaction that began before their segment and that the snapshot of
-    the previous segment does not list as open.
+    """Finds side files with a transaction that began before their segment, but is not open in the
+    snapshot of the previous segment.
     """
     for before, after in pairwise(log.ranges):
         is_complete = before.stop == before.segment.stop_offset

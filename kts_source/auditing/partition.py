@@ -59,9 +59,9 @@ if TYPE_CHECKING:
     from kts_source.tier import Tier
 
 _GROUPS: Final = 256
-"""Groups of segments over all partitions audited concurrently, so that idle threads find one."""
+"""Number of segment groups over all partitions audited concurrently, so that no thread is idle."""
 _GROUP_SEGMENTS: Final = 16
-"""Segments per task of a thread, because submitting a task costs more than the rest."""
+"""Segments per task of a thread: submitting a task per segment costs more than its work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,7 +406,7 @@ def _check_keys(
 
 
 def _without_repeated(findings: Sequence[Finding]) -> list[Finding]:
-    """Drops empty objects about which another finding says more."""
+    """Drops findings of empty objects that have another, more specific finding."""
     named = {
         key for finding in findings if finding.name != "empty-object" for key in finding.objects
     }
@@ -420,7 +420,7 @@ def _without_repeated(findings: Sequence[Finding]) -> list[Finding]:
 def _with_stop(
     finding: Finding, unserved: Sequence[tuple[int, int | None]], holes: Sequence[Hole]
 ) -> Finding:
-    """Adds a missing end to a finding in a hole: the next damaged segment, or the hole's end."""
+    """Sets the missing end of a finding in a hole: the next damaged segment, or the hole's end."""
     start = finding.start
     if start is None or finding.stop is not None:
         return finding
@@ -493,8 +493,8 @@ def _kept_result(
     now_ms: int,
     key_ring: KeyRing,
 ) -> tuple[PartitionStatement, list[Finding]] | None:
-    """Returns what `_keep_result` kept, or `None` if the level differs, a key is missing, or the
-    clock was set back, so that a timestamp may be in the future now.
+    """Returns the result of `_keep_result`. Returns `None` if the level differs, a key is missing,
+    or the clock was set back, because timestamps may then be in the future.
     """
     try:
         kept_level, kept_ms, keys, statement, findings = value

@@ -1,10 +1,10 @@
 """Reads every byte of a partition's segments once, and records a proof of each.
 
-The digest of served batches can be computed in parts. Batches with the same base offset divided by
-4,096 form a block. For each block, SHA-256 is taken over its batches in order: base offset (int64)
-and stored CRC (uint32), big-endian. The digest is the sum of these numbers modulo 2^256. So the
-part of a segment is one number, and the batches of its first and last block: these blocks may
-continue in neighboring segments.
+The digest of served batches can be computed in parts. Batches with equal base offset / 4,096,
+rounded down, form a block. For each block, SHA-256 is taken over its batches in order: base offset
+(int64) and stored CRC (uint32), big-endian. The digest is the sum of these numbers modulo 2^256. So
+the digest part of a segment is the sum over its inner blocks, and the batches of its first and last
+block, because these blocks may continue in neighboring segments.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class DigestPart:
 
 
 class PartDigest:
-    """Adds batches, and digests of other batches, in order."""
+    """Computes a digest from batches and from digests of consecutive batches, in order."""
 
     def __init__(self) -> None:
         self._first: bytes | None = None
@@ -97,12 +97,12 @@ class PartDigest:
             batches = data[start * _CHAINED.itemsize : stop * _CHAINED.itemsize]
             self._add(int(blocks[start]), batches)
 
-    def add(self, partition: DigestPart) -> None:
+    def add(self, other: DigestPart) -> None:
         """Adds another digest."""
-        for data in (partition.first, partition.last):
+        for data in (other.first, other.last):
             if data:
                 self._add(int.from_bytes(data[:8], "big", signed=True) >> _BLOCK_BITS, data)
-        self._sum += partition.between
+        self._sum += other.between
 
     def _add(self, block: int, data: bytes) -> None:
         if block != self._block:
@@ -137,7 +137,7 @@ def _number(data: bytes | bytearray) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LogProof:
-    """Every batch of a segment was read and is sound, and so are all its side files.
+    """Proof that all batches of a segment were read, and that they and the side files are valid.
 
     Attributes:
         start: First served offset of the segment, inclusive.
@@ -145,10 +145,10 @@ class LogProof:
         counted_from: Batches below it were counted in the previous segment.
         first_base: Base offset of the first batch with served offsets; `stop` if there is none.
         is_first: True if no segment before it is served, although it begins below `start`.
-        open_before: Producer id to first offset of transactions open at its begin.
-        open_after: The same at its end.
-        own_after: The same at its end if none had been known at its begin.
-        next_offset: End of the batches counted up to its end, exclusive.
+        open_before: Producer id to first offset of transactions open at the segment's start.
+        open_after: Like `open_before`, at the segment's end.
+        own_after: Like `open_after`, without knowledge of transactions open at the start.
+        next_offset: End of the batches counted up to the segment's end, exclusive.
         batches: Number of counted batches.
         records: Number of counted records.
         digest: Digest of the counted batches.
@@ -167,8 +167,8 @@ class LogProof:
     records: int
     digest: DigestPart
 
-    def open_knowing(self, known_open: Mapping[int, int]) -> dict[int, int]:
-        """Returns the open transactions at the end, for a reader that knew these at the begin."""
+    def open_after_given(self, known_open: Mapping[int, int]) -> dict[int, int]:
+        """Returns the transactions open at the segment's end, given those known at its start."""
         from_before = self.open_after.items() & self.open_before.items()
         return {**self.own_after, **dict(from_before & known_open.items())}
 
@@ -183,9 +183,10 @@ class LogProof:
 
         Args:
             span: Served offsets [start, stop).
-            counted_from: End of the batches counted before, exclusive.
+            counted_from: End of the batches counted in earlier segments, exclusive.
             is_first: See the attribute.
-            known_open: Transactions known to be open. The proof may have known more.
+            known_open: Transactions known to be open at the start, possibly fewer than in
+                `open_before`.
         """
         return (
             span == (self.start, self.stop)
@@ -198,7 +199,7 @@ class LogProof:
         )
 
     def to_json(self) -> list[Any]:
-        """Returns the attributes in order, as values of JSON."""
+        """Returns the proof as a JSON array of its attributes, in order."""
         *values, digest = (getattr(self, name) for name in LogProof.__slots__)
         edges = (base64.b64encode(data).decode() for data in (digest.first, digest.last))
         values = [[*value.items()] if isinstance(value, dict) else value for value in values]
@@ -206,10 +207,11 @@ class LogProof:
 
     @classmethod
     def from_json(cls, document: Any) -> LogProof:  # noqa: ANN401
-        """Reads what `to_json` returned.
+        """Restores a proof from the result of `to_json`.
 
         Raises:
-            ValueError: It has another form; or TypeError.
+            ValueError: The document has another form.
+            TypeError: As ValueError.
         """
         *values, first, last, between = document
         values = [dict(value) if isinstance(value, list) else value for value in values]
@@ -246,7 +248,7 @@ class ProvenSegment:
         return not self.key_id or self.opened_by == key_ring.fingerprint(self.key_id) != ""
 
     def to_json(self, entry: SegmentEntry) -> list[Any] | None:
-        """Returns values of JSON, or `None` if the facts depend on more than its own objects."""
+        """Returns the segment as values of JSON; `None` if its facts depend on other objects."""
         suffixes = {info.key: suffix for suffix, info in entry.objects}
         segment, files = self.segment, self.files
         if any(index.content is not None for index in segment.objects.indexes.values()):
@@ -266,10 +268,13 @@ class ProvenSegment:
 
     @classmethod
     def from_json(cls, entry: SegmentEntry, document: Any) -> ProvenSegment:  # noqa: ANN401
-        """Reads what `to_json` returned, of a listed segment.
+        """Restores a listed segment from the result of `to_json`.
 
         Raises:
-            ValueError: It has another form; or TypeError, LookupError or SegmentFormatError.
+            ValueError: The document has another form.
+            TypeError: As ValueError.
+            LookupError: As ValueError.
+            SegmentFormatError: As ValueError.
         """
         facts, epochs, opened, aborted, has_indexes, opened_by, log = document
         location = entry.topic, entry.topic_id, entry.partition, entry.segment_id
@@ -292,7 +297,7 @@ def _contents(files: SideFileFacts) -> tuple[tuple[Any, ...] | None, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PartitionProof:
-    """The result of reading a whole partition.
+    """Result of reading a whole partition.
 
     Attributes:
         is_sound: True if all served offsets were read and have no fault.
@@ -355,7 +360,7 @@ class PartitionReader:
 
         Args:
             log: The surviving log.
-            others: Segments that serve nothing.
+            others: Segments that serve no offsets.
             proofs: Proofs of earlier audits, by key of the log object. Segments are not read again
                 while these hold.
         """
@@ -365,7 +370,7 @@ class PartitionReader:
             if span.start != stop:
                 opened = {}
             stop = span.stop
-            # Batches before it are in the segment only if the log start is.
+            # The segment has batches before it only if it contains the log start.
             is_first = not self._batches and span.start > span.segment.start_offset
             proof = proofs.get(span.segment.objects.log.key)
             context = self._next_offset, is_first, opened
@@ -374,7 +379,7 @@ class PartitionReader:
             if proof is None:
                 is_sound, opened = False, {}
                 continue
-            opened = proof.open_knowing(opened)
+            opened = proof.open_after_given(opened)
             if proof.batches:
                 self._next_offset = proof.next_offset
             self._batches += proof.batches
@@ -433,7 +438,7 @@ class PartitionReader:
                 start_offset=counter.span.start,
             ):
                 check_table(table, check, indexes)
-                counter.see(table)
+                counter.count(table)
             indexes.finish()
         except SegmentFormatError as error:
             fault = "batch-invalid", str(error)
@@ -470,13 +475,13 @@ class _BatchCounter:
         self._batches = 0
         self._records = 0
 
-    def see(self, table: BatchTable) -> None:
+    def count(self, table: BatchTable) -> None:
         """Counts the served rows of the next batches."""
         is_before_stop = table.base_offsets < self.span.stop
         is_inside = is_before_stop & (table.last_offsets >= self.span.start)
         # In the first segment, transactions may begin below the served offsets.
         is_first = self._is_first and not self._batches
-        self.transactions.see(table, is_before_stop if is_first else is_inside)
+        self.transactions.apply(table, is_before_stop if is_first else is_inside)
         inside = np.flatnonzero(is_inside)
         if len(inside):
             self._first_base = min(self._first_base, int(table.base_offsets[inside[0]]))

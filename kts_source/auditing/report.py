@@ -62,7 +62,7 @@ class Kind:
 
     @property
     def is_orphan(self) -> bool:
-        """Returns whether neither brokers nor readers use the objects, which still cost money."""
+        """Returns whether the objects cost money although neither brokers nor readers use them."""
         return self.name in _ORPHANS
 
 
@@ -339,7 +339,7 @@ class _JsonValue:
 
     @classmethod
     def from_dict(cls, document: Any) -> Self:  # noqa: ANN401  # of JSON
-        """Reads what `to_dict` returned.
+        """Restores an object from the result of `to_dict`.
 
         Raises:
             KeyError: An attribute is missing.
@@ -411,7 +411,7 @@ class PartitionStatement(_JsonValue):
         topic: Topic.
         topic_id: Id of the topic that is read.
         partition: Partition number.
-        start: First served offset, inclusive; this and the following are `None` if the level does
+        start: First served offset, inclusive. This and the next two are `None` if the level does
             not determine them.
         stop: End of the served offsets, exclusive.
         last_stable_offset: End of `read_committed`, exclusive; also `None` if side files are
@@ -420,8 +420,8 @@ class PartitionStatement(_JsonValue):
         stored_bytes: Size of all listed objects of the partition.
         is_whole: True if every offset of [start, stop) is served and the partition has no error,
             as far as the level checks.
-        records: Number of records with served offsets, without markers; this and the following
-            only at level `bytes`, and only if every served offset was read and is sound.
+        records: Number of records with served offsets, without markers. This and the following are
+            set only at level `bytes`, and only if every served offset was read and is valid.
         batches: Number of batches with served offsets, including markers.
         digest: SHA-256 sum over base offsets and checksums of these batches, 256 bits in hex; see
             `kts_source.auditing.proof`. It does not depend on chunks, encryption, compression or
@@ -547,7 +547,7 @@ class AuditReport:
 
     @classmethod
     def from_json(cls, text: str) -> AuditReport:
-        """Reads what `to_json` returned.
+        """Restores a report from the result of `to_json`.
 
         Raises:
             ValueError: The text is not a report, or has another version.
@@ -654,7 +654,7 @@ def _finding_samples(findings: Iterable[Finding]) -> Iterator[_Sample]:
 
 
 def _orphan_samples(report: AuditReport) -> Iterator[_Sample]:
-    """Yields samples for partitions without orphans, too: a missing gauge is ambiguous."""
+    """Yields samples for all partitions, with 0 for no orphans: a missing gauge is ambiguous."""
     keys = {(statement.topic, statement.partition) for statement in report.partitions}
     keys |= {(finding.topic, finding.partition) for finding in report.findings}
     for name in ("stored_bytes", "dollars_a_month"):

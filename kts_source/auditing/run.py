@@ -1,4 +1,4 @@
-"""Runs an audit: in this process, in several, or on other machines."""
+"""Runs an audit in this process, in several processes, or on other machines."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class AuditOutcome:
 
     @classmethod
     def from_text(cls, text: str) -> AuditOutcome:
-        """Reads what `to_text` returned."""
+        """Restores an outcome from the result of `to_text`."""
         number, statement, findings, lines, read_bytes = json.loads(text)
         return cls(
             number,
@@ -358,7 +358,7 @@ def _audit_here(
     pool: Executor,
 ) -> Iterable[_Result]:
     if run.level != BYTES:
-        # The number of partitions audited concurrently, as if all were as large as the largest.
+        # Number of partitions audited concurrently. Assumes that all are as large as the largest.
         sizes = [len(partition.entries) for partition in partitions]
         concurrency = min(sum(sizes) // (max(sizes, default=0) or 1), PLANNING_THREADS)
         run = replace(run, concurrency=concurrency)
@@ -368,7 +368,7 @@ def _audit_here(
             partition, NO_STATE if state is None else state.partition(partition.state_key)
         )
 
-    # At level `bytes` one partition after the other, as read-ahead keeps the store busy.
+    # At level `bytes`, partitions are audited one after the other: read-ahead keeps the store busy.
     return (map if run.level == BYTES else pool.map)(audit_partition, partitions)
 
 
@@ -393,7 +393,9 @@ def _audit_elsewhere(
             on_read(outcome.read_bytes)
         yield outcome.statement, outcome.findings
     if missing:
-        raise StoreError(f"{len(missing)} partitions were not audited: their tasks did not answer")
+        raise StoreError(
+            f"{len(missing)} partitions were not audited: their tasks returned no result"
+        )
 
 
 def _ask_brokers(
@@ -402,8 +404,8 @@ def _ask_brokers(
     """Returns the current state of the brokers, if the options name any.
 
     Raises:
-        BrokerUnavailableError: They do not describe all partitions with objects in the tier under
-            the same topic id.
+        BrokerUnavailableError: Brokers do not describe all partitions with objects in the tier
+            under the same topic id.
     """
     if options.brokers is None:
         return None
@@ -423,7 +425,9 @@ def _compare(
     after: BrokerSnapshot,
     old_ms: int,
 ) -> tuple[list[PartitionStatement], list[Finding]]:
-    """Corrects the result with what brokers returned before and after the listing."""
+    """Compares the result with the brokers' responses before and after the listing, and corrects
+    it.
+    """
     from kts_source.auditing.broker_checks import (
         check_leader_start,
         check_partition,

@@ -10,7 +10,7 @@ class, the JSON a `ProvenSegment`. Kind `P`: the name is empty, the identity a d
 identities of all segments, the JSON [level, time of the audit, keys, statement, findings]. The
 first line is of kind `V`: the partition is the version, the name the tier.
 
-A line counts only while exactly the same objects are listed. Lines are appended at once, so an
+A line is valid only while exactly the same objects are listed. Lines are appended at once, so an
 interrupted audit can be resumed; truncated and damaged lines are skipped. Segments with a fault are
 never kept, so they are read each time.
 """
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 VERSION: Final = "kts-audit-state 3"
-"""Increases when lines change their meaning, or when checks find more than before."""
+"""Increased when the meaning of lines changes, or when checks find more faults."""
 _SEGMENT: Final = "S"
 _PARTITION: Final = "P"
 _VERSION: Final = "V"
 _MAX_WASTE: Final = 2
-"""The file is rewritten if it has more than this many times the lines that count."""
+"""The file is rewritten if its lines exceed the valid lines by this factor."""
 _Lines = dict[str, str]
 
 
@@ -56,7 +56,7 @@ class PartitionState:
     Args:
         partition: Name of the partition in the file.
         lines: Segment id to line; the line of the partition itself has an empty id.
-        write: Called with new lines; `None` keeps nothing.
+        write: Called with new lines; `None` discards them.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class PartitionState:
         self._write = write
 
     def segment(self, entry: SegmentEntry) -> ProvenSegment | None:
-        """Returns the proof of exactly these objects."""
+        """Returns the proof of the segment if its objects are unchanged."""
         value = self._value(_SEGMENT, entry.segment_id, identity_of(entry))
         if value is None:
             return None
@@ -80,7 +80,7 @@ class PartitionState:
             return None
 
     def whole(self, identity: str) -> Any:  # noqa: ANN401
-        """Returns the result of the partition with exactly these objects, or `None`."""
+        """Returns the result of the partition if its objects are unchanged, or `None`."""
         return self._value(_PARTITION, "", identity)
 
     def add_segments(self, segments: Iterable[tuple[SegmentEntry, ProvenSegment]]) -> None:
@@ -116,19 +116,19 @@ class PartitionState:
 
 
 NO_STATE: Final = PartitionState("", {})
-"""Is empty and keeps nothing."""
+"""A state that is empty and discards proofs."""
 
 
 class AuditState:
-    """The file, locked by one audit at a time.
+    """The state file, locked by one audit at a time.
 
     Args:
         path: The file; created with mode 0600 if it does not exist.
         tier: Name of the audited tier.
 
     Raises:
-        InvalidOptionError: The file cannot be written, is not a state or of another tier, or is
-            used by another audit.
+        InvalidOptionError: The file cannot be written, is not a state, belongs to another tier, or
+            is used by another audit.
     """
 
     def __init__(self, path: str, tier: str) -> None:
@@ -181,7 +181,7 @@ class AuditState:
         return PartitionState(name, self.lines(name), self._append)
 
     def lines(self, partition: str) -> _Lines:
-        """Returns the lines of a partition, for a process that has no file."""
+        """Returns the lines of a partition, for a process that cannot open the file."""
         return self._partitions.setdefault(partition, {})
 
     def _append(self, lines: Sequence[str]) -> None:

@@ -11,8 +11,8 @@ class BrokerRange:
 
     Attributes:
         topic_id: Id of the incarnation, so that a re-created topic returns no rows.
-        leader_epoch: Leader epoch when the range was planned. A leader of another epoch must
-            still have this epoch's records up to the end of the range.
+        leader_epoch: Leader epoch when the range was planned. A leader of another epoch must still
+            have the records of this epoch up to the end of the range.
         start_offset: First offset, inclusive.
         stop_offset: One past the last offset; the log reached it when it was planned.
         read_committed: True if brokers report aborted transactions; otherwise all batches count.
@@ -45,7 +45,7 @@ class BrokerRange:
         )
 
     def between(self, start_offset: int, stop_offset: int) -> BrokerRange:
-        """Returns the range with other offsets and the same estimate of bytes."""
+        """Returns the range with other offsets, without scaling the estimate of bytes."""
         return replace(self, start_offset=start_offset, stop_offset=stop_offset)
 
     def from_offset(self, offset: int) -> BrokerRange:

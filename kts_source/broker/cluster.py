@@ -4,7 +4,7 @@ Requests about partitions name the leader epoch of the metadata, so that a repla
 answer in place of the new one.
 
 Brokers before Kafka 4.0 do not report all aborted transactions of records that they read from their
-tier (KAFKA-17801); those on their own disks they report exactly.
+tier (KAFKA-17801). For records on their own disks, their reports are exact.
 
 A login takes as long as a small read, so tasks reuse connections: a task borrows a `Cluster` and
 returns it at its end. A cluster is used by one task at a time, as responses arrive in order.
@@ -71,7 +71,7 @@ class EpochEnd:
     """A leader's response about an epoch.
 
     Attributes:
-        epoch: The greatest epoch it knows that is not above the requested one; −1 = none.
+        epoch: Largest known epoch up to the requested one; −1 = none.
         end_offset: One past that epoch's last offset; −1 = none.
     """
 
@@ -106,10 +106,10 @@ class TopicConfigs:
 def topic_configs(
     cluster: Cluster, topics: Iterable[str], names: Sequence[str]
 ) -> dict[str, TopicConfigs]:
-    """Asks for configurations of topics (DescribeConfigs, KIP-133); needs ACL DescribeConfigs.
+    """Requests configurations of topics (DescribeConfigs, KIP-133); needs ACL DescribeConfigs.
 
     Args:
-        cluster: The cluster to ask.
+        cluster: Client of the cluster.
         topics: Names of topics.
         names: Names of configurations.
 
@@ -130,7 +130,7 @@ def topic_configs(
     request = DescribeConfigsRequest(
         resources=resources, include_synonyms=False, include_documentation=False
     )
-    configs = dict.fromkeys(wanted, TopicConfigs({}, "the broker did not answer for it"))
+    configs = dict.fromkeys(wanted, TopicConfigs({}, "the broker returned no response for it"))
     for result in cluster.ask_any(request).results:
         refusal = error_name(result.error_code) if result.error_code else ""
         values = {config.name: config.value for config in result.configs}
@@ -150,8 +150,8 @@ _KAFKA_4_0: Final = 10
 
 
 def knows_local_start(cluster: Cluster, topic_partition: TopicPartition) -> bool:
-    """Returns whether the leader can return the first offset on its disk. Before Kafka 3.6 there
-    was no tier, so all records are on it.
+    """Returns whether the leader can report the first offset on its disk. Brokers before Kafka 3.6
+    have no tier, so all their records are on disk.
 
     Raises:
         LeaderChangedError: The leader no longer answers.
@@ -162,8 +162,8 @@ def knows_local_start(cluster: Cluster, topic_partition: TopicPartition) -> bool
 
 
 def reports_aborted_from(cluster: Cluster, topic_partition: TopicPartition) -> int:
-    """Returns the offset from which on the leader reports all aborted transactions, 0 if always. It
-    only grows, so responses about higher offsets stay exact.
+    """Returns the offset from which on the leader reports all aborted transactions, 0 if always.
+    The offset never decreases, so responses about higher offsets stay exact.
 
     Raises:
         LeaderChangedError: Another broker leads.
@@ -204,9 +204,9 @@ EARLIEST: Final = -2
 EARLIEST_LOCAL: Final = -4
 
 _PATIENCE_SECONDS: Final = 60.0
-"""How long a request is repeated after transient errors."""
+"""Seconds for which a request is retried after transient errors."""
 _INCOMPLETE_SECONDS: Final = 10.0
-"""How long a request is repeated while metadata lack partitions."""
+"""Seconds for which a request is retried while metadata lack partitions."""
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _MAX_PAUSE_SECONDS: Final = 1.0
 _EXPIRES_EARLY_SECONDS: Final = 30.0
@@ -215,7 +215,7 @@ _NO_LEADER: Final = -1
 
 
 class Cluster:
-    """A client of one cluster with one connection per broker. From any thread.
+    """A client of one cluster with one connection per broker. Any thread may use it, one at a time.
 
     Attributes:
         tier_failures: Failures of the tier that brokers replaced, by run of a scan.
@@ -232,7 +232,7 @@ class Cluster:
         self.tier_failures: dict[str, Counter[str]] = {}
 
     def close(self) -> None:
-        """Hangs up everywhere."""
+        """Closes all connections."""
         for connection in (self._any, *self._connections.values()):
             if connection is not None:
                 connection.close()
@@ -252,8 +252,8 @@ class Cluster:
             names: Names of topics; `None` = all that the user may describe, except internal ones.
             counts: Topic id to the minimum number of partitions, which Kafka never removes.
                 Metadata with fewer are requested again.
-            selects: Returns the names that matter; metadata of other topics may be incomplete.
-                `None` = all matter.
+            selects: Filters names of topics; metadata of other topics may be incomplete. `None` =
+                all names.
 
         Raises:
             BrokerError: The cluster refuses to describe a named topic.
@@ -288,7 +288,7 @@ class Cluster:
     def offsets(
         self, topic_partitions: Iterable[TopicPartition], timestamp: int, *, read_committed: bool
     ) -> dict[TopicPartition, int]:
-        """Asks leaders for offsets (ListOffsets).
+        """Requests offsets from leaders (ListOffsets).
 
         Args:
             topic_partitions: Partitions with a leader that `topics` has returned.
@@ -342,7 +342,8 @@ class Cluster:
     def epoch_ends(
         self, wanted: Mapping[TopicPartition, Sequence[int]]
     ) -> dict[TopicPartition, list[EpochEnd]]:
-        """Asks leaders for the ends of epochs, in the order asked (OffsetForLeaderEpoch, KIP-320).
+        """Requests the ends of epochs from leaders, in the given order (OffsetForLeaderEpoch,
+        KIP-320).
 
         Raises:
             LeaderChangedError: A partition has another leader now.
@@ -381,7 +382,7 @@ class Cluster:
                 ends = [EpochEnd(result.leader_epoch, result.end_offset) for result in mine]
                 if not code and len(ends) != len(wanted[topic_partition]):
                     raise BrokerError(
-                        f"asked for {len(wanted[topic_partition])} epochs, got {len(ends)}"
+                        f"requested {len(wanted[topic_partition])} epochs, got {len(ends)}"
                     )
                 ends_of[topic_partition] = code, ends
             return ends_of
@@ -394,10 +395,9 @@ class Cluster:
         return {topic_partition: answered.get(topic_partition, []) for topic_partition in wanted}
 
     def last_epochs(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Returns the epochs of the last records below some offsets.
+        """Returns, for each partition, the epoch of the last record below an offset.
 
-        A leader that wrote nothing leaves no trace in its followers' logs, so the next leader does
-        not know its epoch.
+        An epoch without records is in no follower's log, so the next leader does not have it.
 
         Raises:
             LeaderChangedError: A partition has another leader now.
@@ -416,7 +416,7 @@ class Cluster:
             unsure = {
                 topic_partition: end.epoch
                 for topic_partition, (end,) in before.items()
-                # The end of the epochs before is where this one begins.
+                # The end of the earlier epochs is the start of this one.
                 if end.end_offset >= ends[topic_partition]
                 and 0 <= end.epoch < unsure[topic_partition]
             }
@@ -453,8 +453,8 @@ class Cluster:
         return opened
 
     def _taken_over(self, node: int) -> Connection | None:
-        """Returns the connection that metadata came through if it is one to this broker: that saves
-        a login, and metadata are seldom requested again.
+        """Returns the connection for metadata if it is to this broker. That saves a login, and
+        metadata are seldom requested again.
         """
         with self._any_lock:
             connection = self._any
@@ -493,7 +493,7 @@ class Cluster:
         request: Callable[[Sequence[TopicPartition]], Any],
         parse: Callable[[Any], Mapping[TopicPartition, tuple[int, Any]]],
     ) -> dict[TopicPartition, Any]:
-        """Asks each leader about its partitions and repeats requests after transient errors."""
+        """Sends a request to each leader about its partitions; retries after transient errors."""
         waiting = dict.fromkeys(topic_partitions, "not asked yet")
         answered: dict[TopicPartition, Any] = {}
         began = time.monotonic()
@@ -555,7 +555,7 @@ class Cluster:
         undecided: dict[str, str] = {}
         answered = {topic.name for topic in answer.topics}
         incomplete = {
-            name: f"{name}: no answer for it" for name in names or () if name not in answered
+            name: f"{name}: no response for it" for name in names or () if name not in answered
         }
         for topic in answer.topics:
             if topic.error_code == UNKNOWN_TOPIC_OR_PARTITION:
@@ -586,30 +586,36 @@ class Cluster:
         return topics, undecided, incomplete
 
     def ask_any(self, request: Any) -> Any:  # noqa: ANN401
-        """Returns the response of any broker, preferably the last one asked. Raises as `topics`."""
+        """Sends a request to any broker, if possible over the open connection; returns the
+        response.
+
+        Raises:
+            BrokerError: See `topics`.
+            BrokerUnavailableError: No broker answers.
+        """
         with self._any_lock:
             if self._any is not None and self._any.is_usable(_EXPIRES_EARLY_SECONDS):
                 try:
                     return self._any.ask(request)
                 except LostConnectionError:
                     self._any = None
-            failed: list[str] = []
+            failures: list[str] = []
             began = time.monotonic()
             for pause in _pauses():
                 for host, port in dict.fromkeys((*self.settings.bootstrap, *self._nodes.values())):
                     try:
-                        opened = Connection(self.settings, host, port)
-                        answer = opened.ask(request)
+                        connection = Connection(self.settings, host, port)
+                        response = connection.ask(request)
                     except LostConnectionError as error:
-                        failed.append(str(error))
+                        failures.append(str(error))
                         continue
-                    self._any = opened
-                    return answer
+                    self._any = connection
+                    return response
                 if time.monotonic() - began > self.settings.request_timeout_seconds:
                     break
                 pause()
         raise BrokerUnavailableError(
-            f"no broker of kafka.bootstrap.servers answers: {some(dict.fromkeys(failed))}."
+            f"no broker of kafka.bootstrap.servers answers: {some(dict.fromkeys(failures))}."
             " If the cluster no longer exists, remove that option to read the tier alone"
         )
 
@@ -623,7 +629,7 @@ def _refuse(topic_partition: TopicPartition, code: int) -> None:
 
 
 def _pauses() -> Iterable[Callable[[], None]]:
-    """Yields functions that sleep, each longer than the last, to be called between attempts."""
+    """Yields functions to call between attempts; each one sleeps longer than the previous one."""
     seconds = _FIRST_PAUSE_SECONDS
     while True:
         yield lambda wait=seconds: time.sleep(wait)  # type: ignore[misc]
@@ -631,7 +637,7 @@ def _pauses() -> Iterable[Callable[[], None]]:
 
 
 _MAX_IDLE: Final = 16
-"""Per process; each may have a connection to every broker with the memory of a response."""
+"""Per process. Each cluster may have a connection per broker, with a buffer for a response."""
 _idle: list[Cluster] = []
 _lock = threading.Lock()
 

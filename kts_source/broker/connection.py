@@ -65,7 +65,7 @@ UNKNOWN_TOPIC_ID: Final = _CODES["UNKNOWN_TOPIC_ID"]
 NEW_LEADER: Final = frozenset(
     {LEADER_NOT_AVAILABLE, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH}
 )
-"""Another broker leads the partition, or soon will."""
+"""Error codes after which another broker leads the partition, or soon will."""
 
 PASSING: Final = NEW_LEADER | {
     UNKNOWN_TOPIC_OR_PARTITION,  # the broker has not received the topic's metadata yet
@@ -79,7 +79,7 @@ PASSING: Final = NEW_LEADER | {
     _CODES["THROTTLING_QUOTA_EXCEEDED"],
     UNKNOWN_SERVER_ERROR,
 }
-"""Errors after which the same request may succeed later."""
+"""Error codes after which the same request may succeed later."""
 
 DENIED: Final = frozenset(
     {_CODES["TOPIC_AUTHORIZATION_FAILED"], _CODES["CLUSTER_AUTHORIZATION_FAILED"]}
@@ -93,7 +93,7 @@ def error_name(code: int) -> str:
 
 
 def refusal(code: int, **location: Unpack[Place]) -> BrokerError:
-    """Returns the exception for an error code that a retry does not cure."""
+    """Returns the exception for an error code after which a retry cannot succeed."""
     if code in DENIED:
         return BrokerAccessError(
             "not allowed to read the topic: the user needs Describe and Read on it", **location
@@ -123,8 +123,8 @@ class Pending:
 
     Attributes:
         header: The header that kafka-python needs to decode the response.
-        timeout_seconds: Timeout that starts with the call of `receive`, as the caller may be busy
-            with earlier responses for long.
+        timeout_seconds: Timeout from the call of `receive` on; before that, the caller may be busy
+            with earlier responses.
     """
 
     header: Any
@@ -167,7 +167,9 @@ class Connection:
             raise
 
     def is_usable(self, seconds: float) -> bool:
-        """Returns whether the socket is open and the login stays valid that long (KIP-368)."""
+        """Returns whether the socket is open and the login stays valid for some seconds
+        (KIP-368).
+        """
         return self._socket.fileno() >= 0 and time.monotonic() + seconds < self._expires
 
     def version(self, request: Any) -> int:  # noqa: ANN401  # kafka-python's message class
@@ -206,7 +208,7 @@ class Connection:
         the next call overwrites.
 
         Args:
-            pending: That request.
+            pending: The oldest pending request.
             max_bytes: Maximum size of the response.
 
         Raises:
@@ -217,9 +219,9 @@ class Connection:
             (size,) = _SIZE.unpack(self._read(4, deadline))
             if not 4 <= size <= max_bytes:
                 raise LostConnectionError(
-                    f"{self._place} announced an answer of {size:,} bytes, at most {max_bytes:,}"
-                    " are expected: a batch above maxBatchBytes, no Kafka broker, or one that"
-                    " wants TLS"
+                    f"{self._place} announced a response of {size:,} bytes, but at most"
+                    f" {max_bytes:,} are expected: a batch is larger than maxBatchBytes, the"
+                    " server is not a Kafka broker, or it requires TLS"
                 )
             data = self._read(size, deadline)
             (correlation,) = _CORRELATION.unpack(data[:4])
@@ -347,8 +349,8 @@ class Connection:
         if handshake.error_code != _NO_ERROR:
             offered = ", ".join(sorted(handshake.mechanisms)) or "none"
             raise BrokerError(
-                f"broker {self._place} does not offer SASL mechanism {security.mechanism} here; it"
-                f" offers {offered}"
+                f"broker {self._place} does not offer SASL mechanism {security.mechanism} on this"
+                f" listener; it offers {offered}"
             )
         client = sasl_client(security, host)
         lifetime_ms = 0

@@ -1,8 +1,9 @@
 """Fetches a range of offsets of one partition from its leader or a follower.
 
-Each answer is trimmed to complete batches, since the last one is usually cut. The next request is
-sent before the batches are returned, so the broker works while they are decoded. An empty answer is
-not the end: a broker that waits for its tier, or throttles, returns no records and no error.
+Each response is trimmed to complete batches, because the last one is usually truncated. The next
+request is sent before the batches are returned, so the broker works while they are decoded. An
+empty response does not mean the end: a broker that waits for its tier, or throttles, returns no
+records and no error.
 
 Source: `FetchRequest`, `FetchResponse` (KIP-227, KIP-392, KIP-516), `CompletedFetch`.
 """
@@ -60,14 +61,14 @@ _MAX_OFFSET: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class FetchedBatches:
-    """Complete batches of one answer.
+    """Complete batches of one response.
 
     Attributes:
-        data: Their bytes; valid until the next answer is asked for.
+        data: Their bytes; valid until the next response is received.
         start_offset: First requested offset; rows below it are skipped.
         next_offset: One past the last offset of the last batch.
-        aborted: Transactions among them to leave out, when only committed rows are wanted.
-        listed: Producer id and first offset of the aborted transactions that the broker lists.
+        aborted: Aborted transactions to skip in these batches; empty for `read_uncommitted`.
+        listed: Producer id and first offset of the aborted transactions in the response.
     """
 
     data: memoryview
@@ -78,14 +79,15 @@ class FetchedBatches:
 
 
 def whole_batches(data: memoryview) -> tuple[int, int]:
-    """Bytes at the front of an answer that are complete entries, and one past their last offset.
+    """Returns the size of the complete entries at the start of a response, and one past their last
+    offset.
 
     Raises:
-        CorruptRecordError: They are no entries, or their offsets do not ascend.
+        CorruptRecordError: The bytes are not entries, or their offsets do not ascend.
     """
     from segment_format.arrow import RecordDecoder
 
-    # Nothing is wanted of any entry, so the kernel walks their headers alone.
+    # No column of any entry is needed, so the kernel only walks their headers.
     walk = RecordDecoder(
         columns=(),
         start_offset=_MAX_OFFSET - 1,
@@ -99,7 +101,7 @@ def whole_batches(data: memoryview) -> tuple[int, int]:
 
 
 def begins_at_or_after(data: memoryview, offset: int) -> bool:
-    """Returns whether the first entry of an answer has no record below an offset.
+    """Returns whether the first entry of a response has no record below an offset.
 
     A compressed message set (formats 0 and 1) has the offset of its last record in its offset
     field, so its records must be decoded to find its first offset. Returns `False` if the entry
@@ -118,10 +120,10 @@ def begins_at_or_after(data: memoryview, offset: int) -> bool:
 def aborted_intervals(
     listed: frozenset[tuple[int, int]], data: memoryview, next_offset: int
 ) -> AbortedIntervals:
-    """Returns the intervals that the aborted transactions of an answer have in its batches.
+    """Returns the intervals of the aborted transactions of a response.
 
     Args:
-        listed: Producer id and first offset, as brokers list them: without an end.
+        listed: Producer id and first offset; brokers do not return the end.
         data: Complete batches.
         next_offset: One past their last offset.
     """
@@ -154,17 +156,17 @@ _PATIENCE_SECONDS: Final = 120.0
 _FIRST_PAUSE_SECONDS: Final = 0.02
 _MAX_PAUSE_SECONDS: Final = 1.0
 _MAX_SILENT: Final = 3
-"""Consecutive empty answers before the fetcher checks whether any batch is left."""
+"""Consecutive empty responses before the fetcher checks whether any batch is left."""
 _ANSWER_SLACK: Final = 1 << 20
-"""Bytes of an answer that are not records, mostly aborted transactions."""
+"""Bytes of a response in addition to records, mostly aborted transactions."""
 _MAX_PROBES: Final = 1024
-"""Offsets tried to find the end of a hole in the brokers' tier."""
+"""Number of offsets to try to find the end of a hole in the brokers' tier."""
 _NO_SESSION: Final = (0, -1)
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """A fetch was sent and its answer is pending."""
+class _Pending:
+    """A fetch was sent and its response is pending."""
 
     connection: Connection
     pending: Pending
@@ -172,11 +174,11 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """The same offset must be asked for again after a pause.
+    """The same offset must be requested again after a pause.
 
     Attributes:
         reason: For the error after too many attempts.
-        is_empty: True if an answer had neither an error nor a record.
+        is_empty: True if a response had neither an error nor a record.
     """
 
     reason: str
@@ -191,7 +193,7 @@ class _Lost:
     error: DataLossError
 
 
-_State = _Asked | _Waiting | _Lost | FetchedBatches
+_State = _Pending | _Waiting | _Lost | FetchedBatches
 
 
 class _Patience:
@@ -203,7 +205,7 @@ class _Patience:
         self._pause = _FIRST_PAUSE_SECONDS
 
     def is_exhausted(self) -> bool:
-        """Returns whether the last batch came too long ago."""
+        """Returns whether the time since the last batch exceeds the limit."""
         return time.monotonic() - self._progress > _PATIENCE_SECONDS
 
     def sleep(self) -> None:
@@ -220,7 +222,7 @@ class RangeFetcher:
         wanted: Range to fetch.
         max_batch_bytes: Maximum size of one batch.
         on_loss: Called with lost offsets [start, stop) and the reason. The fetch continues after
-            them, or ends if it returns True. Without it they are an error.
+            them, or ends if it returns True. Without `on_loss`, lost offsets are an error.
 
     Attributes:
         bytes: Bytes of complete batches so far.
@@ -269,8 +271,8 @@ class RangeFetcher:
         try:
             while True:
                 match state:
-                    case _Asked() as asked:
-                        state = _Waiting("no answer")  # nothing is pending if an error is raised
+                    case _Pending() as asked:
+                        state = _Waiting("no response")  # nothing is pending if an error is raised
                         state = self._receive(asked, offset)
                     case _Waiting(reason, is_empty):
                         wait.silent += is_empty
@@ -293,14 +295,14 @@ class RangeFetcher:
                         state = self._ask(offset)
                     case FetchedBatches() as batches:
                         offset = batches.next_offset
-                        # The broker works on the next answer while the caller decodes this one.
+                        # The broker works on the next response while the caller decodes this one.
                         state = self._ask(offset) if offset < stop else batches
                         yield batches
                         if offset >= stop:
                             return
                         wait = _Patience()
         finally:
-            if isinstance(state, _Asked):  # its answer would be taken for another request's
+            if isinstance(state, _Pending):  # its response would be matched with a later request
                 state.connection.close()
 
     def _skip(self, offset: int, lost: _Lost) -> int:
@@ -311,7 +313,7 @@ class RangeFetcher:
             raise lost.error
         return self._wanted.stop_offset if self._on_loss(offset, stop, lost.error) else stop
 
-    def _ask(self, offset: int) -> _Asked | _Waiting | _Lost:
+    def _ask(self, offset: int) -> _Pending | _Waiting | _Lost:
         """Sends a fetch to the leader, or to the follower that it prefers."""
         try:
             if self._leader < 0 and not self._takes_known_leader():
@@ -321,8 +323,9 @@ class RangeFetcher:
             if self._node < 0:
                 self._node = self._leader
             if self._rack and self._wanted.read_committed:
-                # An old leader reports aborted transactions from its local log start on. The disk
-                # of a follower may begin elsewhere, and an old follower misses some as well.
+                # An old leader reports aborted transactions from its local log start on. The local
+                # log of a follower may start at another offset, and an old follower also misses
+                # some transactions.
                 nodes = {self._leader, self._node}
                 if not all(node_reports_all_aborted(self._cluster, node) for node in nodes):
                     self._node, self._rack = self._leader, ""
@@ -330,12 +333,12 @@ class RangeFetcher:
             self.requests += 1
             patience = self._settings.fetch_max_wait_ms / 1000
             pending = connection.send(self._request(offset), patience_seconds=patience)
-            return _Asked(connection, pending)
+            return _Pending(connection, pending)
         except (LostConnectionError, LeaderChangedError) as error:
             return self._changed_node(error)
 
-    def _receive(self, asked: _Asked, offset: int) -> FetchedBatches | _Waiting | _Lost:
-        """Reads the answer to a fetch."""
+    def _receive(self, asked: _Pending, offset: int) -> FetchedBatches | _Waiting | _Lost:
+        """Receives the response to a fetch."""
         try:
             limit = self._max_bytes + _ANSWER_SLACK
             answer = asked.connection.receive(asked.pending, max_bytes=limit)
@@ -344,7 +347,9 @@ class RangeFetcher:
             return self._changed_node(error)
 
     def _changed_node(self, error: LostConnectionError | LeaderChangedError) -> _Waiting:
-        """Looks for another leader next: this broker may never come back."""
+        """Makes the next attempt look for another leader, because this broker may stay
+        unreachable.
+        """
         if isinstance(error, LeaderChangedError):
             self._leader = -1
         else:
@@ -352,8 +357,8 @@ class RangeFetcher:
         return _Waiting(str(error))
 
     def _lose_node(self) -> None:
-        """Forgets a broker that does not respond: a leader may have a successor by now, and a
-        follower is not asked again.
+        """Drops a broker that does not respond: a leader may have been replaced, and a follower is
+        not used again.
         """
         if self._node == self._leader:
             self._leader = -1
@@ -364,8 +369,8 @@ class RangeFetcher:
     def _is_over(self, offset: int) -> bool:
         """Returns whether no batch of the range is left.
 
-        Empty answers do not say so: compaction may have removed the last batches below the last
-        stable offset. After empty answers of a follower the leader is asked.
+        Empty responses are no proof: compaction may have removed the last batches below the last
+        stable offset. After empty responses from a follower, the leader decides.
         """
         if self._node != self._leader:
             self._node, self._rack = -1, ""
@@ -382,7 +387,7 @@ class RangeFetcher:
         except LostConnectionError:
             self._lose_node()
             return False
-        # The next answer repeats an error of this one.
+        # If this response has an error, the next one will have it, too.
         partitions = [partition for topic in answer.responses for partition in topic.partitions]
         if len(partitions) != 1 or not partitions[0].records:
             return False
@@ -422,7 +427,8 @@ class RangeFetcher:
     def _takes_known_leader(self) -> bool:
         """Uses the cached leader once, if it has the planned epoch.
 
-        A broker that is no longer the leader responds so, since requests have the topic's id.
+        A broker that is no longer the leader returns an error, because requests have the topic's
+        id.
         """
         leader = self._cluster.known_leader((self._wanted.topic, self._wanted.partition))
         if self._asked or leader is None or leader.epoch != self._wanted.leader_epoch:
@@ -443,7 +449,7 @@ class RangeFetcher:
         if leader.node < 0:
             return _Waiting("the partition has no leader")
         if leader.epoch < wanted.leader_epoch:
-            return _Waiting(f"a broker still knows the leader of epoch {leader.epoch}")
+            return _Waiting(f"a broker still returns the leader of epoch {leader.epoch}")
         if leader.epoch != wanted.leader_epoch:
             (end,) = self._cluster.epoch_ends({key: [wanted.leader_epoch]})[key]
             if end.epoch != wanted.leader_epoch or end.end_offset < wanted.stop_offset:
@@ -461,7 +467,8 @@ class RangeFetcher:
         return _Lost(self._wanted.stop_offset, error)
 
     def _check_refused(self, offset: int) -> _Lost | _Waiting:
-        """Finds out which offsets are lost after the leader refused one, since it does not say.
+        """Finds the lost offsets after the leader refused an offset: the response does not list
+        them.
 
         Retention or DeleteRecords passed the offset, or the brokers' own tier lacks the segment
         that has it. If the log has the offset, the request is repeated.
@@ -528,7 +535,7 @@ class RangeFetcher:
         return bool(code == 0)
 
     def _check_answer(self, answer: Any, offset: int) -> FetchedBatches | _Waiting | _Lost:  # noqa: ANN401
-        """Checks an answer, and returns its complete batches if it has any."""
+        """Checks a response, and returns its complete batches if it has any."""
         code = answer.error_code
         partitions = [partition for topic in answer.responses for partition in topic.partitions]
         if not code and not partitions:  # throttled by a client quota
@@ -540,9 +547,8 @@ class RangeFetcher:
         answered = answer.responses[0].topic_id, result.partition_index
         if others or answered != (uuid_from_text(self._wanted.topic_id), self._wanted.partition):
             raise BrokerError(
-                f"a broker answers about {len(partitions)} partitions, the first of them"
-                f" {answered[1]} of topic id {uuid_to_text(answered[0])}: not what it was asked"
-                " for",
+                f"a broker sent {len(partitions)} partitions, first partition {answered[1]} of"
+                f" topic id {uuid_to_text(answered[0])}, but only this partition was requested",
                 **self._location(offset),
             )
         if result.error_code:
@@ -573,7 +579,7 @@ class RangeFetcher:
             if self._node != self._leader:
                 self._node, self._rack = -1, ""
                 return _Waiting("the follower is older than Kafka 4.0")
-            data = memoryview(bytes(data))  # the next answer overwrites it
+            data = memoryview(bytes(data))  # the next response overwrites it
             self._check_reported(offset)
         listed = frozenset(
             (txn.producer_id, txn.first_offset) for txn in result.aborted_transactions or ()
@@ -603,11 +609,11 @@ class RangeFetcher:
             BrokerError: The broker refuses the request.
         """
         if self._node != self._leader and code in {OFFSET_OUT_OF_RANGE, *PASSING}:
-            # A follower may lag, and the leader would name it again.
+            # A follower may lag, and the leader would prefer it again.
             self._node, self._rack = -1, ""
             return _Waiting(f"a follower returned {error_name(code)}")
         if code in TOPIC_GONE or code in PASSING:
-            self._leader = -1  # also of a failed disk, or a partition that was moved away
+            self._leader = -1  # also after a disk failure or a reassignment of the partition
             return _Waiting(f"a broker returned {error_name(code)}")
         if code == OFFSET_OUT_OF_RANGE:
             return self._check_refused(offset)

@@ -1,6 +1,6 @@
 r"""Parses the `kafka.*` options of one `load()` into `BrokerSettings`. Opens key stores, too.
 
-Errors show no values or paths, since passwords end up in the wrong options.
+Errors show no values or paths, because users may put passwords into the wrong options.
 
 `sasl.jaas.config` has one login module with its options:
 
@@ -8,8 +8,8 @@ Errors show no values or paths, since passwords end up in the wrong options.
 
 It is read as by Kafka's `JaasConfig` with Java's `StreamTokenizer`: values in double or single
 quotes with backslash escapes (`\n`, `\"`, `\101`), or plain words; `//` and `/* */` comments. Line
-ends in quotes, repeated names and several modules are refused. Errors name no word of the text: in
-place of a name there may be half of a password.
+ends in quotes, repeated names and several modules are refused. Errors quote no word of the text,
+because an unquoted password may look like a name.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ _REFUSED: Final = frozenset(
 
 
 def login_from(options: Mapping[str, str], mechanism: str, protocol: str) -> Login:
-    """Returns the credentials of a mechanism, or where to get them.
+    """Returns the credentials of a mechanism, or their source.
 
     Args:
         options: Name in lower case, without `kafka.`, to text.
@@ -372,7 +372,7 @@ _OLDER_VERSIONS: Final = ("SSLv2Hello", "SSLv3", "TLSv1", "TLSv1.1")
 
 
 def security_from(options: Mapping[str, str]) -> tuple[Security, frozenset[str]]:
-    """Returns the security of connections, and the names of options without effect.
+    """Returns the security settings of connections, and the names of options without effect.
 
     Args:
         options: Name in lower case, without `kafka.`, to text. Without unsupported options.
@@ -442,7 +442,7 @@ def _trusted(options: Mapping[str, str]) -> tuple[bytes, ...]:
     if inline in options:
         _check_inline(options, inline, location, "ssl.truststore.type", kind)
     if kind == PEM and password is not None:
-        raise _invalid(word, "has no meaning with PEM: leave it out")
+        raise _invalid(word, "has no effect with PEM: remove it")
     if location not in options and password is not None:
         raise _invalid(word, f"needs {PREFIX}{location}")
     try:
@@ -471,7 +471,7 @@ def _identity(options: Mapping[str, str]) -> tuple[tuple[bytes, ...], bytes]:
             if other not in options:
                 raise _invalid(name, f"needs {PREFIX}{other}")
     if kind == PEM and password is not None:
-        raise _invalid(word, f"has no meaning with PEM: give {PREFIX}ssl.key.password")
+        raise _invalid(word, f"has no effect with PEM: give {PREFIX}ssl.key.password")
     if location not in options and password is not None:
         raise _invalid(word, f"needs {PREFIX}{location}")
     if location in options and kind != PEM and password is None:
@@ -644,6 +644,6 @@ def _check_characters(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise _invalid(name, "has half a character") from None
+        raise _invalid(name, "has half of a surrogate pair") from None
     if "\0" in text:
         raise _invalid(name, "has a zero byte")

@@ -1,4 +1,4 @@
-"""The table of `kafka.*` options: supported ones, refused ones with the reason, and ignored ones.
+"""The table of `kafka.*` options: supported, rejected (with the reason) and ignored options.
 
 Parser, errors and docs use it. Names are those of Kafka's consumer (`ConsumerConfig`,
 `SaslConfigs`, `SslConfigs`), without `kafka.` in front.
@@ -116,19 +116,19 @@ SECURITY_OPTIONS: Final[tuple[tuple[str, str, str], ...]] = (
 """Name, default and meaning of supported options of security."""
 
 REFUSED: Final[Mapping[str, str]] = {
-    "sasl.login.*": "logins are made by Python, when a connection is opened; leave it out",
+    "sasl.login.*": "logins are made by Python, when a connection is opened; remove it",
     "sasl.oauthbearer.assertion.*": "tokens come by client id and secret, or from the function of"
     " sasl.login.callback.handler.class",
     "sasl.oauthbearer.jwt.*": "Java classes cannot run here; sasl.login.callback.handler.class"
     " takes a function of Python",
-    "security.providers": "Java classes cannot run here; leave it out",
-    "ssl.cipher.suites": "the ciphers are those of Python's OpenSSL; leave it out",
+    "security.providers": "Java classes cannot run here; remove it",
+    "ssl.cipher.suites": "Python's OpenSSL chooses the ciphers; remove it",
     "ssl.engine.factory.class": "Java classes cannot run here; give ssl.truststore.… and"
     " ssl.keystore.…",
-    "ssl.keymanager.algorithm": "TLS is Python's OpenSSL; leave it out",
-    "ssl.provider": "TLS is Python's OpenSSL; leave it out",
-    "ssl.secure.random.implementation": "TLS is Python's OpenSSL; leave it out",
-    "ssl.trustmanager.algorithm": "TLS is Python's OpenSSL; leave it out",
+    "ssl.keymanager.algorithm": "TLS is Python's OpenSSL; remove it",
+    "ssl.provider": "TLS is Python's OpenSSL; remove it",
+    "ssl.secure.random.implementation": "TLS is Python's OpenSSL; remove it",
+    "ssl.trustmanager.algorithm": "TLS is Python's OpenSSL; remove it",
 }
 """Name, or prefix before `*`, and what to do instead; supported options are not refused."""
 
@@ -172,7 +172,7 @@ _OF_SECURITY: Final = re.compile(r"(?:ssl|sasl|security)\.")
 
 
 def refusal(name: str) -> str | None:
-    """Returns why an option is refused, and what to do; `None` if it is not.
+    """Returns why an option is rejected, and what to do; `None` if it is accepted.
 
     Args:
         name: In lower case, without `kafka.`.

@@ -5,11 +5,11 @@
 A client produces and consumes the bytes of SaslAuthenticate; the connection sends them.
 
 OAUTHBEARER's tokens come from an endpoint (OAuth's client credentials grant) or from a user's
-function. They are fetched in the process that connects and reused for most of their life.
+function. They are fetched in the process that connects, and reused for most of their lifetime.
 
 Importing any module of kafka-python also imports its consumer, producer and admin client, which
-takes more than twice as long (0.50 s instead of 0.22 s per process). So `load_messages` leaves the
-package empty until another of its attributes is used.
+takes more than twice as long (0.50 s instead of 0.22 s per process). So `load_messages` delays the
+import of the package's `__init__` until one of its attributes is used.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _USED_SHARE_OF_LIFE: Final = 0.8
 _LONGEST_LIFE_SECONDS: Final = 1e9
 
 _held: dict[TokenEndpoint, tuple[str, float]] = {}
-"""By endpoint: the token, and the time until which it is reused (`time.monotonic`)."""
+"""Endpoint -> token, and the time until which it is reused (`time.monotonic`)."""
 _lock: Final = threading.Lock()
 
 
@@ -207,7 +207,7 @@ _MSK_REGION: Final = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazona
 
 
 class SaslClient(Protocol):
-    """One login. It raises only BrokerError, without credentials."""
+    """A login. Its methods raise only BrokerError, without credentials in the text."""
 
     def auth_bytes(self) -> bytes:
         """Returns the bytes to send next."""
@@ -269,7 +269,7 @@ class _Client:
             self._awaits_scram = False
             _check_scram(self._name, auth_bytes)
         if isinstance(self._login, TokenEndpoint) and auth_bytes:
-            forget(self._login)  # a refusal: the broker closes when it has our answer
+            forget(self._login)  # rejected: the broker closes the connection after this response
         with _explained(self._name, "failed: the broker does not prove that it knows the password"):
             self._mechanism.receive(auth_bytes)
 
@@ -291,7 +291,9 @@ def _check_scram(name: str, message: bytes) -> None:
 
 @contextmanager
 def _explained(name: str, what: str) -> Iterator[None]:
-    """Names errors only by class, because their texts may quote the request."""
+    """Converts errors to BrokerError with only their class name: their texts may quote the
+    request.
+    """
     try:
         yield
     except (BrokerError, InvalidOptionError):
@@ -414,7 +416,7 @@ class _EmptyPackage(ModuleType):
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         global _loading
         with _package_lock:
-            # Code that scans `sys.modules` looks such names up, and does not use the package.
+            # Code that scans `sys.modules` reads such names without using the package.
             is_used = not name.startswith("__") or name in _OF_THE_PACKAGE
             if type(self) is _EmptyPackage and is_used and not _loading:
                 _loading = True

@@ -40,7 +40,7 @@ class Tls:
     """Certificates and versions of TLS.
 
     Attributes:
-        trusted: Trusted certificates (X.509, DER); empty = the authorities of the machine.
+        trusted: Trusted certificates (X.509, DER); empty = the machine's certificate authorities.
         chain: The client's certificate and its intermediates (X.509, DER), its own first; empty =
             none is sent.
         key: The client's private key (PKCS#8, DER, not encrypted); empty without a chain.
@@ -112,7 +112,7 @@ class AwsCredentials:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Kerberos:
-    """The ticket of GSSAPI.
+    """The Kerberos ticket for GSSAPI.
 
     Attributes:
         service: The brokers' service name, the first part of their principal.

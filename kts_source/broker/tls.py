@@ -9,8 +9,8 @@ JKS (`sun.security.provider.JavaKeyStore`), big-endian:
         tag 1, a private key: u4 length, encrypted key, u4 count, certificates
     certificate: UTF type (version 2 only), u4 length, DER
 
-Private keys in JKS are encrypted by a cipher of Sun's own and are refused. Java opens a PKCS12 file
-as its default type JKS, too, so here as well the first bytes distinguish the two.
+Private keys in JKS are encrypted by a cipher of Sun's own and are refused. Like Java, which also
+opens PKCS12 files with its default type JKS, this module detects the type by the first bytes.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class KeyStoreError(Exception):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class KeyEntry:
-    """A private key and the certificates that vouch for it.
+    """A private key and its certificate chain.
 
     Attributes:
         key: PKCS#8, DER, not encrypted.
@@ -96,7 +96,8 @@ def pem_key(text: str, password: str | None) -> bytes:
     """Returns the only private key in a text, decrypted: PKCS#8, DER.
 
     Raises:
-        KeyStoreError: There is not exactly one, it is not PKCS#8, or the password is wrong.
+        KeyStoreError: The number of keys is not one, the key is not PKCS#8, or the password is
+            wrong.
     """
     from cryptography.hazmat.primitives.serialization import load_der_private_key
 
@@ -128,7 +129,7 @@ def key_entry(data: bytes, password: str) -> KeyEntry:
     """Returns the key and its chain in a PKCS12 store.
 
     Raises:
-        KeyStoreError: Another kind of store, a wrong password, or no key in it.
+        KeyStoreError: The store is of another kind or has no key, or the password is wrong.
     """
     if data.startswith(_JKS_MAGIC):
         raise KeyStoreError(f"is a JKS key store, whose keys only Java opens; {_CONVERT}")
@@ -145,11 +146,11 @@ def key_entry(data: bytes, password: str) -> KeyEntry:
 
 
 def trusted_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]:
-    """Returns the certificates, DER, that a PKCS12 or JKS store trusts. As in Java, the digest of a
+    """Returns the DER certificates that a PKCS12 or JKS store trusts. As in Java, the digest of a
     JKS store is not checked without a password.
 
     Raises:
-        KeyStoreError: Another kind of store, a wrong password, damaged, or empty.
+        KeyStoreError: The store is of another kind, damaged or empty, or the password is wrong.
     """
     if data.startswith(_JKS_MAGIC):
         certificates = _jks_certificates(data, password)
@@ -192,7 +193,7 @@ def _jks_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]:
     if version not in (1, 2):
         raise KeyStoreError(f"is JKS of unknown version {version}")
     certificates = []
-    for _ in range(number(4)):  # a wrong count ends with the data
+    for _ in range(number(4)):  # with a wrong count, the data end first
         tag = number(4)
         take(number(2))  # alias
         take(8)  # date
@@ -301,11 +302,11 @@ def tls_context(tls: Tls, trust_options: str, key_options: str) -> ssl.SSLContex
     else:
         context.load_default_certs()
     if tls.chain:
-        _show(context, tls, key_options)
+        _load_identity(context, tls, key_options)
     return context
 
 
-def _show(context: ssl.SSLContext, tls: Tls, options: str) -> None:
+def _load_identity(context: ssl.SSLContext, tls: Tls, options: str) -> None:
     """Loads the client's certificate and key into a context. `ssl` accepts only files."""
     import ssl
 

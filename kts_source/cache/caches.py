@@ -1,10 +1,10 @@
 """The caches of one tier on this machine's disk, and reads of object versions through them.
 
-One cache has descriptions of segments: side files, and facts of manifests (see `SegmentPack`).
-Another has chunks of segments, if an option asks for it. The name of an entry consists of the
-object's URI, its version and the byte range. Objects without a version and listings are not cached.
-Bytes are cached as stored: encrypted segments stay encrypted, and keys are never cached. Chunks are
-cached decrypted and decompressed only if the settings ask for it.
+One cache has descriptions of segments: side files, and facts of manifests (see `SegmentPack`). An
+optional cache has chunks of segments. The name of an entry consists of the object's URI, its
+version and the byte range. Objects without a version and listings are not cached. Bytes are cached
+as stored: encrypted segments stay encrypted, and keys are never cached. Chunks are cached decrypted
+and decompressed only if the settings ask for it.
 
 Concurrent tasks of a machine fetch a range once: the second one waits for the first, at most for
 the read timeout, and then fetches the range itself.
@@ -183,8 +183,8 @@ class Caches:
             if not is_missing:
                 continue
             numbers = list(run)
-            # Overlapping requests nearly always share their first or last chunk (neighbors of a
-            # cut, the same scan run twice), so locking these two is enough.
+            # Overlapping requests nearly always share their first or last chunk (adjacent slices,
+            # the same scan run twice), so locks on these two chunks are enough.
             held = names[numbers[0]], names[numbers[-1]]
             with cache.flight(held, patience_seconds=self._patience_seconds):
                 for number in numbers:
@@ -213,7 +213,7 @@ class _Ranges:
         return [f"{start}{low}-{high}" for low, high in self.spans]
 
     def stored(self, first: int, end: int) -> Data:
-        """Returns ranges `first` to before `end` as stored, with one request."""
+        """Returns ranges [first, end) as stored, with one request."""
         start, stop = self.spans[first][0], self.spans[end - 1][1]
         return self.store.get_range(self.source.key, start, stop, version=self.source.version)
 

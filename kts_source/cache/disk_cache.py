@@ -7,8 +7,7 @@ A folder of mode 0700 has one file per entry:
 
 Files are written under another name and renamed, so readers never see partial entries. A truncated
 or damaged file fails its checksum and counts as a miss. The modification time is the time of the
-last access. There is no daemon: expired entries are dropped when they are opened, and writes sweep
-the folder now and then.
+last access. There is no daemon: readers drop expired entries, and some writes sweep the folder.
 
 A segmented LRU drops entries that were used once before those that were used again, so one large
 scan does not flush frequently used entries. The modification time of a reused entry ends in exactly
@@ -24,7 +23,7 @@ that another user puts in its place is never used.
 Errors of the disk never fail a scan.
 
 Locks use `flock`, which belongs to an open file: it excludes threads as well as processes and ends
-with the process. The holder deletes the lock file; a process that locked a deleted file tries again
+with the process. The holder deletes the lock file; a process that locked a deleted file retries
 with the new file.
 """
 
@@ -142,7 +141,9 @@ _SWEEP: Final = "sweep"
 _SWEEP_SECONDS: Final = 60.0
 _ABANDONED_SECONDS: Final = 3600.0
 _SWEEP_SHARE: Final = 32
-"""A process sweeps after it wrote this share of the limit, to twice that share below the limit."""
+"""A process sweeps after it wrote this share of the limit. The sweep ends at twice this share below
+the limit.
+"""
 _ASKED_AGAIN_NS: Final = 500_000_000
 _SECOND_NS: Final = 1_000_000_000
 _PROTECTED_SHARE: Final = 0.75
@@ -185,8 +186,8 @@ class CacheLimits:
     """Limits of a cache.
 
     Attributes:
-        max_bytes: Bytes of all files; `None` = no limit. Each writing process may exceed it by
-            1/32.
+        max_bytes: Bytes of all files; `None` = no limit. Each writing process may exceed the limit
+            by 1/32.
         ttl_seconds: Seconds since the last access; `None` = no limit.
     """
 
@@ -228,7 +229,7 @@ class DiskCache:
         return data
 
     def peek(self, name: str) -> bytes | None:
-        """Does the same as `get`, but does not count misses."""
+        """Returns the data like `get`, but does not count misses."""
         path = self._path(name)
         try:
             with open(path, "rb", opener=self._open_private) as file:
@@ -266,8 +267,9 @@ class DiskCache:
     ) -> contextlib.AbstractContextManager[bool]:
         """Locks names before they are fetched: one holder on this machine at a time.
 
-        The lock ends with its holder. After `patience_seconds`, the block runs without it. Look
-        into the cache again inside: the previous holder may have stored the entries.
+        The lock is released if its holder dies. After `patience_seconds`, the block runs without
+        the lock. Callers check the cache again inside the block: the previous holder may have
+        stored the entries.
 
         Raises:
             CancelledFetchError: The caller's scope was cancelled while waiting.
@@ -276,7 +278,7 @@ class DiskCache:
         return locked(paths, patience_seconds, folder=self._descriptor)
 
     def sweep(self) -> None:
-        """Drops expired entries and those above the limit, unless another process does so."""
+        """Drops expired entries and entries above the limit, unless another process is sweeping."""
         try:
             with locked([f"{_SWEEP}{LOCK_SUFFIX}"], 0.0, folder=self._descriptor) as held:
                 if held:
@@ -387,7 +389,7 @@ class _Kept(NamedTuple):
 
 
 def _dropping_order(entries: list[_Kept], protected_bytes: int) -> list[_Kept]:
-    """Sorts entries: oldest access first, but the newest reused ones last."""
+    """Sorts entries by last access, oldest first, but puts the newest reused entries last."""
     entries.sort()
     protected: list[_Kept] = []
     left = protected_bytes
@@ -410,7 +412,7 @@ def make_private_folder(folder: Path) -> None:
 
 
 def _opened_private_folder(folder: Path) -> int:
-    """Does the same as `make_private_folder`; returns the descriptor of the folder."""
+    """Creates a private folder like `make_private_folder`, and returns its descriptor."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW)

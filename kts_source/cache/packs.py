@@ -9,7 +9,8 @@ Objects without a version are not in it (nor in the cache), and it has at most `
 side files of the last plan come before older ones.
 
 `SegmentPack` has the facts of all described segments, so that a second plan of 100,000 segments
-reads hundreds of files. It has one line per segment, ended by LF, of three parts separated by tabs:
+reads only hundreds of files. It has one line per segment, ended by LF, of three parts separated by
+tabs:
 
     segment id
     base offset, then suffix, size and version of every listed object of the segment

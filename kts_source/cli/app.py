@@ -4,8 +4,8 @@ PATH and TOPIC are short for `--path` and `--subscribe`. Options of the data sou
 (`--keyPrefix`, `--subscribe`, …). Options in families (`s3.…`, `kafka.…`) are given as
 `-o name=value`. `--json` prints one JSON document instead of a table.
 
-Exit codes: 0 done; 1 the tier, its data or the target failed (corrupt, missing, unreachable); 2 an
-invalid command or option; 3 offsets that the tier should hold are missing; 130 interrupted.
+Exit codes: 0 done; 1 the tier, its data or the target failed (corrupt, missing, unreachable); 2 the
+command or an option is invalid; 3 offsets that the tier should have are missing; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def topic_rows(options: Mapping[str, str]) -> list[dict[str, Any]]:
     """Returns a row per partition with the columns of `TierDescription.to_arrow` and `keys_needed`.
 
     If a private key is missing, a row has only the facts of manifests: offsets are null, and
-    `keys_needed` lists the key ids. Without a key prefix, the only likely one is used and printed
-    to standard error.
+    `keys_needed` lists the key ids. If no key prefix is set and the tier has exactly one likely
+    prefix, that prefix is used and printed to standard error.
 
     Raises:
         TieredKafkaError: See `describe`, except for missing keys.
@@ -97,7 +97,7 @@ def topic_rows(options: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def _likely_prefix(options: ScanOptions, error: TierNotFoundError | KeyPrefixError) -> str:
-    """Returns the only key prefix that an error may be about; else empty."""
+    """Returns the key prefix that would fix an error if exactly one is likely; else empty."""
     if isinstance(error, KeyPrefixError):
         return error.key_prefix
     if isinstance(error, StoreError):
@@ -136,7 +136,7 @@ def topics(options: Mapping[str, str], *, as_json: bool) -> None:
 @json_flag
 @scan_options("path", "topic", every_topic=True)
 def segments(options: Mapping[str, str], *, as_json: bool) -> None:
-    """Print segments: the offsets that each serves, and why others are not read."""
+    """Print segments: the offsets that each one serves, or why it is not read."""
     rows = list(_segment_rows(plan_scan(parse_options({**options, "failOnDataLoss": "false"}))))
     if as_json:
         print_json(rows)
@@ -199,7 +199,7 @@ def cat(options: Mapping[str, str], *, form: str, limit: int | None) -> None:
         options = {**options, "columns": "value"}
     rows = scan(options)
     if form == "raw" and not is_bytes(rows.schema.field("value")):
-        raise InvalidOptionError("--format raw prints bytes: leave option value.format out")
+        raise InvalidOptionError("--format raw prints bytes: remove option value.format")
     with closing((rows if limit is None else rows.limit(limit)).batches()) as batches:
         for batch in batches:
             write_records(batch, form)
@@ -216,7 +216,7 @@ def cat(options: Mapping[str, str], *, form: str, limit: int | None) -> None:
 )
 @scan_options("path", "topic")
 def schema(options: Mapping[str, str], *, as_json: bool, of: str) -> None:
-    """Print the type of values as DDL; for JSON without a schema, as in a sample."""
+    """Print the type of values as DDL. For JSON without a schema, infer it from a sample."""
     from segment_format.values.json.ddl import print_ddl
 
     ddls = {
@@ -254,7 +254,7 @@ def _audit_command(name: str, default_level: str, help_text: str) -> click.Comma
     @click.option(
         "--state",
         type=click.Path(dir_okay=False),
-        help="Keep results in this file, and read only what is new, changed or faulty.",
+        help="Keep results in this file, and read only new, changed and faulty segments.",
     )
     @click.option(
         "--jobs",
@@ -381,11 +381,13 @@ def _read_audit(path: str) -> AuditReport:
     "--text-partitions",
     help="as-is: allow partition texts that readers may parse as numbers, dates or booleans.",
 )
-@click.option("--no-resume", is_flag=True, help="Refuse a target that holds some of the offsets.")
+@click.option("--no-resume", is_flag=True, help="Fail if the target has some of the offsets.")
 @click.option("--verify", is_flag=True, help="First compare the table with its records.")
 @click.option("--follow", is_flag=True, help="Continue with new records until SIGTERM or Ctrl-C.")
 @click.option("--interval", help="With --follow: time between rounds, such as 60s, 15m, 1h.")
-@click.option("--round-bytes", type=int, help="With --follow: original bytes per round, about.")
+@click.option(
+    "--round-bytes", type=int, help="With --follow: approximate original bytes per round."
+)
 @click.option(
     "--end-offsets", is_flag=True, help="Only print where TARGET ends, as startingOffsets."
 )
@@ -402,7 +404,7 @@ def _read_audit(path: str) -> AuditReport:
 @click.option(
     "--dead-letters",
     metavar="FOLDER",
-    help="Write rows that cannot be decoded here. --clean also cleans it.",
+    help="Folder for rows that cannot be decoded. --clean also cleans this folder.",
 )
 @click.option("--png", metavar="FILE", help="Save the report as a picture. Needs matplotlib.")
 @json_flag
@@ -428,7 +430,9 @@ def export(
 
     *tier, target = locations
     if len(tier) > 2:
-        raise click.UsageError(f"at most PATH, TOPIC and TARGET, not {len(locations)} arguments")
+        raise click.UsageError(
+            f"give at most PATH, TOPIC and TARGET, not {len(locations)} arguments"
+        )
     add_location(options, *tier)
     if png is not None:
         require("matplotlib", "plot", "--png")  # fail before the work, not after it

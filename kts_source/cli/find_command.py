@@ -92,7 +92,7 @@ def _parse_lines(path: str, data: bytes, form: str) -> list[bytes | None]:
 
 
 def _check_line(line: bytes, name: str) -> None:
-    """Refuses a line that may be in another encoding, or have columns."""
+    """Rejects a line that may be in another encoding or have several columns."""
     try:
         text = line.decode()
     except UnicodeDecodeError:
@@ -236,7 +236,7 @@ def _headers(texts: Sequence[str]) -> list[str | tuple[str, bytes]]:
 
 
 def _utf8(text: str, flag: str) -> bytes:
-    """Encodes an argument, and refuses one that the shell passed in another encoding."""
+    """Encodes an argument as UTF-8; rejects one that the shell passed in another encoding."""
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -279,7 +279,7 @@ def _print_certificate(proof: Certificate) -> None:
 @click.option(
     "--secret-file",
     type=click.Path(dir_okay=False),
-    help="A file of 16 to 64 bytes that keys are hashed with. Encrypted topics need one.",
+    help="A file of 16 to 64 bytes with the secret for hashing keys. Encrypted topics need one.",
 )
 @scan_options("path", "topic", every_topic=True)
 def index_command(options: Mapping[str, str], *, folder: str, secret_file: str | None) -> None:

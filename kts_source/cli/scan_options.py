@@ -1,4 +1,4 @@
-"""Options of the data source as options of a command."""
+"""Adds the options of the data source to commands."""
 
 from __future__ import annotations
 

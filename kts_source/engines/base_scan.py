@@ -1,4 +1,4 @@
-"""A planned scan that engines narrow, and the reading of its tasks in one or several threads."""
+"""A planned scan that engines restrict; reads its tasks in one or several threads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Progress = Callable[[int, int], object]
 
 _SMALL_LIMIT: Final = 1 << 16
-"""Up to this limit one thread reads: a second one would read rows that are not wanted."""
+"""Scans with a limit up to this use one thread: a second one would read rows above the limit."""
 
 
 class SharedPlan:
@@ -76,12 +76,12 @@ class BaseScan:
 
     @property
     def is_limited(self) -> bool:
-        """True if the scan has a limit, so that a condition may only be applied after it."""
+        """True if the scan has a limit. A condition must then be applied after the limit."""
         return self._max_rows is not None
 
     @property
     def schema(self) -> pa.Schema:
-        """Schema of the rows; keys and values are binary, or as their formats say."""
+        """Schema of the rows; keys and values are binary unless their formats have other types."""
         return read_schema(self.columns, self._options.formats)
 
     @property
@@ -103,14 +103,14 @@ class BaseScan:
 
     @property
     def task_reader(self) -> TaskReader:
-        """Reads tasks elsewhere; small and picklable, with credentials as `Secret`.
+        """A small, picklable reader of tasks for other processes, with credentials as `Secret`.
 
         A limit of the scan holds for each task.
         """
         return TaskReader(replace(self._options, where=self._condition), self._max_rows)
 
     def read_task(self, task: ScanTask) -> Generator[pa.RecordBatch]:
-        """Yields the rows of one task. Close the generator to cancel the requests under way.
+        """Yields the rows of one task. Close the generator to cancel pending requests.
 
         Raises:
             TieredKafkaError: The bytes do not match the plan.
@@ -136,7 +136,7 @@ class BaseScan:
     def limit(self, rows: int) -> Self:
         """Returns a scan of the first rows by topic, partition and offset.
 
-        If batches are not read in order, they are any rows.
+        If batches are not read in order, it returns any rows.
 
         Raises:
             ValueError: A negative number.
@@ -149,7 +149,7 @@ class BaseScan:
     def batches(
         self, *, threads: int = 1, ordered: bool = True, progress: Progress | None = None
     ) -> Generator[pa.RecordBatch]:
-        """Yields the rows. Close the generator to cancel the requests under way.
+        """Yields the rows. Close the generator to cancel pending requests.
 
         Args:
             threads: Number of tasks that are read concurrently; each takes a core and up to about
@@ -180,7 +180,7 @@ class BaseScan:
     def _batches(
         self, threads: int, *, ordered: bool, progress: Progress | None, whole: bool
     ) -> Generator[pa.RecordBatch]:
-        """Yields the rows; with `whole`, the consumer takes every row."""
+        """Yields the rows. `whole` promises that the consumer takes every row."""
         if threads < 1:
             raise ValueError(f"{threads} threads")
         if self._max_rows != 0:
@@ -215,7 +215,9 @@ class BaseScan:
         return f"Scan({', '.join(f'{name}={text}' for name, text in self._facts().items())})"
 
     def _repr_html_(self) -> str:
-        """Returns a small table for notebooks; without the plan if it is not made yet."""
+        """Returns a small table for notebooks, without plan figures if the scan is not planned
+        yet.
+        """
         facts = self._facts()
         if self._shared_plan.made is not None:
             plan = self.plan
@@ -261,7 +263,7 @@ class TaskReader:
     max_rows: int | None = None
 
     def __call__(self, task: ScanTask) -> Generator[pa.RecordBatch]:
-        """Yields the rows of one task. Close the generator to cancel the requests under way.
+        """Yields the rows of one task. Close the generator to cancel pending requests.
 
         Raises:
             TieredKafkaError: The bytes do not match the plan.
@@ -297,9 +299,9 @@ class TaskReader:
 
     @property
     def _limits(self) -> BatchLimits:
-        """Batches of at most the wanted rows, so that they need not wait for bytes of later ones.
+        """Limits batches to the wanted rows, so that they do not wait for bytes of later rows.
 
-        With a condition it is unknown how many rows that takes.
+        With a condition, the number of rows to read is unknown.
         """
         if not self.max_rows or self.options.where is not None:
             return FOR_ENGINES
@@ -346,7 +348,7 @@ class TaskRun:
 
     @property
     def reads(self) -> list[Callable[[], Generator[pa.RecordBatch]]]:
-        """A function for each task that reads it."""
+        """Returns a function per task that reads the task."""
         return [partial(self._read, number) for number in range(len(self.tasks))]
 
     def read_all(self) -> Generator[pa.RecordBatch]:

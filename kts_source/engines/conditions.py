@@ -1,8 +1,8 @@
 """Translates conditions of engines to conditions of option `where` with the same meaning.
 
 The text of a `pyarrow.compute.Expression` is ambiguous: it escapes neither names nor literals. So
-this module reads the form that pickles of expressions have, see `_tree`. It translates comparisons
-of offset, partition and timestamp with a literal, `topic = 'name'`, and the comparisons of
+this module parses the pickled form of expressions, see `_tree`. It translates comparisons of
+offset, partition and timestamp with a literal, `topic = 'name'`, and the comparisons of
 `field_comparison`, if the outermost operator is AND. The caller evaluates the whole expression
 again, so terms that are not translated only cost time.
 """
@@ -48,7 +48,7 @@ _MICROSECONDS: Final = {"s": 1_000_000, "ms": 1000, "us": 1}
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
-    """A column, or a field below it, by the names from the top down."""
+    """A column or a nested field, as names from the column down."""
 
     names: tuple[str, ...]
 
@@ -62,7 +62,7 @@ class _Literal:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A function of Arrow's."""
+    """A call of an Arrow function."""
 
     function: str
     arguments: tuple[_Node, ...]
@@ -73,11 +73,11 @@ _Node = _Reference | _Literal | _Call
 
 
 def certain_part(expression: pc.Expression, schema: pa.Schema) -> Predicate | None:
-    """Returns a condition that is true for every row for which the expression is.
+    """Returns a condition that is true for all rows for which the expression is true.
 
     Args:
         expression: A condition.
-        schema: Of the rows.
+        schema: Schema of the rows.
 
     Returns:
         `None` if no part of the expression could be translated.
@@ -111,11 +111,11 @@ def columns_in(expression: pc.Expression, columns: Iterable[str]) -> tuple[str, 
 
 
 def _tree(expression: pc.Expression) -> _Node | None:
-    """Returns the expression as a tree; `None` if a node is not understood.
+    """Returns the expression as a tree; `None` if a node is unknown.
 
     A pickle of an expression has an Arrow file with one record batch. The metadata of its schema
-    lists the nodes in prefix order as pairs: `call` and a function, its arguments, `options` and
-    a column's number where it has options, `end` and the function again; `literal` and a column's
+    lists the nodes in prefix order as pairs: `call` and a function, its arguments, `options` and a
+    column's number if it has options, `end` and the function again; `literal` and a column's
     number; `field_ref` and a name; `nested_field_ref`, a number of names, and that many
     `field_ref`. The columns have literals and options, one row each. pyarrow refuses to pickle
     references by number.
@@ -150,7 +150,7 @@ def _parsed(pairs: list[tuple[str, str]], batch: pa.RecordBatch) -> _Node:
         elif key == "nested_field_ref" and int(text) > 0:
             siblings.append(_Reference(tuple(_names(entries, int(text)))))
         else:
-            raise ValueError(f"{key} {text!r} in an expression")
+            raise ValueError(f"an expression has the unknown entry {key}, {text!r}")
     ((_, roots),) = calls
     (root,) = roots
     return root
@@ -160,7 +160,7 @@ def _names(entries: Iterator[tuple[str, str]], count: int) -> Iterator[str]:
     for _ in range(count):
         key, name = next(entries, ("", ""))
         if key != "field_ref":
-            raise ValueError("a reference that is not by names")
+            raise ValueError("a field reference does not consist of names")
         yield name
 
 
@@ -181,7 +181,7 @@ def _metadata(schema: pa.Schema) -> list[tuple[str, str]]:
     capsule = schema.__arrow_c_schema__()  # owns the memory
     position = _ArrowSchema.from_address(pointer(capsule, b"arrow_schema")).metadata
     if not position:
-        raise ValueError("an expression without metadata")
+        raise ValueError("an expression has no metadata")
 
     def number() -> int:
         nonlocal position
@@ -247,7 +247,7 @@ def _comparison(
 
 
 def _whole_number(scalar: Any) -> int | None:  # noqa: ANN401
-    """Returns the value of an integer that fits int64; not of uint64, which Arrow casts."""
+    """Returns the value of an integer that fits int64. Excludes uint64, because Arrow casts it."""
     if not pa.types.is_integer(scalar.type) or scalar.type == pa.uint64():
         return None
     return int(scalar.as_py())
@@ -277,8 +277,8 @@ def field_comparison(
 ) -> Predicate | None:
     """Returns a comparison of a field with a literal; `None` if engines may compare differently.
 
-    Supports integers, which no engine rounds as long as they fit the field, and equal texts. Null
-    fields are not kept by either side.
+    Supports integers that fit the field, because no engine rounds them, and equality of texts. Both
+    sides drop null fields.
     """
     source, *path = names
     if not path or source not in ("key", "value") or source not in schema.names:

@@ -1,8 +1,8 @@
 """A scan as a `pyarrow.dataset.Dataset`, for DuckDB and other engines that query datasets.
 
-pyarrow's own scanner over Python batches reads ahead in threads of Arrow's, which call Python while
-the interpreter exits: the process hangs or aborts. `TierScanner` therefore reads batches only when
-its consumer asks for one.
+pyarrow's own scanner over Python batches reads ahead in Arrow threads. These call Python while the
+interpreter exits, so the process hangs or aborts. `TierScanner` therefore reads a batch only when
+its consumer requests one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _IGNORED: Final = frozenset(
         "use_threads",
     )
 )
-"""Arguments of pyarrow's scanners about how files are read."""
+"""Arguments of pyarrow's scanners that only affect how files are read."""
 _NO_FILES: Final = (
     "a TierDataset has no files for pyarrow to scan: call its own methods, such as to_table(), or"
     " pass Scan.to_reader() or Scan.to_table() instead of the dataset"
@@ -82,7 +82,7 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
     """
 
     def __init__(self, scan: BaseScan, condition: pc.Expression | None = None) -> None:
-        # Arrow scans this instead of reading through a null pointer.
+        # Arrow scans this file instead of dereferencing a null pointer.
         fragment = ds.IpcFileFormat().make_fragment(_NoFile())
         no_files = ds.FileSystemDataset([fragment], scan.schema, ds.IpcFileFormat())
         super().__init__(scan.schema, [no_files])
@@ -91,12 +91,12 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the rows."""
+        """Schema of the rows."""
         return self._scan.schema
 
     @property
     def children(self) -> list[ds.Dataset]:
-        """No datasets."""
+        """Returns an empty list."""
         return []
 
     def scanner(
@@ -127,7 +127,7 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
         return TierScanner(self._scan, columns, condition, batch_size)
 
     def filter(self, expression: pc.Expression) -> TierDataset:
-        """Returns a dataset of the rows for which the expression is true, too."""
+        """Returns a dataset of the rows for which the expression is also true."""
         if not isinstance(expression, pc.Expression):
             raise TypeError(f"filter() takes a pyarrow.compute.Expression, not {expression!r}")
         condition = expression if self._condition is None else self._condition & expression
@@ -220,7 +220,7 @@ class TierScanner:
         self._scan = _needed(scan, columns, condition)
 
     def to_batches(self) -> Generator[pa.RecordBatch]:
-        """Yields the rows. Close the generator to cancel the requests under way."""
+        """Yields the rows. Close the generator to cancel pending requests."""
         with closing(in_threads([self._batches], 1, ordered=True)) as batches:
             yield from batches
 

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from kts_source.predicate.model import Predicate
 
 _DYNAMIC: Final = "dynamic_pred"
-"""Polars' name for conditions of its own, such as the bound of a top-k; a source may skip them."""
+"""Polars' name for conditions that it adds, such as the bound of a top-k; a source may skip
+them.
+"""
 _OPS: Final = {"Eq": Op.EQ, "Lt": Op.LT, "LtEq": Op.LE, "Gt": Op.GT, "GtEq": Op.GE}
 
 
@@ -68,9 +70,9 @@ def lazy_frame(scan: BaseScan, threads: int) -> pl.LazyFrame:
 
 
 def _read_in_threads(scan: BaseScan, threads: int) -> Generator[pa.RecordBatch]:
-    """Yields the rows, read in other threads than the calling one.
+    """Yields the rows; other threads read them.
 
-    Polars' thread converts each batch to its own layout, and its computations wait for that.
+    The calling thread is busy: it converts each batch to Polars' layout.
     """
     if min(threads, len(scan.tasks)) > 1:
         return scan.batches(threads=threads)
@@ -81,8 +83,8 @@ def applicable_part(predicate: pl.Expr) -> pl.Expr | None:
     """Drops the terms of the outermost AND that Polars adds for speed and cannot evaluate here.
 
     Polars 1.3x and 1.4x derive conditions from the rows that a top-k has seen so far. A source gets
-    them as expressions that only have a text, and `DataFrame.filter` panics. The query applies them
-    itself.
+    them as expressions that only have a text, on which `DataFrame.filter` panics. Polars applies
+    them to the result anyway.
 
     Returns:
         `None` if no other terms are left.
@@ -120,9 +122,9 @@ def _is_dynamic(term: pl.Expr) -> bool:
 
 
 def certain_part(predicate: pl.Expr, schema: pa.Schema) -> Predicate | None:
-    """Returns a condition that is true for every row for which the predicate is, or `None`.
+    """Returns a condition that is true for all rows for which the predicate is true, or `None`.
 
-    It reads Polars' own JSON. Its format may change. Unknown parts are ignored, since Polars
+    It reads Polars' own JSON, whose format may change. Unknown parts are ignored, because Polars
     applies the whole predicate again.
     """
     try:

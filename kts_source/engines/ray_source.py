@@ -34,16 +34,18 @@ def ray_dataset(scan: BaseScan, **arguments: Any) -> Any:  # noqa: ANN401  # Ray
         InvalidOptionError: The scan has a limit, which independent tasks cannot apply.
     """
     if scan.is_limited:
-        raise InvalidOptionError("a scan with a limit() cannot go to Ray; use its own limit()")
+        raise InvalidOptionError(
+            "Ray cannot read a scan with a limit(); call limit() on Ray's dataset instead"
+        )
     return ray.data.read_datasource(TierDatasource(scan), **arguments)
 
 
 class TierDatasource(Datasource):  # type: ignore[misc]  # Ray ships no types for it
-    """Ray's data source of a scan. Ray passes columns and conditions and does not filter again."""
+    """Data source for Ray. Ray passes columns and conditions, and does not filter again."""
 
     def __init__(self, scan: BaseScan) -> None:
         super().__init__()
-        self._projection_map = None  # Ray's base reads it and does not set it
+        self._projection_map = None  # Ray's base class reads it but does not set it
         self._scan = scan
         self._size = scan.plan.nominal_bytes  # planned once, however often Ray asks for tasks
 

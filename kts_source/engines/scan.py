@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kts_source.predicate.model import Predicate
 
 _TASK_BYTES: Final = 64 << 20
-"""Ordered threads wait for each other for up to one task, so tasks are small."""
+"""Ordered threads stall for up to one task, so tasks are small."""
 
 
 def scan(source: Mapping[str, str]) -> Scan:
@@ -49,21 +49,22 @@ def scan(source: Mapping[str, str]) -> Scan:
 class Scan(BaseScan):
     """A table of Kafka records that is read lazily; see `scan`.
 
-    `select`, `where` and `limit` return a new scan. A scan can be pickled, with its plan;
-    credentials travel in it as `Secret`.
+    `select`, `where` and `limit` return a new scan. A scan can be pickled, with its plan; the
+    pickle has credentials as `Secret`.
 
     Args:
         options: Options of the scan.
-        where: Condition in addition to the options' condition; only matching rows are returned.
-        max_rows: At most this many rows, the first ones; `None` = all.
+        where: Condition in addition to the condition of the options; only matching rows are
+            returned.
+        max_rows: Maximum number of rows, from the first one on; `None` = all.
         shared_plan: The plan of the scan from which this one is derived.
     """
 
     def where(self, condition: str) -> Self:
         """Returns a scan of the rows for which a condition is true.
 
-        The plan only loses tasks without such rows. Option `where` of the source skips more before
-        a byte is read, since it uses the time indexes too.
+        The existing plan only drops tasks without such rows. Option `where` of the source skips
+        more data, because planning then uses the time indexes, too.
 
         Args:
             condition: As for option `where`.
@@ -84,7 +85,7 @@ class Scan(BaseScan):
         ordered: bool = True,
         progress: Callable[[int, int], object] | None = None,
     ) -> pa.RecordBatchReader:
-        """Returns a stream of the rows. Close or drop it to cancel the requests under way.
+        """Returns a stream of the rows. Close or drop it to cancel pending requests.
 
         Args:
             threads: See `batches`; default: one per core.
@@ -156,7 +157,7 @@ class Scan(BaseScan):
     def find(self, **conditions: Unpack[Conditions]) -> Search:
         """Searches for records and certifies that there are no others; see `kts_source.find`.
 
-        It makes its own plan.
+        The search makes its own plan.
 
         Raises:
             InvalidOptionError: Conditions that contradict each other, or a limit.
@@ -165,7 +166,9 @@ class Scan(BaseScan):
         from kts_source.finding.search import Search
 
         if self.is_limited:
-            raise InvalidOptionError("find() after limit(): all records are searched, or none")
+            raise InvalidOptionError(
+                "find() after limit(): find() searches all records; call it on a scan without limit"
+            )
         return Search(replace(self._options, where=self._condition), query_of(**conditions))
 
     def count(self, *, threads: int | None = None) -> int:
@@ -183,7 +186,7 @@ class Scan(BaseScan):
         return self.to_reader().__arrow_c_stream__(requested_schema)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the scan with its plan, if it is made."""
+        """Pickles the scan, with its plan if it was planned."""
         return _restored, (self._options, self._where, self._max_rows, self._shared_plan.made)
 
 

@@ -1,15 +1,16 @@
 """Compacts a table: keeps the latest record of every key, as Kafka's log cleaner does.
 
-There are two rounds of tasks. The first one reads segments and spreads the records over buckets by
-their key, keeping only the latest of those in memory. The second one reads a bucket each and writes
-its latest records. Memory is bounded in both: the first round spills, and the second one reads a
-bucket that does not fit several times, each time for a share of its keys.
+There are two rounds of tasks. The first round reads segments and spreads records over buckets by
+key; of the records in memory, it keeps only the latest per key. In the second round, each task
+reads one bucket and writes its latest records. Memory is bounded: the first round spills to files.
+The second round reads a bucket that exceeds the memory several times, each time for a share of its
+keys.
 
-Later runs do not read old records from the tier again: the files of the table take part in the
-first round, and the new files replace them in the commit that moves the ranges.
+Later runs do not read old records from the tier again: the files of the table are input of the
+first round, and the commit that moves the ranges replaces them by the new files.
 
-Source: `org.apache.kafka.storage.internals.log.Cleaner` (latest offset per key wins; tombstones go
-once they are older than `delete.retention.ms`; records without a key are not allowed).
+Source: `org.apache.kafka.storage.internals.log.Cleaner` (latest offset per key wins; tombstones are
+dropped once they are older than `delete.retention.ms`; records without a key are not allowed).
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ NEEDED: Final = (KEY, "value", TOPIC, PARTITION, OFFSET, "timestamp")
 HELD_BYTES: Final = 64 << 20
 """Records in memory before they are spilled, or before a bucket is read in more shares."""
 BUCKET_BYTES: Final = 256 << 20
-"""Original bytes of segments per bucket, about."""
+"""Approximate original bytes of segments per bucket."""
 MAX_BUCKETS: Final = 1024
 BASE_RATIO: Final = 4
-"""Original bytes of a record per byte of the table, about."""
+"""Approximate original bytes of records per byte of the table."""
 _TASK_BYTES: Final = 64 << 20
 _MAX_MODULUS: Final = 1 << 20  # beyond it, single keys fill the memory
 _MAX_PARTITIONS: Final = 4096
-"""Partitions of a topic that are looked up if rows have no partition column."""
+"""Number of partitions per topic to look up if rows have no partition column."""
 _MAX_NAMED: Final = 5
 _ROWS: Final = 4096
 
@@ -126,7 +127,7 @@ class Buckets:
                 self._newest[owner] = max(time_ms, self._newest.get(owner, time_ms))
 
     def completed(self, report: TaskReport) -> TaskReport:
-        """Spills the rest, and adds the spilled files to a report."""
+        """Spills the records in memory, and adds the spilled files to a report."""
         self._spill()
         return replace(
             report,
@@ -140,7 +141,7 @@ class Buckets:
         self._target.close()
 
     def _spill(self) -> None:
-        """Writes the latest of the records in memory, a file per bucket."""
+        """Writes the latest records in memory, one file per bucket."""
         if not self._held:
             return
         table = latest(pa.Table.from_batches(self._held))
@@ -304,7 +305,7 @@ class BucketTask:
 
     def run(self, job: ExportJob) -> TaskReport:
         """See `RunnableTask.run`."""
-        # Shares of the keys, by remainder of their hash; halved until a share fits into memory.
+        # Shares of the keys by remainder of their hash. A share that exceeds the memory is halved.
         shares = [(1, 0)]
         with TaskWriter(self.number, {}, job) as writer:
             while shares:
@@ -333,7 +334,7 @@ class BucketTask:
                 table = table.filter(pa.array(is_in_share))
             if merged is None:
                 merged = table
-            else:  # files of the table may lack columns that are read but not written
+            else:  # files of the table may lack columns that tasks read but do not write
                 merged = latest(pa.concat_tables([merged, table], promote_options="default"))
             if merged.nbytes > HELD_BYTES and modulus < _MAX_MODULUS:
                 return None
@@ -376,7 +377,9 @@ def bucket_tasks(
 def newest_timestamps(
     reports: Sequence[TaskReport], recorded: Callable[[PartitionKey], int | None]
 ) -> dict[PartitionKey, int]:
-    """Returns the newest timestamp, read now or `recorded`, of every partition that was read."""
+    """Returns the newest timestamp of every partition that was read: from this run or
+    `recorded`.
+    """
     newest: dict[PartitionKey, int] = {}
     for report in reports:
         for topic_id, partition, time_ms in report.newest_ms:
@@ -427,7 +430,7 @@ def check_rebuild(
     """Checks that a rebuild from the tier reads all partitions that have rows in the table.
 
     Raises:
-        RangeGapError: The table has rows of topics or partitions that have left the tier.
+        RangeGapError: The table has rows of topics or partitions that are no longer in the tier.
         ExportError: A file lacks a column of the table.
     """
     schema = _table_columns(options, TOPIC_ID, PARTITION)
@@ -437,7 +440,7 @@ def check_rebuild(
         owners.update(tuple(row[name] for name in schema.names) for row in distinct)
     keys: set[PartitionKey] = set()
     for topic_id, *partition in owners:
-        # Without a partition column, the recorded ranges show the partitions.
+        # Without a partition column, look up the recorded ranges of possible partitions.
         numbers = partition or [
             number
             for number in range(_MAX_PARTITIONS)

@@ -1,10 +1,11 @@
-"""Stores rejected rows in files of their own, each row with its offset and the reason.
+"""Stores rejected rows in separate files, each row with its offset and the reason.
 
-Tasks write the files as attempts below `_kts/`. The driver lists the files of successful attempts,
-and the commit that accepts their offsets records the number of the list in the table. Right after
+Tasks write the files as attempts below `_kts/`. The driver writes a list of the files of successful
+attempts, and the commit of their offsets records the number of the list in the table. Right after
 the commit the listed files get their final names. If the driver dies in between, the next run
 publishes the list that the table records; a commit does the same before it records another number.
-So each rejected row is in one published file, and files of refused commits are never published.
+So each rejected row is in exactly one published file, and files of failed commits are never
+published.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class DeadLetters:
         self._key = f"{ATTEMPTS}{job.run_id}/{self._name}{_SUFFIX}"
 
     def add(self, batch: pa.RecordBatch, rejected: Sequence[Rejected]) -> None:
-        """Writes rows of the batch before the transform.
+        """Writes the rejected rows of a batch, as they were before the transform.
 
         Raises:
             TransformError: The export has no folder for rejected rows.
@@ -169,15 +170,15 @@ def _list_key(letters: int) -> str:
 
 
 def _owner(settings: ExportSettings) -> list[str]:
-    """Identifies the table that records whether a list was committed: exports may share a folder
-    of dead letters.
+    """Identifies the table that records the commit of a list, because exports may share a folder of
+    dead letters.
     """
     warehouse = settings.catalog.reveal().get("warehouse", "")
     return [settings.table_format, warehouse, settings.target, settings.export_id]
 
 
 def is_unpublished(key: str) -> bool:
-    """Returns whether a file has rejected rows without a final name, or is a list of such."""
+    """Returns whether a file is an unpublished file of rejected rows, or a list of such files."""
     return key.endswith((_SUFFIX, _LIST_SUFFIX))
 
 
@@ -189,7 +190,7 @@ def unpublished_dead_letters(settings: ExportSettings) -> list[ObjectInfo]:
         files = [file for file in target.list_objects(ATTEMPTS) if is_unpublished(file.key)]
         kept: set[str] = set()
         for key in (file.key for file in files if file.key.endswith(_LIST_SUFFIX)):
-            # A list that is incomplete was never committed.
+            # An incomplete list was never committed.
             with contextlib.suppress(ObjectNotFoundError, ValueError):
                 document = json.loads(target.read(key))
                 if document.get("owner") != _owner(settings):

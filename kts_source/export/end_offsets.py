@@ -1,4 +1,4 @@
-"""Ends of the offsets that a table has, for streams and batches that continue after it."""
+"""Returns the end offsets of a table, for streams and batches that continue after it."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def end_offsets(
         source: Options of the export; the tier, or the cluster, has the ids of its topics.
         target: See `backfill`.
         partitions: Number of partitions by topic. Partitions that the table lacks get −2
-            (earliest), because Spark's Kafka source needs every partition. This is not needed with
-            `kafka.bootstrap.servers` in `source`. Without both, partitions above the highest one of
-            the tier are missing.
+            (earliest), because Spark's Kafka source needs every partition. With
+            `kafka.bootstrap.servers` in `source`, this argument is not needed. Without either,
+            partitions above the highest partition of the tier are missing.
         arguments: Arguments of `backfill` that identify the table and the export: `table_format`,
             `export_id`, `target_options`, `catalog`.
 
@@ -50,8 +50,8 @@ def end_offsets(
 
     Raises:
         ExportError: The table has no offsets of the current id of a topic.
-        DataLossError: The log or the table is not the one of the last run, and `failOnDataLoss` of
-            the source does not allow it; see `backfill`.
+        DataLossError: The log or the table was replaced since the last run, and `failOnDataLoss` is
+            true; see `backfill`.
         TieredKafkaError: The source or the table cannot be read.
     """
     settings = export_settings(target, source=source, **arguments)
@@ -62,7 +62,8 @@ def end_offsets(
         state = table.load()
         committed = state.committed
         check_rollback(requested, state)
-        # The plan starts after the table: the source may no longer have earlier offsets.
+        # The plan starts at the end of the table, because the source may no longer have earlier
+        # offsets.
         plan = plan_scan(options, progress=Continuation(options, committed, resume=True))
         held_partitions = [
             partition
@@ -86,7 +87,9 @@ def end_offsets(
 def _ends_of_topic(
     settings: ExportSettings, committed: CommittedRanges, topic: str, topic_id: str, count: int
 ) -> dict[int, int]:
-    """Returns the end of each partition below `count`, including those that left the tier."""
+    """Returns the end of each partition below `count`, including partitions that are no longer in
+    the tier.
+    """
     held = {number: held_range(committed, topic, topic_id, number) for number in range(count)}
     if all(offsets is None for offsets in held.values()):
         raise ExportError(

@@ -1,10 +1,11 @@
-"""Plans what an export has still to write: the scan after the offsets of the table, in waves.
+"""Plans an export: a scan that continues after the offsets of the table, split into waves.
 
 A table grows upwards only. It has offsets [start, stop) of a partition, so the plan begins at
 `stop`, and every gap is an error or reported as skipped. Offsets that the table has are not read
 again, so the tier may have deleted them.
 
-A wave is committed as a whole. It ends between segments, where the end of every partition is known.
+A wave is committed as a whole. It ends between segments, because only there the end of every
+partition is known.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _TopicPartition: TypeAlias = "tuple[str, int]"
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """Tasks that are committed together, and the ranges that the commit moves."""
+    """Tasks of one commit, and the ranges that the commit moves."""
 
     tasks: tuple[ExportTask, ...]
     advances: tuple[RangeAdvance, ...]
@@ -68,8 +69,8 @@ class ExportPlan:
     """All that an export writes.
 
     Attributes:
-        scan: Of the missing offsets.
-        waves: In order.
+        scan: Scan of the missing offsets.
+        waves: Waves in commit order.
         skipped: Requested offsets that are not written.
     """
 
@@ -88,7 +89,7 @@ def plan_export(
         state: State of the table.
         resume: Continues after the committed offsets; otherwise a request for committed offsets is
             an error.
-        commit_bytes: Original bytes of a wave, at least.
+        commit_bytes: Minimum original bytes of a wave.
 
     Raises:
         RangeGapError: Offsets between the committed and the requested ones would be missing.
@@ -104,11 +105,11 @@ def plan_export(
 
 
 def plan_rebuild(options: ScanOptions, committed: CommittedRanges) -> ExportPlan:
-    """Plans a table that is rebuilt from all requested offsets; no wave if nothing is new.
+    """Plans to rebuild a table from all requested offsets; returns no wave if no offset is new.
 
     Raises:
         RangeGapError: The tier no longer has all offsets that the table was built from.
-        RangeOverlapError: The tier ends before the table does.
+        RangeOverlapError: The tier ends below the end of the table.
     """
     scan = plan_scan(options)
     for partition in scan.partitions:
@@ -142,7 +143,7 @@ class Continuation:
 
     Attributes:
         resume: See `plan_export`.
-        skipped: Offsets that are skipped because loss is allowed. Planning threads share it.
+        skipped: Offsets that are skipped because loss is allowed. Shared by planning threads.
     """
 
     options: ScanOptions
@@ -186,7 +187,7 @@ class Continuation:
     def _first_offset(
         self, location: Place, held: OffsetRange, start: int, stop: int, log_start: int
     ) -> int:
-        """Returns the first of offsets [start, stop) to write; `stop` if there is none."""
+        """Returns the first offset in [start, stop) to write; `stop` if there is none."""
         if start >= stop:
             return stop
         holds = f"the table holds [{held.start}, {held.stop})"
@@ -229,7 +230,7 @@ class Continuation:
         if self.options.fail_on_data_loss:
             raise error
         gap = Skipped(location.topic, location.partition, start, stop, reason)
-        # The planner may ask for a partition again.
+        # The planner may call this again for the same partition.
         if gap not in self.skipped:
             log.warning("%s: skipping offsets [%d, %d): %s", location, start, stop, reason)
             self.skipped.append(gap)
@@ -257,14 +258,14 @@ def _with_held(tier: PartitionLog, held: OffsetRange) -> PartitionLog:
 
 
 def _held_offset_dated(tier: PartitionLog, timestamp_ms: int, held: OffsetRange) -> int | None:
-    """Returns an offset of the table if the first record at or after a time is in the table.
+    """Returns an offset of the table if the first record at or after a timestamp is in the table.
 
-    Manifests decide that, so that no index is read. `None` if they do not show it.
+    Uses manifests only, to read no index. Returns `None` if they are not sufficient.
     """
     for span in tier.ranges:
         segment = span.segment
         if not segment.is_dated_before(timestamp_ms):
-            # The record of that time may be outside the range of a clipped segment.
+            # The record with this timestamp may be outside the range of a clipped segment.
             is_whole = (span.start, span.stop) == (segment.start_offset, segment.stop_offset)
             is_held = held.start <= span.start and span.stop <= held.stop
             is_sure = segment.max_timestamp_ms > 0 and is_whole and is_held
@@ -296,11 +297,11 @@ def check_rollback(options: ScanOptions, state: TableState) -> None:
 def check_logs(
     options: ScanOptions, partitions: Sequence[PartitionPlan], state: TableState
 ) -> None:
-    """Checks that the planned logs are those that the table records.
+    """Checks that the planned logs are the logs that the table was written from.
 
     Raises:
-        DataLossError: A log ends below the table, another leader wrote the offsets that the table
-            has, a topic was created again, or a new partition has lost its first records.
+        DataLossError: A log ends below the end of the table, another leader wrote offsets of the
+            table, a topic was created again, or a new partition has lost its first records.
     """
     if not state.fingerprint:
         return
@@ -327,7 +328,7 @@ def check_logs(
 
 def epoch_before(partition: PartitionPlan, stop: int, options: ScanOptions) -> int | None:
     """Returns the leader epoch that owns offset `stop - 1`; `None` if that is unknown."""
-    # A plan file with brokers has the epochs of the tier's segments only.
+    # A plan file with brokers has only the epochs of the tier's segments.
     if options.plan_file is not None and partition.brokers is not None:
         return None
     epochs = [entry.epoch for entry in partition.surviving.lineage if entry.start_offset < stop]
@@ -340,7 +341,7 @@ def _check_log(options: ScanOptions, partition: PartitionPlan, held: OffsetRange
     )
     stop = partition.surviving.stop
     if held.stop > stop:
-        if options.plan_file is None:  # an old plan ends earlier and has nothing new
+        if options.plan_file is None:  # an old plan ends earlier, so it has no new offsets
             location.raise_or_warn(
                 f"the log ends at offset {stop}, and the table holds [{held.start}, {held.stop}):"
                 " records of the table were lost in an unclean election or with their segments, or"
@@ -414,7 +415,7 @@ def _held(committed: CommittedRanges, partition: PartitionPlan) -> OffsetRange |
 
 
 def _named_offset(bound: object, partition: PartitionPlan, default: int) -> int:
-    """Returns the offset that a bound names for a partition."""
+    """Returns the offset of a bound for a partition."""
     offsets = bound.offsets if isinstance(bound, OffsetsBound) else {}
     return offsets.get(partition.topic, {}).get(partition.partition, default)
 
@@ -480,7 +481,7 @@ def _gaps(
 
 
 class _Waves:
-    """Splits the tasks of a scan into waves, and follows the ends of the partitions."""
+    """Splits the tasks of a scan into waves, and tracks the end of each partition."""
 
     def __init__(self, scan: ScanPlan, committed: CommittedRanges, options: ScanOptions) -> None:
         self._tasks = scan.tasks
@@ -562,7 +563,7 @@ class _Waves:
             for task in tasks
             for partition in task.parts
         }
-        # Only holes follow the last task of a partition, and partitions without a task are holes.
+        # After the last task of a partition, and in partitions without tasks, only holes are left.
         stops |= {
             topic_partition: partition.stop
             for topic_partition, partition in self._partitions.items()
@@ -573,7 +574,7 @@ class _Waves:
     def _new_partitions(self) -> set[_TopicPartition]:
         """Returns partitions without their first records that are new to the table.
 
-        The first commit records where they begin, in case this run does not reach them.
+        The first commit records their first offsets, because this run may end before it reads them.
         """
         return {
             topic_partition

@@ -1,8 +1,8 @@
-"""Rules that decide which rows a table gets; an export continues a table with equal rules only.
+"""Rules that determine the rows of a table. An export only continues a table with equal rules.
 
-The rule of a transform is a digest of its code and of all that is bound to it: the source of
-functions and classes, closures, defaults, arguments of `functools.partial`, and the attributes of
-objects, at any depth. It does not cover module globals, attributes that a class gets later, and
+The rule of a transform is a digest of its code and of all objects that are bound to it: the source
+of functions and classes, closures, defaults, arguments of `functools.partial`, and the attributes
+of objects, at any depth. It does not cover module globals, attributes that a class gets later, and
 code that a function calls, unless it is bound in one of those ways. A text attribute `fingerprint`
 on any of these objects replaces its digest.
 """
@@ -54,7 +54,7 @@ def digest_transform(transform: object) -> str:
 
 
 class _Digest:
-    """Digests objects by content; sharing and the order of sets make no difference."""
+    """Digests objects by content, regardless of shared references and the order of sets."""
 
     def __init__(self) -> None:
         # Keeps the values alive, so that no id is reused.
@@ -143,7 +143,7 @@ class _Digest:
 
     def _code(self, code: types.CodeType) -> bytes:
         source = source_of(code)
-        if source is None:  # its byte code, which differs between versions of Python
+        if source is None:  # use the byte code, which differs between versions of Python
             constants = [
                 self._code(constant) if isinstance(constant, types.CodeType) else self.of(constant)
                 for constant in code.co_consts
@@ -177,7 +177,9 @@ def source_of(value: Any) -> bytes | None:  # noqa: ANN401
 
 
 def _is_of_stdlib(value: Any) -> bool:  # noqa: ANN401
-    """Returns whether it is in the standard library: its source changes with every version."""
+    """Returns whether an object is in the standard library, whose source changes with every
+    version.
+    """
     return str(getattr(value, "__module__", "")).partition(".")[0] in sys.stdlib_module_names
 
 
@@ -239,18 +241,18 @@ def _column_rules(options: ScanOptions, settings: ExportSettings) -> Iterator[st
 
 
 def _decoding_rule(form: ColumnFormat, settings: ExportSettings) -> str:
-    # A table has no malformed values if they end the run or are dropped, so an export may change
-    # between these two modes.
+    # Tables have no malformed values if these stop the run or are dropped, so an export may switch
+    # between both modes.
     mode = f":{PERMISSIVE}" if form.mode == PERMISSIVE else ""
     kind = "" if settings.transform is None else f":{digest_number(str(form.type))}"
     return f"{form.column}:{form.format}{mode}{kind}"
 
 
 def describe_transform(transform: Transform | None) -> str:
-    """Returns a text that changes when the transform does, as far as that can be seen.
+    """Returns a text that changes when the transform changes, as far as this is detectable.
 
-    It is the attribute `fingerprint` of the transform, or else its name, a digest of its source,
-    and a digest of all that is bound to it.
+    The text is the attribute `fingerprint` of the transform. Without it, it is the name, a digest
+    of the source, and a digest of all bound objects.
 
     Raises:
         FingerprintError: See `digest_transform`.
@@ -272,7 +274,7 @@ def digest_number(text: str) -> int:
 
 
 def is_stored_text(stored: str, text: str) -> bool:
-    """Returns whether a table stores a text: as it is, or as its digest number."""
+    """Returns whether `stored` is a text, or the digest number of the text."""
     return stored in (text, str(digest_number(text)))
 
 
@@ -284,12 +286,12 @@ def check_fingerprint(stored: Fingerprint, rules: Fingerprint) -> None:
     """
     different = [
         f"{name} is {rules[name]!r} now"
-        + ("" if text.isdigit() else f" and was {text!r} when it was begun")
+        + ("" if text.isdigit() else f" and was {text!r} in the first run")
         for name, text in stored.items()
         if name in rules and not is_stored_text(text, rules[name])
     ]
     if different:
         raise FingerprintError(
-            f"the table was begun with other rules: {'; '.join(different)}. Export into another"
+            f"the table was created with other rules: {'; '.join(different)}. Export into another"
             " table, or give another export_id"
         )

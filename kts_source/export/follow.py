@@ -1,7 +1,7 @@
 """Follows a source: bounded rounds, each an ordinary export that continues after the table.
 
-Only sums are kept between two rounds: the table records where the next one begins. Each round reads
-options, keys and credentials again, so renewed ones take effect.
+Between two rounds only sums are kept: the table records where the next round begins. Each round
+reads options, keys and credentials again, so renewed credentials take effect.
 """
 
 from __future__ import annotations
@@ -92,19 +92,19 @@ def follow(
 
     Args:
         source: Options as for the data source.
-        settings: Where and how to write, with `following`.
+        settings: Settings of the export, with `following`.
         executor: Runs the tasks.
         on_round: Called with the figures of each round, which are also logged.
         clock: Returns seconds.
         pause: Sleeps for a number of seconds.
 
     Returns:
-        The sum of all successful rounds. If an outage or a signal comes right after a commit, the
+        The sum of all successful rounds. If an outage or a signal occurs right after a commit, its
         rows are in the table but not in the report.
 
     Raises:
         InvalidOptionError: The source has an end, or the table cannot be merged.
-        TieredKafkaError: See `export`; except for errors that waiting may help.
+        TieredKafkaError: See `export`; temporary errors are retried instead.
     """
     if settings.following is None:
         raise InvalidOptionError("the settings lack follow=True")
@@ -185,7 +185,7 @@ class _Rounds:
     def _try_check(self) -> bool:
         """Checks the arguments; returns False if the registry that has the schema is unavailable.
 
-        The first round then waits for the registry.
+        In this case the first round waits for the registry.
         """
         try:
             self._check()
@@ -214,7 +214,7 @@ def _is_temporary(error: BaseException) -> bool:
 def _outcome(report: BackfillReport | None, error: BaseException | None, stop: _Stop) -> str:
     if report is not None:
         return DONE if report.commits else IDLE
-    # Libraries may raise errors of their own for an interrupt.
+    # Libraries may raise their own errors after an interrupt.
     if stop.is_requested or isinstance(error, KeyboardInterrupt):
         return ABANDONED
     return type(error).__name__
@@ -238,7 +238,9 @@ def _metrics(number: int, outcome: str, seconds: float, report: BackfillReport) 
 
 
 class _Stop:
-    """Handles SIGTERM and SIGINT: the first signal interrupts the round, later ones do nothing."""
+    """Handles SIGTERM and SIGINT: the first signal interrupts the round, later signals are
+    ignored.
+    """
 
     def __init__(self) -> None:
         self.is_requested = False

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ROW_GROUP_BYTES: Final = 48 << 20
 """A row group is written once its rows fill this much memory."""
 SORT_BYTES: Final = 64 << 20
-"""Rows that are sorted in memory at a time, and so fill one file."""
+"""Maximum rows to sort in memory, and thus of a sorted file."""
 
 _REPEATING: Final = ("topic", "partition", "timestampType")
 # Smaller than the defaults. Keys and values stay PLAIN: from DELTA_LENGTH_BYTE_ARRAY pages with
@@ -40,7 +40,7 @@ _PER_MILLISECOND: Final = {"s": 1, "ms": 1, "us": 1000, "ns": 1_000_000}
 _MAX_BOUND: Final = 128
 """Characters of a text that is reported as a bound."""
 _WRITE_BATCH_ROWS: Final = 4096
-"""Rows that Arrow's writer encodes at a time: those of a batch."""
+"""Rows per batch that Arrow's writer encodes at a time."""
 _READ_AHEAD: Final = 1 << 20
 
 
@@ -49,11 +49,11 @@ class ParquetFile:
 
     Args:
         sink: Binary file for the bytes; `close` closes it.
-        schema: Of the rows, without partition columns that are dropped.
+        schema: Schema of the rows, without partition columns that are dropped.
         compression: Codec of the pages.
-        row_group_rows: Rows of a row group, at most.
+        row_group_rows: Maximum rows of a row group.
         sort_by: Columns to sort by; all rows are then kept in memory until `close`.
-        bounded: Columns that always get bounds.
+        bounded: Columns for which bounds are always written.
         constants: Text columns with the same text in all rows, and the text.
     """
 
@@ -70,7 +70,7 @@ class ParquetFile:
     ) -> None:
         self._sink = sink
         self._schema = schema
-        # Sorted rows are written with their own columns.
+        # Sorted rows are written with the columns of the batches.
         self._constants = {} if sort_by else dict(constants)
         self._row_group_rows = row_group_rows
         self._sort_by = sort_by
@@ -82,7 +82,8 @@ class ParquetFile:
         packed = [
             field.name for field in schema if field.name in _PACKED and _has_bounds(field.type)
         ]
-        # Columns with repeating values, and texts that a transform or a decoder made.
+        # Use dictionaries for columns with repeating values, and for texts from transforms and
+        # decoders.
         repeating = [
             leaf.path
             for leaf in leaves(schema)
@@ -130,13 +131,15 @@ class ParquetFile:
         table = pa.Table.from_batches(self._held, self._schema)
         self._held, self._held_rows, self.held_bytes = [], 0, 0
         if self._sort_by:
-            table = table.combine_chunks()  # frees the batches
+            table = table.combine_chunks()  # releases the batches
             self._write_sorted(table)
         else:
             self._writer.write_table(self._with_constants(table), self._row_group_rows)
 
     def _with_constants(self, table: pa.Table) -> pa.Table:
-        """Replaces constant texts by dictionaries of one entry, which the writer need not hash."""
+        """Replaces constant texts by dictionaries of one entry, so that the writer does not hash
+        each text.
+        """
         for name, text in self._constants.items():
             index = table.schema.get_field_index(name)
             table = table.set_column(index, name, _constant(text, table.num_rows))
@@ -163,7 +166,7 @@ class ParquetFile:
         """Closes the file without completing it."""
         self._held = []
         for closing in (self._writer.close, self._sink.close):
-            with contextlib.suppress(Exception):  # the error that led here is reported
+            with contextlib.suppress(Exception):  # the original error is reported
                 closing()
 
 
@@ -192,8 +195,8 @@ def _has_bounds(kind: pa.DataType) -> bool:
 
 
 def statistics_of(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, ColumnStatistics]:
-    """Returns bounds over all row groups, by path: of integers, dates and timestamps, and of texts
-    in structs.
+    """Returns bounds over all row groups by path, for integers, dates, timestamps, and texts in
+    structs.
     """
     statistics: dict[str, ColumnStatistics] = {}
     columns = list(leaves(schema))
@@ -208,7 +211,8 @@ def statistics_of(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, Col
                 break
             nulls += bounds.null_count
             if bounds.has_min_max:
-                # `min` of times would import pandas, and covers the years 1 to 9999 only.
+                # Arrow's `min` of timestamps would import pandas, and covers only the years 1 to
+                # 9999.
                 is_raw = pa.types.is_temporal(leaf.type)
                 lows.append(bounds.min_raw if is_raw else bounds.min)
                 highs.append(bounds.max_raw if is_raw else bounds.max)
@@ -226,8 +230,8 @@ def statistics_of(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, Col
 def _is_bounded(leaf: Leaf) -> bool:
     """Returns whether bounds of a column are kept.
 
-    Floating point has none: Parquet's bounds ignore NaN, which Spark sorts above all numbers. Of
-    texts and decimals only fields of decoded values have bounds.
+    Floating-point columns have no bounds: Parquet's bounds ignore NaN, which Spark sorts above all
+    numbers. Texts and decimals have bounds only as fields of decoded values.
     """
     if leaf.repeats:
         return False
@@ -262,7 +266,7 @@ class DataFile:
     """A data file of a table.
 
     Attributes:
-        key: Below the target's root.
+        key: Key relative to the target's root.
         values: Texts of the partition columns that are not in the file, by name.
     """
 
@@ -302,7 +306,7 @@ def open_parquet(store: ObjectStore, file: DataFile) -> pq.ParquetFile:
     """Opens a data file of a table.
 
     Raises:
-        ExportError: It is not a Parquet file.
+        ExportError: The file is not a Parquet file.
     """
     try:
         return pq.ParquetFile(io.BufferedReader(_ObjectFile(store, file), _READ_AHEAD))

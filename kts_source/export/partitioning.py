@@ -93,8 +93,9 @@ def column_at(rows: pa.RecordBatch | pa.Table, path: str) -> pa.Array | pa.Chunk
 
 PartitionValue: TypeAlias = str | int | bool | datetime.date | None
 ValuesIn: TypeAlias = Literal["path", "log", "file"]
-"""Where readers find the partition values of a file: in its path, in the table's log (in both cases
-the file has no such column), or in the file itself, whose bounds show them."""
+"""Location of the partition values of a file: its path, the table's log (in both cases the file has
+no such column), or the file itself, where readers use its bounds.
+"""
 
 CHECKED: Final = "checked"
 AS_IS: Final = "as-is"
@@ -119,7 +120,9 @@ LOG_ALONE: Final = "kts-values=in-log-alone/"
 _MAX_NAME_BYTES: Final = 255
 """Limit of all common file systems for a folder name."""
 _MAX_FOLDERS_BYTES: Final = 600
-"""For all folders of a file: S3 keys have at most 1,024 bytes with prefix and file name."""
+"""Limit for all folder names of a file: S3 keys have at most 1,024 bytes, including prefix and file
+name.
+"""
 _MAX_BOUND_BYTES: Final = 4096
 """Arrow writes no bounds of longer texts."""
 
@@ -151,8 +154,9 @@ class PartitionField:
     def column(self) -> str:
         """Name of the column that has the value, if files contain it.
 
-        Fields become columns of their own there, too: if an Iceberg table is partitioned by the
-        first field of a struct, its Java readers return a struct of nulls instead of null.
+        A field of a struct is copied to a separate column. Otherwise, if an Iceberg table is
+        partitioned by the first field of a struct, Java readers return a struct of nulls instead of
+        null.
         """
         return self.name if self.is_inner else self.source
 
@@ -234,8 +238,8 @@ def partition_rule(fields: Sequence[PartitionField]) -> str:
 def split(
     batch: pa.RecordBatch, columns: Sequence[pa.Array]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yields the rows of each combination of partition values, in the order of first occurrence,
-    after the number of the first such row within the batch.
+    """Yields, for each combination of partition values in order of first occurrence, the number of
+    its first row in the batch, and its rows.
     """
     if not columns or batch.num_rows == 0:
         yield 0, batch
@@ -244,7 +248,7 @@ def split(
     for column in columns:
         encoded = pc.dictionary_encode(column, null_encoding="encode")
         size = len(encoded.dictionary)
-        if combinations * size >= 1 << 63:  # overflow: renumber those that occur
+        if combinations * size >= 1 << 63:  # overflow: renumber the combinations that occur
             codes = pc.dictionary_encode(codes).indices.cast(pa.int64())
             combinations = batch.num_rows
         codes = pc.add(pc.multiply(codes, size), encoded.indices.cast(pa.int64()))
@@ -268,10 +272,10 @@ def partition_values(
 ) -> tuple[PartitionValue, ...]:
     """Returns the partition values of a row.
 
-    `any_text` accepts texts in folder names that readers take for numbers, dates and the like.
+    `any_text` accepts texts in folder names that readers parse as numbers, dates and the like.
 
     Raises:
-        ValueError: Readers would find another value, or none.
+        ValueError: Readers would read another value or null.
     """
     values: list[PartitionValue] = []
     for field, column in zip(fields, columns, strict=True):
@@ -298,7 +302,7 @@ def partition_values(
 
 
 def _why_unreadable(field: PartitionField, text: str | None, kept: ValuesIn) -> str | None:
-    """Returns why readers would not find the value; `None` if they do."""
+    """Returns why readers would read another value; `None` if they read the same value."""
     if text is None:
         return None
     if kept == "file":
@@ -317,7 +321,8 @@ def _why_unreadable(field: PartitionField, text: str | None, kept: ValuesIn) -> 
 
 
 def inferred_type(text: str) -> str | None:
-    """Returns the type that a reader of folders may infer; `None` if all read the text as text.
+    """Returns the type that a reader may infer from a folder name; `None` if all readers infer
+    text.
 
     Folder names have no types, so readers infer them: pyarrow infers numbers; Spark, DuckDB and
     Polars infer dates and times, too, and Polars booleans. This combines all their rules.
@@ -354,9 +359,9 @@ def folder(fields: Sequence[PartitionField], values: Sequence[Any]) -> str:
 def log_folder(fields: Sequence[PartitionField], values: Sequence[Any]) -> str:
     """Returns the folder of a file for partition values in the table's log.
 
-    Polars takes the values from the path, not from the log. If no folder can name them, this
-    returns a folder of a column that the table lacks, so that Polars raises an error instead of
-    reading nulls.
+    Polars reads the values from the path, not from the log. If the values cannot be folder names,
+    this returns a folder of a column that the table lacks, so that Polars raises an error instead
+    of reading nulls.
     """
     folders = [folder((field,), (value,)) for field, value in zip(fields, values, strict=True)]
     sizes = [len(name.encode()) for name in folders]

@@ -15,7 +15,9 @@ _LINE_SECONDS: Final = 10.0
 
 
 class Progress:
-    """Receives the progress of an export, from one thread at a time; this class ignores it."""
+    """Interface for the progress of an export, called by one thread at a time. This class does
+    nothing.
+    """
 
     def begin(self, tasks: int, segment_bytes: int) -> None:
         """Called once the plan is complete."""

@@ -1,8 +1,8 @@
 """Offsets that a table has, and how a commit advances them.
 
-A table has one range of offsets, [start, stop) without a gap, per partition of a topic id. A
-commit moves `stop` and names the `stop` that it was planned against, so of two concurrent exports
-only one can move it.
+A table has one range of offsets, [start, stop) without a gap, per partition of a topic id. A commit
+moves `stop` and names the `stop` that it was planned with, so only one of two concurrent exports
+can move it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 _NO_IDS: Final = frozenset({"", "A" * 22})
-"""Topic ids that identify no topic: brokers older than topic ids report `Uuid.ZERO_UUID`."""
+"""Values that are no topic id: brokers without topic ids report `Uuid.ZERO_UUID`."""
 
 
 class PartitionKey(NamedTuple):
@@ -65,7 +65,7 @@ class CommittedRanges(Protocol):
 def held_range(
     committed: CommittedRanges, topic: str, topic_id: str, partition: int
 ) -> OffsetRange | None:
-    """Returns the offsets that a table has of a partition; `None` for nothing."""
+    """Returns the offsets of a partition in a table; `None` if there are none."""
     return committed.get(partition_key(topic, topic_id, partition))
 
 
@@ -75,7 +75,8 @@ class RangeAdvance:
 
     Attributes:
         topic: Its name, for messages.
-        expected: The committed `stop` that it was planned against; `None` if nothing was committed.
+        expected: The committed `stop` that the commit was planned with; `None` if nothing was
+            committed.
         start: First offset added; above `expected` only if a hole was accepted.
         stop: One past the last offset added.
         epoch: Leader epoch that owns offset `stop - 1`; `None` if unknown.
@@ -95,7 +96,7 @@ class RangeAdvance:
 def merge_advances(
     first: Iterable[RangeAdvance], second: Iterable[RangeAdvance]
 ) -> list[RangeAdvance]:
-    """Merges two successive steps of a run."""
+    """Merges the advances of two successive commits of a run."""
     moved: dict[PartitionKey, RangeAdvance] = {}
     for advance in (*first, *second):
         before = moved.get(advance.key, advance)

@@ -58,17 +58,17 @@ class BackfillReport:
         rows_read: Rows decoded; differs from `rows` if a transform ran.
         rejected: Rows that went to the dead letters.
         files: Number of committed files.
-        file_bytes: Their bytes.
+        file_bytes: Size of the committed files.
         segment_bytes: Original bytes of the segments that were read.
-        left_bytes: Original bytes that a bounded round left to the next one.
+        left_bytes: Original bytes left for the next round.
         commits: Number of commits.
-        requests: Reads that the tasks sent to the tier.
+        requests: Number of read requests that the tasks sent to the tier.
         bytes_read: Object bytes that the tasks received.
         retries: Requests that were repeated.
         cost: Estimated US dollars for the requests, at list prices.
         skipped: Requested offsets that were not written, with reasons.
         seconds: Seconds by stage; `tasks` and `writing` are sums over all tasks.
-        verified: Results of `verify=True`, in sentences.
+        verified: Results of `verify=True` as sentences.
     """
 
     target: str
@@ -157,7 +157,7 @@ def draw_report(report: BackfillReport) -> Any:  # noqa: ANN401  # matplotlib sh
 
 
 def _summary(report: BackfillReport) -> list[str]:
-    """Returns the lines of the text, without offsets."""
+    """Returns the lines of the report about the run as a whole."""
     seconds = ", ".join(f"{name} {value:.1f}" for name, value in report.seconds.items())
     lines = [
         f"Exported to {report.target} ({report.table_format}):"
@@ -186,7 +186,7 @@ def empty_report(target: str, table_format: str) -> BackfillReport:
 def add_reports(first: BackfillReport, then: BackfillReport) -> BackfillReport:
     """Adds the report of a later run to earlier ones.
 
-    Gaps that the later run wrote are dropped, so the report stays small after any number of runs.
+    Drops gaps that the later run filled, so that the report stays small after many runs.
     """
     sums: dict[str, Any] = {
         field.name: getattr(first, field.name) + getattr(then, field.name)

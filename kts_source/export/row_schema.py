@@ -1,8 +1,8 @@
-"""Columns of the rows that an export writes, and how they fit the columns of its table.
+"""Compares the columns of the rows that an export writes with the columns of its table.
 
 A table keeps the columns that it was created with. With schema evolution, fields that only the rows
-have are added to the table, nullable and after the others; fields that only the table has are null
-in the new rows. Every other difference is an error: types do not change.
+have are added to the table as its last, nullable fields. Fields that only the table has are null in
+the new rows. Every other difference is an error: types do not change.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def check_typed(options: ScanOptions, settings: ExportSettings) -> None:
             # Types inferred from samples differ from run to run, and a table keeps its fields.
             raise InvalidOptionError(
                 f"an export needs option '{column_format.column}.schema': `kts schema` prints"
-                " that of a sample"
+                " the schema of a sample"
             )
     if settings.compaction is not None:
         raise InvalidOptionError(
@@ -124,11 +124,11 @@ def _nested_types(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataTy
 
 
 def type_fault(kind: pa.DataType, table_format: str) -> str | None:
-    """Returns why a table cannot store a type, without the types in it; `None` if it can.
+    """Returns why a table cannot store a type, ignoring nested types; `None` if it can.
 
     Parquet files store no Arrow schema, so a duration would become a number without a unit. The
     libraries of Delta and Iceberg reject some types only after all rows were written, and read
-    unsigned numbers as signed ones.
+    unsigned numbers as signed numbers.
     """
     if fault := _parquet_fault(kind):
         return fault
@@ -144,7 +144,7 @@ def type_fault(kind: pa.DataType, table_format: str) -> str | None:
 
 
 def _names_fault(names: Sequence[str], table_format: str) -> str | None:
-    """Returns which names of one level a table cannot distinguish; `None` if there are none."""
+    """Returns names of one level that a table cannot distinguish; `None` if there are none."""
     before: dict[str, str] = {}
     for name in names:
         same = name.lower() if table_format == DELTA else name
@@ -210,9 +210,9 @@ def _iceberg_fault(kind: pa.DataType) -> str | None:
 
 
 def schema_without_rows(options: ScanOptions, settings: ExportSettings) -> pa.Schema | None:
-    """Returns the columns that an export would write; `None` if only rows can show them.
+    """Returns the columns that an export would write; `None` if they depend on the rows.
 
-    The result of a function without rows may have other types than with rows, so no function is
+    A transform that is a function may return other types for zero rows, so functions are not
     called. A `RowTransform` is called, unless it fails or returns columns without a type.
     """
     if settings.compaction is not None:
@@ -238,7 +238,7 @@ def check_columns(schema: pa.Schema, settings: ExportSettings, values_in: Values
     """Compares the columns of the rows with the settings.
 
     Raises:
-        InvalidOptionError: The rows cannot be sorted or partitioned as the settings say.
+        InvalidOptionError: The rows cannot be sorted or partitioned according to the settings.
         ExportError: The table cannot store the type of a column.
     """
     _check_types(schema, settings.table_format)
@@ -306,7 +306,7 @@ def unite_schemas(
 
 
 def lacks_fields(table: pa.Schema, columns: pa.Schema, typed: Iterable[str]) -> bool:
-    """Returns whether the table lacks a field of the merged `columns`, among the typed ones."""
+    """Returns whether the table lacks a field of a typed column in the merged `columns`."""
     types = [
         (table.field(name).type, columns.field(name).type, name)
         for name in typed
@@ -382,7 +382,7 @@ def _field(there: pa.Field, here: pa.Field, path: str) -> pa.Field:
 
 
 def _canonical(kind: pa.DataType) -> pa.DataType:
-    """Returns the type that decoders produce, for the variants that table libraries return."""
+    """Replaces the type variants of table libraries by the types that decoders return."""
     return _united(kind, kind, "")
 
 
@@ -408,6 +408,6 @@ def _changed(
     return SchemaChangedError(
         f"column {name} of the rows differs from that of the table: {reason}. The table has"
         f" {texts[0]}, the rows have {texts[1]}. Export into another table, or read with the schema"
-        " it was begun with",
+        " of the first run",
         uri=uri,
     )

@@ -96,14 +96,14 @@ def export(
 
     Args:
         source: Options as for the data source.
-        settings: Where and how to write.
+        settings: Settings of the export.
         executor: Runs the tasks.
         progress: Called with the progress.
         table: The target; by default it is opened from the settings.
 
     Raises:
-        ExportError: Gaps, overlaps, other rules than the table was begun with, or another export
-            committed first. Earlier commits are kept; run again to continue.
+        ExportError: Offsets have gaps or overlaps, the table was written with other rules, or
+            another export committed first. Earlier commits are kept; run again to continue.
         TieredKafkaError: The source cannot be read.
     """
     options = parse_options(source)
@@ -125,10 +125,10 @@ def clean(
     remove: bool = False,
     table: ExportTable | None = None,
 ) -> tuple[ObjectInfo, ...]:
-    """Lists files that dead attempts left in a target and among its dead letters.
+    """Lists files of failed attempts in a target and its folder of dead letters.
 
-    A running export keeps all its files for any `older_than_hours`, because it is marked in
-    the target. Files of a dead run are listed once its newest file is old enough.
+    Files of a running export are never listed, because the target has a mark of the run. Files of a
+    dead run are listed once its newest file is old enough.
 
     Args:
         settings: The target.
@@ -140,21 +140,22 @@ def clean(
         if settings.dead_letters is not None:
             publish_dead_letters(settings, opened.load().letters)
         before_ms = round((time.time() - older_than_hours * 3600) * 1000)
-        # If both share a folder, the table does not know which dead letters are committed.
+        # If target and dead letters share a folder, the table cannot show which dead letters are
+        # committed.
         files = [entry for entry in opened.orphans() if not is_unpublished(entry.key)]
         letters = unpublished_dead_letters(settings)
         active = {
-            _run_of(entry.key)
+            _run_id_in(entry.key)
             for entry in (*files, *letters)
             if (entry.last_modified_ms or 0) >= before_ms
         }
-        # After the listing: a run without a mark has committed its files by now, or died.
+        # Read marks after the listing: a run without a mark has committed its files, or died.
         running = opened.running()
 
         def is_active(entry: ObjectInfo) -> bool:
-            # Not by `_run_of`: an export_id before the run's id may look like one.
+            # Not by `_run_id_in`: an export_id in front of the run id may look like a run id.
             is_running = any(run_id in entry.key for run_id in running)
-            return is_running or _run_of(entry.key) in active
+            return is_running or _run_id_in(entry.key) in active
 
         files = [entry for entry in files if not is_active(entry)]
         letters = [entry for entry in letters if not is_active(entry)]
@@ -170,8 +171,8 @@ def _opened(
     return closing(open_table(settings)) if table is None else nullcontext(table)
 
 
-def _run_of(key: str) -> str:
-    """Returns the part of a key that all files of a run have in common."""
+def _run_id_in(key: str) -> str:
+    """Returns the run id in the key of a file; the key itself if it has no run id."""
     run_id = re.search("[0-9a-f]{32}", key)
     return key if run_id is None else run_id[0]
 
@@ -181,10 +182,10 @@ class _Run:
     """One run and its progress.
 
     Attributes:
-        rules: Decide which rows the table gets.
+        rules: Rules that determine the rows of the table.
         base: Files of the table that a compaction replaces.
         merges: True if a compaction merges `base` with new records instead of rebuilding the table.
-        waiting: Ranges and reports that wait until there are columns to create a table with.
+        waiting: Ranges and reports that are committed once the columns of the new table are known.
         waves: Number of waves that were run.
         verified: Results of the check of the table.
     """
@@ -246,7 +247,7 @@ class _Run:
             return
         for wave in plan.waves:
             self._commit(wave, self._run_tasks(wave.tasks, job), job)
-            # If nothing was committed, the next round would read the same again.
+            # If nothing was committed, the next round would read the same offsets again.
             if settings.following is not None and not self.waiting[0]:
                 break
 
@@ -370,7 +371,8 @@ class _Run:
         try:
             committed = self.table.commit(commit)
         except (CommitConflictError, FingerprintError, RangeOverlapError):
-            # The table has the number if an earlier attempt succeeded and its response was lost.
+            # If an earlier attempt succeeded but its response was lost, the table already has the
+            # number.
             publish_dead_letters(self.settings, self.table.load().letters)
             drop_dead_letters(self.settings, commit.letters)
             raise
@@ -385,7 +387,9 @@ class _Run:
         self.seconds["committing"] += time.monotonic() - started
 
     def _schema(self, reports: Sequence[TaskReport], job: ExportJob) -> pa.Schema | None:
-        """Returns the columns of the rows that tasks wrote, or would have written."""
+        """Returns the columns of the rows that tasks wrote; without rows, the columns they would
+        have.
+        """
         schemas = [report.schema for report in reports if report.schema is not None]
         if schemas:
             if not all(schema.equals(schemas[0], check_metadata=True) for schema in schemas):
@@ -395,7 +399,7 @@ class _Run:
                 )
             return schemas[0]
         schema = job.columns or schema_without_rows(self.options, self.settings)
-        if schema is not None:  # a table must not be created with columns that no row fits
+        if schema is not None:  # a table must not be created with columns that rows cannot have
             check_columns(schema, self.settings, job.target.values_in)
         return schema
 
@@ -404,7 +408,7 @@ class _Run:
         files = [file for report in reports for file in report.files]
         waves, later = plan.waves[: self.waves], plan.waves[self.waves :]
         planned = plan.skipped
-        if later:  # later rounds report the gaps after this one
+        if later:  # later rounds report the later gaps
             ends = {(a.topic, a.key.partition): a.stop for wave in waves for a in wave.advances}
             planned = tuple(g for g in planned if g.start < ends.get((g.topic, g.partition), 0))
         skipped = (*planned, *lost_offsets(reports))

@@ -54,7 +54,7 @@ class Compaction:
     """Rules of a compaction.
 
     Attributes:
-        tombstones: `keep`, `remove`, or `remove-old` to remove those older than
+        tombstones: `keep`, `remove`, or `remove-old` to remove tombstones older than
             `delete_retention_ms` before the newest record of their partition.
         delete_retention_ms: Kafka's `delete.retention.ms`.
     """
@@ -69,8 +69,8 @@ class Following:
 
     Attributes:
         interval_seconds: Time between the starts of two rounds, if nothing is left to read.
-        round_bytes: Original bytes of a round, which is one commit. It ends with the segment that
-            reaches them.
+        round_bytes: Original bytes of a round, which is one commit. The round ends with the segment
+            that reaches this size.
     """
 
     interval_seconds: float = 60.0
@@ -110,11 +110,11 @@ class ExportSettings:
 
     Attributes:
         target: A folder, `s3://bucket/prefix`, or the name of an Iceberg table.
-        compaction: Keeps the latest record of every key only; `None` keeps all records.
+        compaction: Keeps only the latest record of every key; `None` keeps all records.
         following: Continues round by round; `None` for a single run.
-        schema_evolution: `add` adds new fields of typed columns to the table; `none` refuses them.
-        text_partitions: `as-is` accepts texts in folder names of a Parquet target that readers take
-            for numbers, dates and the like; `checked` refuses them.
+        schema_evolution: `add` adds new fields of typed columns to the table; `none` rejects them.
+        text_partitions: `as-is` accepts texts in folder names of a Parquet target that readers
+            parse as numbers, dates and the like; `checked` rejects them.
         verify: Compares the rows of the table with its records before a run.
         storage: Credentials and settings of the target.
         catalog: PyIceberg's properties of the catalog.
@@ -164,7 +164,7 @@ def export_settings(
     for name in ("partition_by", "sort_within_files"):
         columns = values.get(name, ())
         if isinstance(columns, str):
-            raise InvalidOptionError(f"{name} is a list of columns, not {columns!r}")
+            raise InvalidOptionError(f"{name} must be a list of columns, not {columns!r}")
         values[name] = tuple(columns)
     values["partition_by"] = parse_partition_by(values["partition_by"])
     rules = ("tombstones", "delete_retention_ms")
@@ -204,9 +204,7 @@ def export_settings(
 
 
 def _path(name: str, path: str) -> str:
-    """Returns an output path without blanks around it; refuses a misspelled URL, which would become
-    a local folder.
-    """
+    """Strips an output path. Rejects a misspelled URL, which would become a local folder."""
     path = path.strip()
     if not path:
         raise InvalidOptionError(f"{name} is empty: give a folder or s3://bucket/prefix")

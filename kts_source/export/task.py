@@ -31,8 +31,8 @@ class WriteTarget:
     Attributes:
         path: Root of the target.
         storage: Credentials and settings of the store.
-        prefix: Beginning of every key, below the root.
-        suffix: End of every key.
+        prefix: Prefix of every key, relative to the root.
+        suffix: Suffix of every key.
         values_in: Location in which readers will find the partition values of a file.
     """
 
@@ -45,11 +45,12 @@ class WriteTarget:
 
 @dataclass(frozen=True, slots=True)
 class ExportJob:
-    """Values that all tasks of a run share. It has credentials, so it travels in pickles only.
+    """Values that all tasks of a run share. It has credentials, so it is only transferred as a
+    pickle.
 
     Attributes:
         options: Options of the source, with the key ring loaded.
-        columns: Types of the decoded columns; a table may have more fields than the records.
+        columns: Types of the decoded columns, including fields that only the table has.
     """
 
     options: ScanOptions
@@ -97,12 +98,12 @@ class WrittenFile:
     """A closed Parquet file.
 
     Attributes:
-        key: First key, below the target's root.
-        name: Final name, below the root; unique among all files of all commits.
+        key: First key, relative to the target's root.
+        name: Final name, relative to the root; unique among all files of all commits.
         start: First offset that was read for it.
         stop: One past the last offset.
         values: Partition values as texts, in the order of the partition columns.
-        statistics: By column.
+        statistics: Bounds by column.
     """
 
     key: str
@@ -132,7 +133,7 @@ class DeadLetterFile:
     """A file of rejected rows.
 
     Attributes:
-        key: First key, below the folder of dead letters.
+        key: First key, relative to the folder of dead letters.
         name: Final name.
     """
 
@@ -152,19 +153,20 @@ class SpillFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReport:
-    """Results of a successful attempt of a task: enough to commit its files without opening them.
+    """Results of a successful attempt of a task, sufficient to commit its files without opening
+    them.
 
     Attributes:
         number: Number of the task within its run.
-        schema: Of the rows written; `None` if no row was written.
+        schema: Schema of the rows written; `None` if no row was written.
         rows_read: Visible rows decoded.
         dead_letters: The file of rows that were rejected.
         segment_bytes: Original bytes that the task covers.
-        requests: Reads sent to the tier.
+        requests: Number of read requests sent to the tier.
         bytes_read: Object bytes received.
         seconds_writing: Part of `seconds` for transforms, encoding, compression and storing.
-        spills: Of the first round of a compaction.
-        newest_ms: Topic id, partition and newest timestamp seen there.
+        spills: Spilled files of the first round of a compaction.
+        newest_ms: Topic id, partition and newest timestamp, in the first round of a compaction.
         lost: Offsets that were not read because their objects no longer exist.
     """
 
@@ -184,7 +186,7 @@ class TaskReport:
     lost: tuple[LostRange, ...] = ()
 
     def to_text(self) -> str:
-        """Returns one line of JSON, as reports travel through Spark."""
+        """Returns one line of JSON; Spark transfers reports as texts."""
         return json.dumps(dataclasses.asdict(self), ensure_ascii=False, default=schema_text)
 
     @classmethod

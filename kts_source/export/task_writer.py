@@ -1,7 +1,7 @@
 """Runs export tasks: reads the slices of a task and writes their rows to Parquet files.
 
-Every attempt writes under names of its own, so retries and speculative copies never conflict; only
-files that the driver commits become part of the table. Memory is bounded.
+Every attempt uses unique file names, so retries and speculative copies never conflict; only files
+that the driver commits become part of the table. Memory is bounded.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ if TYPE_CHECKING:
 
 
 MAX_OPEN_FILES: Final = 8
-"""Files of different partition values that a task writes at a time; the least recently used one is
-closed for another."""
+"""Maximum open files of a task, one per partition values; the least recently used file is closed
+for another one.
+"""
 MAX_HELD_BYTES: Final = 128 << 20
 """Rows in memory, over all open files."""
 
@@ -74,10 +75,10 @@ class _OpenFile:
 
 
 class TaskWriter:
-    """Spreads batches over files. Batches of a partition must come in offset order.
+    """Distributes batches to files. Batches of a partition must be in offset order.
 
-    The end of the `with` block closes the store; after an error it first deletes the files of the
-    attempt if possible.
+    At the end of the `with` block, it closes the store. After an error, it first deletes the files
+    of the attempt if possible.
 
     Args:
         topic_ids: Topic id by topic and partition, for rows without a column for it.
@@ -115,7 +116,7 @@ class TaskWriter:
 
         Raises:
             TransformError: The transform failed.
-            ExportError: Readers would not find a row by its partition values.
+            ExportError: Readers would not find a row with its partition values.
         """
         if batch.num_rows == 0:
             return
@@ -222,7 +223,7 @@ class TaskWriter:
         offsets = batch.column(OFFSET)
         text = f"the row cannot be partitioned: {error}. "
         if self._settings.transform is not None:
-            # Which record it comes from, only the transform knows.
+            # Only the transform knows the original record of the row.
             text += f"It was produced from offsets {offsets[0]} to {offsets[len(offsets) - 1]}. "
             row = 0
         return ExportError(
@@ -264,7 +265,7 @@ class TaskWriter:
         folders = log_folder(settings.partition_by, values) if target.values_in == "log" else ""
         key = f"{target.prefix}{folders}{self._attempt}-{self._count:04d}{target.suffix}"
         self._count += 1
-        # A transform may change the column.
+        # A transform may have changed the column.
         is_constant = settings.transform is None and TOPIC in schema.names
         file = ParquetFile(
             self.target.open_output(key),
@@ -296,7 +297,7 @@ class TaskWriter:
         size, statistics = opened.file.close()
         del self._open[values]
         owner = opened.owner
-        # Equal for all attempts that write these offsets.
+        # The same name for all attempts that write these offsets.
         name = (
             f"{self._settings.export_id}-{owner.topic_id}-{owner.partition}"
             f"-{opened.start:020d}-{opened.stop:020d}.parquet"
@@ -319,7 +320,7 @@ class TaskWriter:
 
 _NEEDED: Final = (TOPIC, PARTITION, OFFSET)
 _BATCHES: Final = BatchLimits(16384, 8 << 20)
-"""More rows than for Spark: the writer has a cost per batch."""
+"""More rows than batches for Spark, because the writer has a cost per batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,8 +361,8 @@ def read_rows(
 ) -> TaskReport:
     """Reads the slices of a task; returns a report without times and files.
 
-    `take` is called with every batch, which has the columns `needed`, and `set_aside` with rows
-    that cannot be decoded.
+    Calls `take` with every batch, which has the columns `needed`, and `set_aside` with rows that
+    cannot be decoded.
     """
     from kts_source.read.read_task import run_task
     from kts_source.read.task_metrics import TaskPlace

@@ -1,4 +1,4 @@
-"""Interfaces that users implement to change rows, and to reject single ones."""
+"""Interfaces that users implement to change rows and to reject single rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Rejected:
 
     Attributes:
         row: Its number in the batch.
-        reason: For people.
+        reason: Message for users.
     """
 
     row: int

@@ -1,9 +1,9 @@
 """Compares the rows of a table with the offsets and row counts that its commits recorded.
 
 Another writer can delete, overwrite or copy rows of an export, and the table still records their
-offsets. Missing offsets alone prove nothing: control batches, aborted transactions, `where` and
-compaction drop some. So every commit counts its rows, and this compares the counts, and looks for
-offsets outside the recorded ranges and for offsets that are stored twice.
+offsets. Missing offsets alone are no proof: control batches, aborted transactions, `where` and
+compaction skip offsets. So every commit records its number of rows. This module compares the
+numbers, and searches for offsets outside the recorded ranges and for offsets that are stored twice.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Recorded:
 
     @property
     def has_restarts(self) -> bool:
-        """True if rows of an earlier topic of the same name have offsets of their own."""
+        """True if rows of an earlier topic of the same name have overlapping offsets."""
         if self.held is None:
             return True
         return self.count is not None and self.count.restarts > 0
@@ -68,7 +68,7 @@ class _Recorded:
 
 @dataclass(slots=True)
 class _Tally:
-    """Rows of a partition that the table has."""
+    """Counts of the rows of a partition in the table."""
 
     rows: int = 0
     low: int = 1 << 63
@@ -85,10 +85,10 @@ def verify(
     """Checks that a table has the rows that its commits wrote.
 
     Returns:
-        Results of the check, in sentences.
+        Results of the check as sentences.
 
     Raises:
-        DataLossError: Rows are missing, or a file is.
+        DataLossError: Rows or a file are missing.
         ExportError: Rows are stored twice, or have offsets that the table does not record.
     """
     recorded = {} if contents is None else _recorded(contents, committed, partitions)
@@ -121,7 +121,9 @@ def _recorded(
 def _verify_totals(
     contents: TableContents, recorded: Mapping[Owner, _Recorded], settings: ExportSettings
 ) -> tuple[str, ...]:
-    """Compares only the number of all rows: the columns of the table do not identify a record."""
+    """Compares only the total number of rows, because the table's columns do not identify
+    records.
+    """
     why = "its transform decides" if settings.transform is not None else "its columns do not show"
     expected = sum(entry.count.rows for entry in recorded.values() if entry.count is not None)
     actual = 0
@@ -169,10 +171,10 @@ class _Check:
     """Reads the offsets of a table, in as many passes as its bitmaps need to fit into memory.
 
     Attributes:
-        tallies: By partition, from the first pass.
-        others: Rows of other topics.
+        tallies: Counts by partition, from the first pass.
+        others: Number of rows of other topics.
         done: Chunks of offsets that earlier passes compared.
-        passes: Completed.
+        passes: Number of completed passes.
     """
 
     contents: TableContents
@@ -344,7 +346,8 @@ class _Check:
 def _columns_of_file(contents: TableContents, file: DataFile) -> Iterator[pa.RecordBatch]:
     """Yields topics, partitions and offsets of a data file.
 
-    Columns that the file lacks come from its partition values; values of another type are null.
+    Columns that the file lacks are filled from its partition values; values of another type are
+    null.
     """
     with open_parquet(contents.store, file) as parquet:
         stored = [name for name in _SCHEMA.names if name in parquet.schema_arrow.names]

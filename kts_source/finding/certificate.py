@@ -123,7 +123,7 @@ CERTIFICATE_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class UnreadRange:
-    """Offsets [start, stop) that should be searched, and were not or only partly.
+    """Offsets [start, stop) that should be searched, but were not, or only partly.
 
     Attributes:
         start: First offset, inclusive.
@@ -153,10 +153,10 @@ class Undecided:
 
 @dataclass(frozen=True, slots=True)
 class UnservedObjects:
-    """Objects of the partition that have nothing of its log, and were not searched.
+    """Objects of the partition that contain no part of its log, and were not searched.
 
     Attributes:
-        objects: Keys below the root of the store.
+        objects: Keys of the objects, relative to the root of the store.
         reason: Why readers never see their records.
     """
 
@@ -177,12 +177,12 @@ class PartitionCertificate:
         unread: Offsets in [start, stop), or after it, that were not searched.
         undecided: Transactions that end the range, with `read_committed`.
         unserved: Objects that were not searched.
-        left_out: Why nothing of the partition was searched; `None` if it was.
+        left_out: Why the partition was not searched; `None` if it was searched.
         segments: Number of segments that were read, or failed.
         stored_bytes: Size of their logs in the store.
         objects_digest: SHA-256 in hex over these logs, see `digest_of_objects`.
         ruled_out: Number of segments that were not read because their filter has no key.
-        ruled_out_digest: As `objects_digest`, over their logs.
+        ruled_out_digest: Like `objects_digest`, over the logs of these segments.
         records: Records with a checked key or condition. If something could not be read, other
             records of the same task are checked again and may count twice.
         matches: Records found.
@@ -219,7 +219,7 @@ class Certificate:
         conditions: Other conditions on records.
         assumptions: Conditions for the certificate to hold.
         outside: Parts of the topics that the search did not cover.
-        faults: Faults of the tier that hid something from the search.
+        faults: Faults of the tier that hid records from the search.
         partitions: In order of topic and partition.
         requests: Requests to the store.
         bytes: Stored bytes received.
@@ -250,7 +250,8 @@ class Certificate:
     def exhaustive(self) -> bool:
         """Returns whether it is complete and covers all objects of the topics.
 
-        Then the tier has no bytes of other records, served or not, if the assumptions hold.
+        If so, and if the assumptions hold, no object of the tier contains another matching record,
+        even outside the log.
         """
         is_partial = self.outside or any(partition.unserved for partition in self.partitions)
         return self.complete and not is_partial

@@ -1,4 +1,4 @@
-"""Indexes of keys: which keys a segment may have, so that searches skip segments.
+"""Indexes of the keys that each segment may have, so that searches skip segments.
 
 `kts_source.index_keys` writes a file per partition into a folder of this machine:
 
@@ -9,8 +9,7 @@ size and version, offsets [start, stop), whether there are records without a key
 of its filter with a CRC-32C. If a filter is damaged, or the object has another version, the segment
 is read.
 
-A filter stores enough bits of 64-bit hashes that about one in 67 million look-ups of a missing key
-matches:
+A filter stores parts of 64-bit hashes. About one in 67 million look-ups of a missing key matches:
 
     borders  uint32 × (2^bits + 1)   first key of each bucket; the last one is the number of keys
     lows     uint32 × keys           ascending within a bucket
@@ -18,8 +17,8 @@ matches:
     bucket = the first `bits` bits of a hash,  low = the next 32 bits
 
 Numbers are little-endian. With about 64 keys per bucket, a key takes four bytes. `rbloom` takes 4.2
-bytes per key for one in 10 million, and a Python call for each; `pyfusefilter` has no wheels for
-aarch64.
+bytes per key for one in 10 million, and needs a Python call per key; `pyfusefilter` has no wheels
+for aarch64.
 
 Hashes are BLAKE2b of eight bytes, salted per index, and keyed with the user's secret if there is
 one. Without the secret, an index does not reveal which keys exist.
@@ -125,7 +124,7 @@ class KeyFilter:
 
     @classmethod
     def from_bytes(cls, data: bytes, bits: int) -> KeyFilter:
-        """Reads what `to_bytes` returned.
+        """Restores a filter from the result of `to_bytes`.
 
         Raises:
             ValueError: It is not a filter with this number of bits.
@@ -144,7 +143,7 @@ class KeyFilter:
         return self.borders.astype("<u4").tobytes() + self.lows.astype("<u4").tobytes()
 
     def may_hold(self, hashes: Hashes) -> bool:
-        """Returns whether the segment may have one of these keys; false only if it has none."""
+        """Returns whether the segment may have one of these keys; False proves that it has none."""
         return any(
             self._may_hold(hashes[start : start + _LOOK_UPS])
             for start in range(0, len(hashes), _LOOK_UPS)
@@ -179,11 +178,11 @@ class IndexedSegment:
         key: Key of its log object.
         size: Size of that object.
         version: Version of that object.
-        start: First offset with its key in the filter.
-        stop: End of these offsets, exclusive.
+        start: First offset that the filter covers.
+        stop: End of the covered offsets, exclusive.
         has_null: True if there are records without a key.
         bits: See `KeyFilter`.
-        at: Position of the filter in the file.
+        at: Byte position of the filter in the file.
         length: Size of the filter.
         crc: CRC-32C of the filter.
     """
@@ -200,7 +199,7 @@ class IndexedSegment:
     crc: int
 
     def covers(self, task_slice: SegmentSlice) -> bool:
-        """Returns whether it was made from this version of the object, with all these offsets."""
+        """Returns whether the filter covers all offsets of a slice, for the same object version."""
         ref = task_slice.objects.log
         same = (ref.key, ref.size, ref.version) == (self.key, self.size, self.version)
         return (
@@ -244,7 +243,9 @@ class PartitionIndex:
         return data
 
     def may_hold(self, task_slice: SegmentSlice, hashes: Hashes, *, null: bool) -> bool:
-        """Returns whether a slice may have one of the keys, or with `null` none."""
+        """Returns whether a slice may have one of the keys, or, with `null`, records without a
+        key.
+        """
         segment = self.segment_of(task_slice)
         if segment is None or (null and segment.has_null):
             return True
@@ -298,7 +299,8 @@ class IndexFolder:
         """Returns the index in a file; `None` if it does not exist or is damaged.
 
         Raises:
-            InvalidOptionError: It was made with another secret, so it would not find any key.
+            InvalidOptionError: The index was made with another secret, so look-ups would find no
+                key.
         """
         try:
             index = _read(file)
@@ -424,7 +426,7 @@ class IndexReport:
         segments: Number of segments that have a filter now.
         read: Number of segments that were read; the others had a filter.
         bytes: Size of all files of the index that were written.
-        left_out: Objects, or whole partitions, without a filter, and the reasons.
+        left_out: Objects or partitions without a filter, and the reasons.
     """
 
     segments: int
@@ -447,10 +449,9 @@ def index_keys(
     Args:
         source: Options as for the data source.
         folder: A folder of this machine, not in the tier.
-        secret: 16 to 64 bytes that hashes of keys are made with. A filter without a secret reveals
-            whether a key exists, so encrypted topics need one.
-        progress: Called after each segment with the original bytes that were read, and of all
-            segments.
+        secret: 16 to 64 bytes, the key of the hashes. A filter without a secret reveals whether a
+            key exists, so encrypted topics need one.
+        progress: Called after each segment with the original bytes read so far and of all segments.
 
     Raises:
         InvalidOptionError: Options that limit what is read, an encrypted topic without a secret, or
@@ -507,7 +508,7 @@ def _index_options(source: Mapping[str, str]) -> ScanOptions:
     return replace(
         options,
         key_ring=options.key_ring.loaded(),
-        isolation_level="read_uncommitted",  # suits any search
+        isolation_level="read_uncommitted",  # valid for any isolation level of a search
         fail_on_data_loss=False,  # segments that cannot be read have no filter
         target_partition_bytes=_WHOLE_SEGMENTS,
         max_segments_per_task=1,
@@ -517,7 +518,7 @@ def _index_options(source: Mapping[str, str]) -> ScanOptions:
 
 
 class _IndexBuilder:
-    """Builds filters, and counts them.
+    """Builds filters and the counts of the report.
 
     Args:
         reader: Reads segments.

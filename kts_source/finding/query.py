@@ -46,8 +46,8 @@ def partition_counts(
     By default it is one more than the largest number in the tier.
 
     Raises:
-        InvalidOptionError: Option `assign` hides how many there are, or the tier has more than
-            `num_partitions`.
+        InvalidOptionError: Option `assign` is set without `num_partitions`, or the tier has more
+            partitions than `num_partitions`.
     """
     if num_partitions is None and isinstance(options.selection, Assign):
         raise InvalidOptionError(
@@ -69,7 +69,7 @@ def partition_counts(
 
 
 def pruning_assumption(counts: Mapping[str, int]) -> str:
-    """Returns what must be true if other partitions are not searched."""
+    """Returns the assumption of a search that skips other partitions."""
     numbers = ", ".join(f"{topic} {count}" for topic, count in sorted(counts.items()))
     return (
         "partitionerPruning: Kafka's default partitioner (murmur2) wrote every record with a key,"
@@ -100,7 +100,7 @@ class HeaderQuery:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Conditions that must all hold, checked; see `Conditions`."""
+    """Validated conditions that must all be true; see `Conditions`."""
 
     keys: KeySet | None = None
     key_digest: str = ""
@@ -114,7 +114,7 @@ class Query:
     key_index_secret: Secret[bytes] | None = None
 
     def check(self, options: ScanOptions) -> None:
-        """Raises `InvalidOptionError` for conditions that do not fit each other or the options."""
+        """Raises `InvalidOptionError` if conditions contradict each other or the options."""
         self._check_pruning()
         if any(producer_id < 0 for producer_id in self.producer_ids):
             raise InvalidOptionError("a producer id is negative: ids are 0 or greater")
@@ -188,7 +188,7 @@ class Conditions(TypedDict, total=False):
         producer_ids: Ids of producers.
         partitioner_pruning: True to search only the partitions to which Kafka's default
             partitioner writes the keys. The certificate states this assumption.
-        num_partitions: Number of partitions of each topic; by default that in the tier.
+        num_partitions: Number of partitions of each topic; default: the number in the tier.
         key_index: Folder written by `index_keys`. Segments are skipped if their filter has none
             of the keys.
         key_index_secret: The secret of that index.
@@ -251,10 +251,10 @@ def _keys(values: Iterable[bytes | None]) -> set[bytes | None]:
 
 
 def _matches(values: pa.BinaryArray, pattern: str) -> pa.BooleanArray:
-    """Returns which values match, either as UTF-8 or as bytes.
+    """Returns the mask of the values that match as UTF-8 or as bytes.
 
-    Bytes have no letters but those of ASCII, and a text with one invalid character may not match
-    elsewhere, so both are needed.
+    In bytes only ASCII letters count as letters, and a text with an invalid character never matches
+    as UTF-8, so both are needed.
     """
     as_text = pc.match_substring_regex(values.view(pa.string()), pattern=pattern)
     return pc.or_(as_text, pc.match_substring_regex(values, pattern=pattern))
@@ -263,7 +263,8 @@ def _matches(values: pa.BinaryArray, pattern: str) -> pa.BooleanArray:
 def digest_of_keys(keys: Iterable[bytes | None]) -> str:
     """Returns SHA-256 in hex over a set of keys in order.
 
-    Each key is its length as int32 in big-endian and its bytes. No key is −1 and comes first.
+    Each key is hashed as its length (big-endian int32) and its bytes. A missing key is −1 and comes
+    first.
     """
     digest = hashlib.sha256()
     distinct = set(keys)

@@ -84,11 +84,11 @@ class SearchPlan:
 
     Attributes:
         plan: The slices to read.
-        faults: Faults of the tier that the plan leaves out.
+        faults: Faults of the tier; the plan skips the affected parts.
         uri: Root of the tier.
         listed_ms: When the tier was listed, in ms since 1970.
         counts: Number of partitions by topic, with `partitionerPruning`.
-        wanted: Partitions that may have a key by topic, likewise; `None` = all.
+        wanted: By topic, the partitions that may have a key; `None` = all.
     """
 
     plan: ScanPlan
@@ -222,7 +222,7 @@ class TaskSearch:
                     yield matches
 
     def _is_archived(self, task_slice: SegmentSlice, reader: SegmentSource) -> bool:
-        """Returns whether a slice must be restored first; if so, it is unread."""
+        """Returns whether a slice must be restored first; if so, adds it to `unread`."""
         archived = archived_object(task_slice)
         if archived is not None:
             self._add_unread(task_slice, reader, *archived)
@@ -237,7 +237,7 @@ class TaskSearch:
         )
 
     def _remaining(self, slices: list[SegmentSlice]) -> list[SegmentSlice]:
-        """Returns the slices from the last row on. Rows come in order, so all before was read."""
+        """Returns the slices after the last row. Rows are in order, so earlier slices were read."""
         done = self._next_offset
         if done is None:
             return slices
@@ -315,7 +315,7 @@ def _certify_pruned(partition: PartitionPlan) -> PartitionCertificate:
 def _unplanned(
     partition: PartitionPlan, planned: Sequence[SegmentSlice], unread: Sequence[UnreadRange]
 ) -> Iterator[UnreadRange]:
-    """Yields offsets that are neither planned nor unread: a bug in planning must not be certified
+    """Yields offsets that are neither planned nor unread, so that a planning bug is not certified
     as a complete search.
     """
     position = partition.start
@@ -351,7 +351,7 @@ def _unserved(partition: PartitionPlan) -> Iterator[UnservedObjects]:
 def find(source: Mapping[str, str], **conditions: Unpack[Conditions]) -> Search:
     """Finds all records of topics that meet conditions, and certifies that there are no others.
 
-    The store is not read before rows are requested, except for a sample of JSON without a schema.
+    The store is not read before rows are requested, except to sample JSON without a schema.
 
     Args:
         source: Options as for `spark.read.format("tiered-kafka")`. Option `where` is one of the
@@ -370,7 +370,7 @@ def find(source: Mapping[str, str], **conditions: Unpack[Conditions]) -> Search:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A search that was read to its end.
+    """A finished search.
 
     Attributes:
         searches: The searches of its tasks.
@@ -418,8 +418,8 @@ class Search:
 
         Args:
             threads: Number of tasks read concurrently; by default the number of cores.
-            progress: Called after each task, in any thread, with the original bytes of the tasks
-                that were read, and of all tasks.
+            progress: Called after each task, in any thread, with the original bytes read so far and
+                of all tasks.
 
         Raises:
             InvalidOptionError: Filters of keys were made with another secret.
@@ -429,7 +429,7 @@ class Search:
         threads = (os.cpu_count() or 1) if threads is None else threads
         if threads < 1:
             raise ValueError(f"threads={threads} is invalid: use 1 or more")
-        # Another generator may run concurrently, so this one counts in its own variables.
+        # Another generator may run concurrently, so the counts are local variables.
         self._run = None
         done: list[TaskSearch] = []
         planned = self._plan()
@@ -476,14 +476,14 @@ class Search:
 
     @property
     def certificate(self) -> Certificate:
-        """The certificate, available after `batches` was read to the end.
+        """The certificate; available after `batches` was read to the end.
 
         Raises:
-            RuntimeError: It was not.
+            RuntimeError: `batches` was not read to the end.
         """
         run, planned = self._run, self._planned
         if run is None or planned is None:
-            raise RuntimeError("there is no certificate before the batches are read to the end")
+            raise RuntimeError("read the batches to the end before you use the certificate")
         options, query = self._options, self._query
         searches: dict[tuple[str, int], list[TaskSearch]] = defaultdict(list)
         for search in run.searches:

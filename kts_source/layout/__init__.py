@@ -1,1 +1,1 @@
-"""Layouts of tiers: storage locations and descriptions of segments."""
+"""Layouts of tiers: locate and describe segments."""

@@ -52,7 +52,7 @@ _USUAL_STEM: Final = re.compile(r"00[0-9]{18}-[A-Za-z0-9_-]{21}[AQgw]")
 
 
 class AivenLayout:
-    """Segments as the plugin's `kafka` segment format stores them."""
+    """Reads segments that the plugin stores in its segment format `kafka`."""
 
     name = "aiven"
     folder_pattern = "<topic>-<topic id>/"
@@ -64,7 +64,9 @@ class AivenLayout:
     def topic_folders(
         self, store: ObjectStore, key_prefix: str, topic: str | None
     ) -> tuple[TopicFolder, ...]:
-        """Folders `<prefix><topic>-<topicId>/`; drops `orders-eu-…` from a listing of `orders-`."""
+        """Returns folders `<prefix><topic>-<topicId>/`; drops `orders-eu-…` from a listing of
+        `orders-`.
+        """
         folders = []
         for key in store.list_folders(key_prefix + (f"{topic}-" if topic else "")):
             parsed = parse_topic_directory(key[len(key_prefix) : -1])
@@ -73,19 +75,21 @@ class AivenLayout:
         return tuple(sorted(folders, key=lambda folder: (folder.topic, folder.topic_id)))
 
     def partitions(self, store: ObjectStore, folder: TopicFolder) -> tuple[int, ...]:
-        """Returns the numbers among the names of the topic's folders."""
+        """Returns the partition numbers in the names of the topic's folders."""
         names = (key[len(folder.folder) : -1] for key in store.list_folders(folder.folder))
         return tuple(sorted(int(name) for name in names if name.isascii() and name.isdigit()))
 
     def list_partition(
         self, store: ObjectStore, folder: TopicFolder, partition: int
     ) -> PartitionListing:
-        """Groups the objects of a partition by segment; a segment has all three objects."""
+        """Groups the objects of a partition by segment; complete segments have all three
+        objects.
+        """
         infos = list(store.list_objects(self.partition_folder(folder, partition)))
         return self.grouped(infos, folder, partition)
 
     def partition_folder(self, folder: TopicFolder, partition: int) -> str:
-        """Returns the folder of a partition, below the topic's."""
+        """Returns the folder of a partition, inside the topic's folder."""
         return f"{folder.folder}{partition}/"
 
     def grouped(
@@ -107,12 +111,12 @@ class AivenLayout:
         )
 
     def stems(self, key_prefix: str, name: SegmentName) -> tuple[str, ...]:
-        """Returns the prefix and key that the plugin gave to the broker, if any, then option
-        `keyPrefix`, since the tier may have been copied to another path.
+        """Returns possible stems: first with the prefix and key in the custom metadata, if any,
+        then with option `keyPrefix`, because the tier may have been copied to another path.
         """
         try:
             recorded = parse_custom_metadata(name.custom_metadata)
-        except InvalidManifestError as error:  # of another plugin
+        except InvalidManifestError as error:  # written by another plugin
             log.warning("segment %s: custom metadata: %s", name.segment_id, error)
             recorded = CustomMetadata()
         stem = recorded.object_key
@@ -142,8 +146,8 @@ class AivenLayout:
 def _usual_segments(
     infos: Sequence[ObjectInfo], folder: TopicFolder, partition: int, start: int
 ) -> list[SegmentEntry] | None:
-    """Groups like `group_segments` in two thirds of the time, for listings in which every three
-    objects in a row are a segment, in order; `None` for other listings.
+    """Groups like `group_segments` in two thirds of the time. Requires a listing in which each
+    three consecutive objects form a segment, in order; returns `None` for other listings.
     """
     if len(infos) % 3:
         return None
@@ -176,11 +180,12 @@ def _usual_segments(
 
 
 def segment_of(entry: SegmentEntry, manifest: SegmentManifest) -> RemoteSegment:
-    """Describes a listed segment by its manifest, after comparing the two.
+    """Compares a listed segment with its manifest, and returns its description.
 
     Raises:
-        InvalidManifestError: They contradict each other, or the manifest has no offsets.
-        KeyPrefixError: The manifest is of another topic, because the key prefix is cut short.
+        InvalidManifestError: Listing and manifest contradict each other, or the manifest has no
+            offsets.
+        KeyPrefixError: The manifest is of another topic, because the key prefix is too short.
     """
     metadata = manifest.metadata
     if metadata is None:
@@ -201,18 +206,19 @@ def segment_of(entry: SegmentEntry, manifest: SegmentManifest) -> RemoteSegment:
                 uri=entry.described_by,
             )
         raise InvalidManifestError(
-            f"manifest is of {named.topic}-{named.partition} from offset {metadata.start_offset},"
-            f" its name of {entry.topic}-{entry.partition} from {entry.base_offset}"
+            f"the manifest describes {named.topic}-{named.partition} from offset"
+            f" {metadata.start_offset}, but its name states {entry.topic}-{entry.partition} from"
+            f" offset {entry.base_offset}"
         )
     size = manifest.chunk_index.transformed_size
     log = entry.object(LOG_SUFFIX)
     key = entry.described_by.removesuffix(MANIFEST_SUFFIX) + LOG_SUFFIX
-    # Without a log object, use the size that the manifest has.
+    # Without a log object, use the size in the manifest.
     ref = ObjectRef(key, size, None) if log is None else ObjectRef.of(log)
     if size != ref.size:
         raise InvalidManifestError(
             f"the chunks add up to {size} bytes, but the object {ref.key} has {ref.size}:"
-            f" truncated, or not of this manifest"
+            f" it was truncated, or belongs to another manifest"
         )
     indexes = entry.object(INDEXES_SUFFIX)
     return RemoteSegment(

@@ -1,4 +1,4 @@
-"""Looks layouts up by name: built-in ones and those that plug-ins register."""
+"""Finds layouts by name: built-in layouts and layouts that plug-ins register."""
 
 from __future__ import annotations
 

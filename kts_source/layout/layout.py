@@ -43,13 +43,13 @@ class TopicFolder:
 
 @dataclass(frozen=True, slots=True)
 class SegmentEntry:
-    """A listed segment, known by the names of its objects.
+    """A segment in a listing, as shown by the names of its objects.
 
     Attributes:
         described_by: Key of the object that describes the segment, for error texts.
         objects: Suffix (`log`, `indexes`, …) and the listed object.
         next_base: First offset of the next listed segment, if the layout needs it to compute the
-            end of this one.
+            end of this segment.
     """
 
     topic: str
@@ -72,8 +72,8 @@ class Orphan:
 
     Attributes:
         base_offset: First offset of their segment; `None` if no name contains it.
-        described: Their segment, if the object that describes it exists: it was complete once, so
-            the missing objects are lost or being deleted. `Layout.describe` accepts it.
+        described: Their segment, if its description object exists. Then the segment was complete
+            once, so the missing objects are lost or being deleted. `Layout.describe` accepts it.
         written_ms: When the last of the objects was written; `None` if the store does not report
             it.
         sizes: Bytes of each object, if known from a listing.
@@ -95,8 +95,8 @@ class PartitionListing:
     """The listing of one partition, segments in order of (base offset, segment id).
 
     Attributes:
-        facts: Facts in addition to the objects that decide about the segments, such as checkpoints
-            of a log directory. If they change, the partition is planned again.
+        facts: Further facts that determine the segments, such as checkpoints of a log directory. If
+            they change, the partition is planned again.
     """
 
     segments: tuple[SegmentEntry, ...]
@@ -105,11 +105,12 @@ class PartitionListing:
 
 
 class Layout(Protocol):
-    """How a storage plugin lays segments out. One instance per plan; most have no state.
+    """The layout in which a storage plugin stores segments. One instance per plan; most have no
+    state.
 
     Attributes:
         name: Value of option `layout`.
-        folder_pattern: Shape of the folders below the key prefix, for error texts.
+        folder_pattern: Pattern of the folders below the key prefix, for error texts.
         format_versions: Versions of the stored form that it can read.
     """
 
@@ -123,12 +124,12 @@ class Layout(Protocol):
         """Returns the incarnations of `topic`, or of every topic, under the key prefix."""
 
     def partitions(self, store: ObjectStore, folder: TopicFolder) -> tuple[int, ...]:
-        """Partitions of an incarnation that have objects, ascending."""
+        """Returns the partitions of an incarnation that have objects, ascending."""
 
     def list_partition(
         self, store: ObjectStore, folder: TopicFolder, partition: int
     ) -> PartitionListing:
-        """Returns the segments of one partition, by name alone."""
+        """Returns the segments of one partition from object names, without reading objects."""
 
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
         """Reads the manifest, or similar objects, of a listed segment.
@@ -179,7 +180,9 @@ class NamingLayout(Layout, Protocol):
         """Returns the segments of one partition, from the listing of its folder."""
 
     def stems(self, key_prefix: str, name: SegmentName) -> tuple[str, ...]:
-        """Returns possible stems of the segment's keys; the first one that has objects is right."""
+        """Returns possible stems of the segment's keys. The first stem with objects is the correct
+        one.
+        """
 
 
 def require_format_version(layout: Layout, version: str) -> None:
@@ -247,7 +250,7 @@ def segment_or_orphan(
     required: Sequence[str],
     described_by: str,
 ) -> SegmentEntry | Orphan:
-    """Makes a segment of its objects, or an orphan if some are missing.
+    """Returns a segment of its objects, or an orphan if required objects are missing.
 
     Args:
         identity: Topic, topic id, partition, base offset and segment id.
@@ -267,7 +270,7 @@ def segment_or_orphan(
     times = [info.last_modified_ms for info in objects.values()]
     return Orphan(
         tuple(info.key for info in objects.values()),
-        f"no .{', no .'.join(missing)}: {why}, or a delete under way",
+        f"no .{', no .'.join(missing)}: {why}, or a delete is running",
         identity[3],
         entry,
         None if None in times else max(time for time in times if time is not None),
@@ -276,7 +279,7 @@ def segment_or_orphan(
 
 
 def _parse_stem(stem: str, start: int) -> tuple[int, str] | None:
-    """Returns base offset and segment id that `stem` consists of from position `start` on."""
+    """Splits a stem, from position `start` on, into base offset and segment id."""
     match = _STEM.fullmatch(stem, start)
     if match is None or int(match[1]) > _MAX_OFFSET:
         return None

@@ -5,9 +5,9 @@ segment's files, without a manifest.
 
 The facts of a segment are computed from its files. The end offset is the last offset of the last
 batch. This is a lower bound: the broker's value is higher if compaction removed the last records.
-The largest timestamp is the last entry of the time index, if the batches from its offset on confirm
-it. The epochs come from the leader-epoch checkpoint. An empty log ends where the next segment
-begins. The time of the upload is unknown.
+The largest timestamp is in the last entry of the time index, if the batches from its offset on
+confirm it. The epochs come from the leader-epoch checkpoint. An empty log ends where the next
+segment begins. The time of the upload is unknown.
 
 `.snapshot` is written last, so a segment that has it is complete. Source: `LocalTieredStorage`,
 `RemoteLogSegmentFileset` in the tests of Kafka's storage module.
@@ -70,11 +70,11 @@ _SIDE_FILES: Final = (
 )
 _NO_TIMESTAMP: Final = -1
 _MAX_TIMESTAMP_READS: Final = 16
-"""Usually the last batches have the largest timestamp, and one read is enough."""
+"""Maximum number of reads. Usually one is enough: the last batches have the largest timestamp."""
 
 
 class LocalTieredLayout:
-    """Segments as `LocalTieredStorage` copies them.
+    """Reads segments that `LocalTieredStorage` has copied.
 
     The key prefix may end before `kafka-tiered-storage/` or include it. There is one folder per
     partition and incarnation, so all incarnations share their parent folder.
@@ -82,7 +82,9 @@ class LocalTieredLayout:
 
     name = "local-tiered-storage"
     folder_pattern = f"[{ROOT_DIRECTORY}/]<topic>-<partition>-<topic id>/"
-    format_versions: tuple[str, ...] = ("1",)  # its files are the broker's own and carry none
+    format_versions: tuple[str, ...] = (
+        "1",
+    )  # its files are the broker's files, without a format version
     required: tuple[str, ...] = (_LOG, "index", "timeindex", "leader_epoch_checkpoint", "snapshot")
     optional: tuple[str, ...] = ("txnindex",)
     described_by = _LOG
@@ -97,7 +99,7 @@ class LocalTieredLayout:
         return ()
 
     def partitions(self, store: ObjectStore, folder: TopicFolder) -> tuple[int, ...]:
-        """Partitions that have a folder with the incarnation's id."""
+        """Returns the partitions that have a folder with the incarnation's id."""
         return tuple(
             sorted(
                 partition
@@ -141,8 +143,8 @@ class LocalTieredLayout:
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
         """Computes the segment's facts from three side files and the end of the log.
 
-        An orphan without a log ends at the last offset that its index or leader epochs name, or
-        later.
+        For an orphan without a log, the end is a lower bound: the last offset in its index or
+        leader epochs.
         """
         files = dict(entry.objects)
         base, log = entry.base_offset, files.get(_LOG)
@@ -152,7 +154,7 @@ class LocalTieredLayout:
         is_empty = log is not None and log.size == 0
         if is_empty:
             if index or times:
-                raise CorruptIndexError("the log has no byte, but its indexes have entries")
+                raise CorruptIndexError("the log is empty, but its indexes have entries")
             end = max(base, (entry.next_base or 0) - 1)
         elif log is not None:
             end = last_offset(
@@ -201,9 +203,9 @@ class LocalTieredLayout:
 
 
 def _with_next_bases(listing: PartitionListing) -> tuple[SegmentEntry, ...]:
-    """Sets `next_base` of segments with an empty log, since no batch shows where they end.
+    """Sets `next_base` of segments with an empty log, because no batch shows their end.
 
-    The name of a damaged segment counts, too: its offsets are lost, not empty.
+    Names of damaged segments are used, too: their offsets are lost, not empty.
     """
     bases: set[int | None] = {entry.base_offset for entry in listing.segments}
     bases |= {orphan.base_offset for orphan in listing.orphans}

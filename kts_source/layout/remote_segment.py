@@ -1,5 +1,5 @@
-"""A remote segment: its offsets, and where its bytes are. Also its encoding in JSON's types, which
-caches and plan files store.
+"""A remote segment: its offsets and the location of its bytes. Also encodes it in JSON types for
+caches and plan files.
 
 The facts of a segment are a list, in this order:
 
@@ -57,10 +57,10 @@ class ObjectRef:
     """One version of one object.
 
     Attributes:
-        key: Key below the store's root.
+        key: Key relative to the store's root.
         size: Length in bytes, as listed.
-        version: ETag, generation or the like; a read of another version fails.
-        storage_class: From the listing, for costs and archived objects.
+        version: ETag, generation or similar; a read of another version fails.
+        storage_class: Storage class in the listing, for costs and archived objects.
     """
 
     key: str
@@ -100,7 +100,7 @@ class StoredIndex:
 
 @dataclass(frozen=True, slots=True)
 class SegmentObjects:
-    """The stored form of a segment: all that reading its bytes needs, without secrets.
+    """The stored form of a segment: all information for reading its bytes, without secrets.
 
     Attributes:
         log: The object with the transformed chunks.
@@ -163,7 +163,7 @@ class RemoteSegment:
 
 
 def plain_chunks(size: int) -> FixedChunkIndex:
-    """Returns the chunk table of a log that is stored without chunks, so that reads are limited."""
+    """Returns a chunk table for a log that is stored without chunks, to limit the size of reads."""
     step = max(min(_PLAIN_CHUNK_BYTES, size), 1)
     last = size - (-(-size // step) - 1) * step if size else 0
     return FixedChunkIndex(
@@ -202,7 +202,7 @@ _KINDS: Final = {kind.value: kind for kind in IndexType}
 def segment_facts(
     segment: RemoteSegment, name_of: Callable[[ObjectRef], ObjectName | None]
 ) -> list[Any] | None:
-    """Encodes a segment, see above.
+    """Encodes a segment, see the module docstring.
 
     Args:
         segment: The segment.
@@ -251,12 +251,12 @@ def segment_from_facts(
 
     Args:
         identity: Topic, topic id, partition and segment id.
-        facts: From `segment_facts`. Their number and shape are checked, numbers are not.
+        facts: Result of `segment_facts`. Count and structure are checked, values are not.
         ref: Returns the object of a name; raises LookupError for unknown names.
 
     Raises:
         LookupError: An object or the kind of a side file is unknown.
-        TypeError, ValueError: The shape is wrong.
+        TypeError, ValueError: The structure is wrong.
         SegmentFormatError: Chunks or a data key are invalid.
     """
     start, end, max_timestamp, event, exact, epochs, log, compression, chunks = facts[:9]

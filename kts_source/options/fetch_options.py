@@ -153,7 +153,7 @@ CACHE_OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "cache",
         parse_bool,
-        "`false` turns the caches on local disk off. Listings are never cached.",
+        "`false` disables the caches on local disk. Listings are never cached.",
         default="true",
     ),
     Option(
@@ -172,7 +172,7 @@ CACHE_OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "indexCacheTtlMs",
         _or_no_bound(parse_positive_int),
-        "Time from the last access until they are deleted, −1 = never.",
+        "Time from the last access until manifests and indexes are deleted, −1 = never.",
         default="900000",
     ),
     Option(
@@ -184,7 +184,7 @@ CACHE_OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "chunkCacheTtlMs",
         _or_no_bound(parse_positive_int),
-        "Time from the last access until they are deleted, −1 = never; like the plugin's"
+        "Time from the last access until chunks are deleted, −1 = never; like the plugin's"
         " `fetch.chunk.cache.retention.ms`.",
         default="600000",
     ),

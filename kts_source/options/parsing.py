@@ -39,18 +39,18 @@ _BYTE_SIZE = re.compile(r"([0-9]{1,19})\s*(?:([kmgt])(?:i?b)?|b)?", re.IGNORECAS
 
 
 def check_characters(name: str, text: str) -> None:
-    """Refuses zero bytes and lone surrogates, without showing the text."""
+    """Rejects zero bytes and lone surrogates, without showing the text."""
     try:
         text.encode("utf-8", "surrogateescape")  # file names may have any bytes
         valid = "\0" not in text
     except UnicodeEncodeError:
         valid = False
     if not valid:
-        raise InvalidOptionError(f"option {name!r} has a zero byte or half a character")
+        raise InvalidOptionError(f"option {name!r} has a zero byte or half of a surrogate pair")
 
 
 def parse_text(name: str, text: str) -> str:
-    """Strips blanks; refuses an empty text."""
+    """Strips blanks; rejects an empty text."""
     if not (stripped := text.strip()):
         raise InvalidOptionError(f"option {name!r} is empty")
     return stripped
@@ -124,7 +124,7 @@ def parse_timestamp_range(name: str, text: str) -> tuple[Compare, ...]:
     if start is not None and stop is not None and start > stop:
         raise InvalidOptionError(f"option {name!r} ends before it begins: {text!r}")
     return tuple(
-        # No timestamp of the table is beyond 64 bits of microseconds.
+        # Timestamps of the table fit 64 bits of microseconds.
         Compare(op, Column("timestamp"), min(max(bound * 1000, MIN_INT64), MAX_INT64))
         for op, bound in ((Op.GE, start), (Op.LT, stop))
         if bound is not None

@@ -1,4 +1,4 @@
-"""Parses the options of one `load()`: names and texts in, checked and typed values out."""
+"""Parses the options of one `load()` from names and texts to checked and typed values."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _NOT_SUPPORTED: Final[Mapping[str, str]] = {
     "paths": "load() takes one path, the root of the tier; several were given",
     "storage.key.prefix": "the plugin itself ignores that name; its setting is `key.prefix`, here"
     " `keyPrefix`",
-    # Spark's Kafka source refuses these, too.
+    # Spark's Kafka source also rejects these options.
     "kafka.auto.offset.reset": "use startingOffsets instead",
     "kafka.key.deserializer": "keys are returned as bytes; option key.format decodes them",
     "kafka.value.deserializer": "values are returned as bytes; option value.format decodes them",
@@ -90,7 +90,7 @@ class ScanOptions:
 
     Attributes:
         path: Root of the tier; empty if only brokers are read.
-        tail_paths: Log directories that have records which the tier lacks.
+        tail_paths: Log directories with records that the tier lacks.
         disk_paths: With `layout=kafka-logs`, the log directories after the first one.
         catalog: Source of the list of segments.
         end_of_log: True if logs are read beyond the high watermark.
@@ -106,8 +106,8 @@ class ScanOptions:
         fetch: Timeouts, attempts, mirror and metrics.
         cache: Caches on local disk.
         max_timestamp_ahead_ms: Upper limit of a record's timestamp after its upload, or `None`.
-        where: Rows for which it is not true are dropped.
-        time_zone: Zone of timestamps without one; `None` = such timestamps are refused.
+        where: Condition; only rows for which it is true are returned.
+        time_zone: Zone of timestamps without one; `None` = such timestamps are rejected.
         given: Names of the options that the user set, as spelled in the table of options.
         brokers: Settings of broker connections; `None` without `kafka.bootstrap.servers`.
         tail: True if brokers serve records that the tier lacks.
@@ -169,7 +169,7 @@ class ScanOptions:
 
 
 def parse_any_options(options_by_name: Mapping[str, str]) -> ScanOptions:
-    """Checks and types options that may be of a batch or of a stream.
+    """Checks and types the options of a batch or a stream.
 
     Args:
         options_by_name: Option name (any case) to text.
@@ -181,7 +181,7 @@ def parse_any_options(options_by_name: Mapping[str, str]) -> ScanOptions:
     texts = {name.lower(): text for name, text in options_by_name.items()}
     key_texts = _take(texts, KEY_OPTION_PATTERN)
     storage_texts = _take(texts, _STORAGE)
-    if "storageoptions" in storage_texts:  # a row of the table as well
+    if "storageoptions" in storage_texts:  # also a row of the table of options
         texts["storageoptions"] = storage_texts["storageoptions"]
     fallback_texts = {
         name.removeprefix("fallback."): text for name, text in _take(texts, _FALLBACK).items()
@@ -284,7 +284,7 @@ def _selection(values: Mapping[str, Any]) -> Selection:
 
 
 def _bound(values: Mapping[str, Any], side: str) -> Bound:
-    """Returns the bound in the precedence of Spark's source: timestamp, timestamps, offsets."""
+    """Returns the bound with Spark's precedence: timestamp, then timestamps, then offsets."""
     names = (f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets")
     bound: Bound = next(values[name] for name in names if values[name] is not None)
     return bound
@@ -323,11 +323,11 @@ def _columns(values: Mapping[str, Any], formats: Sequence[ColumnFormat]) -> tupl
 def checked_columns(
     option: str, names: Sequence[str], formats: Sequence[ColumnFormat] = ()
 ) -> tuple[str, ...]:
-    """Returns columns of the table, spelled as there.
+    """Returns columns of the table with the table's spelling.
 
     Args:
         option: The option that names them, for errors.
-        names: Names in any case, in the order wanted.
+        names: Names in any case, in the requested order.
         formats: Formats of decoded keys and values.
 
     Raises:
@@ -387,7 +387,7 @@ def check_for_stream(options: ScanOptions) -> None:
 def _tier_values(
     values: Mapping[str, Any], storage_texts: Mapping[str, str], *, has_brokers: bool
 ) -> dict[str, Any]:
-    """Returns the attributes of `ScanOptions` that locate the records of a topic."""
+    """Returns the attributes of `ScanOptions` about the location of records."""
     _check_path(values, has_brokers=has_brokers)
     path = values["path"] or ""
     disk_paths: tuple[str, ...] = ()
@@ -440,8 +440,8 @@ def _check_catalog(values: Mapping[str, Any], *, has_brokers: bool) -> None:
 
 
 def _tail_paths(values: Mapping[str, Any], *, has_brokers: bool) -> tuple[str, ...]:
-    """Returns the paths of option `tailPath`. Disks belong to a cluster that is gone, so they are
-    not read together with brokers.
+    """Returns the paths of option `tailPath`. Disks belong to a cluster that no longer exists, so
+    they are not read together with brokers.
     """
     for name, is_given in (
         ("layout 'kafka-logs'", values["layout"] == DISKS),

@@ -1,7 +1,7 @@
 """Options of schemas: `value.schema`, `value.subject` and `value.schema-registry.…`, named as
 confluent-kafka names them.
 
-The reader's schema is read once, when options are parsed, and then kept with the options.
+The reader's schema is read once, when options are parsed, and stored with the options.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _parse_location(name: str, text: str) -> _Location:
         _ = url.port
     except ValueError:
         host = ""
-    # An @ after the host belongs to a password with a slash: it would be shown as a path.
+    # An @ after the host is part of a password with a slash, which errors would show as a path.
     if not host or url.query or url.fragment or "@" in url.path or re.search(r"\s", location):
         raise InvalidOptionError(
             f"option {name!r} is not a URL of a registry, such as https://host/path"
@@ -314,7 +314,7 @@ def file_content(name: str, path: str, otherwise: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ReaderSchema:
-    """The schema of a subject, in the form of `ColumnFormat`."""
+    """The schema of a subject, with the attributes that `ColumnFormat` needs."""
 
     schema: str = ""
     references: tuple[str, ...] = ()
@@ -337,7 +337,7 @@ def known_subject(column: str, subject: str | None, selection: Selection) -> str
 
 
 def latest_of(column: str, kind: str, registry: RegistryPlace, subject: str) -> ReaderSchema:
-    """Asks a registry for the latest schema of a subject.
+    """Requests the latest schema of a subject from a registry.
 
     Args:
         column: `key` or `value`.

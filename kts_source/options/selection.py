@@ -100,7 +100,7 @@ def parse_assign(name: str, text: str) -> Assign:
 
 
 def parse_topic_ids(name: str, text: str) -> Mapping[str, str]:
-    """Parses one topic id, filed under the empty name, or JSON of topic to id."""
+    """Parses one topic id, which is returned under the empty name, or JSON of topic to id."""
     by_topic: Mapping[str, object] = {"": text.strip()}
     if text.strip().startswith("{"):
         by_topic = parse_json_object(name, text, example='{"topicA":"lZ6vvmajTWKDBUTV6SQAtQ"}')
@@ -158,7 +158,7 @@ _NAMED_BOUNDS: Final[Mapping[str, Bound]] = {"earliest": EarliestBound(), "lates
 
 
 def mentions(bound: Bound, end: str) -> bool:
-    """Returns whether any partition has the bound `earliest` or `latest`, by name or number."""
+    """Returns whether a bound is `earliest` or `latest`, by name or number, for any partition."""
     if isinstance(bound, OffsetsBound):
         return any(NAMED_OFFSETS[end] in offsets.values() for offsets in bound.offsets.values())
     return bound == _NAMED_BOUNDS[end]

@@ -18,7 +18,7 @@ from kts_source.options.parsing import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# As in `JavaUtils.timeStringAsMs`, which Spark's Kafka source parses its delay with.
+# As in `JavaUtils.timeStringAsMs`, with which Spark's Kafka source parses its delay.
 _UNIT_MS: Final[Mapping[str, int]] = {
     "": 1,
     "ms": 1,

@@ -140,7 +140,7 @@ def _avro_type(form: ColumnFormat) -> pa.DataType:
     from segment_format.values.avro.program import check_defaults
 
     schema = form.reader_schema
-    check_defaults(schema)  # even if no writer is known yet that needs them
+    check_defaults(schema)  # even if no known writer needs them yet
     return avro_columns(schema if form.fields is None else projected(schema, form.fields)).type
 
 
@@ -159,7 +159,7 @@ class _Format:
     Attributes:
         find_type: Returns the type of the decoded column, like the decoder, but without a compiler.
         options: Options of the column that the format uses.
-        required: Options that it needs; a registry that has the latest schema replaces `schema` and
+        required: Options that it needs. A registry with the latest schema replaces `schema` and
             `message`.
         registry_kind: Registries' name for the kind of schema; empty if the latest schema is never
             requested.
@@ -300,7 +300,7 @@ def column_formats(
         for name in _FORMAT_OPTIONS:
             if f"{column}.{name}" in set_options and name not in allowed:
                 raise InvalidOptionError(
-                    f"option '{column}.{name}' means nothing with '{column}.format' = {form}"
+                    f"option '{column}.{name}' has no effect with '{column}.format' = {form}"
                 )
         if form != RAW:
             formats.append(_column_format(column, form, values, selection, cache))
@@ -354,7 +354,7 @@ def _column_format(
 def _registry(
     column: str, form: str, values: Mapping[str, Any], selection: Selection, cache: CacheSettings
 ) -> tuple[RegistryPlace | None, str | None]:
-    """Returns the location of schemas, and the subject if it is a registry with subjects."""
+    """Returns the location of schemas, and, for a registry with subjects, the subject."""
     registry = registry_place(column, values, cache)
     if form == AVRO_GLUE and registry is not None and registry.is_url:
         raise InvalidOptionError(f"option '{column}.{URL}' must be a folder with {form}")
@@ -369,8 +369,8 @@ def _registry(
         return registry, None
     if requested is not None and form == JSON_CONFLUENT and values[f"{column}.schema"] is not None:
         raise InvalidOptionError(
-            f"option '{column}.subject' means nothing with {form} and '{column}.schema': the"
-            " registry is not asked"
+            f"option '{column}.subject' has no effect with {form} and '{column}.schema': the"
+            " registry is not used"
         )
     subject = known_subject(column, requested, selection)
     return replace(registry, subject=subject), subject
@@ -382,7 +382,7 @@ def _given_schema(column: str, form: str, values: Mapping[str, Any]) -> ReaderSc
         return ReaderSchema()
     if form in (PROTOBUF, PROTOBUF_CONFLUENT):
         return ReaderSchema(
-            descriptors=file_content(name, values[name], "no file that can be read")
+            descriptors=file_content(name, values[name], "not a file that can be read")
         )
     read_text = ddl_text if form in (JSON, JSON_CONFLUENT) else schema_text
     return ReaderSchema(schema=read_text(name, values[name]))

@@ -1,1 +1,3 @@
-"""From options to tasks: discover, lineage, bounds, isolation, slicing; no Spark."""
+"""Plans scans, from options to tasks: discovery, lineage, bounds, isolation, slicing. Does not use
+Spark.
+"""

@@ -1,15 +1,15 @@
-"""Resolves the offsets that a scan reads of a partition, and checks that the log has them.
+"""Resolves the offset range of a partition in a scan, and checks that the log has these offsets.
 
-`earliest` is the log start, `latest` the end of the log. Offsets outside the log are an error that
-says why, or are clamped with a warning. A timestamp resolves to the first offset dated at or after
-it, as a broker's ListOffsets answers.
+`earliest` is the log start, `latest` the end of the log. Offsets outside the log are an error with
+the reason, or are clamped with a warning. Like in a broker's ListOffsets, a timestamp resolves to
+the first offset of a record with this or a later timestamp.
 
-Producers set timestamps in any order, so timestamps are never bisected: a segment, a stretch of the
+Timestamps of records are in any order, so a binary search is impossible: a segment, a part of the
 index or a batch is skipped only if its largest timestamp is lower. The result may be the offset of
 a transaction marker or of an aborted record, as on a broker. The time index has no checksum: an
-entry is used only if the records around its offset confirm it. A manifest has no checksum
-either, so the last segment that is skipped is compared with its time index.
-Source: `RemoteLogManager.findOffsetByTimestamp`.
+entry is used only if the records around its offset confirm it. A manifest has no checksum either,
+so the last skipped segment is compared with its time index. Source:
+`RemoteLogManager.findOffsetByTimestamp`.
 """
 
 from __future__ import annotations
@@ -53,34 +53,36 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TimestampLookup: TypeAlias = Callable[[int], tuple[PartitionLog, int | None]]
-"""Timestamp in ms to the first offset dated at or after it, or `None`, and the log with all holes
-below that offset that may have an earlier one.
+"""Maps a timestamp in ms to the first offset dated at or after it (or `None`), and to the log with
+all holes below that offset that may have contained an earlier match.
 """
 BoundsOf: TypeAlias = Callable[[PartitionLog, TimestampLookup], tuple[int, int]]
-"""A partition's log and its timestamp lookup to the offsets [start, stop) to read."""
+"""Maps a partition's log and its timestamp lookup to the offsets [start, stop) to read."""
 
 
 class Progress(Protocol):
-    """Offsets that a reader has already; a plan continues after them."""
+    """Offsets that a reader already has; a plan continues after them."""
 
     def bounds_of(self, topic: str, topic_id: str, partition: int) -> BoundsOf | None:
         """Returns a function that finds the unread offsets of a partition; `None` if the reader has
-        no offsets of it, so that the options alone decide.
+        no offsets of it, so that only the options determine the bounds.
         """
 
     def first_missing(self, partition: PartitionPlan) -> int:
-        """Returns the first unread offset of a planned partition; its end if all is read."""
+        """Returns the first unread offset of a planned partition; its end if all offsets were
+        read.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The partition that checks are about.
+    """A partition in checks and their messages.
 
     Attributes:
         orphans: Objects that belong to no complete segment.
         fail_on_data_loss: If False, missing offsets are a warning.
         holder: Name of the source, for messages.
-        beyond: Status of offsets above its end, for messages.
+        beyond: Status of offsets above the end of the source, for messages.
     """
 
     topic: str
@@ -94,7 +96,7 @@ class Place:
         return f"{self.topic}-{self.partition}"
 
     def in_parts(self, start: int, stop: int) -> str:
-        """Names orphans that begin in [start, stop), for a message; empty without any."""
+        """Returns a message about orphans that begin in [start, stop); empty without orphans."""
         names = [
             str(orphan)
             for orphan in self.orphans
@@ -112,7 +114,7 @@ class Place:
 def requested_bounds(
     options: ScanOptions, location: Place, partition: PartitionLog, lookup: TimestampLookup
 ) -> tuple[int, int]:
-    """Resolves the offsets [start, stop) that the options ask for, before transactions are decided.
+    """Resolves the offsets [start, stop) of the options, before transactions are decided.
 
     Raises:
         OffsetOutOfRangeError: A bound is outside the log, or no record has the start's timestamp.
@@ -131,7 +133,7 @@ def requested_bounds(
 def resolve_start(
     options: ScanOptions, location: Place, partition: PartitionLog, lookup: TimestampLookup
 ) -> int:
-    """Resolves the first offset that the options ask for; see `requested_bounds`."""
+    """Resolves the first offset of the options; see `requested_bounds`."""
     wanted = wanted_of(options.starting, location)
     if wanted is None or wanted == EARLIEST_OFFSET:
         return partition.log_start
@@ -177,15 +179,15 @@ def _named_partitions(bound: Bound) -> Mapping[str, Mapping[int, int]] | None:
 def check_named(
     options: ScanOptions, held: AbstractSet[tuple[str, int]], topics: AbstractSet[str]
 ) -> None:
-    """Checks that bounds in JSON name exactly the partitions that are read, as in Spark.
+    """Checks that bounds in JSON name exactly the partitions to read, as in Spark.
 
     Args:
         options: The bounds.
-        held: The partitions that are read.
+        held: The partitions to read.
         topics: Topics; partitions of them may be named even if they have no data.
 
     Raises:
-        InvalidOptionError: They name others, or not all.
+        InvalidOptionError: The bounds name other partitions, or not all of them.
     """
     for option, bound in (("starting", options.starting), ("ending", options.ending)):
         named = _named_partitions(bound)
@@ -203,7 +205,7 @@ def check_named(
 
 
 def wanted_of(bound: Bound, location: Place) -> int | None:
-    """Returns a bound's offset or timestamp for a partition; `None` for an end of the log."""
+    """Returns a bound's offset or timestamp for a partition; `None` for `earliest` and `latest`."""
     if isinstance(bound, TimestampBound):
         return bound.timestamp_ms
     named = _named_partitions(bound)
@@ -215,7 +217,7 @@ def _clamped(option: str, offset: int, location: Place, partition: PartitionLog)
         return offset
     reason = location.beyond if offset > partition.stop else "below the log start"
     location.raise_or_warn(
-        f"{option} asks for offset {offset}, which is {reason}: {location.holder} holds"
+        f"{option} names offset {offset}, which is {reason}: {location.holder} holds"
         f" [{partition.log_start}, {partition.stop}){location.in_parts(offset, offset + 1)}"
         "; failOnDataLoss=false reads the offsets that exist",
         OffsetOutOfRangeError,
@@ -224,14 +226,15 @@ def _clamped(option: str, offset: int, location: Place, partition: PartitionLog)
 
 
 def check_decided(bound: Bound, location: Place, stop: int, decided: int, reason: str) -> None:
-    """Raises `OffsetOutOfRangeError` if the user named an ending offset above the first undecided
-    transaction and allowed no loss. Other ends (`latest`, −1, timestamps) move down silently.
+    """Raises `OffsetOutOfRangeError` if the options name an ending offset above the first undecided
+    transaction, unless loss is allowed. Other ends (`latest`, −1, timestamps) are lowered without
+    an error.
     """
     wanted = wanted_of(bound, location) if isinstance(bound, OffsetsBound) else None
     if decided >= stop or wanted in (None, LATEST_OFFSET) or not location.fail_on_data_loss:
         return
     raise OffsetOutOfRangeError(
-        f"{location}: endingOffsets asks for offset {wanted}, but read_committed ends at offset"
+        f"{location}: endingOffsets names offset {wanted}, but read_committed ends at offset"
         f" {decided}: {reason}; failOnDataLoss=false ends there"
     )
 
@@ -258,8 +261,8 @@ def refuse_contradiction(location: Place, evidence: str) -> None:
 
 
 def check_outcomes(location: Place, partition: PartitionLog, decisions: Decisions) -> None:
-    """Raises `DataLossError`, or warns, if the outcome of transactions may be lost in a hole, or
-    transactions may have been open after it.
+    """Raises `DataLossError`, or warns, if outcomes of transactions may be lost in a hole, or if it
+    is unknown which transactions were open after it.
     """
     gap = decisions.unknown_after
     if gap is not None:
@@ -278,7 +281,7 @@ def check_outcomes(location: Place, partition: PartitionLog, decisions: Decision
     )
     location.raise_or_warn(
         f"no segment in {location.holder} holds offsets {holes}, where transactions of these"
-        f" producers may have ended: {producers}; failOnDataLoss=false leaves their records out"
+        f" producers may have ended: {producers}; failOnDataLoss=false skips their records"
     )
 
 
@@ -287,7 +290,7 @@ def check_no_holes(
 ) -> None:
     """Raises `DataLossError`, or warns, if offsets of [start, stop) are missing.
 
-    Unverifiable gaps count: nothing proves that they held no record. `note` ends the message.
+    Unverifiable gaps count as missing: they may have contained records. `note` ends the message.
     """
     if start >= stop:
         return
@@ -330,8 +333,9 @@ def is_skipped(
 ) -> bool:
     """Returns whether all records of a segment are dated before a timestamp.
 
-    If the next segment is not dated before it, the largest timestamp of this one must be confirmed:
-    if records ascend in time, a wrong one drops wanted records only there.
+    If the next segment is not dated before the timestamp, the time index must confirm the largest
+    timestamp of this segment: with ascending timestamps, only there a wrong value drops wanted
+    records.
     """
     if not segment.is_dated_before(timestamp_ms):
         return False
@@ -341,8 +345,8 @@ def is_skipped(
 
 
 def has_confirmed_time(segment: RemoteSegment, side_files: SideFiles) -> bool:
-    """Returns whether the time index of a segment ends with its largest timestamp, which has no
-    checksum in a manifest. True if there is no time index or it cannot be read now.
+    """Returns whether the time index confirms the largest timestamp of a segment: manifests have no
+    checksum. True if the time index does not exist or cannot be read now.
     """
     stored = segment.objects.indexes.get(IndexType.TIMESTAMP)
     if stored is None or not stored.size or stored.source.storage_class in ARCHIVE_CLASSES:
@@ -371,7 +375,8 @@ class Skip:
 
     Attributes:
         last_offset: Every record up to this offset is dated earlier.
-        rest: Offset and timestamp of the records after it, without batches dated earlier.
+        rest: Offset and timestamp of the records after `last_offset`, without batches dated
+            earlier.
     """
 
     last_offset: int
@@ -390,7 +395,7 @@ def confirmed_skip(segment: RemoteSegment, timestamp_ms: int, side_files: SideFi
         return None
     number = int(np.searchsorted(times.timestamps, timestamp_ms, side="left")) - 1
     if number < 0 or times.timestamps[number] <= 0:
-        # Some clients leave the header field unset that brokers index: 0 and below prove nothing.
+        # Some clients do not set the header field that brokers index, so 0 and below prove nothing.
         return None
     entry = TimestampOffset(int(times.timestamps[number]), int(times.offsets[number]))
     position = offsets.lookup(entry.offset).position
@@ -410,7 +415,7 @@ def confirmed_skip(segment: RemoteSegment, timestamp_ms: int, side_files: SideFi
 def _records_after(
     entry: TimestampOffset, records: Iterator[tuple[int, int]]
 ) -> Iterator[tuple[int, int]] | None:
-    """Returns the records after a time-index entry; `None` if earlier ones contradict the entry.
+    """Returns the records after a time-index entry; `None` if earlier records contradict the entry.
     `records` begin shortly before the entry's offset.
     """
     is_confirmed = False

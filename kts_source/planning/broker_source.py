@@ -1,16 +1,17 @@
-"""A tier and its brokers as the sources of a scan: the whole topic, from log start to end.
+"""Combines a tier and its brokers as the sources of a scan: the whole topic, from log start to end.
 
-The leader defines the log. The tier serves its segments on the leader's branch, and brokers
-serve every other offset. So a hole, a damaged segment or one without description loses nothing.
+The leader defines the log. The tier serves its segments on the leader's branch, and brokers serve
+every other offset. So holes, damaged segments and segments without description lose no offsets.
 
-Transactions of the tier's part: each run of adjacent segments is decided separately. Abort markers
-in it are in the transaction indexes of its segments. Transactions that are open at its end began
-below the last stable offset, so they are decided, and the leader reports which were aborted. Asking
-at the end of the tier only would be wrong where brokers fill a hole.
+Transactions in the tier are decided separately for each run of adjacent segments. Aborts with a
+marker in the run are in the transaction indexes of its segments. Transactions that are open at the
+end of the run began below the last stable offset, so they are decided, and the leader reports the
+aborted ones. A request for the end of the tier alone would be wrong if brokers fill a hole.
 
-`tail=false` ends a read where the tier ends. The end does not depend on which segments can be read,
-because brokers serve the offsets of damaged ones. So damaged segments count, and so does the
-leader's local log start: brokers delete their copy of a segment only after its upload.
+`tail=false` ends a read where the tier ends. The end does not depend on which segments are
+readable, because brokers serve the offsets of damaged segments. So damaged segments are included,
+and so is the leader's local log start: brokers delete their copy of a segment only after its
+upload.
 
 Source: `LocalLog.collectAbortedTransactions`, `TransactionIndex`, KIP-98.
 """
@@ -78,12 +79,12 @@ log = logging.getLogger(__name__)
 _ATTEMPTS: Final = 5
 """Attempts to plan if leaders change in the meantime."""
 _SAMPLE_SEGMENTS: Final = 3
-"""The newest segments show how many bytes an offset takes."""
+"""Number of newest segments from which the bytes per offset are estimated."""
 _FEW_OFFSETS: Final = 100_000
-"""Without a segment, a range of fewer offsets is not worth a request for a sample."""
+"""Without segments, ranges of fewer offsets are estimated without a request for a sample."""
 _GUESSED_BYTES: Final = 200.0
 _EMPTY_IN_A_ROW: Final = 16
-"""A reader has no offsets of empty partitions, so partitions after a gap are looked up, too."""
+"""Partitions to look up after a gap: a reader has no offsets of empty partitions."""
 
 
 def with_cluster(options: ScanOptions, plan: Callable[[ClusterView], ScanPlan]) -> ScanPlan:
@@ -99,7 +100,7 @@ def with_cluster(options: ScanOptions, plan: Callable[[ClusterView], ScanPlan]) 
                 finally:
                     counts |= view.partition_counts
         except (LeaderChangedError, OldBrokerError) as error:
-            # Segments may have moved into the tier after it was listed, but not twice.
+            # Segments may have moved into the tier after the listing; a second time is unlikely.
             is_old = isinstance(error, OldBrokerError)
             if attempt + 1 == _ATTEMPTS or (is_old and was_old):
                 raise
@@ -116,10 +117,10 @@ class TieredPart:
         segments: All complete segments that can be described, in any order.
         side_files: Reads their side files.
         damaged: Described segments that lost objects; empty unless the end of the tier matters.
-        unreadable: Base offset and URI of segments with a missing or invalid description, or one
-            without their end; empty unless the end of the tier matters.
-        epoch_stops: Leader epoch to one past its last offset in segments that the metadata topic
-            names; empty if it is not read.
+        unreadable: Base offset and URI of segments whose description is missing, invalid or without
+            an end; empty unless the end of the tier matters.
+        epoch_stops: Leader epoch to one past its last offset in segments of the metadata topic;
+            empty if the topic is not read.
     """
 
     segments: Sequence[RemoteSegment]
@@ -130,7 +131,7 @@ class TieredPart:
 
     @property
     def epochs(self) -> set[int]:
-        """The leader epochs that segments name."""
+        """Leader epochs of the segments."""
         segments = (*self.segments, *self.damaged)
         claimed = {entry.epoch for segment in segments for entry in segment.leader_epochs}
         return claimed | self.epoch_stops.keys()
@@ -145,13 +146,13 @@ class BrokerSource:
         describing: Describes segments concurrently.
         pool: Lists partitions concurrently.
         view: The cluster.
-        progress: Offsets that the reader has already.
+        progress: Offsets that the reader already has.
 
     Attributes:
-        listed: Partitions with objects in the tier, of the incarnations that the cluster has.
+        listed: Partitions with objects in the tier, of incarnations that exist in the cluster.
     """
 
-    topics: AbstractSet[str] = frozenset()  # the cluster knows all partitions
+    topics: AbstractSet[str] = frozenset()  # the cluster has the list of all partitions
 
     def __init__(
         self,
@@ -227,7 +228,7 @@ class BrokerSource:
                 self._view.require_partitions(name, count)
 
     def list_tier(self) -> None:
-        """Lists the tier, or asks the metadata topic for its segments."""
+        """Lists the tier, or reads its segments from the metadata topic."""
         options, view = self._options, self._view
         layout = find_layout(options.layout)
         if options.by_metadata_topic:
@@ -238,7 +239,7 @@ class BrokerSource:
             )
             layout = self._named = MetadataTopicLayout(layout, state, view.logs)
             self._named.look_up(self._tier.store, options.key_prefix, self._describing)
-        # Brokers serve what cannot be described.
+        # Brokers serve the offsets of segments that cannot be described.
         catalog = SegmentCatalog(self._tier, layout, self._describing, fail_on_data_loss=False)
         pairs = []
         for topic in view.topics.values():
@@ -271,8 +272,8 @@ class BrokerSource:
         return TieredPart(segments, side_files, damaged, unreadable, stops)
 
     def check_tier(self) -> None:
-        """Raises `TopicNotFoundError` if the tier has nothing of a topic that brokers have tiered:
-        it is another tier, or the path is wrong.
+        """Raises `TopicNotFoundError` if the tier has no object of a topic although brokers report
+        tiered offsets. Then the options probably name another tier, or a wrong path.
         """
         uri = self._tier.store.uri(self._options.key_prefix)
         for brokers in self._view.logs.values():
@@ -285,7 +286,7 @@ class BrokerSource:
                     problem = (
                         f"{REMOTE_LOG_METADATA} names no segment of topic id {brokers.topic_id}"
                     )
-                    check = "leave option catalog=metadata-topic out, so that the tier is listed"
+                    check = "remove option catalog=metadata-topic, so that the tier is listed"
                 raise TopicNotFoundError(
                     f"brokers say that offsets [{brokers.log_start}, {brokers.local_start}) are"
                     f" tiered, and {problem}: {check}; without 'path' all of it is read from"
@@ -310,11 +311,11 @@ class BrokerSource:
 
 @dataclass(frozen=True, slots=True)
 class _TierRun:
-    """Segments of the tier that follow each other, up to the last one that decides transactions.
+    """Adjacent segments of the tier, up to the last segment that is needed to decide transactions.
 
     Attributes:
         log: The log with only these ranges.
-        ends: Which transactions are open at the end of each range.
+        ends: Open transactions at the end of each range.
     """
 
     log: PartitionLog
@@ -330,15 +331,15 @@ class UnusableSegmentError(Exception):
 
 
 class UnionLog(SourceLog):
-    """The log of a partition that its tier and its leader serve together.
+    """The log of a partition, served by its tier and its leader together.
 
     Args:
         options: Options of the scan.
         brokers: The leader's description.
         tiered: Segments in the tier.
-        view: Asks the leader.
-        named: The segments that the metadata topic names, if it is read.
-        with_lineage: Set to add the leader's epochs, from the offset before the plan on, to plans.
+        view: Sends requests to the leader.
+        named: Segments in the metadata topic, if it is read.
+        with_lineage: True to add the leader's epochs, from the offset before the plan on, to plans.
     """
 
     def __init__(
@@ -377,15 +378,15 @@ class UnionLog(SourceLog):
     def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
         """See `SourceLog`."""
         offset = self._view.first_offset_dated(self._brokers, timestamp_ms)
-        # The leader searches all of its log; tail=false ends before.
+        # The leader searches its whole log; with tail=false the log ends earlier.
         return None if offset is None or offset >= self.log.stop else offset
 
     def decided(self, start: int, stop: int) -> tuple[PartitionLog, Decisions]:
-        """Decides transactions. Segments with unusable side files are left to brokers.
+        """Decides transactions. Brokers serve segments with unusable side files.
 
         Raises:
             DataLossError: Brokers lost records that end a transaction, and loss is not allowed.
-            BrokerError: The leader does not answer, or is too old to be asked.
+            BrokerError: The leader does not answer, or is too old for the request.
         """
         while True:
             try:
@@ -435,7 +436,7 @@ class UnionLog(SourceLog):
     def confirm(
         self, surviving: PartitionLog, decisions: Decisions, read: Sequence[tuple[int, int]]
     ) -> bool:
-        """See `SourceLog`. A segment that does not fit is left to brokers."""
+        """See `SourceLog`. Brokers serve a segment whose transactions do not match the log."""
         for run in self._tier_runs:
             ranges = run.log.ranges
             inside = [span for span in read if ranges[0].start <= span[0] < ranges[-1].stop]
@@ -451,8 +452,8 @@ class UnionLog(SourceLog):
     def _aborted_in_run(
         self, run: PartitionLog, last: int, ends: EndStates
     ) -> tuple[list[AbortedTxn], int]:
-        """Returns transactions aborted in the segments of a run up to `last`, or open at its end,
-        and the number of the last segment that was needed.
+        """Returns the transactions that are aborted in the segments of a run up to `last` or open
+        at its end, and the number of the last needed segment.
         """
         end_of_log = self._brokers.end
         aborted: list[AbortedTxn] = []
@@ -478,7 +479,8 @@ class UnionLog(SourceLog):
                 later = began & self._aborted_at(end, began)
                 aborted += (AbortedTxn(producer, first, end, end) for producer, first in later)
                 return aborted, number
-            # Old brokers do not report all; the next segment of the tier does.
+            # Old brokers do not report all aborted transactions, but the next segment of the tier
+            # does.
         oldest = min(first for _, first in began or ())
         raise OldBrokerError(
             f"the tier does not hold the end of a transaction that began at offset {oldest};"
@@ -491,7 +493,7 @@ class UnionLog(SourceLog):
         producer. Replays the log if the snapshot is unusable and old brokers do not serve it.
 
         Raises:
-            UnusableSegmentError: Neither the snapshot nor the log says so.
+            UnusableSegmentError: Neither the snapshot nor the log shows the open transactions.
         """
         span = run.ranges[number]
         segment = span.segment
@@ -506,13 +508,15 @@ class UnionLog(SourceLog):
         except (CorruptSegmentError, UnknownStartError) as error:
             raise UnusableSegmentError(segment.segment_id) from error
         if opened and run.log_start > 0:
-            # A transaction around the log start seems to begin there: brokers name another offset.
+            # A transaction across the log start seems to begin there; brokers report its real first
+            # offset.
             raise UnusableSegmentError(segment.segment_id)
         return opened
 
     def _aborted_at(self, offset: int, began: set[tuple[int, int]]) -> AbstractSet[tuple[int, int]]:
-        """Returns the transactions that are open at an offset and that the leader reports as
-        aborted. If its own tier lost the records there, and loss is allowed, returns all open ones.
+        """Returns the transactions that are open at an offset and reported as aborted by the
+        leader. If the leader's tier lost the records there and loss is allowed, returns all open
+        transactions.
         """
         try:
             return self._view.aborted_across(self._brokers, offset)
@@ -568,7 +572,7 @@ class UnionLog(SourceLog):
 
 
 def broker_place(options: ScanOptions, brokers: BrokerLog) -> Place:
-    """Returns the partition that errors are about."""
+    """Returns the partition for error messages."""
     holder, beyond = "the tier", "not tiered yet (tail=false)"
     if options.tail:
         holder = "the cluster"
@@ -585,7 +589,7 @@ def broker_place(options: ScanOptions, brokers: BrokerLog) -> Place:
 def _segment_of(
     error: CorruptSegmentError | UnknownStartError, ranges: Sequence[SegmentRange]
 ) -> RemoteSegment:
-    """Returns the segment that an error is about, or the last one."""
+    """Returns the segment of an error; the last segment if the error names none."""
     if isinstance(error, CorruptSegmentError) and error.offset is not None:
         for span in ranges:
             if span.segment.start_offset <= error.offset < span.segment.stop_offset:
@@ -613,7 +617,7 @@ def tier_end(
         tiered: Segments in the tier.
         brokers: The leader's description.
         owned: The offsets [start, stop) of the epochs on the leader's branch.
-        location: The partition, and whether an unknown end is an error.
+        location: The partition; determines whether an unknown end is an error.
 
     Raises:
         DataLossError: A segment beyond the end has no valid description, and loss is not allowed.
@@ -628,7 +632,7 @@ def tier_end(
     if unknown:
         location.raise_or_warn(
             f"tail=false ends where the tier ends, and the ends of these segments are unknown:"
-            f" {some(unknown)}. Restore their manifests, leave tail=false out, or set"
+            f" {some(unknown)}. Restore their manifests, remove tail=false, or set"
             f" failOnDataLoss=false to end at offset {end}"
         )
     return end
@@ -653,7 +657,7 @@ def _stop_on_branch(segment: RemoteSegment, owned: Mapping[int, tuple[int, int]]
 def bytes_per_offset(
     log: PartitionLog, brokers: BrokerLog, start: int, stop: int, view: ClusterView
 ) -> float:
-    """Estimates the original bytes per offset of what brokers serve of a partition."""
+    """Estimates the original bytes per offset of the records that brokers serve."""
     newest = [span.segment for span in log.ranges[-_SAMPLE_SEGMENTS:]]
     if newest:
         offsets = sum(segment.stop_offset - segment.start_offset for segment in newest)

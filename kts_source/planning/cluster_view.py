@@ -1,7 +1,7 @@
-"""Asks brokers about the selected partitions, in an order that makes the answers consistent.
+"""Requests the state of the selected partitions from brokers, in an order that makes it consistent.
 
-The end comes first, then the log start, and the tier is listed after both. So brokers still serve
-every offset between them that is not in the listing: they delete their copy of a segment only after
+It requests the end first, then the log start, and then the tier is listed. So brokers still serve
+every offset in between that is not in the listing: they delete their copy of a segment only after
 its upload.
 """
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _SAMPLE_BYTES: Final = 64 << 10
 _NO_TOPIC_ID: Final = "A" * 22
-"""All zeros: the id of topics if `inter.broker.protocol.version` is below 2.8."""
+"""All zeros: the id of all topics if `inter.broker.protocol.version` is below 2.8."""
 _EPOCHS_AT_ONCE: Final = 100
 
 
@@ -57,9 +57,10 @@ class BrokerLog:
 
     Attributes:
         topic_id: The incarnation.
-        leader_epoch: Epoch of the last record below the end. The leader's own may be newer.
+        leader_epoch: Epoch of the last record below the end. The leader's current epoch may be
+            newer.
         log_start: First offset that a consumer may see.
-        end: One past the last: the last stable offset for `read_committed`, else the high
+        end: End of the readable offsets: the last stable offset for `read_committed`, else the high
             watermark.
         high_watermark: One past the last offset that consumers may see.
         last_stable_offset: The same for `read_committed`.
@@ -78,18 +79,18 @@ class BrokerLog:
 
 
 class ClusterView:
-    """Asks the brokers of a cluster for a plan. Called from any thread.
+    """Sends the requests of a plan to the brokers of a cluster. Thread-safe.
 
     Args:
         settings: Broker connection settings.
         options: Options of the scan.
         counts: Topic id to a minimum of its number of partitions.
-        batch: Partitions with their topic ids, to ask for instead of the selected ones. Topics that
-            the cluster no longer has under that id are left out.
+        batch: Partitions with their topic ids, to use instead of the selected partitions. Topics
+            that no longer exist with that id are skipped.
 
     Attributes:
         topics: Selected topics by name.
-        logs: Their partitions, by topic and number, in order.
+        logs: Logs of their partitions, by topic and number, in order.
         partition_counts: Topic id to the known number of partitions.
     """
 
@@ -106,7 +107,7 @@ class ClusterView:
         self.partition_counts = dict(counts or {})
         for (_, number), topic_id in (batch or {}).items():
             self._expect(topic_id, number + 1)
-        # Fetches of planning have connections of their own, used by one thread at a time. They ask
+        # Fetches during planning use separate connections, one thread at a time. They go to
         # leaders: a follower may lag, or be too old to report all aborted transactions.
         leaders = replace(settings, rack="")
         self._probing = Cluster(replace(leaders, partition_fetch_bytes=1))
@@ -123,13 +124,13 @@ class ClusterView:
             raise
 
     def renew(self, unread: Collection[TopicPartition] = ()) -> bool:
-        """Asks for the ends, and for everything else if a topic, a partition or an end is new.
+        """Requests the ends, and all other facts if a topic, a partition or an end is new.
 
         Args:
             unread: Partitions with unread records: a log start that has moved is new, too.
 
         Returns:
-            True if anything is new.
+            True if something changed.
         """
         read_committed = self._options.read_committed
         if self._batch is None:
@@ -141,7 +142,7 @@ class ClusterView:
         if ends == self._ends and topics == self.topics and not self._have_moved(unread):
             return False
         starts = self._cluster.offsets(keys, EARLIEST, read_committed=False)
-        # For people only.
+        # Only for messages.
         watermarks = self._cluster.offsets(keys, LATEST, read_committed=False)
         stable = ends
         if not read_committed:
@@ -171,7 +172,9 @@ class ClusterView:
     def _of_batch(
         self, batch: Mapping[TopicPartition, str]
     ) -> tuple[dict[str, ClusterTopic], list[TopicPartition]]:
-        """Returns the partitions of a batch only: others may have no leader, and must not block."""
+        """Returns only the partitions of a batch: others may have no leader, and must not block the
+        batch.
+        """
         described = self._topics({topic for topic, _ in batch})
         keys = [
             (topic, number)
@@ -194,11 +197,11 @@ class ClusterView:
         return described
 
     def require_partitions(self, topic: str, partitions: int) -> None:
-        """Asks again about a topic with more partitions in the tier than brokers described.
+        """Requests a topic again if it has more partitions in the tier than brokers described.
 
         Raises:
-            LeaderChangedError: Brokers describe them now, so planning must begin again.
-            BrokerUnavailableError: Brokers still do not.
+            LeaderChangedError: Brokers describe all partitions now, so planning must start again.
+            BrokerUnavailableError: Brokers still describe fewer partitions.
         """
         if self._batch is not None:  # its partitions are described
             return
@@ -228,8 +231,8 @@ class ClusterView:
         return topic_configs(self._cluster, self.topics, names)
 
     def check_topics(self) -> None:
-        """Raises `LeaderChangedError` if a topic was deleted or created again. Leaders are asked by
-        name, so answers may be about the new topic.
+        """Raises `LeaderChangedError` if a topic was deleted or created again. Requests name
+        topics, so responses may be about the new topic.
         """
         now = self._topics(self.topics)
         for name, topic in self.topics.items():
@@ -239,10 +242,10 @@ class ClusterView:
                 )
 
     def owned(self, log: BrokerLog, epochs: Iterable[int]) -> dict[int, tuple[int, int]]:
-        """Returns which of some epochs are on the leader's branch, with the offsets [start, stop)
-        that they own there.
+        """Returns the epochs that are on the leader's branch, with the offsets [start, stop) that
+        they own there.
 
-        Every epoch is asked for separately: the answer about the newest does not cover older
+        Every epoch is requested separately: the response for the newest epoch does not cover older
         segments of a dead branch (`LeaderEpochFileCache.endOffsetFor`).
         """
         wanted = sorted(set(epochs))
@@ -260,7 +263,7 @@ class ClusterView:
     def owner(self, log: BrokerLog, offset: int) -> int | None:
         """Returns the epoch that owns an offset on the leader's branch; `None` if the log has none.
 
-        The answer about an epoch is the end of the newest epoch up to it, so ends ascend
+        The response for an epoch is the end of the newest epoch up to it, so ends ascend
         (`LeaderEpochFileCache.endOffsetFor`), and a binary search finds the epoch.
         """
         key = log.topic, log.partition
@@ -274,7 +277,7 @@ class ClusterView:
 
     def lineage(self, log: BrokerLog, offset: int) -> tuple[EpochEntry, ...]:
         """Returns the epochs of the leader's log that own offsets from `offset` on, and perhaps
-        earlier ones, ascending. Epochs without a record and those below the log start are left out.
+        earlier ones, ascending. Skips epochs without a record and epochs below the log start.
         """
         position = max(offset, log.log_start)
         first: dict[int, int] = {}
@@ -290,7 +293,9 @@ class ClusterView:
         return tuple(EpochEntry(epoch, start) for epoch, start in sorted(first.items()))
 
     def first_offset_dated(self, log: BrokerLog, timestamp_ms: int) -> int | None:
-        """Asks the leader for the first offset dated at or after a time; `None` without any."""
+        """Requests the first offset dated at or after a timestamp from the leader; `None` if none
+        exists.
+        """
         key = log.topic, log.partition
         offsets = self._cluster.offsets(
             [key], timestamp_ms, read_committed=self._options.read_committed
@@ -312,15 +317,15 @@ class ClusterView:
         """Returns producer id and first offset of the aborted transactions that begin below an
         offset and end at or after it; others may be included.
 
-        At the last stable offset an answer has no records, and then no transactions. So the record
-        before it is asked for.
+        At the last stable offset a response has no records and therefore no transactions, so the
+        record before it is requested.
 
         Raises:
             DataLossError: The brokers' own tier lacks the offset.
-            BrokerUnavailableError: There is no record to ask about.
+            BrokerUnavailableError: There is no record to request.
         """
         position = min(offset, log.end - 1)
-        answer = self._first_answer(self._probing, log, position, read_committed=True)
+        answer = self._first_batches(self._probing, log, position, read_committed=True)
         if answer is None:
             raise BrokerUnavailableError(
                 f"brokers have no record between offset {position} and the last stable offset"
@@ -333,8 +338,10 @@ class ClusterView:
         return answer.listed
 
     def first_timestamp_ms(self, log: BrokerLog, offset: int) -> int | None:
-        """Returns the timestamp of the first batch at or after an offset; `None` without any."""
-        offset = max(offset, log.log_start)  # which may have moved
+        """Returns the timestamp of the first batch at or after an offset; `None` without a
+        batch.
+        """
+        offset = max(offset, log.log_start)  # the log start may have moved
         if offset >= log.end:
             return None
         answer = self._sample(self._probing, log, offset)
@@ -343,7 +350,9 @@ class ClusterView:
         return RecordBatchHeader.from_bytes(answer.data).base_timestamp
 
     def bytes_per_offset(self, log: BrokerLog, start: int) -> float | None:
-        """Estimates the bytes per offset from the first batches of a range; `None` without any."""
+        """Estimates the bytes per offset from the first batches of a range; `None` without
+        batches.
+        """
         answer = self._sample(self._sampling, log, start)
         if answer is None:
             return None
@@ -351,11 +360,11 @@ class ClusterView:
 
     def _sample(self, cluster: Cluster, log: BrokerLog, offset: int) -> FetchedBatches | None:
         try:
-            return self._first_answer(cluster, log, offset)
+            return self._first_batches(cluster, log, offset)
         except DataLossError:  # the task that reads the offset reports it
             return None
 
-    def _first_answer(
+    def _first_batches(
         self, cluster: Cluster, log: BrokerLog, offset: int, *, read_committed: bool = False
     ) -> FetchedBatches | None:
         """Returns the first batches from an offset on; `None` if the log has none below its end."""
@@ -378,7 +387,7 @@ class ClusterView:
             except DataLossError as error:
                 if fetcher.met_hole:
                     raise
-                # Deleted, or lost in an election, after the leader was asked for its bounds.
+                # Deleted, or lost in an election, after the leader returned its bounds.
                 raise LeaderChangedError(
                     error.message, topic=log.topic, partition=log.partition, offset=offset
                 ) from error
@@ -401,7 +410,7 @@ class ClusterView:
             if name not in topics:
                 raise TopicNotFoundError(
                     "the cluster has no such topic, or does not show it to this user; to read what"
-                    " the tier holds of a topic that is gone, leave kafka.bootstrap.servers out",
+                    " the tier holds of a topic that is gone, remove kafka.bootstrap.servers",
                     topic=name,
                 )
             wanted = wanted_topic_id(options, name)
@@ -409,7 +418,7 @@ class ClusterView:
                 raise InvalidOptionError(
                     f"option 'topicId': the cluster has topic {name!r} under id"
                     f" {topics[name].topic_id}, not {wanted}; to read an earlier one from the tier,"
-                    " leave kafka.bootstrap.servers out"
+                    " remove kafka.bootstrap.servers"
                 )
         return dict(sorted(topics.items()))
 
@@ -422,7 +431,7 @@ def _selected_keys(options: ScanOptions, topics: dict[str, ClusterTopic]) -> lis
         for number in wanted[name]:
             if number not in topic.leaders:
                 raise TopicNotFoundError(
-                    f"the topic has {len(topic.leaders)} partitions, and not this one",
+                    f"the topic has {len(topic.leaders)} partitions; this is not one of them",
                     topic=name,
                     partition=number,
                 )

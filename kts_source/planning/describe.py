@@ -1,4 +1,4 @@
-"""Describes a tier: up to which offset a reader without brokers can read each partition."""
+"""Describes a tier: the offsets of each partition that a reader without brokers can read."""
 
 from __future__ import annotations
 
@@ -39,36 +39,36 @@ _THREADS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class PartitionWatermark:
-    """How far a reader with the tier alone can read one partition.
+    """Offsets of a partition that a reader can read from the tier alone.
 
     Attributes:
         log_start: First offset a consumer may see, inclusive.
         tier_end: One past the last tiered offset: the end for `read_uncommitted`.
         tier_end_timestamp_ms: Largest timestamp of the last segment, markers included; −1 unknown.
         last_stable_offset: The end for `read_committed`, exclusive.
-        last_stable_timestamp_ms: Largest known timestamp in the last segment below it: the
-            segment's largest, or inside a segment the time index's, which lacks the last few
-            batches. No record is read for it; `None` if unknown.
+        last_stable_timestamp_ms: Largest known timestamp in the last segment below
+            `last_stable_offset`: of the segment, or, inside a segment, of its time index, which
+            lacks the last few batches. Determined without reading records; `None` if unknown.
         reason: Why `read_committed` ends there.
         segments: Number of segments that serve the offsets.
         stored_bytes: Size of their log objects.
         original_bytes: The same before compression and encryption.
         holes: Missing offsets as [start, stop) pairs.
-        unverifiable: Gaps that may or may not have held records, likewise.
-        skipped: Segments that are not read, with the reason.
+        unverifiable: Gaps that may have contained records, as [start, stop) pairs.
+        skipped: Segments that are not read, with reasons.
         orphans: Objects that belong to no segment.
-        high_watermark: End of the log in the cluster, or the highest recorded on its disks; this
-            and all following are `None` without brokers and disks.
+        high_watermark: High watermark in the cluster, or the highest one recorded on its disks.
+            This and all following are `None` without brokers and disks.
         cluster_stable_offset: Last stable offset of the cluster.
         local_start: First offset on the leader's own disk, or on the disk that is read; `None` also
             if the leader does not report it.
         broker_offsets: Offsets that only brokers serve: holes of the tier, and the tail.
         broker_bytes: Their estimated bytes.
-        oldest_untiered_ms: Time of the first batch after the tier, or `None`.
+        oldest_untiered_ms: Timestamp of the first batch after the tier, or `None`.
         disk_offsets: Offsets that only disks serve (option `tailPath`).
         disk_bytes: Bytes of their segments that are read.
-        catalog_records: Records read of the partition of `__remote_log_metadata` that describes
-            this one; this and all following are `None` if the tier was listed.
+        catalog_records: Number of records read from the partition of `__remote_log_metadata` with
+            the events of this partition. This and all following are `None` if the tier was listed.
         copies_in_progress: Segments that brokers have begun to copy and not finished.
         deletions_in_progress: Segments that brokers have begun to delete and not finished.
     """
@@ -155,7 +155,7 @@ class TierDescription:
 
 @dataclass(frozen=True, slots=True)
 class DescribedPlan:
-    """A description, and the plan of a full read that it follows from.
+    """A description, and the plan of a full read from which it was computed.
 
     Attributes:
         description: The result of `describe`.
@@ -171,8 +171,8 @@ class DescribedPlan:
 def describe(
     options: Mapping[str, str] | ScanOptions, store: ObjectStore | None = None
 ) -> TierDescription:
-    """Returns the watermarks of the selected partitions. With brokers among the options, also what
-    the cluster has beyond the tier.
+    """Returns the watermarks of the selected partitions. If the options name brokers, includes the
+    cluster's offsets after the tier.
 
     Holes are reported, not raised; bounds and a plan file among the options are ignored.
 
@@ -190,8 +190,8 @@ def describe(
 def described_plan(
     options: Mapping[str, str] | ScanOptions, tier: Tier | None = None, *, tasks: bool = True
 ) -> DescribedPlan:
-    """Describes a tier and returns the plan, too. With `tasks=False`, a plan of the tier alone has
-    none.
+    """Describes a tier and also returns the plan. With `tasks=False`, the plan of a tier without
+    brokers has no tasks.
 
     Raises:
         TieredKafkaError: As planning does, except for holes.
@@ -273,7 +273,7 @@ def _stable_timestamp(partition: PartitionPlan, side_files: SideFiles) -> int | 
         return segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else None
     try:
         times = side_files.time_index(segment)
-    except CorruptSegmentError as error:  # perhaps the key is missing
+    except CorruptSegmentError as error:  # the key may be missing
         log.warning("no timestamp of the last stable offset: %s", error)
         return None
     if times is None:
@@ -360,7 +360,7 @@ class LockedPartition:
 
     @property
     def reason(self) -> str:
-        """Why it is locked, for people."""
+        """Message that names the missing keys."""
         return f"key {', '.join(self.keys_needed)} needed"
 
 
@@ -400,7 +400,7 @@ def _missing_keys(listed: ListedPartition, held: set[str]) -> tuple[str, ...]:
 
 
 def only(options: ScanOptions, partitions: Iterable[ListedPartition]) -> ScanOptions:
-    """Returns the options of a read of these partitions."""
+    """Returns the options with only these partitions selected."""
     numbers: dict[str, tuple[int, ...]] = {}
     for listed in partitions:
         numbers[listed.topic] = (*numbers.get(listed.topic, ()), listed.partition)

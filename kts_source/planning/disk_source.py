@@ -1,12 +1,12 @@
-"""A tier and the disks of brokers that are gone as the sources of a scan.
+"""Combines a tier and the disks of lost brokers as the sources of a scan.
 
-The branch of the highest leader epoch survives, whether tier or disks have it. The tier serves its
-segments on that branch, as with brokers. Everything else (the tail, copies that were in progress,
-holes) comes from the replica that reaches furthest along the branch, and from other replicas of the
-branch where that one lacks offsets. The log starts at the highest offset that either records:
-brokers write it to disk every minute and when they stop, and the leader-epoch checkpoint moves with
-it. It ends at the high watermark of the disks, or where the tier ends, which was copied from below
-the high watermark of its time.
+The branch of the highest leader epoch survives, on the tier or on disks. The tier serves its
+segments on that branch, as with brokers. All other offsets (the tail, unfinished copies, holes)
+come from the replica with the highest offset on the branch, and from other replicas of the branch
+if it lacks offsets. The log start is the highest log start in the tier and on the disks: brokers
+write it to disk every minute and at shutdown, and update the leader-epoch checkpoint with it. The
+log ends at the high watermark of the disks or at the end of the tier, whichever is higher: brokers
+only copy offsets below the high watermark.
 
 Source: `UnifiedLog`, `LogLoader`, `RemoteLogManager`, `LogManager.checkpointLogStartOffsetsInDir`.
 """
@@ -78,10 +78,10 @@ class _Topic:
     """A topic of tier or disks.
 
     Attributes:
-        listed: Its partitions in the tier.
+        listed: Partitions of the topic in the tier.
         on_disks: Partitions with a replica.
         asked: Selected partitions.
-        notes: For the user.
+        notes: Notes for the user.
     """
 
     topic: str
@@ -171,7 +171,7 @@ class DiskSource:
             )
         discovered = {}
         if in_tier := tuple(name for name in names if name in tiered):
-            # Offsets that the tier lacks may be on the disks, so these are searched first.
+            # The disks are searched first, because they may have offsets that the tier lacks.
             lenient = replace(options, selection=Subscribe(in_tier), fail_on_data_loss=False)
             tiered_topics = discover(lenient, self._catalog, self._pool)
             discovered = {topic.topic: topic for topic in tiered_topics}
@@ -189,7 +189,9 @@ class DiskSource:
         return topics
 
     def _tiered_names(self, disk_ids: Mapping[str, frozenset[str]]) -> set[str]:
-        """Returns the topics of the tier, except topics with the wanted topic id on disks only."""
+        """Returns the topics of the tier, except topics whose wanted topic id exists only on
+        disks.
+        """
         layout, key_prefix = self._catalog.layout, self._options.key_prefix
         return {
             folder.topic
@@ -211,8 +213,8 @@ class DiskSource:
             raise InvalidOptionError(
                 f"topic {name!r} has topic id {topic_id} in the tier and"
                 f" {', '.join(sorted(disk_ids))} on the disks of option 'tailPath': it was deleted"
-                " and created again, and they are of different ones; choose with option 'topicId',"
-                " or leave 'tailPath' out"
+                " and created again in the meantime; choose with option 'topicId', or remove"
+                " 'tailPath'"
             )
         replicas = self._with_replica(name, topic_id)
         asked: Sequence[int] = sorted({*listed, *disks.partitions(name, topic_id)})
@@ -280,7 +282,7 @@ class DiskSource:
 
 
 def _id_on_disks(options: ScanOptions, topic: str, ids: Iterable[str]) -> str:
-    """Returns the incarnation of a topic that the tier does not have."""
+    """Returns the topic id of a topic that is only on disks."""
     available = sorted(ids)
     wanted = wanted_topic_id(options, topic)
     if wanted is not None and wanted not in available:
@@ -297,13 +299,13 @@ def _id_on_disks(options: ScanOptions, topic: str, ids: Iterable[str]) -> str:
 
 
 class DiskLog(SourceLog):
-    """The log of a partition that a tier and at least one replica on disks have together.
+    """The log of a partition, merged from a tier and at least one replica on disks.
 
     Attributes:
-        disks: The disk that is read.
+        disks: The disk to read.
         notes: Objects of the disks that are not read.
-        is_undecided: True if the tier has the log before the disk's first segment, and nothing
-            records which transactions were open there.
+        is_undecided: True if the tier has the log before the disk's first segment, and the
+            transactions open there are unknown.
     """
 
     def __init__(
@@ -347,7 +349,7 @@ class DiskLog(SourceLog):
     def _surviving_branch(self, tier_epoch: int, disk_epoch: int) -> Branch:
         """Returns the branch of the highest leader epoch, of tier or disks."""
         branch, tier_lineage = newest_branch(self._replicas), self._tier_lineage
-        # One epoch has one history, but a disk may record only a part.
+        # An epoch has a single history, but a disk may record only a part of it.
         is_longer = tier_epoch == disk_epoch and branch.log_start > tier_lineage[0].start_offset
         if tier_epoch > disk_epoch or is_longer:
             end = max((segment.stop_offset for segment in self._segments), default=0)
@@ -356,10 +358,10 @@ class DiskLog(SourceLog):
         return branch
 
     def _log_start(self) -> int:
-        """Returns the first offset a consumer may see, as far as tier and disks record it.
+        """Returns the first offset that a consumer may see, as recorded by tier and disks.
 
-        The first segment on the disk of a tiered topic does not show it: brokers delete older ones
-        once they are copied.
+        It is not the first segment on the disk of a tiered topic: brokers delete older segments
+        after the copy.
         """
         branch, tier_lineage = self._branch, self._tier_lineage
         recorded = []
@@ -384,7 +386,7 @@ class DiskLog(SourceLog):
         return max([*recorded, local])
 
     def _merge(self, tier: PartitionLog, low: int, *, end_of_log: bool) -> None:
-        """Adds what disks have to the tier's part of the log."""
+        """Adds the segments of the disks to the tier's part of the log."""
         disks, branch = self._all_disks, self._branch
         store, (topic, number) = disks.store, self._key
         folder = TopicFolder(topic, self.topic_id, "")
@@ -397,8 +399,8 @@ class DiskLog(SourceLog):
         on_disk, lost = described(store, folder, number, disk, recovery)
         segments = [segment for segment, _ in on_disk]
         if tier_end > replica.stop:
-            # The tier grew and was deleted from after the disks were copied. Only the next segment
-            # to be copied would record the log start.
+            # After the disks were copied, the tier grew and its oldest segments were deleted. Only
+            # the next uploaded segment would record the log start.
             low = max(
                 low, min([tier.ranges[0].start, *(segment.start_offset for segment in segments)])
             )
@@ -439,13 +441,13 @@ class DiskLog(SourceLog):
 
 
 def _has_rebuilt_index(span: SegmentRange) -> bool:
-    """Returns whether the transaction index of a segment was worked out from its log."""
+    """Returns whether the transaction index of a segment was rebuilt from its log."""
     index = span.segment.objects.indexes.get(IndexType.TRANSACTION)
     return index is not None and index.content is not None
 
 
 def _held(gap: OffsetSpan, segments: Iterable[RemoteSegment]) -> Iterator[SegmentRange]:
-    """Yields the offsets of a gap that segments of a disk have."""
+    """Yields the parts of a gap that segments of a disk contain."""
     for segment in segments:
         start, stop = max(gap.start, segment.start_offset), min(gap.stop, segment.stop_offset)
         if start < stop:
@@ -455,7 +457,7 @@ def _held(gap: OffsetSpan, segments: Iterable[RemoteSegment]) -> Iterator[Segmen
 def _filled(
     filler: Filler, held: Sequence[SegmentRange], low: int, stop: int
 ) -> list[SegmentRange]:
-    """Returns the offsets of [low, stop) that `held` lacks and other replicas have."""
+    """Returns the offsets of [low, stop) that are missing in `held` but exist in other replicas."""
     return [
         span
         for gap in between(held, low, max(low, stop))
@@ -471,8 +473,8 @@ def _lost_replicas(
 ) -> tuple[list[Lost], list[Orphan]]:
     """Compares the end of the log with the checkpoints of replicas without a folder.
 
-    Returns the records above the end that these checkpoints name, and notes on such replicas that
-    had no more records.
+    Returns the lost records above the end that these checkpoints show, and notes about replicas
+    without further records.
     """
     reach = max(disk.promised, disk.replica.stop, tier_end)
     lost, notes = [], []
@@ -489,7 +491,7 @@ def _lost_replicas(
 def _holes(
     ranges: Sequence[SegmentRange], gone: Sequence[SegmentRange], low: int, stop: int
 ) -> tuple[list[Hole], list[Hole]]:
-    """Returns the offsets that no range has, and those that may never have existed."""
+    """Returns the offsets that no range has, and gaps that may never have had records."""
     holes: list[Hole] = []
     unverifiable: list[Hole] = []
     for gap in between(ranges, low, stop):

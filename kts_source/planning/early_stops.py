@@ -101,7 +101,7 @@ def _check(stop: EarlyStop, side_files: SideFiles) -> None:
         try:
             decisions = decide(log_of_run, start, stop.stop, side_files)
         except UnknownStartError:
-            _warn_not_compared(stop, "no usable producer snapshot says when they began")
+            _warn_not_compared(stop, "no usable producer snapshot records when they began")
             continue
         check_ends(log_of_run, decisions, [(start, stop.stop)], side_files)
 

@@ -1,8 +1,8 @@
 """Estimates the requests, bytes and cost of a plan before it runs.
 
-The figures follow from the plan alone: complete chunks between the cuts, grouped into requests as
-`read.segment_source.request_groups` does, and one index read for each slice with cuts that must
-be looked up.
+The figures depend only on the plan: complete chunks between the cuts, grouped into requests like in
+`read.segment_source.request_groups`, and one index read for each slice whose cuts must be looked
+up.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ S3_PRICES: Final[Mapping[str, Price]] = {
     "ONEZONE_IA": Price(1.00, 0.01),
     "GLACIER_IR": Price(10.00, 0.03),
 }
-"""List prices of one large region, read within it. Pass a table of your own where they differ."""
+"""List prices of one large region, read within it. Pass your own table for other prices."""
 
 S3_STORAGE: Final[Mapping[str, float]] = {
     "STANDARD": 0.023,
@@ -62,7 +62,9 @@ S3_STORAGE: Final[Mapping[str, float]] = {
     "GLACIER": 0.0036,
     "DEEP_ARCHIVE": 0.00099,
 }
-"""US dollars per GiB and month, at list prices of that region. Other classes cost as `STANDARD`."""
+"""US dollars per GiB and month, at list prices of that region. Other classes cost as much as
+`STANDARD`.
+"""
 
 DEFAULT_CLASS: Final = "STANDARD"
 
@@ -75,9 +77,9 @@ class Estimate:
     """Requests and bytes of a plan.
 
     Attributes:
-        requests: Ranged reads.
+        requests: Number of ranged reads.
         bytes: Stored bytes.
-        by_class: Storage class to its share of both.
+        by_class: Storage class to its requests and bytes.
     """
 
     requests: int
@@ -85,7 +87,7 @@ class Estimate:
     by_class: Mapping[str, tuple[int, int]]
 
     def cost(self, prices: Mapping[str, Price] = S3_PRICES) -> float:
-        """Returns US dollars for the requests, the retrieval and the egress.
+        """Returns the cost of requests, retrieval and egress in US dollars.
 
         Args:
             prices: Storage class to price; other classes cost as `STANDARD`.
@@ -99,7 +101,9 @@ class Estimate:
 
 
 def monthly_cost(bytes_by_class: Mapping[str, int]) -> float:
-    """Returns US dollars for storing bytes of each storage class for a month, at list prices."""
+    """Returns the cost of storing bytes of each storage class for a month in US dollars, at list
+    prices.
+    """
     return sum(
         size / GIB * S3_STORAGE.get(name, S3_STORAGE[DEFAULT_CLASS])
         for name, size in bytes_by_class.items()
@@ -123,7 +127,7 @@ def estimate(tasks: Iterable[ScanTask]) -> Estimate:
 def counted_requests(
     slices: Iterable[tuple[SegmentSlice, bool]],
 ) -> Iterator[tuple[SegmentSlice, int, int]]:
-    """Yields each slice with its number of requests for chunks and their bytes.
+    """Yields each slice with the number and the bytes of its requests for chunks.
 
     Args:
         slices: Each with a flag for the first slice of a task, which begins with a small request.
@@ -146,7 +150,7 @@ def counted_requests(
 
 
 def _chunk_stops(piece: SegmentSlice) -> tuple[npt.NDArray[np.int64], int]:
-    """Returns where the chunks of a slice end in its object, and where the first one begins."""
+    """Returns the ends of the chunks of a slice in its object, and the start of the first chunk."""
     index = piece.objects.chunk_index
     size = index.original_chunk_size
     first = piece.cut_start // size

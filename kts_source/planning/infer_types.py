@@ -41,14 +41,14 @@ _MAX_RECORDS: Final = 500
 _MAX_BYTES: Final = 1 << 20
 """Of keys and values at each end of a partition."""
 _MAX_PIECES: Final = 64
-"""The records at an end may be in many pieces of a plan."""
+"""Maximum number of pieces of a plan to read for the records at an end."""
 
 
 def with_types(options: ScanOptions) -> ScanOptions:
     """Returns the options with the type of each decoded column.
 
-    Unknown types are inferred from up to 500 of the oldest and of the newest selected records of up
-    to 8 partitions.
+    Unknown types are inferred from up to 500 of the oldest and 500 of the newest selected records
+    of up to 8 partitions.
 
     Raises:
         InvalidOptionError: The sample shows no type.
@@ -89,7 +89,7 @@ def _with_type(form: ColumnFormat, samples: Sequence[pa.Array]) -> ColumnFormat:
 
 
 def _texts(values: Iterable[bytes | None], form: ColumnFormat) -> Iterator[bytes | None]:
-    """Yields the JSON of values, without those that lack a required header."""
+    """Yields the JSON of values; skips values without a required header."""
     for value in values:
         if form.format != JSON_CONFLUENT or value is None:
             yield value
@@ -137,7 +137,7 @@ def _sampled_partitions(plan: ScanPlan) -> list[list[_Piece]]:
 
 
 def _ends(pieces: Sequence[_Piece]) -> Iterator[tuple[ScanTask, bool]]:
-    """Yields tasks that read the oldest and the newest records, and whether it is the newest."""
+    """Yields tasks that read the oldest or newest records, and whether a task reads the newest."""
     start, stop = pieces[0].start_offset, pieces[-1].stop_offset
     middle = min(start + _MAX_RECORDS, stop)
     yield (

@@ -1,12 +1,12 @@
-"""Decides which transactions of a range were aborted, and where a read_committed read must end,
-from the tier alone.
+"""Finds the aborted transactions of a range, and the end of a read_committed read, from the tier
+alone.
 
 A transaction-index entry is in the segment with the abort marker, which may follow the segment with
 the data. A producer snapshot records which transactions are open at a segment's end. So `decide`
-walks forward from the range's last segment until every transaction begun below the end is decided,
-and collects the entries up to there. A transaction that is open at the tier's end bounds the read:
-there is the tier's last stable offset. Source: KIP-98, KIP-405; `CompletedFetch`,
-`RemoteLogManager.collectAbortedTransactions`, `TransactionIndex`.
+walks forward from the range's last segment until every transaction that began below the end is
+decided, and collects the entries up to there. A transaction that is open at the tier's end limits
+the read: its first offset is the tier's last stable offset. Source: KIP-98, KIP-405;
+`CompletedFetch`, `RemoteLogManager.collectAbortedTransactions`, `TransactionIndex`.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Decisions:
     Attributes:
         aborted: Intervals of skipped batches.
         stop: The range's end, clamped to the first undecided transaction.
-        undecided: Transactions begun below the wanted end without an outcome in the tier.
+        undecided: Transactions that began below the wanted end and have no outcome in the tier.
         lost: Transactions that may have their marker in a gap; their records are skipped, too.
-        unknown_after: A gap after which nothing records which transactions were open, because the
-            producer snapshots there are not usable; `None` = no such gap matters.
+        unknown_after: A gap after which the open transactions are unknown, because the producer
+            snapshots there are not usable; `None` = no such gap matters.
         ends: Transactions open at the end of each range; for `check_ends`.
     """
 
@@ -56,11 +56,11 @@ class Decisions:
 def decide(partition: PartitionLog, start: int, stop: int, side_files: SideFiles) -> Decisions:
     """Decides every transaction that has data in offsets [start, stop).
 
-    Usually reads one snapshot, and the transaction indexes of segments that have one. If a snapshot
-    is not usable, reads earlier ones until one is, and the logs from there, each at most once.
+    Usually reads one snapshot, and the existing transaction indexes. If the snapshot is not usable,
+    reads the nearest earlier usable snapshot and the logs after it, each at most once.
 
     Raises:
-        UnknownStartError: Ranges below those in the log are needed.
+        UnknownStartError: Ranges below the ranges of the log are needed.
     """
     read = [n for n, span in enumerate(partition.ranges) if span.start < stop and span.stop > start]
     if not read:  # the whole range is in a hole
@@ -103,11 +103,11 @@ def check_ends(
     read: Sequence[tuple[int, int]],
     side_files: SideFiles,
 ) -> None:
-    """Compares transactions that end after the offsets read with the log.
+    """Compares transactions with the log if they end after the offsets that were read.
 
-    Tasks compare their records with the markers in the same segment. A transaction that is open at
-    the end of a segment has its marker in a later one, which tasks may not read, or only in part.
-    So later segments are read up to that marker here. `read` are offsets [start, stop) in order.
+    Tasks compare their records with the markers in the same segment. The marker of a transaction
+    that is open at the end of a segment is in a later segment, which tasks may not read, or only in
+    part. So this reads later segments up to that marker. `read` are offsets [start, stop) in order.
 
     Raises:
         CorruptSegmentError: The transaction indexes do not fit the log.
@@ -125,10 +125,10 @@ def check_ends(
 def ends_of_reads(
     ranges: Sequence[SegmentRange], read: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, int]]:
-    """Yields where reads end, as arguments `number` and `below` of `check_end`.
+    """Yields the ends of reads, as arguments `number` and `below` of `check_end`.
 
     Args:
-        ranges: Ranges of the log that have everything that is read.
+        ranges: Ranges of the log that contain all offsets in `read`.
         read: Offsets [start, stop) that are read, in order.
     """
     start_of_run: int | None = None
@@ -143,7 +143,7 @@ def ends_of_reads(
                 # Its snapshot is of another offset, so tasks cannot look for open transactions.
                 yield number, ranges[number].stop
         if ranges[last].start > start_of_run and stop < ranges[last].stop:
-            # Tasks see only markers in the rest of this segment for its own data.
+            # In the rest of this segment, tasks only compare markers of this segment's data.
             yield last - 1, stop
         yield last, stop
         start_of_run = None
@@ -166,20 +166,20 @@ def check_end(
     side_files: SideFiles,
     lost: frozenset[tuple[int, int]] = frozenset(),
 ) -> None:
-    """Compares transactions begun below an offset, and open at the end of range `number`.
+    """Compares transactions that began below an offset and are open at the end of range `number`.
 
     Args:
         partition: The log.
-        aborted: The intervals that are left out.
-        ends: What is open at the end of each range.
+        aborted: The intervals to skip.
+        ends: Open transactions at the end of each range.
         number: Number of the range.
-        below: Offset.
+        below: The offset.
         side_files: Reads the logs.
         lost: Producer id and first offset of transactions whose marker may be in a gap.
 
     Raises:
         CorruptSegmentError: The log shows another outcome than the intervals.
-        UnknownStartError: Earlier ranges record the open transactions.
+        UnknownStartError: Earlier ranges are needed to find the open transactions.
     """
     if not ends.is_known(number):
         return  # after a gap, and without a usable snapshot
@@ -224,8 +224,8 @@ def _has_records(
 ) -> bool:
     """Returns whether a producer has transactional records at offsets in the ranges up to `last`.
 
-    Compaction removes the records of an aborted transaction, then its entry in the index, and its
-    marker last.
+    Compaction removes first the records of an aborted transaction, then its index entry, then its
+    marker.
     """
     start, stop = offsets
     return any(
@@ -238,10 +238,11 @@ def _has_records(
 def _refuse_overlaps(
     partition: PartitionLog, aborted: Sequence[AbortedTxn], side_files: SideFiles
 ) -> None:
-    """Raises `CorruptSegmentError` if transactions of one producer overlap, as none ever do."""
+    """Raises `CorruptSegmentError` if transactions of one producer overlap, which is impossible."""
     entries = sorted({(txn.producer_id, txn.first_offset, txn.last_offset) for txn in aborted})
     for (producer, first, last), (other, begun, end) in pairwise(entries):
-        # After an unusable snapshot a replay may see a transaction begin late; its end is the same.
+        # After an unusable snapshot, a replay may find a first offset that is too high, but the
+        # same end.
         if producer == other and begun <= last and end != last:
             span = next(span for span in partition.ranges if span.start <= last < span.stop)
             text = f"aborted transactions [{first}, {last}] and [{begun}, {end}] overlap"
@@ -255,11 +256,12 @@ class UnknownStartError(Exception):
 
 
 class EndStates:
-    """The transactions of each range, from side files if they are sound, else from batch headers.
-    Results are cached: no log is read twice, however many side files are bad.
+    """The transactions of each range, from valid side files, else from batch headers. Results are
+    cached, so no log is read twice, even with many invalid side files.
 
     Attributes:
-        unknown_after: A gap after which headers were replayed without the open transactions.
+        unknown_after: A gap after which headers were replayed although the open transactions were
+            unknown.
     """
 
     def __init__(self, partition: PartitionLog, side_files: SideFiles) -> None:
@@ -274,14 +276,14 @@ class EndStates:
 
     def continues_elsewhere(self, number: int) -> bool:
         """Returns whether range `number` ends inside its segment and the next range follows. Then
-        the next segment's snapshot counts: its own is for another offset.
+        the next segment's snapshot is used, because this segment's snapshot is for another offset.
         """
         span = self._ranges[number]
         return span.stop < span.segment.stop_offset and self.follows(number + 1)
 
     def undecided(self, number: int, *, below: int) -> tuple[OpenTransaction, ...]:
-        """Returns transactions begun below an offset and still open at the end of range `number`,
-        oldest first.
+        """Returns transactions that began below an offset and are still open at the end of range
+        `number`, oldest first.
         """
         begun = (
             (first, producer)
@@ -293,7 +295,8 @@ class EndStates:
     def open_after(self, number: int) -> Mapping[int, int]:
         """Returns producer id to first offset of transactions open at the end of range `number`.
 
-        If its snapshot is not usable, replays the log from the last sound one, or the log start.
+        If its snapshot is not usable, replays the log from the last valid snapshot, or from the log
+        start.
         """
         first = number
         while first not in self._open and not self._has_snapshot(first) and self.follows(first):
@@ -311,15 +314,15 @@ class EndStates:
     def aborted(self, number: int, *, is_first: bool) -> tuple[AbortedTxn, ...]:
         """Returns transactions with their abort marker in range `number`.
 
-        A transaction index has no checksum. Tasks compare it with the log inside a range. Entries
-        about earlier ranges are compared with the snapshot here, unless this range `is_first` and
-        those are not read.
+        A transaction index has no checksum. Tasks compare it with the log inside a range. This
+        method compares entries about earlier ranges with the snapshot, unless this range
+        `is_first`, so that earlier ranges are not read.
         """
         span = self._ranges[number]
         entries = self._side_files.aborted(span.segment)
         unproven: tuple[AbortedTxn, ...] = ()
         if entries and not is_first and self.contradicts_snapshot(number, entries):
-            # Such a snapshot may not know a transaction that was open before a broker lost state.
+            # Such a snapshot may lack a transaction that was open before a broker lost its state.
             unproven = tuple(
                 txn
                 for txn in entries
@@ -349,7 +352,7 @@ class EndStates:
                     return True
                 if begun is not None and txn.first_offset >= span.start:
                     doubtful.add(txn.producer_id)
-        # A transaction that was open there may have committed before the one of the entry began.
+        # A transaction that was open there may have committed before the entry's transaction began.
         ended = {
             (txn.producer_id, txn.first_offset, txn.last_offset)
             for txn in self._side_files.first_ends(
@@ -359,7 +362,9 @@ class EndStates:
         return not ended <= {(t.producer_id, t.first_offset, t.last_offset) for t in entries}
 
     def is_known(self, number: int) -> bool:
-        """Returns whether snapshots and logs record the open transactions at the end of a range."""
+        """Returns whether the open transactions at the end of a range are known from snapshots and
+        logs.
+        """
         while number not in self._open and not self._has_snapshot(number):
             if not self.follows(number):
                 return self._ranges[number].start not in self._gaps
@@ -370,7 +375,7 @@ class EndStates:
         """Returns whether the snapshot of range `number` is usable, and reads it."""
         span = self._ranges[number]
         if span.stop < span.segment.stop_offset:
-            # A dead branch begins inside the segment, and its snapshot is of that branch's end.
+            # A dead branch begins inside the segment, and the snapshot is of the dead branch's end.
             return False
         snapshot = self._side_files.snapshot(span.segment)
         if snapshot is None:
@@ -382,7 +387,7 @@ class EndStates:
         return True
 
     def _replay(self, number: int) -> Replay:
-        """Replays the headers of range `number`; open transactions before it must be known."""
+        """Replays the headers of range `number`. The transactions open before it must be known."""
         if number not in self._replays:
             before = self._open[number - 1] if self.follows(number) else self._open_at(number)
             self._replays[number] = self._side_files.replay(self._ranges[number], before)
@@ -393,10 +398,10 @@ class EndStates:
         return number > 0 and self._ranges[number].start not in self._gaps
 
     def _open_at(self, number: int) -> Mapping[int, int]:
-        """Returns an empty mapping for range `number`, which follows no other.
+        """Returns an empty mapping for range `number`, which follows no other range.
 
         This is exact at the log start: a transaction with all data below it affects no row. After a
-        gap it is not.
+        gap it is a guess.
         """
         start = self._ranges[number].start
         if start in self._gaps:
@@ -413,8 +418,8 @@ def _lost_in_gaps(
     ends: EndStates,
     aborted: Sequence[AbortedTxn],
 ) -> list[AbortedTxn]:
-    """Returns transactions open where a gap begins and not known to end after it, up to the gap's
-    end. Their marker may be missing, so commits and aborts cannot be distinguished.
+    """Returns transactions that are open at the start of a gap and have no known end after it, up
+    to the gap's end. Their marker may be in the gap, so commits and aborts cannot be distinguished.
     """
     gaps = {gap.start for gap in partition.missing}
     if not gaps:
@@ -424,14 +429,15 @@ def _lost_in_gaps(
         low, high = partition.ranges[number].stop, partition.ranges[number + 1].start
         if low not in gaps:
             continue
-        # A producer has one transaction at a time: one that began below the gap and continues after
-        # it was open, even if a replay saw it begin later.
+        # A producer has one transaction at a time: a transaction that began below the gap and
+        # continues after it was open, even if a replay found a later start.
         decided = {
             txn.producer_id for txn in aborted if txn.first_offset < low and txn.last_offset >= high
         }
         decided |= {pid for pid, begun in ends.open_after(number + 1).items() if begun < low}
         lost += [
-            # The end is not an offset of a segment: there, the log has an abort marker.
+            # The interval ends at the gap's end, which is no offset in a segment, like an abort
+            # marker there.
             AbortedTxn(producer_id, begun, high - 1, high)
             for producer_id, begun in ends.open_after(number).items()
             if producer_id not in decided
@@ -448,8 +454,8 @@ def _begun_earlier(
 ) -> list[AbortedTxn]:
     """Returns aborted transactions across a gap that began before the first offset in the index.
 
-    A transaction across a gap was open at the start of the gap. If a snapshot records it, which has
-    a checksum, an index entry with a higher first offset is damaged.
+    A transaction across a gap was open at the start of the gap. Snapshots have a checksum, so an
+    index entry with a higher first offset than in the snapshot is damaged.
     """
     gaps = {gap.start for gap in partition.missing}
     if not gaps:

@@ -39,7 +39,7 @@ NOT_USABLE: Final = "its side files are not usable"
 
 @dataclass(frozen=True, slots=True)
 class SegmentRange:
-    """Offsets [start, stop) that are read from `segment`."""
+    """Offsets [start, stop) to read from `segment`."""
 
     segment: RemoteSegment
     start: int
@@ -56,7 +56,7 @@ class OffsetSpan:
 
 @dataclass(frozen=True, slots=True)
 class SkippedSegment:
-    """A segment that is not read, or not at the offsets that the reason names."""
+    """A segment that is not read, completely or at the offsets that its reason names."""
 
     segment: RemoteSegment
     reason: str
@@ -67,8 +67,8 @@ class Hole:
     """Offsets [start, stop) that no segment has.
 
     Attributes:
-        before: The segment below; `None` if the hole begins at the log start.
-        after: The segment above. If the log ends in the hole, the first of the lost segments.
+        before: The segment below the hole; `None` if the hole begins at the log start.
+        after: The segment above the hole. If the log ends in the hole, the first lost segment.
     """
 
     start: int
@@ -107,7 +107,7 @@ class PartitionLog:
 
     @property
     def missing(self) -> tuple[Hole, ...]:
-        """All offsets that no segment has, in order, unverifiable gaps included."""
+        """All offsets that no segment has, in order, including unverifiable gaps."""
         return tuple(sorted((*self.holes, *self.unverifiable), key=lambda hole: hole.start))
 
 
@@ -123,7 +123,7 @@ def epoch_at(entries: Sequence[EpochEntry], offset: int) -> int:
 
 
 def newest_segment(segments: Iterable[RemoteSegment]) -> RemoteSegment:
-    """Returns the segment with the newest checkpoint. A higher epoch wins over an offset."""
+    """Returns the segment with the newest checkpoint: highest epoch, then highest offset."""
     return max(
         segments,
         key=lambda segment: (
@@ -138,8 +138,8 @@ def newest_segment(segments: Iterable[RemoteSegment]) -> RemoteSegment:
 def with_unknown_epoch(
     damaged: Iterable[RemoteSegment], newest: int, first_whole: int | None
 ) -> list[RemoteSegment]:
-    """Returns damaged segments that leave open which segments survive: their epoch is newer than
-    the lineage, or unknown.
+    """Returns damaged segments that make it uncertain which segments survive: their epoch is
+    unknown or newer than the lineage.
 
     Args:
         damaged: See `partition_log`.
@@ -169,8 +169,9 @@ def partition_log(
     Args:
         segments: Candidates in any order; at least one unless some are damaged.
         lineage: Entries of the newest segment's leader-epoch checkpoint, ascending.
-        damaged: Segments that lost objects. They serve nothing, but their epochs count, and offsets
-            that only they held are a hole. Those below all others are being deleted.
+        damaged: Segments that lost objects. They serve no offsets, but their epochs are used, and
+            offsets that only they contained are a hole. Damaged segments below all others are being
+            deleted.
     """
     checkpoint_start = lineage[0].start_offset if lineage else 0
     lineage = with_epochs(lineage, damaged)
@@ -180,8 +181,8 @@ def partition_log(
     lost = [span for span in spans if span is not None and span.stop > checkpoint_start]
     if candidates:
         stop = max(span.stop for span in candidates)
-        # Segments below the log start count: the tier reached back that far, so offsets missing
-        # between the log start and the first segment above it are a hole.
+        # Segments below the log start are included: they prove that the tier had these offsets, so
+        # offsets missing between the log start and the first segment above it are a hole.
         expired = (s.start_offset for s in segments if s.stop_offset <= checkpoint_start)
         first_tiered = min([*(span.start for span in candidates), *expired])
         log_start = min(max(first_tiered, checkpoint_start), stop)
@@ -189,7 +190,7 @@ def partition_log(
         first_lost = min((span.start for span in lost), default=checkpoint_start)
         log_start = stop = max(first_lost, checkpoint_start)
     ranges, missing = cover(candidates, log_start, stop)
-    # After these ends the same segment may have had more offsets without records.
+    # After these ends, the same segment may have had further offsets without records.
     inexact_ends = {
         span.stop
         for span in ranges
@@ -227,14 +228,14 @@ def union_log(
     owned: Mapping[int, tuple[int, int]],
     not_usable: frozenset[str] = frozenset(),
 ) -> PartitionLog:
-    """Builds the log of a partition that another source serves where the tier does not.
+    """Builds the log of a partition in which another source serves the offsets that the tier lacks.
 
     Args:
         segments: The tier's segments of this topic id, in any order.
         log_start: First offset a consumer may see.
         end: One past the last offset.
-        owned: Epochs of the surviving branch with their offsets [start, stop); at least those that
-            segments name.
+        owned: Epochs of the surviving branch with their offsets [start, stop); at least the epochs
+            of the segments.
         not_usable: Ids of segments that the other source must serve.
     """
     candidates, skipped = [], []
@@ -315,8 +316,8 @@ def between(
 def with_epochs(
     lineage: Sequence[EpochEntry], damaged: Iterable[RemoteSegment]
 ) -> Sequence[EpochEntry]:
-    """Returns the lineage extended by epochs that only damaged segments record. A leader's log ends
-    where the next one begins.
+    """Returns the lineage extended by epochs that occur only in damaged segments. A leader's log
+    ends where the next leader's log begins.
     """
     newest = lineage[-1].epoch if lineage else -1
     first_offsets: dict[int, int] = {}
@@ -331,11 +332,12 @@ def with_epochs(
 
 
 def joined_lineage(older: Sequence[EpochEntry], newer: Sequence[EpochEntry]) -> list[EpochEntry]:
-    """Returns a lineage that was cut off at a log start together with its earlier entries.
+    """Returns a lineage that was truncated at a log start, extended by its earlier entries.
 
     Args:
         older: Entries of an earlier checkpoint of the same log.
-        newer: Entries of a later one, at least one. The first may begin at the log start only.
+        newer: Entries of a later checkpoint, at least one. The first entry may begin at the log
+            start instead of the epoch's start.
     """
     first = newer[0]
     before = [entry for entry in older if entry.start_offset < first.start_offset]
@@ -349,10 +351,10 @@ def joined_lineage(older: Sequence[EpochEntry], newer: Sequence[EpochEntry]) -> 
 
 def usable_range(segment: RemoteSegment, lineage: Sequence[EpochEntry]) -> SegmentRange | None:
     """Returns the offsets of a segment that belong to the lineage: from the first such offset to
-    the first that differs.
+    the first offset that differs.
 
     Epochs below the lineage's first are below the log start, where the checkpoint no longer records
-    them. They count as part of the lineage; the log start cuts them off.
+    them. They count as part of the lineage; the log start excludes them.
     """
     if not lineage or not segment.leader_epochs:
         return SegmentRange(segment, segment.start_offset, segment.stop_offset)
@@ -407,13 +409,13 @@ def epoch_ranges(segment: RemoteSegment) -> Iterator[tuple[int, int, int]]:
 def cover(
     candidates: Iterable[SegmentRange], log_start: int, stop: int
 ) -> tuple[tuple[SegmentRange, ...], tuple[Hole, ...]]:
-    """Chooses the candidate for every offset of [log_start, stop): of those that have it, the one
-    that begins last, as a broker's floor lookup does.
+    """Chooses the candidate for every offset of [log_start, stop): of all candidates with the
+    offset, the one with the highest start, like a broker's floor lookup.
 
     So the segment that serves an offset depends only on segments that begin at or below it, down to
-    the first that has it. A plan of a few offsets needs no others.
+    the first segment with the offset. A plan of a few offsets needs no other segments.
     """
-    # Both lists are stacks. Of repeated uploads the least segment id is read and named in holes.
+    # Both lists are stacks. Of repeated uploads, the one with the smallest segment id is used.
     by_id = sorted(candidates, key=lambda span: span.segment.segment_id, reverse=True)
     waiting = sorted({_precedence(span): span for span in by_id}.values(), key=_precedence)
     waiting.reverse()
@@ -447,8 +449,8 @@ def _precedence(span: SegmentRange) -> tuple[int, int, int]:
 def _below_log_start(ranges: Sequence[SegmentRange], log_start: int) -> Iterator[SkippedSegment]:
     """Yields the first segment if it has offsets below its first leader epoch.
 
-    A broker does not serve those from the tier: DeleteRecords moved the log start, or they are of
-    message formats 0 and 1, which have no epochs.
+    A broker does not serve these offsets from the tier: DeleteRecords moved the log start, or they
+    are of message formats 0 and 1, which have no epochs.
     """
     segment = ranges[0].segment if ranges else None
     if segment is not None and segment.start_offset < log_start == ranges[0].start:
@@ -462,7 +464,7 @@ def _below_log_start(ranges: Sequence[SegmentRange], log_start: int) -> Iterator
 def _reason(
     segment: RemoteSegment, usable: SegmentRange | None, log_start: int, checkpoint_start: int
 ) -> str:
-    # If the tier begins above the checkpoint's start, only segments of the lineage are too old.
+    # If the tier begins above the checkpoint's start, only segments of the lineage can be too old.
     if segment.stop_offset <= (checkpoint_start if usable is None else log_start):
         return BELOW_LOG_START
     return DEAD_BRANCH if usable is None else COVERED

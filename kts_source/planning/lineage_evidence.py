@@ -1,15 +1,14 @@
-"""Compares the leader-epoch checkpoint that decides which segments are read with the rest of the
-tier.
+"""Compares the leader-epoch checkpoint that determines the live segments with the rest of the tier.
 
 The checkpoint has no checksum, and one changed digit can turn live segments into a dead branch. So
 before segments are dropped, the checkpoint of the newest segment is compared with the epochs of
 other segments, the checkpoints that were copied with them, and the epochs in batch headers.
 
-Two logs that share a leader epoch share everything before its start, because that leader had one
-log. So the previous epoch and its start offset must be the same in both. Histories that differ
-after a shared epoch are normal after an unclean leader election. Checkpoints that begin later are
-normal, too: retention and DeleteRecords remove entries and raise the first start offset.
-Source: KIP-101, `LeaderEpochFileCache.truncateFromStartAsyncFlush`.
+Two logs that share a leader epoch are equal before its start, because that leader had one log. So
+the previous epoch and its start offset must be the same in both. Histories that differ after a
+shared epoch are normal after an unclean leader election. Checkpoints that begin later are normal,
+too: retention and DeleteRecords remove entries and raise the first start offset. Source: KIP-101,
+`LeaderEpochFileCache.truncateFromStartAsyncFlush`.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ def contradiction(
     Reads nothing if no segment is dropped, so healthy logs cost nothing.
 
     Args:
-        surviving: The log by that lineage.
-        lineage: The checkpoint that decides.
+        surviving: The log according to the lineage.
+        lineage: The checkpoint that determines the live segments.
         newest: The newest segment with a checkpoint.
         segments: All complete segments of the partition.
         side_files: Reads their checkpoints and batch headers.
@@ -87,12 +86,12 @@ def contradiction(
 def _unsupported(
     surviving: PartitionLog, lineage: Sequence[EpochEntry], dropped: Iterable[RemoteSegment]
 ) -> str | None:
-    """Returns a claim of the lineage about offsets below the first range that no segment supports.
+    """Returns a message if no segment supports the lineage for offsets below the first range.
 
-    It is a contradiction if only dropped segments have the offsets and end exactly where the first
-    range begins, as its predecessors do. Brokers copy a log in order and delete the oldest segments
-    first, so retention leaves nothing of a lineage there. A dead branch may remain, but its
-    segments have other boundaries.
+    It is a contradiction if only dropped segments have these offsets and they end at the start of
+    the first range, like its predecessors would. Brokers copy a log in order and delete the oldest
+    segments first, so retention leaves no segments of the lineage there. Segments of a dead branch
+    may remain, but they have other boundaries.
     """
     start = lineage[0].start_offset if lineage else 0
     for segment in dropped:
@@ -118,11 +117,11 @@ def _unsupported(
 def difference(
     lineage: Sequence[EpochEntry], other: Sequence[EpochEntry], *, starts: bool = True
 ) -> str | None:
-    """Returns how two lineages differ before an epoch that both have; `None` if they do not.
+    """Returns how two lineages differ before a common epoch; `None` if they do not differ.
 
     Args:
-        lineage: The former.
-        other: The latter.
+        lineage: The former lineage of the message.
+        other: The latter lineage of the message.
         starts: False to ignore first offsets. A follower that copied a compacted log saw an epoch
             begin at its first remaining record.
     """
@@ -139,7 +138,7 @@ def difference(
                     f"epoch {entry.epoch} follows epoch {before} in the former and epoch"
                     f" {other_before} in the latter"
                 )
-        # The first entry of a checkpoint may begin later than its epoch did.
+        # The first entry of a checkpoint may have a higher offset than the start of its epoch.
         is_early = entry.start_offset < start if number else False
         is_late = entry.start_offset > start if other_number else False
         if starts and (is_early or is_late):
@@ -186,7 +185,7 @@ def _witnesses(
 def _header_difference(
     segment: RemoteSegment, lineage: Sequence[EpochEntry], side_files: SideFiles
 ) -> str | None:
-    """Compares the epochs of a segment with those in its first and last batch headers."""
+    """Compares the epochs of a segment with the epochs in its first and last batch headers."""
     if not segment.leader_epochs:
         return None
     # The leader of another branch may have had a higher log start when it copied the segment.
@@ -198,7 +197,7 @@ def _header_difference(
     try:
         for offset, epoch in side_files.batch_epochs(segment):
             own = epoch_at(segment.leader_epochs, offset)
-            # Below its first epoch a segment has deleted records, or batches without epochs.
+            # Offsets below its first epoch are deleted records, or batches without epochs.
             if epoch >= 0 and epoch != own and (own >= 0 or offset >= log_start):
                 recorded = f"say {own}" if own >= 0 else "begin later"
                 return (
@@ -216,14 +215,14 @@ def unconfirmed_start(
     segments: Sequence[RemoteSegment],
     side_files: SideFiles,
 ) -> tuple[int, int] | None:
-    """Finds offsets in the tier that are below the log start according to one checkpoint only.
+    """Finds offsets in the tier that only one checkpoint places below the log start.
 
     This is normal after DeleteRecords until another segment is copied. A damaged checkpoint looks
     the same.
 
     Returns:
-        The offsets [start, stop); `None` if no offsets are concerned, or another checkpoint
-        confirms the log start.
+        The offsets [start, stop); `None` if there are none, or another checkpoint confirms the log
+        start.
     """
     log_start = lineage[0].start_offset if lineage else 0
     low = min((segment.start_offset for segment in segments), default=log_start)

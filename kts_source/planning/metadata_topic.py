@@ -1,10 +1,10 @@
-"""Reads the topic `__remote_log_metadata`, and names the segments of a tier by it.
+"""Reads the topic `__remote_log_metadata`, and finds the segments of a tier from it.
 
-Brokers record there when the copy of a segment begins and ends, and the same for its deletion. Each
-partition of the topic is read from its log start to the high watermark that it had at first, so the
-result is a state that brokers were in. Only partitions with events of wanted partitions are read. A
-topic that has lost entries names fewer segments than exist, or deleted ones. Neither is an error:
-brokers serve the offsets without a segment, and every object is looked up.
+Brokers record start and end of each copy and each deletion of a segment there. Each partition of
+the topic is read from its log start to the high watermark at the start of the read, so the result
+is a consistent state. Only partitions with events of wanted partitions are read. If the topic has
+lost entries, segments are missing or already deleted. Neither is an error: brokers serve the
+offsets without a segment, and every object is looked up.
 
 Source: `TopicBasedRemoteLogMetadataManager`, `ConsumerTask`, `RemoteLogMetadataCache`; KIP-405.
 """
@@ -69,7 +69,7 @@ log = logging.getLogger(__name__)
 
 REMOTE_LOG_METADATA: Final = "__remote_log_metadata"
 _HALF_BITS: Final = 64
-_INSTEAD: Final = "or leave option catalog=metadata-topic out, so that the tier is listed"
+_INSTEAD: Final = "or remove option catalog=metadata-topic, so that the tier is listed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class MetadataRead:
         number: The partition.
         start: First offset read, inclusive.
         stop: The high watermark: one past the last offset read.
-        records: Number of records, those about other topics included.
+        records: Number of records, including records about other topics.
         missing: Known gaps, for messages.
     """
 
@@ -93,12 +93,12 @@ class MetadataRead:
 
 @dataclass(slots=True)
 class NamedSegments:
-    """The segments of one partition that the topic names, in order of start offset.
+    """The segments of one partition in the topic, in order of start offset.
 
     Attributes:
-        read: The partition of the topic that names them.
-        live: Those that may be read (COPY_SEGMENT_FINISHED).
-        copying: Copies in progress, or given up (COPY_SEGMENT_STARTED).
+        read: The partition of the topic with their events.
+        live: Segments that may be read (COPY_SEGMENT_FINISHED).
+        copying: Copies in progress, or abandoned (COPY_SEGMENT_STARTED).
         deleting: Deletions in progress (DELETE_SEGMENT_STARTED).
     """
 
@@ -129,7 +129,7 @@ def read_metadata_topic(
     Args:
         settings: Broker connection settings.
         wanted: Partition to the topic id of its incarnation.
-        max_batch_bytes: Bound on one batch.
+        max_batch_bytes: Maximum size of a batch.
 
     Raises:
         BrokerAccessError: The user may not read the topic.
@@ -156,7 +156,7 @@ def _read(
     if topic is None:
         raise TopicNotFoundError(
             "the cluster has no such topic, or does not show it to this user: it does not tier, or"
-            f" keeps its metadata elsewhere; make sure of the ACL Describe, {_INSTEAD}",
+            f" keeps its metadata elsewhere; check the ACL Describe, {_INSTEAD}",
             topic=REMOTE_LOG_METADATA,
         )
     count = len(topic.leaders)
@@ -168,7 +168,7 @@ def _read(
     for key, number in holders.items():
         held[number][wanted[key], key[1]] = key
     sources = [(REMOTE_LOG_METADATA, number) for number in sorted(held)]
-    # The ends come first: records written from now on are of a later state.
+    # Request the ends first: records written from now on are of a later state.
     ends = cluster.offsets(sources, LATEST, read_committed=False)
     starts = cluster.offsets(sources, EARLIEST, read_committed=False)
     epochs = cluster.last_epochs(ends)
@@ -197,7 +197,7 @@ def _named_segments(
     wanted: Mapping[tuple[str, int], TopicPartition],
     max_batch_bytes: int,
 ) -> dict[TopicPartition, NamedSegments]:
-    """Reads one partition of the topic; `wanted` by topic id and number."""
+    """Reads one partition of the topic. `wanted` has the partitions by topic id and number."""
     missing: list[str] = []
     if offsets.start_offset > 0:
         missing.append(f"it begins at offset {offsets.start_offset}")
@@ -292,15 +292,16 @@ _REFUSED: Final = "the store denies access to it, or to whether it exists"
 
 
 class MetadataTopicLayout:
-    """A `Layout` that lists the segments that the metadata topic names and the store has.
+    """A `Layout` that lists segments that are in the metadata topic and exist in the store.
 
-    Keys follow from what brokers know of a segment, and every object is looked up by its key. So
-    only segments with their objects are listed. Others are orphans, and brokers serve their
-    offsets. A store without permission to list can answer "denied" for a missing key, so a refusal
-    skips one segment, unless all lookups are refused. An instance belongs to one plan.
+    Keys are computed from the brokers' metadata of a segment, and every object is looked up by its
+    key. Only segments with existing objects are listed. Other segments are orphans, and brokers
+    serve their offsets. Without permission to list, a store can return "access denied" for a
+    missing key, so this error skips one segment, unless all lookups fail with it. An instance
+    belongs to one plan.
 
     Args:
-        layout: Names and describes objects of the storage plugin.
+        layout: Layout of the storage plugin.
         state: Content of the topic.
         logs: Logs of the leaders; segments outside are not looked up.
 
@@ -314,12 +315,12 @@ class MetadataTopicLayout:
         if not isinstance(layout, NamingLayout):
             raise InvalidOptionError(
                 f"option catalog=metadata-topic: layout {layout.name!r} cannot derive the keys of"
-                " objects without a listing (method 'stems'); leave the option out"
+                " objects without a listing (method 'stems'); remove the option"
             )
         self._layout = layout
         self._state = state
         self._logs = logs
-        # A name of its own for caches: descriptions are compared with the topic.
+        # A separate name for caches, because descriptions are compared with the topic.
         self.name = f"{layout.name} by {REMOTE_LOG_METADATA}"
         self.folder_pattern = layout.folder_pattern
         self.format_versions = layout.format_versions
@@ -374,11 +375,11 @@ class MetadataTopicLayout:
             )
 
     def orphans(self, key: TopicPartition) -> tuple[Orphan, ...]:
-        """Returns the named segments of a partition that are missing, or in progress."""
+        """Returns the segments of a partition in the topic that are missing or in progress."""
         return self._listings[key].orphans
 
     def names_any(self, topic: str) -> bool:
-        """Returns whether any live segment of a topic is named."""
+        """Returns whether the metadata topic has a live segment of a topic."""
         partitions = self._state.partitions.items()
         return any(segments.live for (name, _), segments in partitions if name == topic)
 
@@ -405,7 +406,7 @@ class MetadataTopicLayout:
             live=len(segments.live),
             copying=len(segments.copying),
             deleting=len(segments.deleting),
-            not_named=tuple(_not_named(segments, self._logs[key])),
+            not_named=tuple(_offsets_without_segment(segments, self._logs[key])),
         )
 
     def notes(self) -> list[str]:
@@ -419,13 +420,13 @@ class MetadataTopicLayout:
         not_named = [
             f"{topic}-{number} [{start}, {stop})"
             for (topic, number), segments in self._state.partitions.items()
-            for start, stop in _not_named(segments, self._logs[topic, number])
+            for start, stop in _offsets_without_segment(segments, self._logs[topic, number])
         ]
         if not_named:
             notes.append(
                 f"{REMOTE_LOG_METADATA} names no segment of offsets that brokers have in the tier"
                 f" only, and brokers read them there: {some(not_named)}; to read them from the tier"
-                " directly, leave option catalog=metadata-topic out"
+                " directly, remove option catalog=metadata-topic"
             )
         for note in notes:
             log.warning("%s", note)
@@ -434,7 +435,7 @@ class MetadataTopicLayout:
     def topic_folders(
         self, store: ObjectStore, key_prefix: str, topic: str | None
     ) -> tuple[TopicFolder, ...]:
-        """Returns the incarnation that the cluster has, if it has segments."""
+        """Returns the incarnation in the cluster, if it has segments."""
         pairs = {
             (name, self._logs[name, number].topic_id)
             for (name, number), listing in self._listings.items()
@@ -453,7 +454,7 @@ class MetadataTopicLayout:
         return self._listings[folder.topic, partition]
 
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
-        """Describes a segment by the plugin's layout, and compares it with the topic.
+        """Describes a segment with the plugin's layout, and compares it with the topic.
 
         Raises:
             InvalidManifestError: The topic contradicts the description.
@@ -479,9 +480,9 @@ class MetadataTopicLayout:
             or size != named.segment_size_in_bytes
         ):
             raise InvalidManifestError(
-                f"its objects are of offsets {segment.start_offset} to {segment.end_offset} in"
-                f" {size} bytes, but {REMOTE_LOG_METADATA} names offsets {named.start_offset} to"
-                f" {named.end_offset} in {named.segment_size_in_bytes} bytes"
+                f"its objects have offsets {segment.start_offset} to {segment.end_offset} and"
+                f" {size} bytes, but {REMOTE_LOG_METADATA} states offsets {named.start_offset} to"
+                f" {named.end_offset} and {named.segment_size_in_bytes} bytes"
             )
         return replace(segment, end_offset=named.end_offset, end_is_exact=True)
 
@@ -509,7 +510,7 @@ class MetadataTopicLayout:
             except ObjectNotFoundError:
                 continue
             except AccessDeniedError as error:
-                # An object that is hidden may be one that matters, such as a transaction index.
+                # A hidden object may be important, such as a transaction index.
                 refused = error
                 objects.clear()
                 continue
@@ -549,11 +550,13 @@ def _exists(store: ObjectStore, entry: SegmentEntry) -> bool:
     return True
 
 
-def _not_named(segments: NamedSegments, brokers: BrokerLog) -> Iterator[tuple[int, int]]:
-    """Yields offsets that are no longer on the leader's disk, and in no named segment."""
+def _offsets_without_segment(
+    segments: NamedSegments, brokers: BrokerLog
+) -> Iterator[tuple[int, int]]:
+    """Yields offsets that are no longer on the leader's disk and in no segment of the topic."""
     position = brokers.log_start
     stop = position if brokers.local_start is None else min(brokers.local_start, brokers.end)
-    # Segments that retention deletes were named, and the log start has moved past them since.
+    # Segments that retention deletes are still in the topic, but below the new log start.
     for segment in sorted(
         [*segments.live, *segments.deleting], key=lambda segment: segment.start_offset
     ):

@@ -1,6 +1,6 @@
-"""The plan of one partition as a value: which offsets are read, and from which sources.
+"""The plan of one partition: the offsets to read, and their sources.
 
-A slice also records which offsets around it the plan reads (`with_surroundings`), because a task
+A slice also records the offsets around it that the plan reads (`with_surroundings`), because a task
 compares the transactions of its slices with the log: see `read.slice_decoder`.
 """
 
@@ -80,7 +80,7 @@ class BrokerPart:
 
     Attributes:
         leader_epoch: Epoch of the last record below the end.
-        ranges: Offsets [start, stop) in order; the tier serves those between them.
+        ranges: Offsets [start, stop) in order; the tier serves the offsets in between.
         high_watermark: One past the last offset that consumers may see.
         last_stable_offset: The same for `read_committed`.
         local_start: First offset on the leader's own disk; `None` if the leader does not report it.
@@ -98,10 +98,11 @@ class DiskPart:
     """The broker disk that serves offsets missing in the tier.
 
     Attributes:
-        folder: The replica that is read.
+        folder: Folder of the replica to read.
         local_start: First offset on that disk.
         local_stop: One past the last offset read from it.
-        high_watermark: The highest that a replica of its branch recorded; `None` if none did.
+        high_watermark: Highest recorded high watermark of replicas on its branch; `None` if none is
+            recorded.
     """
 
     folder: str
@@ -118,11 +119,12 @@ class CatalogPart:
         partition: The partition of that topic that was read.
         start: First offset read there.
         stop: One past the last offset read there.
-        records: Number of records read, those about other partitions included.
+        records: Number of records read, including records about other partitions.
         live: Segments that may be read.
-        copying: Copies in progress, or given up.
+        copying: Copies in progress, or abandoned.
         deleting: Deletions in progress.
-        not_named: Offsets [start, stop) that brokers have only in the tier, and no segment names.
+        not_named: Offsets [start, stop) that brokers have only in the tier, but that are in no
+            segment of the topic.
     """
 
     partition: int
@@ -137,15 +139,15 @@ class CatalogPart:
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """The offsets of one partition that are read, and why they end there.
+    """The offsets to read of one partition, and why they end there.
 
     Attributes:
         surviving: The log, and the ranges that segments serve.
         orphans: Objects that belong to no complete segment.
         start: First offset read, inclusive.
         stop: One past the last offset read.
-        wanted_stop: The same before undecided transactions bounded it.
-        undecided: Transactions that bound it.
+        wanted_stop: Like `stop`, before it was limited by undecided transactions.
+        undecided: Transactions that limit `stop`.
         brokers: Set if brokers serve some offsets.
         disks: Set if a disk next to the tier is read.
         catalog: Set if the metadata topic was read instead of listing the store.
@@ -177,12 +179,12 @@ class PartitionPlan:
 
     @property
     def tier_end(self) -> int:
-        """One past the last offset in the tier; the log start if the tier has nothing."""
+        """One past the last offset in the tier; the log start if the tier has no segment."""
         ranges = [s for s in self.surviving.ranges if not is_beside(s.segment.objects.log.key)]
         return ranges[-1].stop if ranges else self.surviving.log_start
 
     def wanted_ranges(self) -> Iterator[tuple[SegmentRange, int, int]]:
-        """Yields each range of the log that is read, and the offsets [start, stop) to read."""
+        """Yields each range of the log to read, with its offsets [start, stop) to read."""
         for span in self.surviving.ranges:
             start, stop = max(span.start, self.start), min(span.stop, self.stop)
             if start < stop:
@@ -190,7 +192,7 @@ class PartitionPlan:
 
     @property
     def end_reason(self) -> str:
-        """Why the range ends at `stop`, for people."""
+        """Message that explains why the range ends at `stop`."""
         if self.stop < self.wanted_stop:
             first = self.undecided[0]
             producer = f"open transaction of producer {first.producer_id}"
@@ -204,7 +206,9 @@ class PartitionPlan:
 _OTHER_FIELDS: Final = attrgetter(
     *(field.name for field in fields(SegmentSlice) if field.name != "surroundings")
 )
-"""A plan has a slice per segment, and `dataclasses.replace` takes twice as long."""
+"""Used instead of `dataclasses.replace`, which takes twice as long: a plan has a slice per
+segment.
+"""
 
 
 def with_surroundings(

@@ -1,9 +1,9 @@
-"""Plans a scan: from options to a fixed list of byte ranges and broker ranges.
+"""Plans a scan: converts options to a fixed list of byte ranges and broker ranges.
 
-One loop plans the partitions of all sources: bounds, holes, transactions, slices. Whole
-segments, and slices of those larger than a task, are packed into tasks in offset order. A slice
-carries everything to read it exactly (offset range, aborted intervals, lineage), so tasks need
-nothing from each other.
+One loop plans the partitions of all sources: bounds, holes, transactions, slices. Whole segments,
+and slices of segments that are larger than a task, are packed into tasks in offset order. A slice
+has all information to read it exactly (offset range, aborted intervals, lineage), so tasks are
+independent of each other.
 """
 
 from __future__ import annotations
@@ -97,17 +97,17 @@ def plan_scan(
     is_read: bool = True,
     on_partition_error: OnPartitionError | None = None,
 ) -> ScanPlan:
-    """Plans one scan. Reads listings, manifests and side files, but no logs unless side files are
+    """Plans one scan. Reads listings, manifests and side files; reads logs only if side files are
     unusable or bounds are timestamps.
 
     Args:
         options: Options of the scan.
         tier: The tier; opened from the options by default.
-        progress: Offsets that the reader has already; they are neither planned nor checked.
-        tasks: False for a plan that is never run; then a plan of a tier alone has no tasks.
-        is_read: Set to refuse plans that are too large or need archived objects.
-        on_partition_error: Called for a partition of a tier that cannot be planned, which is then
-            left out. Archived objects are allowed, too; the reader handles them.
+        progress: Offsets that the reader already has; they are neither planned nor checked.
+        tasks: False for a plan that is never run. Then a plan without brokers has no tasks.
+        is_read: True to reject plans that are too large or need archived objects.
+        on_partition_error: Called for a partition of a tier that cannot be planned; the plan skips
+            the partition. Archived objects are then allowed, too; the reader handles them.
 
     Raises:
         TieredKafkaError: See `segment_catalog.discover`, `requested_bounds` and `check_no_holes`.
@@ -133,7 +133,7 @@ def _plan(
     tasks: bool,
     on_partition_error: OnPartitionError | None,
 ) -> ScanPlan:
-    # Imported on demand: most plans are of the tier alone.
+    # Imported on demand: most plans read only the tier.
     plan_source = partial(_plan_source, options, tier, progress)
     if options.brokers is not None:
         from kts_source.planning.broker_source import BrokerSource, with_cluster
@@ -205,8 +205,8 @@ def _plan_source(
 
 @dataclass(frozen=True, slots=True)
 class PlannedPartition:
-    """A partition's plan, its slices and ranges in offset order, and the number of aborted
-    transactions with data in it.
+    """A partition's plan, its slices and ranges in offset order, and the number of its aborted
+    transactions with data.
     """
 
     plan: PartitionPlan
@@ -227,10 +227,10 @@ def plan_log(
     Args:
         options: Options of the scan.
         source_log: The log.
-        bounds_of: Finds the offsets; by default the options do.
-        with_slices: Set to plan tasks.
-        records_end: Set if the reader continues at the end of the plan later. Then the end must not
-            be above the last batch.
+        bounds_of: Finds the offsets; by default, the options determine them.
+        with_slices: True to plan tasks.
+        records_end: True if the reader later continues at the end of the plan. Then the end must
+            not be above the last batch.
 
     Raises:
         TieredKafkaError: See `requested_bounds` and the checks of `bounds`.
@@ -239,7 +239,7 @@ def plan_log(
     while not source_log.is_empty:
         was_complete = source_log.is_complete
         planned = _plan_log(options, source_log, bounds_of, with_slices, records_end)
-        # Bounds that follow from a part of the log may be wrong if that was not enough.
+        # Bounds from an insufficient part of the log may be wrong.
         if was_complete or not source_log.is_complete:
             return planned
     return None
@@ -310,7 +310,7 @@ def assemble(
     Args:
         options: Options of the scan.
         planned: The partitions.
-        notes: For the user.
+        notes: Notes for the user.
         asked: The selected partitions by topic.
     """
     _log_isolation(planned)
@@ -336,19 +336,19 @@ def assemble(
 
 
 def _log_isolation(planned: Sequence[PlannedPartition]) -> None:
-    """Logs what `read_committed` leaves out; a warning if rows may still be committed."""
+    """Logs the transactions that `read_committed` skips; warns if some may still be committed."""
     texts = []
     aborted = [f"{each.plan.topic_partition}: {each.aborted}" for each in planned if each.aborted]
     if aborted:
         total = sum(each.aborted for each in planned)
-        texts.append(f"{total} aborted transactions are left out ({some(aborted)})")
+        texts.append(f"{total} aborted transactions are skipped ({some(aborted)})")
     undecided = [
         f"{each.plan.topic_partition} ends at offset {each.plan.stop}: {each.plan.end_reason}"
         for each in planned
         if each.plan.stop < each.plan.wanted_stop
     ]
     if undecided:
-        texts.append(f"undecided offsets are left out ({some(undecided)})")
+        texts.append(f"undecided offsets are skipped ({some(undecided)})")
     if texts:
         level = logging.WARNING if undecided else logging.INFO
         log.log(level, "read_committed: %s", "; ".join(texts))
@@ -390,8 +390,8 @@ def check_plan(
 def paused_collector() -> Iterator[None]:
     """Pauses garbage collection.
 
-    A plan allocates millions of objects that all live until it is complete. To search them for
-    cycles repeatedly takes longer than to create them. With `KTS_TUNING=off` (`docs/tuning.md`) the
+    A plan allocates millions of objects that all live until it is complete. Searching them for
+    cycles repeatedly takes longer than creating them. With `KTS_TUNING=off` (`docs/tuning.md`) the
     collector is not paused.
     """
     if not (is_on() and gc.isenabled()):

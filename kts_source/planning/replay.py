@@ -1,8 +1,8 @@
 """Reads the plan of option `planFile` instead of planning.
 
-Options that contradict the plan are refused, never overridden, and its objects must be unchanged:
+Options that contradict the plan are errors, never overridden, and its objects must be unchanged:
 
-    contradicts it where it differs   the selection, topicId, keyPrefix, layout, catalog,
+    contradicts it if different       the selection, topicId, keyPrefix, layout, catalog,
                                       tail, bounds, isolationLevel, where it leaves rows
                                       out, failOnDataLoss=true, and limits on tasks
     refines it                        columns, includeHeaders, includeLineage, where and
@@ -61,10 +61,10 @@ _MAX_SHOWN: Final = 200
 
 
 def made_with(options: ScanOptions, partitions: Mapping[str, Sequence[int]]) -> Mapping[str, Any]:
-    """Returns the options that a plan depends on and does not contain otherwise.
+    """Returns the options that affect a plan and are not in its other fields.
 
     Args:
-        options: The plan is made with them.
+        options: Options with which the plan is made.
         partitions: The selected partitions by topic, with or without data.
     """
     return {
@@ -86,7 +86,7 @@ def made_with(options: ScanOptions, partitions: Mapping[str, Sequence[int]]) -> 
 def replayed(options: ScanOptions, tier: Tier, progress: Progress | None = None) -> ScanPlan:
     """Returns the plan in `planFile` after checking that its objects are unchanged.
 
-    The plan is clipped to the unread offsets by `progress`.
+    The plan is clipped to the unread offsets of `progress`.
 
     Raises:
         InvalidOptionError: The file does not exist or is not a plan, or an option contradicts it.
@@ -169,7 +169,7 @@ def _contradiction(option: str, value: object, plan: str) -> InvalidOptionError:
     shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
     return InvalidOptionError(
         f"option {option!r} ({shown}) contradicts option 'planFile', whose plan"
-        f" {plan[:_MAX_SHOWN]}: leave one of them out, or plan again"
+        f" {plan[:_MAX_SHOWN]}: remove one of them, or plan again"
     )
 
 
@@ -188,7 +188,9 @@ def _check_options(plan: ScanPlan, options: ScanOptions) -> None:
             raise _contradiction(name, wanted[name], f"was made with {before}")
     if plan.where not in (None, fingerprint(options.where)):
         where = fingerprint(options.where) or "none"
-        raise _contradiction("where", where, f"leaves out what its own cannot match: {plan.where}")
+        raise _contradiction(
+            "where", where, f"skips rows that its own condition excludes: {plan.where}"
+        )
 
 
 def _check_selection(plan: ScanPlan, options: ScanOptions) -> None:
@@ -216,7 +218,9 @@ def _check_selection(plan: ScanPlan, options: ScanOptions) -> None:
         if wanted not in (None, topic_id):
             raise _contradiction("topicId", wanted, f"reads {topic_id} of {topic}-{number}")
     for partition in plan.partitions:
-        if partition.catalog is not None:  # it may name objects under other prefixes
+        if (
+            partition.catalog is not None
+        ):  # the metadata topic may name objects under other prefixes
             continue
         for span in partition.surviving.ranges:
             key = span.segment.objects.log.key
@@ -239,11 +243,11 @@ def _check_objects(plan: ScanPlan, store: ObjectStore) -> None:
 
 
 def _check_brokers(plan: ScanPlan, options: ScanOptions) -> None:
-    """Compares a plan with the cluster: topic ids are the same, nothing that is to be read was
-    deleted, and a leader of a new epoch has everything that the previous one had.
+    """Compares a plan with the cluster: topic ids must be the same, no planned offset may be
+    deleted, and a leader of a new epoch must have all records of the previous leader.
 
     Raises:
-        InvalidOptionError: The plan reads from brokers, and no option names them.
+        InvalidOptionError: The plan reads from brokers, but no option names brokers.
         DataLossError: The cluster lost planned offsets.
         BrokerError: Brokers refuse, or do not answer.
     """
@@ -303,22 +307,22 @@ def _lost(partition: PartitionPlan, text: str) -> DataLossError:
 def _check_bounds(
     partition: PartitionPlan, location: Place, options: ScanOptions, side_files: SideFiles
 ) -> None:
-    """Resolves the bounds in the options in the log of the plan, and compares them with it."""
+    """Resolves the bounds of the options in the plan's log, and compares them with the plan."""
     log = partition.surviving
 
     def lookup(timestamp_ms: int) -> tuple[PartitionLog, int | None]:
         if partition.brokers is not None:
             raise InvalidOptionError(
                 f"{location}: the plan of option 'planFile' reads from brokers too, so a bound by"
-                " timestamp cannot be compared with it: leave it out, or plan again"
+                " timestamp cannot be compared with it: remove it, or plan again"
             )
         offset = first_offset_at_or_after(log, timestamp_ms, side_files)
         ranges = log.ranges
         if ranges and ranges[0].start > log.log_start and offset in (None, ranges[0].start):
             raise InvalidOptionError(
-                f"{location}: the plan of option 'planFile' knows the log from offset"
-                f" {ranges[0].start} only; a bound by timestamp cannot be compared with that:"
-                " leave it out, or plan again"
+                f"{location}: the plan of option 'planFile' contains the log only from offset"
+                f" {ranges[0].start} on, so a bound by timestamp cannot be compared with it:"
+                " remove it, or plan again"
             )
         return log, offset
 
@@ -336,6 +340,6 @@ def _check_bounds(
 
 
 def _given_bound(options: ScanOptions, side: str) -> str:
-    """Returns the name of the option that bounds a side; empty if none was given."""
+    """Returns the name of the option that sets the bound of a side; empty if none is set."""
     names = (f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets")
     return next((name for name in names if name in options.given), "")

@@ -1,13 +1,13 @@
-"""The plan of one scan: partitions and tasks, explained for people and written as JSON.
+"""The plan of one scan: partitions and tasks. Explains the plan as text, and writes it as JSON.
 
-The JSON replays the same scan later. It stores segments once in a table, and everything else names
-them by number. It contains no secret: data keys are wrapped, and credentials of the store and the
-key ring are not written.
+The JSON replays the same scan later. It stores segments once in a table; other parts refer to them
+by number. It contains no secret: data keys are wrapped, and credentials of the store and the key
+ring are not written.
 
 The author of a plan file is not trusted. `ScanPlan.from_json` checks that numbers are numbers, byte
-ranges are within their objects, keys are below the root, and slices have everything that their
-partitions promise. `replay` compares objects with the store. So nothing beyond them is read or
-allocated.
+ranges are within their objects, keys are below the root, and slices cover the offsets of their
+partitions. `replay` compares objects with the store. So a plan cannot read or allocate anything
+else.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _Part = TypeVar("_Part", BrokerPart, DiskPart, CatalogPart, BrokerRange)
 
 VERSION: Final = 4
 _MAX_CHUNKS: Final = 1 << 20
-"""Per segment; a segment of 2 GiB has 512 with the plugin's default chunk size."""
+"""Maximum chunks per segment; a segment of 2 GiB has 512 with the plugin's default chunk size."""
 _READ_ERRORS: Final = (
     TypeError,
     ValueError,
@@ -84,12 +84,13 @@ class ScanPlan:
 
     Attributes:
         partitions: The plan of each partition.
-        tasks: In order of topic, partition and offset.
+        tasks: Tasks in order of topic, partition and offset.
         columns: Columns of the table, in order.
-        where: The predicate that the tasks were narrowed for, as text; `None` = they have all rows.
-        notes: For people: which incarnation of a topic is read, and which partitions are empty.
-        made_with: Options that the plan depends on, by name.
-        remarks: How this process reads the objects; `to_json` leaves them out.
+        where: The predicate used to skip slices, as text; `None` = the tasks have all rows.
+        notes: Messages for users, for example about the incarnation of a topic and empty
+            partitions.
+        made_with: Options on which the plan depends, by name.
+        remarks: Notes on how this process reads the objects; `to_json` omits them.
     """
 
     partitions: tuple[PartitionPlan, ...]
@@ -102,11 +103,11 @@ class ScanPlan:
 
     @property
     def read_committed(self) -> bool:
-        """Whether the plan leaves aborted transactions out."""
+        """Whether the plan skips aborted transactions."""
         return self.made_with.get("isolationLevel") != "read_uncommitted"
 
     def explain(self, prices: Mapping[str, Price] = S3_PRICES) -> str:
-        """Explains which offsets are read, which are left out and why, and the estimated cost.
+        """Explains which offsets are read, which are skipped and why, and the estimated cost.
 
         Args:
             prices: Storage class to price; default: list prices of S3.
@@ -114,7 +115,7 @@ class ScanPlan:
         return explain(self, prices)
 
     def _repr_html_(self) -> str:
-        """Returns a table for notebooks with a row per partition; `explain` says more."""
+        """Returns a table for notebooks with a row per partition; `explain` has more details."""
         work = estimate(self.tasks)
         title = (
             f"Plan: {len(self.tasks):,} tasks, {work.requests:,} requests,"
@@ -159,11 +160,11 @@ class ScanPlan:
 
     @classmethod
     def from_json(cls, text: str) -> ScanPlan:
-        """Reads the JSON of `to_json`.
+        """Restores a plan from the result of `to_json`.
 
         Raises:
-            InvalidOptionError: The text is not a plan, is of another version, or its parts do not
-                fit each other.
+            InvalidOptionError: The text is not a plan, is of another version, or contradicts
+                itself.
         """
         try:
             document: dict[str, Any] = json.loads(text)
@@ -198,7 +199,7 @@ class ScanPlan:
         """Returns the plan without the offsets below `starts`.
 
         Args:
-            starts: One offset for each of `partitions`, not below its start.
+            starts: One offset for each of `partitions`, at or above its start.
         """
         partitions = tuple(
             replace(partition, start=start)
@@ -230,16 +231,16 @@ class ScanPlan:
         return sum(task.nominal_bytes for task in self.tasks)
 
     def objects_read(self) -> list[ObjectRef]:
-        """Returns the objects that tasks will read: logs, and indexes to look up boundaries."""
+        """Returns the objects that tasks will read: logs, and indexes with slice boundaries."""
         slices = [piece for task in self.tasks for piece in task.slices]
-        # A log without a byte may have no object.
+        # An empty log may have no object.
         logs = dict.fromkeys(piece.objects.log for piece in slices if piece.objects.size_in_bytes)
         indexes = dict.fromkeys(piece.offset_index.source for piece in slices if not piece.is_whole)
         return [*logs, *indexes]
 
 
 def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
-    """Explains which offsets a plan reads, which it leaves out and why, and the estimated cost.
+    """Explains which offsets a plan reads, which it skips and why, and the estimated cost.
 
     Args:
         plan: The plan.
@@ -276,7 +277,9 @@ def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
 
 
 def _kept_offsets(plan: ScanPlan) -> dict[SegmentName, tuple[int, int]]:
-    """Returns what tasks read of each segment: start of the first slice, stop of the last."""
+    """Returns the offsets that tasks read of each segment: start of the first slice, stop of the
+    last one.
+    """
     kept: dict[SegmentName, tuple[int, int]] = {}
     for task in plan.tasks:
         for piece in task.slices:
@@ -298,7 +301,7 @@ def _explain_where(plan: ScanPlan, kept: Mapping[SegmentName, tuple[int, int]]) 
             else:
                 narrowed += offsets != (low, high)
     return (
-        f"where leaves out {skipped} segments of {size:,} bytes and narrows {narrowed} by offsets"
+        f"where skips {skipped} segments of {size:,} bytes and narrows {narrowed} by offsets"
         " and times; rows of the others are decided by the tasks"
     )
 
@@ -318,7 +321,7 @@ def _explain_partition(
         if kept is not None and low < high:
             offsets = kept.get(segment_name(segment))
             if offsets is None:
-                text += ", left out by where"
+                text += ", skipped by where"
             elif offsets != (low, high):
                 text += f", where leaves [{offsets[0]}, {offsets[1]})"
         kind = "disk" if is_beside(segment.objects.log.key) else "segment"
@@ -529,8 +532,8 @@ def _epochs_from(pairs: list[list[int]]) -> tuple[EpochEntry, ...]:
 
 
 def _check_plan(plan: ScanPlan, segments: Iterable[RemoteSegment]) -> None:
-    """Raises one of `_READ_ERRORS` if parts of a plan do not fit each other. `segments` are all
-    that its file names.
+    """Raises one of `_READ_ERRORS` if parts of a plan contradict each other. `segments` are all
+    segments in its file.
     """
     for segment in segments:
         _check_segment(segment)
@@ -588,7 +591,7 @@ def _check_segment(segment: RemoteSegment) -> None:
         if index.content is None:
             _check_ascending(0, index.start, index.stop, index.source.size)
         elif (index.start, index.stop) != (0, len(index.content)):
-            raise ValueError("a side file of another size than it has")
+            raise ValueError("a side file has another size than its content")
     chunks = objects.chunk_index
     _check_ascending(0, chunks.chunk_count, min(_MAX_CHUNKS, objects.log.size))
     chunks.check_object_size(objects.log.size)
@@ -634,17 +637,17 @@ def _check_partition(partition: PartitionPlan) -> None:
 
 def _check_range(piece: BrokerRange, partition: PartitionPlan) -> None:
     if partition.brokers is None or type(piece.read_committed) is not bool:
-        raise TypeError("a range of a partition that reads nothing from brokers")
+        raise TypeError("a broker range in a partition without brokers")
     _check_texts(piece.topic_id)
     uuid_from_text(piece.topic_id)
     if (piece.topic_id, piece.leader_epoch) != (partition.topic_id, partition.brokers.leader_epoch):
-        raise ValueError("a range of another topic id or leader epoch than its partition")
+        raise ValueError("a range has another topic id or leader epoch than its partition")
     _check_ascending(partition.start, piece.start_offset, piece.stop_offset, partition.stop)
     _check_ascending(0, piece.nominal_bytes, MAX_INT64)
 
 
 def _check_ranges(partition: PartitionPlan, ranges: Sequence[BrokerRange]) -> None:
-    """Checks that the ranges, in order, are everything to be read from brokers."""
+    """Checks that the ranges, in order, cover the offsets that brokers serve."""
     planned = partition.brokers.ranges if partition.brokers is not None else ()
     wanted = ((max(low, partition.start), min(high, partition.stop)) for low, high in planned)
     offsets = [(piece.start_offset, piece.stop_offset) for piece in ranges]
@@ -652,7 +655,8 @@ def _check_ranges(partition: PartitionPlan, ranges: Sequence[BrokerRange]) -> No
         raise ValueError("two ranges of the same offsets")
     if _joined(wanted) != _joined(offsets):
         raise ValueError(
-            f"ranges are not all that brokers serve of {partition.topic}-{partition.partition}"
+            "the ranges do not cover the offsets that brokers serve of"
+            f" {partition.topic}-{partition.partition}"
         )
 
 
@@ -678,7 +682,7 @@ def _check_slice(
 def _check_slices(
     partition: PartitionPlan, slices: Sequence[SegmentSlice], *, leaves_rows_out: bool
 ) -> None:
-    """Checks that the slices, in order, have everything to be read of the partition."""
+    """Checks that the slices, in order, cover the range of the partition."""
     for _, group in groupby(slices, _span):
         pieces = list(group)
         first, last = pieces[0], pieces[-1]
@@ -697,7 +701,7 @@ def _check_slices(
     wanted = ((start, stop) for _, start, stop in partition.wanted_ranges())
     if _joined(wanted) != _joined((piece.start_offset, piece.stop_offset) for piece in slices):
         raise ValueError(
-            f"slices are not all that is to be read of {partition.topic}-{partition.partition}"
+            f"the slices do not cover the range of {partition.topic}-{partition.partition}"
         )
 
 
@@ -706,7 +710,7 @@ def _span(piece: SegmentSlice) -> tuple[str, int, int]:
 
 
 def _joined(spans: Iterable[tuple[int, int]]) -> list[list[int]]:
-    """Joins spans that touch; they are in order."""
+    """Joins adjacent spans; `spans` must be in order."""
     joined: list[list[int]] = []
     for low, high in spans:
         if joined and low <= joined[-1][1]:
@@ -728,7 +732,7 @@ def _check_offsets(*offsets: int) -> None:
 
 
 def _check_ascending(*numbers: int) -> None:
-    """Checks that all are whole numbers, each at least the previous one."""
+    """Checks that all arguments are whole numbers, each at least as large as the previous one."""
     if any(type(number) is not int for number in numbers):
         raise TypeError("expected a whole number")
     if any(low > high for low, high in pairwise(numbers)):

@@ -1,8 +1,9 @@
 """Lists and describes the topics, topic ids, partitions and segments of a tier.
 
-Listings are not cached and decide alone what exists. A topic that was deleted and created again has
-two topic ids; one id is chosen per topic before any partition is read. A segment is described
-on demand: from the pack of an earlier plan, else by the layout, which reads a manifest or the like.
+Listings are not cached; only they determine which objects exist. A topic that was deleted and
+created again has two topic ids; one id is chosen per topic before any partition is read. A segment
+is described on demand: from the pack of an earlier plan, else by the layout, which reads a manifest
+or similar.
 """
 
 from __future__ import annotations
@@ -46,20 +47,20 @@ log = logging.getLogger(__name__)
 PLANNING_THREADS: Final = MAX_POOL_CONNECTIONS
 """Concurrent requests of one plan."""
 MAX_FOLDERS: Final = 8
-"""Folders that are listed to suggest a key prefix, however many the bucket has."""
+"""Maximum number of folders to list to suggest a key prefix."""
 _GROUPS: Final = 64
 _GROUP_SEGMENTS: Final = 16
 _INLINE_SEGMENTS: Final = 8
 _SIDE_FILES: Final = frozenset(IndexType) - {IndexType.TRANSACTION}
 _MAX_EMPTY_LOGS: Final = 100_000
 _EMPTY_LOGS: Final[dict[tuple[str, str], bool]] = {}
-"""Whether segments without a log object are empty, by URI and version of their description. A
-stream lists them repeatedly.
+"""Cache of whether segments without a log object are empty, by URI and version of their
+description: streams list them repeatedly.
 """
 
 
 class SegmentCatalog:
-    """Lists and describes the segments of a tier by its layout. `pool` describes segments
+    """Lists and describes the segments of a tier with its layout. `pool` describes segments
     concurrently; it must not be the pool that calls the catalog.
     """
 
@@ -74,8 +75,9 @@ class SegmentCatalog:
         self._max_inline = 1
 
     def expect(self, partitions: int) -> None:
-        """Announces how many partitions will be planned concurrently. If they keep the store busy,
-        each reads a few manifests itself: passing them to threads and back would take longer.
+        """Sets the number of partitions that will be planned concurrently. If they keep the store
+        busy, each one reads a few manifests itself, because passing them to threads would take
+        longer.
         """
         self._max_inline = _INLINE_SEGMENTS if partitions >= PLANNING_THREADS else 1
 
@@ -92,7 +94,7 @@ class SegmentCatalog:
         return ListedPartition(self, folder, partition, listing, bundle)
 
     def _with_empty_segments(self, listing: PartitionListing) -> PartitionListing:
-        """Moves segments without a log object to the complete ones if their logs have no bytes.
+        """Moves segments without a log object to the complete segments if their logs have no bytes.
 
         Compaction leaves closed segments without records, and S3 keeps no object for an upload of
         zero bytes.
@@ -117,7 +119,7 @@ class SegmentCatalog:
         )
 
     def is_empty(self, entry: SegmentEntry) -> bool:
-        """Returns whether a segment's description names a log of zero bytes and all side files."""
+        """Returns whether a segment's description has a log of zero bytes and all side files."""
         versions = (info.version for _, info in entry.objects if info.key == entry.described_by)
         version = next(versions, None)
         cache_key = self.store.uri(entry.described_by), version or ""
@@ -133,8 +135,8 @@ class SegmentCatalog:
         return is_empty
 
     def described(self, entries: Sequence[SegmentEntry]) -> list[RemoteSegment | None]:
-        """Returns each segment as the layout describes it; `None` for a segment that was deleted,
-        or that has an invalid description if loss is allowed.
+        """Returns the descriptions of segments; `None` for a deleted segment and, if loss is
+        allowed, for an invalid description.
         """
         if len(entries) <= self._max_inline:
             return self._describe_group(entries)
@@ -174,7 +176,7 @@ class ListedPartition:
     Attributes:
         folder: The incarnation of its topic.
         entries: Complete segments, in order of base offset, then segment id.
-        orphans: Objects that belong to no complete segment. Those with a description are damaged
+        orphans: Objects that belong to no complete segment. Orphans with a description are damaged
             segments.
         facts: See `PartitionListing`.
         side_files: Content of side files that were read.
@@ -208,7 +210,7 @@ class ListedPartition:
         return bool(self.entries) or bool(self._damaged_entries)
 
     def described(self, numbers: Iterable[int]) -> list[RemoteSegment]:
-        """Returns some entries by number, without those that were deleted or cannot be read."""
+        """Returns some entries by number; skips entries that were deleted or cannot be read."""
         wanted = list(numbers)
         missing = []
         for number in wanted:
@@ -222,7 +224,7 @@ class ListedPartition:
             fresh = self._catalog.described([self.entries[number] for number in missing])
             for number, segment in zip(missing, fresh, strict=True):
                 self._described[number] = segment
-                # The end of an empty segment may depend on the next one in the listing.
+                # The end of an empty segment may depend on the next segment in the listing.
                 if segment is not None and segment.objects.size_in_bytes:
                     self._pack.add(self.entries[number], segment)
         segments = (self._described[number] for number in wanted)
@@ -249,7 +251,7 @@ class ListedPartition:
 
     def without_end(self) -> dict[str, tuple[int, str]]:
         """Returns base offset and URI, by segment id, of damaged segments with an unknown end: the
-        log is gone, and the other files give only a lower bound.
+        log is missing, and the other files have only a lower bound.
         """
         described = zip(self._damaged_entries, self._damaged or (), strict=False)
         return {
@@ -271,24 +273,24 @@ class ListedPartition:
         self.side_files.save()
         if self._bundle is not None:
             self._bundle.save()
-        # Everything asked for from now on is described already.
+        # All segments that are requested from now on are already described.
         self._pack, self.side_files = SegmentPack(None, ""), SideFilePack()
 
 
 @dataclass(frozen=True, slots=True)
 class DiscoveredTopic:
-    """A topic as the tier has it.
+    """A topic in the tier.
 
     Attributes:
-        topic_id: The incarnation that is read.
+        topic_id: The incarnation to read.
         other_ids: The other incarnations.
         partitions: Partitions with segments, complete or damaged, in order of number.
         empty_partitions: Partitions without a segment in this incarnation that the user named, or
             that have a folder.
-        parts: Objects in them.
+        parts: Objects in the empty partitions.
         older_ids: Members of `other_ids` with segments; they are older unless the user chose.
-        others: Everything else listed: partitions of other incarnations, and partitions of this one
-            without a segment.
+        others: Other listed partitions: of other incarnations, and of this incarnation without a
+            segment.
     """
 
     topic: str
@@ -308,7 +310,7 @@ class DiscoveredTopic:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes on the incarnation that is read, and on missing partitions."""
+        """Notes about the chosen incarnation and missing partitions."""
         notes = []
         if self.other_ids:
             others = ", ".join(self.other_ids)
@@ -331,12 +333,12 @@ def discover(
 ) -> tuple[DiscoveredTopic, ...]:
     """Lists every segment of the selected topics, partitions concurrently in `pool`.
 
-    Describes segments only where topic ids have to be compared.
+    Describes segments only if topic ids must be compared.
 
     Raises:
-        TierNotFoundError: Nothing of this layout is under the path.
+        TierNotFoundError: The path has no object of this layout.
         TopicNotFoundError: The tier does not have a topic, or the topic has no segment.
-        DataLossError: Segments existed, and no object describes them anymore.
+        DataLossError: Segments existed, but their descriptions are lost.
         InvalidOptionError: The tier does not have a topic id, or the user must choose one.
         CorruptSegmentError: A manifest is invalid.
     """
@@ -350,7 +352,7 @@ def discover(
 def incarnations(
     options: ScanOptions, catalog: SegmentCatalog, may_lack: Collection[str] = ()
 ) -> Mapping[str, Sequence[TopicFolder]]:
-    """Returns the folders of the selected topics; those in `may_lack` may be missing in the tier.
+    """Returns the folders of the selected topics; topics in `may_lack` may be missing in the tier.
     See `discover` for errors.
     """
 
@@ -410,7 +412,7 @@ def likely_prefixes(
     store: ObjectStore, layout: Layout, key_prefix: str, wanted: Iterable[str]
 ) -> tuple[str, ...]:
     """Returns other key prefixes that have topics, in the folder of `key_prefix`, else below the
-    root. An empty `wanted` means any topic.
+    root. An empty `wanted` accepts any topic.
     """
     topics = tuple(wanted)
     waiting = list(dict.fromkeys((key_prefix[: key_prefix.rfind("/") + 1], "")))
@@ -437,7 +439,7 @@ def prefixes_of_names(folder: str, names: Iterable[str], wanted: Iterable[str]) 
 
 
 def did_you_mean(prefixes: Iterable[str]) -> str:
-    """Returns the end of an error message that suggests key prefixes; empty without any."""
+    """Returns the end of an error message that suggests key prefixes; empty without prefixes."""
     names = " or ".join(repr(prefix) for prefix in prefixes)
     return f"; did you mean keyPrefix {names}?" if names else ""
 
@@ -449,8 +451,8 @@ def discover_topic(
     catalog: SegmentCatalog,
     pool: Executor,
 ) -> DiscoveredTopic:
-    """Lists the partitions of one topic, of the incarnation among `folders` that the options or the
-    newest event choose; see `discover`.
+    """Lists the partitions of one topic. Of its incarnations in `folders`, chooses the one in the
+    options, else the one with the newest event; see `discover`.
     """
     pairs = [
         (folder, partition)
@@ -500,12 +502,12 @@ def discover_topic(
 
 
 def wanted_topic_id(options: ScanOptions, topic: str) -> str | None:
-    """Returns the topic id that option `topicId` names for a topic."""
+    """Returns the topic id of a topic in option `topicId`."""
     return options.topic_ids.get(topic, options.topic_ids.get(""))
 
 
 def log_topic(topic: DiscoveredTopic) -> None:
-    """Warns of objects that are not read."""
+    """Warns about objects that are not read."""
     for listed in topic.partitions:
         _log_orphans(listed)
     for note in topic.notes:
@@ -514,15 +516,14 @@ def log_topic(topic: DiscoveredTopic) -> None:
 
 def _incomplete_segments(options: ScanOptions, listed: ListedPartition) -> list[Orphan]:
     """Returns the objects of a partition that has no complete segment. Raises `DataLossError` if
-    they are of several segments: a broker copies a segment after the previous one is complete, so
-    parts of one segment are a first copy in progress, or a failed one, and other parts prove a
-    loss.
+    they are of several segments: a broker copies a segment only after the previous copy is
+    complete, so one incomplete segment may be the first copy, but several prove a loss.
     """
     incomplete = [orphan for orphan in listed.orphans if orphan.base_offset is not None]
     if len({orphan.base_offset for orphan in incomplete}) > 1 and options.fail_on_data_loss:
         raise DataLossError(
             f"only incomplete segments exist: {some(map(str, incomplete))};"
-            " failOnDataLoss=false leaves the partition out",
+            " failOnDataLoss=false skips the partition",
             topic=listed.topic,
             partition=listed.partition,
         )
@@ -569,7 +570,7 @@ def _choose(
     folders: Sequence[TopicFolder],
     listed: Sequence[ListedPartition],
 ) -> TopicFolder:
-    """Returns the incarnation that the user names, or the one with the newest event."""
+    """Returns the incarnation in the options, else the one with the newest event."""
     ids = ", ".join(folder.topic_id for folder in folders)
     wanted = wanted_topic_id(options, topic)
     if wanted is not None:
@@ -601,7 +602,7 @@ def _choose(
 
 
 def _log_orphans(listed: ListedPartition) -> None:
-    """Warns of objects that are not read. Objects of a copy in progress are usual."""
+    """Warns about objects that are not read. Objects of a copy in progress are usual."""
     last = listed.entries[-1].base_offset if listed.entries else -1
     by_level: dict[int, list[Orphan]] = {logging.WARNING: [], logging.INFO: []}
     for orphan in listed.orphans:

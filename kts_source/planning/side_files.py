@@ -42,7 +42,7 @@ _Read = TypeVar("_Read", bound="DecodedBatch | EntryTimes | _EntryEpoch")
 log = logging.getLogger(__name__)
 
 _MAX_CACHED_BYTES: Final = 64 << 10
-"""Indexes up to this size are cached: both bounds and the cut are often in one segment."""
+"""Indexes up to this size are cached, because both bounds and the cut are often in one segment."""
 _MAX_CACHED: Final = 4
 
 
@@ -52,7 +52,7 @@ class Replay:
 
     Attributes:
         aborted: Transactions with an abort marker.
-        open_after: Producer id to the first offset of its transaction still open.
+        open_after: Producer id to first offset of the transactions that are still open.
     """
 
     aborted: tuple[AbortedTxn, ...]
@@ -67,7 +67,7 @@ class SideFiles:
         max_batch_bytes: Limit of one record batch.
 
     Attributes:
-        bounds: Offsets that cut segments; all side files of those segments will be read.
+        bounds: Offsets that cut segments. All side files of these segments will be read.
     """
 
     def __init__(self, source: SegmentSource, *, max_batch_bytes: int) -> None:
@@ -103,9 +103,9 @@ class SideFiles:
         return index
 
     def time_index(self, segment: RemoteSegment) -> TimeIndex | None:
-        """Returns the time index; `None` if it does not exist or does not fit its segment.
+        """Returns the time index; `None` if it does not exist or contradicts its segment.
 
-        It has no checksum: compare an entry with the log before you rely on it.
+        It has no checksum, so callers must compare an entry with the log before they use it.
         """
         key = segment.objects.log.key, segment.objects.log.version
         if key in self._time_indexes:
@@ -152,21 +152,23 @@ class SideFiles:
         return self._located(error, segment, "transaction index")
 
     def replay(self, span: SegmentRange, open_before: Mapping[int, int]) -> Replay:
-        """Returns transactions that ended or stay open in a range, from its batches alone."""
+        """Returns the transactions that ended in a range or are open at its end, from its batches
+        only.
+        """
         return replay_batches(self.batches(span.segment, 0), span, open_before)
 
     def first_ends(
         self, span: SegmentRange, open_before: Mapping[int, int]
     ) -> tuple[AbortedTxn, ...]:
-        """Returns which transactions open at the start of a range are aborted in it. Reads the log
-        up to the last of their markers.
+        """Returns the transactions that are open at the start of a range and aborted in it. Reads
+        the log up to the last of their markers.
         """
         return first_ends(self._whole_entries(span.segment, 0, _control_batches), span, open_before)
 
     def has_records(self, span: SegmentRange, producer_id: int, start: int, stop: int) -> bool:
         """Returns whether a range has transactional records of a producer in [start, stop).
 
-        Reads the log up to the first of them.
+        Reads the log up to the first such record.
         """
         stop = min(stop, span.stop)
         for entry in self._whole_entries(span.segment, 0, _epochs):
@@ -183,8 +185,8 @@ class SideFiles:
         )
 
     def batch_epochs(self, segment: RemoteSegment) -> Iterator[tuple[int, int]]:
-        """Yields base offset and leader epoch of a segment's first batch and of its last ones; the
-        epoch is −1 in message formats 0 and 1.
+        """Yields base offset and leader epoch of a segment's first batch and of its last batches.
+        The epoch is −1 in message formats 0 and 1.
         """
         first = islice(self._whole_entries(segment, 0, _epochs), 1)
         index = self.offset_index(segment)
@@ -225,8 +227,9 @@ class SideFiles:
     def _whole_entries(
         self, segment: RemoteSegment, position: int, read: Callable[[bytes], Iterator[_Read]]
     ) -> Iterator[_Read]:
-        """Yields entries of the log from a position on, each after the next one confirmed its
-        offsets. No checksum covers a batch's base offset: it must ascend inside the segment.
+        """Yields entries of the log from a position on, each after the next entry confirmed its
+        offsets. No checksum covers a batch's base offset, so base offsets must ascend inside the
+        segment.
         """
         waiting: _Read | None = None
         for entry in self._entries(segment, position, read):
@@ -287,7 +290,7 @@ def check_own_epochs(entries: Sequence[EpochEntry], segment: RemoteSegment) -> N
     """
     if not entries or not segment.leader_epochs:
         return
-    # The log start may have moved between the two.
+    # The log start may have moved between both files.
     low = max(segment.start_offset, entries[0].start_offset, segment.leader_epochs[0].start_offset)
     here = epochs_between(entries, low, segment.end_offset)
     own = epochs_between(segment.leader_epochs, low, segment.end_offset)
@@ -352,14 +355,16 @@ def _cache(
 def replay_batches(
     batches: Iterable[DecodedBatch], span: SegmentRange, open_before: Mapping[int, int]
 ) -> Replay:
-    """Returns transactions that ended or stay open in a range, from its segment's batches."""
+    """Returns the transactions that ended in a range or are open at its end, from its segment's
+    batches.
+    """
     state = TransactionReplay(open_before)
     for batch in batches:
         if batch.last_offset < span.start:
             continue
         if batch.base_offset >= span.stop:
             break
-        state.see(batch, marker_of(batch))
+        state.apply(batch, marker_of(batch))
     return Replay(tuple(state.aborted), state.open)
 
 
@@ -368,8 +373,8 @@ def first_ends(
     span: SegmentRange,
     open_before: Mapping[int, int],
 ) -> tuple[AbortedTxn, ...]:
-    """Returns which transactions open at the start of a range its segment's batches abort. Only
-    control batches are used; the others need no records.
+    """Returns the transactions that are open at the start of a range and aborted by its segment's
+    batches. Uses only control batches.
     """
     waiting = set(open_before)
     state = TransactionReplay(open_before)
@@ -384,7 +389,7 @@ def first_ends(
             and batch.producer_id in waiting
         ):
             marker = marker_of(batch)
-            state.see(batch, marker)
+            state.apply(batch, marker)
             if marker is not None:
                 waiting.remove(batch.producer_id)
                 if not waiting:
@@ -441,7 +446,7 @@ def _require_order(entry: DecodedBatch | EntryTimes | _EntryEpoch, least: int, s
     first, last = entry.base_offset, entry.last_offset
     if not least <= first <= last < stop:
         raise CorruptRecordError(
-            f"an entry of offsets {first} to {last}, where they must be in [{least}, {stop})",
+            f"an entry has offsets {first} to {last}, but they must be in [{least}, {stop})",
             position=entry.position,
             offset=first,
         )

@@ -1,4 +1,4 @@
-"""Turns offsets into byte slices, and slices into tasks of even size.
+"""Converts offsets to byte slices, and slices to tasks of even size.
 
 Segments larger than a task are cut near chunk borders; small neighbors share a task. The offset
 index narrows the bytes of an offset range. Option `where` narrows slices by offsets, timestamps and
@@ -51,16 +51,18 @@ if TYPE_CHECKING:
 _Piece = TypeVar("_Piece")
 _INDEX_ENTRY_BYTES: Final = 8
 _MAX_DISORDERED: Final = 16
-"""Segments out of order whose largest timestamp is compared with their time index, by a request."""
+"""Maximum number of segments with an out-of-order largest timestamp that are compared with their
+time index, at one request each.
+"""
 MAX_SLICES: Final = 1 << 22
-"""Of one plan: 512 TiB in tasks of the usual size."""
+"""Maximum slices of a plan: 512 TiB in tasks of the default size."""
 
 
 def spans(
     plan: PartitionPlan, decisions: Decisions, options: ScanOptions, side_files: SideFiles
 ) -> Iterator[SegmentSlice]:
-    """Yields the wanted offsets of each segment as one slice, or as several if the number of
-    records per task is limited. Raises `PlanTooLargeError` if a plan would exceed it.
+    """Yields the wanted offsets of each segment as one slice, or as several slices if the number of
+    records per task is limited. Raises `PlanTooLargeError` if there are too many slices.
     """
     pruner = _Pruner(options.where, plan.topic, plan.partition, side_files)
     wanted = list(plan.wanted_ranges())
@@ -83,7 +85,7 @@ def spans(
             around = neighbors.around(span, objects, start, stop)
         for low, high in pairwise(_offset_cuts(segment, start, stop, index, limit)):
             cuts = 0, segment.objects.size_in_bytes
-            if index is not None:  # without the bytes that it rules out
+            if index is not None:  # skip the bytes that the index excludes
                 later = index.positions[index.offsets >= high - 1]
                 cut_stop = int(later[1]) if len(later) > 1 else cuts[1]
                 # An entry that ends at `low` is no proof: its batch's base offset has no checksum.
@@ -96,30 +98,31 @@ def spans(
 def _offset_cuts(
     segment: RemoteSegment, start: int, stop: int, index: OffsetIndex | None, limit: int
 ) -> Sequence[int]:
-    """Returns offsets that cut [start, stop), both ends included, so that at most about `limit`
-    records are between neighbors.
+    """Returns offsets that cut [start, stop), including both ends, so that at most about `limit`
+    records are between adjacent cuts.
 
-    A record takes at least a byte, also in a compressed batch: it has an offset of its own. So if
-    two index entries are further apart in offsets than in bytes, compaction has left few records
-    between them at unknown offsets, and there is no cut. Elsewhere offsets count as records.
+    Each record has an offset and takes at least one byte, also in a compressed batch. So if two
+    index entries are further apart in offsets than in bytes, compaction has left few records
+    between them at unknown offsets, and this makes no cut there. Otherwise each offset counts as a
+    record.
     """
     if limit >= stop - start:
         return start, stop
     borders, sizes = _stretches(segment, start, stop, index)
-    cuts, room = [start], limit
+    cuts, remaining = [start], limit
     for (low, high), size in zip(pairwise(borders), sizes, strict=True):
         if high - low > size:
-            if size > room and low > start:
+            if size > remaining and low > start:
                 cuts.append(low)
-                room = limit
-            room = max(room - size, 0)
+                remaining = limit
+            remaining = max(remaining - size, 0)
         else:
-            first = low + room
+            first = low + remaining
             if len(cuts) + (high - first) // limit > MAX_SLICES:
                 raise _too_many_slices()
             inside = range(first, high, limit)
             cuts += inside
-            room = limit - (high - inside[-1]) if inside else room - (high - low)
+            remaining = limit - (high - inside[-1]) if inside else remaining - (high - low)
     return [*cuts, stop]
 
 
@@ -127,7 +130,7 @@ def _stretches(
     segment: RemoteSegment, start: int, stop: int, index: OffsetIndex | None
 ) -> tuple[list[int], list[int]]:
     """Returns the offsets from `start` to `stop` at which index entries end, and the maximum number
-    of bytes between neighbors.
+    of bytes between adjacent offsets.
     """
     size = segment.objects.size_in_bytes
     if index is None:
@@ -217,7 +220,7 @@ def cut_range(piece: BrokerRange, target: int, max_records: int | None) -> Itera
 
 
 def target_bytes(pieces: Sequence[SegmentSlice | BrokerRange], options: ScanOptions) -> int:
-    """Returns the original bytes per task, fewer if option `minPartitions` asks for more tasks."""
+    """Returns the original bytes per task; fewer if option `minPartitions` requires more tasks."""
     if options.min_partitions is None:
         return options.target_partition_bytes
     share = math.ceil(sum(piece.work for piece in pieces) / options.min_partitions)
@@ -227,8 +230,8 @@ def target_bytes(pieces: Sequence[SegmentSlice | BrokerRange], options: ScanOpti
 def pack(
     pieces: Iterable[SegmentSlice | BrokerRange], target: int, options: ScanOptions
 ) -> Iterator[ScanTask]:
-    """Packs neighbors of one kind into tasks, up to the target size and the limits on segments and
-    records.
+    """Packs adjacent pieces of the same kind into tasks, up to the target size and the limits on
+    segments and records.
     """
     limit = options.max_records_per_partition
     group: list[SegmentSlice | BrokerRange] = []
@@ -253,7 +256,7 @@ def pack(
 
 
 class _Pruner:
-    """Narrows the segments of one partition, in the order of their offsets, to what can match."""
+    """Narrows the segments of one partition, in offset order, to the offsets that can match."""
 
     def __init__(
         self, where: Predicate | None, topic: str, partition: int, side_files: SideFiles
@@ -261,14 +264,16 @@ class _Pruner:
         # Offsets and timestamps that rows must have to match.
         self._box = EVERYWHERE if where is None else region(specialised(where, topic, partition))
         self._side_files = side_files
-        # A time index is worth a request only where the wanted times begin.
+        # A time index is worth a request only at the start of the wanted timestamps.
         self._all_earlier = True
         self._disordered = 0
 
     def narrowed(
         self, segment: RemoteSegment, start: int, stop: int, following: RemoteSegment | None
     ) -> tuple[int, int]:
-        """Returns the offsets of [start, stop) that can match; empty (start ≥ stop) if none can."""
+        """Returns the offsets of [start, stop) that can match; an empty range (start ≥ stop) if
+        none can match.
+        """
         box = self._box
         if box.is_empty:
             return stop, stop
@@ -285,7 +290,9 @@ class _Pruner:
         if self._all_earlier:
             if is_skipped(segment, following, first_ms, self._side_files):
                 return stop
-        elif segment.is_dated_before(first_ms):  # although an earlier segment is not
+        elif segment.is_dated_before(
+            first_ms
+        ):  # although an earlier segment is not dated before it
             self._disordered += 1
             is_sure = self._disordered > _MAX_DISORDERED
             if is_sure or has_confirmed_time(segment, self._side_files):
@@ -300,7 +307,7 @@ class _Pruner:
 
 
 def fingerprint(where: Predicate | None) -> str | None:
-    """Returns a text that is the same for equal predicates only."""
+    """Returns a text that is equal only for equal predicates."""
     return None if where is None else repr(where)
 
 
@@ -315,13 +322,13 @@ def conjunction(*terms: Predicate | None) -> Predicate | None:
 def narrowed(plan: ScanPlan, where: Predicate, condition: Predicate) -> ScanPlan:
     """Returns a plan without the slices and ranges in which no row matches.
 
-    Makes no request: offsets, partitions and the newest timestamp of each segment decide. A
+    Sends no request: uses only offsets, partitions and the newest timestamp of each segment. A
     timestamp that is out of order among its neighbors may be wrong, so that segment is read.
 
     Args:
-        plan: Made for the same rows, or for more.
-        where: Rows for which it is not true are not wanted.
-        condition: The same together with the condition that the plan was made with.
+        plan: Plan for at least these rows.
+        where: Condition; only rows for which it is true are wanted.
+        condition: `where` combined with the condition of the plan.
     """
     boxes: dict[tuple[str, int], Region] = {}
     earlier: set[SegmentName] = set()
@@ -368,5 +375,5 @@ def _all_earlier(segments: Sequence[RemoteSegment], timestamp_ms: int) -> Iterat
         if is_last and number:
             before = segments[number - 1].max_timestamp_ms
             if not is_earlier[number - 1] or before > segment.max_timestamp_ms:
-                continue  # a changed digit of its manifest looks like this
+                continue  # the timestamp in its manifest may be damaged
         yield segment

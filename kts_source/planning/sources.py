@@ -1,8 +1,8 @@
 """The interface of the sources of a scan: a tier, a tier with brokers, or a tier with disks.
 
-A `Source` lists the selected partitions. Each opens a `SourceLog`, which merges what its sources
-have into one `PartitionLog` and decides its transactions. Bounds, isolation and slices work on
-that log alone.
+A `Source` lists the selected partitions. Each partition opens a `SourceLog`, which merges the
+segments of its sources into one `PartitionLog` and decides its transactions. Bounds, isolation and
+slices only use that log.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class SourceLog:
-    """A partition's log. This class is a log that is known completely; a subclass reads on demand.
+    """A partition's log. This class has the complete log; a subclass reads it on demand.
 
     Args:
         place: The partition, and whether loss is an error.
@@ -36,10 +36,10 @@ class SourceLog:
         side_files: Reads the side files of its segments.
 
     Attributes:
-        log: Log start and end; ranges perhaps only of offsets that were asked for.
-        is_complete: True once every segment was read. Before, the log start and end may be wrong.
+        log: Log start, end and ranges. Ranges may be limited to requested offsets.
+        is_complete: True once every segment was read. Until then, log start and end may be wrong.
         is_empty: True if the log turned out to have no segment.
-        unknown_lineage: A damaged segment that leaves open which segments belong to the log.
+        unknown_lineage: A damaged segment that makes it uncertain which segments belong to the log.
     """
 
     log: PartitionLog
@@ -55,11 +55,13 @@ class SourceLog:
 
     @property
     def contradiction(self) -> str | None:
-        """Evidence in the tier against the lineage that drops some of its segments."""
+        """Message about evidence against the lineage that drops segments; `None` without
+        evidence.
+        """
         return self._contradiction
 
     def covering(self, start: int, stop: int) -> PartitionLog:
-        """Returns the log with all ranges of offsets [start, stop), and perhaps others."""
+        """Returns the log with all ranges of offsets [start, stop), and possibly other ranges."""
         del start, stop
         return self.log
 
@@ -78,10 +80,11 @@ class SourceLog:
             read: Offsets [start, stop) that are read from segments, in order.
 
         Returns:
-            True if they fit. If not, `decided` now returns another outcome.
+            True if the log confirms the decisions. If False, `decided` now returns another outcome.
 
         Raises:
-            CorruptSegmentError: They do not fit, and no other source has the outcome.
+            CorruptSegmentError: The log contradicts the decisions, and no other source has the
+                outcome.
         """
         check_ends(surviving, decisions, read, self.side_files)
         return True
@@ -89,12 +92,12 @@ class SourceLog:
     def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
         """Returns the first offset dated at or after a time, or `None`.
 
-        Afterwards `log` has the holes below it that may have an earlier one.
+        Afterwards `log` has the holes below it that may contain an earlier match.
         """
         return first_offset_at_or_after(self.log, timestamp_ms, self.side_files)
 
     def end_of_batches(self) -> int:
-        """Returns one past the last offset of the log's last batch, if that can be determined."""
+        """Returns one past the last offset of the log's last batch if it can be determined."""
         return self.log.stop
 
     def broker_ranges(self, start: int, stop: int) -> Sequence[BrokerRange]:
@@ -103,7 +106,9 @@ class SourceLog:
         return ()
 
     def completed(self, plan: PartitionPlan) -> PartitionPlan:
-        """Returns the plan of its offsets with what only this source reports."""
+        """Adds facts that only this source has, such as broker ranges or disks, to a plan of the
+        log.
+        """
         return plan
 
 
@@ -112,9 +117,9 @@ class SourcePartition:
     """A selected partition.
 
     Attributes:
-        listed: Its segments in the tier, if there are any.
-        open_log: Opens its log, given its side files and whether a reader resumes in it. `None` if
-            it is empty.
+        listed: Its segments in the tier, or `None`.
+        open_log: Opens its log; arguments are its side files and whether a reader resumes in it.
+            Returns `None` if the log is empty.
     """
 
     topic: str
@@ -129,7 +134,7 @@ class Source(Protocol):
 
     @property
     def topics(self) -> AbstractSet[str]:
-        """Topics; JSON bounds may name their partitions even if they have no data."""
+        """Topics whose partitions may be named in JSON bounds even if they have no data."""
 
     @property
     def asked(self) -> Mapping[str, Sequence[int]]:
@@ -139,4 +144,4 @@ class Source(Protocol):
         """Lists the selected partitions with data, in order of topic and number."""
 
     def finish(self) -> Iterable[str]:
-        """Checks what may have changed during planning, and returns notes for the user."""
+        """Checks for changes during planning, and returns notes for the user."""

@@ -1,19 +1,23 @@
-"""The tier as the only source of a scan.
+"""Uses the tier as the only source of a scan.
 
-The log of a partition is read only as far as a query needs it: completely, or the segments around
-the wanted offsets. A window needs few manifests: those of the first segment (where the log begins),
-of the last by offset, of some of the newest uploads (one of them has the lineage, and the end of
-the tier), of segments that a later upload began at or below (perhaps by the leader of another
-branch), of those that begin in the window, and of earlier ones until its start is covered. This is
-exact because a segment serves the offsets that no later one has (`lineage.cover`). Anything
-unusual makes it read all segments: no upload times, an invalid manifest, an epoch or an end above
-the newest's, a dead branch, a hole.
+It reads the log of a partition completely, or only the segments around the wanted offsets. A window
+of offsets needs few manifests:
 
-The newest uploads are found by the times in the listing. If a tool copied the bucket and reset
-them, the last segment by offset still counts, and so does every epoch found. One case cannot be
-detected: after two unclean elections the leader's branch may know only epochs below those that a
-dead branch left in the tier. Until the first segment of its own epoch is copied, the tier does not
-record which branch survived, and a window far from the dead one may follow the other.
+* the first segment, for the log start;
+* the last segment by offset, and some of the newest uploads, for lineage and end of the tier;
+* segments for which a later upload begins at or below their start, perhaps by the leader of another
+  branch;
+* segments that begin in the window, and earlier segments until its start is covered.
+
+This is exact because a segment serves the offsets that no later segment has (`lineage.cover`). It
+reads all segments in unusual cases: no upload times, an invalid manifest, an epoch or an end above
+that of the newest segment, a dead branch, a hole.
+
+Times in the listing show the newest uploads. If a tool copied the bucket and reset these times, the
+last segment by offset is still read, and every epoch is compared. One case cannot be detected:
+after two unclean elections, the leader's branch may have only epochs below the epochs of a dead
+branch in the tier. Until a segment with the leader's epoch is copied, the tier does not record
+which branch survived, so the chosen branch may depend on the window.
 """
 
 from __future__ import annotations
@@ -69,9 +73,11 @@ log = logging.getLogger(__name__)
 _Evidence: TypeAlias = "tuple[Sequence[EpochEntry], RemoteSegment, Sequence[RemoteSegment]]"
 
 NEWEST_UPLOADS: Final = 4
-"""Number of uploads searched for the lineage: a former leader may finish its copy last."""
+"""Number of newest uploads to search for the lineage, because a former leader may finish its copy
+last.
+"""
 _MAX_UPLOADS: Final = 16
-"""More uploads at the same time show that the times are not of uploads."""
+"""More objects with the same time show that the times are not upload times."""
 
 
 class TierSource:
@@ -135,8 +141,8 @@ def can_plan_in_part(
 ) -> bool:
     """Returns whether a partition can be planned without reading all of its manifests.
 
-    Timestamps need all, as records are dated in any order, unless an option bounds how far ahead.
-    `from_the_start` says whether a start that names no offset is the log start.
+    Timestamps need all manifests, because records have timestamps in any order, unless an option
+    limits them. `from_the_start` is True if a start without an offset means the log start.
     """
     bounds = (options.starting, options.ending)
     if any(isinstance(bound, TimestampBound | TimestampsBound) for bound in bounds):
@@ -153,8 +159,8 @@ def can_plan_in_part(
 def newest_lineage(
     segments: Sequence[RemoteSegment], damaged: Iterable[RemoteSegment], side_files: SideFiles
 ) -> tuple[Sequence[EpochEntry], RemoteSegment | None]:
-    """Returns the checkpoint of the newest segment that has one, and that segment; nothing and
-    `None` if no segment has one. Raises `CorruptSegmentError` if the checkpoint is invalid.
+    """Returns the newest checkpoint and its segment; an empty sequence and `None` if no segment has
+    a checkpoint. Raises `CorruptSegmentError` if the checkpoint is invalid.
     """
     kind = IndexType.LEADER_EPOCH
     checkpoints = [*segments, *(segment for segment in damaged if kind in segment.objects.indexes)]
@@ -190,10 +196,11 @@ class TierLog(SourceLog):
         place: The partition, and whether loss is an error.
         listed: Its segments, at least one, complete or damaged.
         side_files: Reads their side files.
-        in_part: True if a part of the log is enough.
-        max_ahead_ms: No record is dated later than this after its upload; `None` = no bound.
-        keeps_from: Offsets from here on belong to the log although its start has passed them, if
-            their segments still exist; `None` = the log start is not moved.
+        in_part: True if a part of the log is sufficient.
+        max_ahead_ms: Maximum time from the upload of a segment to the timestamps of its records;
+            `None` = no limit.
+        keeps_from: Keep offsets from here on, even below the log start, if their segments still
+            exist; `None` = use the log start.
     """
 
     def __init__(
@@ -214,8 +221,8 @@ class TierLog(SourceLog):
         self._uploads = [_uploaded_ms(entry) for entry in listed.entries] if in_part else []
         self._lineage: tuple[EpochEntry, ...] = ()
         self.is_complete = False
-        # Damaged segments below the first complete one are being deleted. Others may have an end or
-        # an epoch that no complete segment has.
+        # Damaged segments below the first complete segment are being deleted. Other damaged
+        # segments may have an end or an epoch that no complete segment has.
         self._damaged = listed.damaged()
         self._evidence: _Evidence | None = None
         is_above = any(
@@ -226,7 +233,7 @@ class TierLog(SourceLog):
 
     @property
     def contradiction(self) -> str | None:
-        """Searched once, when all segments are known."""
+        """See `SourceLog`. Computed once, after all segments were read."""
         if self._evidence is not None:
             newest = self._evidence[1]
             evidence = *self._evidence, self.side_files
@@ -243,9 +250,9 @@ class TierLog(SourceLog):
         return self._contradiction
 
     def end_of_batches(self) -> int:
-        """Reads the end of the last batch: no later segment confirms where the last one ends, and
-        the end in its manifest has no checksum. A reader that continues after an end that is too
-        high skips records of the next segment.
+        """Reads the end of the last batch, because no later segment confirms the end of the last
+        segment and its manifest has no checksum. A reader that continues at an end that is too high
+        would skip records of the next segment.
         """
         stop = self.log.stop
         while stop > self.log.log_start:
@@ -262,7 +269,7 @@ class TierLog(SourceLog):
         return stop
 
     def end_of_segments(self, offset: int, count: int) -> int:
-        """Returns about where `count` segments from an offset on end."""
+        """Returns the approximate end of `count` segments from an offset on."""
         number = bisect_right(self._bases, offset) + count - 1
         if self.is_complete or number >= len(self._bases):
             return self.log.stop
@@ -290,7 +297,7 @@ class TierLog(SourceLog):
         return self.log
 
     def decided(self, start: int, stop: int) -> tuple[PartitionLog, Decisions]:
-        """Decides transactions; looks ahead until every outcome in the tier is found."""
+        """Decides transactions; reads ahead until every outcome in the tier is found."""
         ahead = 1
         end = stop
         while True:
@@ -314,7 +321,7 @@ class TierLog(SourceLog):
             since = timestamp_ms - self._max_ahead_ms
             recent = [number for number, upload in enumerate(self._uploads) if upload >= since]
             offset = self._first_offset_in(recent, timestamp_ms)
-            # A hole shows between the last segment that is surely too old and the offset.
+            # A hole is visible between the last segment that is certainly too old and the offset.
             last_old = self._bases[max(recent[0] - 1, 0)] if recent else self.log.stop
             self.covering(
                 max(last_old, self.log.log_start), self.log.stop if offset is None else offset
@@ -324,7 +331,7 @@ class TierLog(SourceLog):
         return first_offset_at_or_after(self.log, timestamp_ms, self.side_files)
 
     def _first_offset_in(self, recent: Sequence[int], timestamp_ms: int) -> int | None:
-        """Searches some segments for a timestamp; reads all segments if one is unusual."""
+        """Searches some segments for a timestamp; reads all segments if a segment is unusual."""
         begin, size = 0, 2
         while begin < len(recent):
             spans = self._usable(recent[begin : begin + size])
@@ -359,7 +366,7 @@ class TierLog(SourceLog):
     def _extended_down(
         self, segments: Sequence[RemoteSegment], lineage: Sequence[EpochEntry]
     ) -> Sequence[EpochEntry]:
-        """Returns the lineage with earlier entries that segments below the log start have."""
+        """Returns the lineage extended by earlier entries from segments below the log start."""
         start = lineage[0].start_offset
         below = [
             segment
@@ -405,7 +412,7 @@ class TierLog(SourceLog):
         return has_start and all(map(self._is_plain, (*segments, *self._damaged)))
 
     def _usable(self, numbers: Iterable[int]) -> list[SegmentRange] | None:
-        """Returns the offsets that some segments may serve; `None` if any is unusual."""
+        """Returns the offsets that some segments may serve; `None` if a segment is unusual."""
         wanted = list(numbers)
         segments = self.listed.described(wanted)
         if len(segments) < len(wanted) or not all(map(self._is_plain, segments)):
@@ -414,8 +421,8 @@ class TierLog(SourceLog):
         return [span for span in spans if span is not None]
 
     def _is_plain(self, segment: RemoteSegment) -> bool:
-        """Returns whether a segment fits the lineage and the end found before, and has only offsets
-        of the lineage above the log start. If a branch died, a newer one may have died, too.
+        """Returns whether a segment matches the lineage and the known end, and has only offsets of
+        the lineage above the log start. If a branch died, a newer branch may have died, too.
         """
         if not segment.leader_epochs or segment.leader_epochs[-1].epoch > self._lineage[-1].epoch:
             return False
@@ -426,14 +433,16 @@ class TierLog(SourceLog):
         return usable_range(segment, self._lineage) == expected and expected.stop <= self.log.stop
 
     def _group_start(self, number: int) -> int:
-        """Returns the first entry with the base offset of this one."""
+        """Returns the first entry with the same base offset."""
         return bisect_left(self._bases, self._bases[max(number, 0)])
 
 
 def _overtaken(bases: Sequence[int], uploads: Sequence[int]) -> set[int]:
-    """Returns entries that share their base, or that a later upload begins at or below.
+    """Returns entries that share their base offset, or for which a later upload begins at or below
+    it.
 
-    That upload was repeated, or is by a leader of another branch, which may lack a higher epoch.
+    The later upload is a repeated copy, or by the leader of another branch, which may lack a higher
+    epoch.
     """
     numbers = set()
     lowest = MAX_OFFSET

@@ -1,1 +1,1 @@
-"""Option `where`: a SQL predicate over the table's columns, decided where the bytes are."""
+"""Option `where`: a SQL predicate over the table's columns, evaluated by the tasks."""

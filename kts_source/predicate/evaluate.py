@@ -1,9 +1,9 @@
 """Evaluates a predicate for the rows of a batch: three-valued, with pyarrow's compute functions.
 
 LIKE behaves as in Spark, which decodes the bytes to a Java string where each malformed sequence
-becomes one U+FFFD; `_` matches one character of that. Literal text is searched byte by byte: valid
-UTF-8 begins and ends at character borders of the decoded string, too, so patterns without `_` need
-no decoding.
+becomes one U+FFFD; `_` matches one character of that. Literal text is searched byte by byte. A
+match of valid UTF-8 always lies on character borders of the decoded string, so patterns without `_`
+need no decoding.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def parse_pattern(text: str, escape: str = "\\") -> tuple[str | Wildcard, ...]:
             token = next(characters, "")
             if token not in ("_", "%", escape) or not token:
                 raise ValueError(
-                    f"LIKE {text!r}: the escape character {escape!r} precedes"
-                    f" {token!r}, not before '_', '%' or itself"
+                    f"LIKE {text!r}: the escape character {escape!r} precedes {token!r},"
+                    " but may precede only '_', '%' or itself"
                 )
         elif character in ("_", "%"):
             token = Wildcard(character)
@@ -176,7 +176,7 @@ def wanted_rows(predicate: Predicate, batch: pa.RecordBatch) -> pa.BooleanArray 
     mask = None
     for term in terms:
         answer = evaluate(term, batch)
-        # A row with a false or null term is dropped, so null may replace false here.
+        # Rows with a false or null term are both dropped, so null may replace false here.
         mask = answer if mask is None else pc.and_kleene(mask, answer)
         if not mask.true_count:
             return None
@@ -258,7 +258,7 @@ def _like_by_character(pattern: tuple[str | Wildcard, ...], values: pa.Array) ->
 
 
 def _literals(operand: Operand, values: Sequence[Value]) -> pa.Array:
-    """Returns literals in the type in which the operand is compared."""
+    """Returns literals in the type of the comparison."""
     if operand.kind is Kind.DOUBLE:
         return pa.array(ordered(np.array(values, np.float64)))
     if operand.kind is Kind.BOOLEAN:

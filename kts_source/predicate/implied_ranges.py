@@ -1,4 +1,4 @@
-"""Derives from a predicate which slices, offsets and timestamps can match, before rows are read.
+"""Derives from a predicate the slices, offsets and timestamps that can match, before rows are read.
 
 `specialised` inserts the topic and partition of a slice; `region` returns bounds of the
 offsets and timestamps that can match. Both may keep too much, and never drop a matching row.
@@ -12,7 +12,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from kts_source.columns import PARTITION, PLACE_COLUMNS, TOPIC
+from kts_source.columns import LOCATION_COLUMNS, PARTITION, TOPIC
 from kts_source.predicate.model import (
     MAX_INT64,
     MIN_INT64,
@@ -39,7 +39,7 @@ _NEGATED: Final = {
     Op.LE: Op.GT,
     Op.GT: Op.LE,
     Op.GE: Op.LT,
-    Op.SAME: Op.NE,  # of columns that are never null
+    Op.SAME: Op.NE,  # for columns that are never null
 }
 
 
@@ -140,7 +140,7 @@ def _simplified(predicate: Predicate, row: pa.RecordBatch) -> Predicate:
             return term if term.value is None else Constant(not term.value)
         return Not(term)
     if isinstance(predicate, And | Or):
-        # `strong` decides alone, `weak` changes nothing.
+        # A `strong` term decides the result; `weak` terms have no effect.
         strong, weak = (FALSE, TRUE) if isinstance(predicate, And) else (TRUE, FALSE)
         terms = tuple(
             term for term in (_simplified(term, row) for term in predicate.terms) if term != weak
@@ -154,7 +154,7 @@ def _simplified(predicate: Predicate, row: pa.RecordBatch) -> Predicate:
 
 
 def _leaf_simplified(leaf: Leaf, row: pa.RecordBatch) -> Predicate:
-    is_location = [operand.source in PLACE_COLUMNS for operand in operands(leaf)]
+    is_location = [operand.source in LOCATION_COLUMNS for operand in operands(leaf)]
     if all(is_location):
         from kts_source.predicate.evaluate import evaluate  # imports pyarrow.compute
 

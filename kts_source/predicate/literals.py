@@ -1,11 +1,11 @@
 """Reads literals as Spark SQL does (ANSI mode), and parses text with sqlglot.
 
 Whole numbers, decimals and doubles are compared as the widest type among the operands. Other
-operands must have one kind, but string literals are read as timestamps and dates, and a date is
-read as its midnight. Other casts of Spark, such as strings to numbers, are refused.
+operands must have the same kind, except that string literals are read as timestamps and dates, and
+a date as its midnight. Other casts of Spark, such as strings to numbers, are rejected.
 
-String literals have Spark's escapes, so sqlglot does not see them: `SqlText` replaces them by
-marks.
+String literals have Spark's escapes, so they are hidden from sqlglot: `SqlText` replaces them by
+placeholders.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _utf8(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{text!r} has no UTF-8") from None
+        raise ValueError(f"{text!r} cannot be encoded in UTF-8") from None
     return text
 
 
@@ -108,10 +108,10 @@ def time_zone(text: str) -> tzinfo:
 
 def instant(text: str, zone: tzinfo | None) -> int:
     """Returns the microseconds since the epoch of `2024-01-31` or `2024-01-31 12:00[:00[.000000]]`,
-    with `T` or a blank, and with or without a zone.
+    with `T` or a blank, with or without a zone.
 
-    As in Spark, a local time that is skipped by a clock change is read with the offset before the
-    change, and one that occurs twice means the first.
+    As in Spark, a local time that a clock change skips is read with the offset before the change,
+    and a local time that occurs twice is the first of both.
 
     Raises:
         ValueError: Not a timestamp, or one without a zone if `zone` is `None`.
@@ -165,7 +165,7 @@ def number_literal(text: str) -> int | Decimal | float:
     """
     match = _NUMBER.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text} is not a number that is understood here")
+        raise ValueError(f"{text} is not a supported number")
     if match[1]:
         double = float(text)
         if math.isinf(double):
@@ -201,7 +201,7 @@ Literal = str | bytes | int | bool | Decimal | float | Instant | LocalTime | dat
 
 
 def read_as(operand: Operand, kind: Kind) -> Operand | None:
-    """Returns the operand read as a kind at least as wide; `None` if that is impossible."""
+    """Returns the operand converted to an equal or wider kind; `None` if that is impossible."""
     if operand.kind is kind:
         return operand
     if not isinstance(operand, Field) or operand.kind not in _WIDTH or kind not in _WIDTH:
@@ -210,7 +210,7 @@ def read_as(operand: Operand, kind: Kind) -> Operand | None:
 
 
 def alike(left: Operand, right: Operand) -> tuple[Operand, Operand] | None:
-    """Returns two operands read as a common kind; `None` without a common kind."""
+    """Returns two operands converted to a common kind; `None` without a common kind."""
     for kind in (left.kind, right.kind):
         first, second = read_as(left, kind), read_as(right, kind)
         if first is not None and second is not None:
@@ -293,9 +293,11 @@ class SqlText:
 
     def __init__(self, text: str) -> None:
         if len(text) > _MAX_TEXT:
-            raise ValueError(f"a predicate of {len(text)} characters; {_MAX_TEXT} are read")
+            raise ValueError(
+                f"a predicate of {len(text)} characters; at most {_MAX_TEXT} are allowed"
+            )
         self._text = text
-        self._strings: dict[str, str] = {}  # mark to literal, quotes included
+        self._strings: dict[str, str] = {}  # placeholder to literal, quotes included
 
     def tree(self) -> exp.Expr:
         """Parses the text; raises ValueError unless it is one expression."""
@@ -308,7 +310,7 @@ class SqlText:
         return trees[0]
 
     def string(self, node: exp.Literal) -> str:
-        """Returns a string literal of the text, or one that sqlglot added, with its quotes."""
+        """Returns a string literal with its quotes, of the text or added by sqlglot."""
         return self._strings.get(node.this, f"'{node.this}'")
 
     def of(self, node: exp.Expr) -> str:

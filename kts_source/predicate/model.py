@@ -14,7 +14,7 @@ mix, except that a field of whole numbers may be read as decimals, and both as d
 | `LOCAL` | | `int`, microseconds since 1970 in local time |
 | `DATE` | | `int`, days since 1970 |
 | `BOOLEAN` | | `bool` |
-| `DECIMAL` | | `Decimal` of up to 38 digits before the point, and behind it |
+| `DECIMAL` | | `Decimal` of up to 38 digits before and after the point |
 | `DOUBLE` | | `float`; NaN equals itself and is the largest, -0 is 0 |
 | `STRUCT`, `DURATION` | | none: only compared with null |
 
@@ -200,7 +200,7 @@ class Like:
     """`operand LIKE pattern`.
 
     Attributes:
-        pattern: Literal texts and wildcards; never two texts or two runs in a row.
+        pattern: Literal texts and wildcards; never two adjacent texts or two adjacent `%`.
     """
 
     operand: Operand
@@ -260,8 +260,8 @@ def fields_of(predicate: Predicate) -> frozenset[Field]:
 
 
 def split_by_fields(predicate: Predicate | None) -> tuple[Predicate | None, Predicate | None]:
-    """Splits a predicate into two that must both be true: the first reads no fields, the second may
-    read columns, too. `None` means always true.
+    """Splits a predicate into two predicates that must both be true. The first reads no fields; the
+    second reads fields and columns. `None` means always true.
     """
     terms = () if predicate is None else tuple(_terms(predicate))
     plain = tuple(term for term in terms if not fields_of(term))

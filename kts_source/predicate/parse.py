@@ -1,7 +1,7 @@
 """Parses a Spark SQL predicate to the tree of `model`.
 
-sqlglot parses the grammar. Each node of its tree is either supported with all its arguments or
-refused by name, so unsupported syntax never changes a result.
+sqlglot parses the grammar. Each node of its tree must be supported with all its arguments. Other
+nodes are rejected by name, so unsupported syntax never changes a result.
 """
 
 from __future__ import annotations
@@ -389,7 +389,7 @@ def _chain(node: exp.Expr) -> Iterator[exp.Expr]:
 
 
 def _unless_null(operand: Operand, op: Op, answer: bool) -> Predicate:
-    """Returns a condition that is `answer` for all rows, but null for nulls."""
+    """Returns a condition that is null for null operands, and `answer` for all other rows."""
     if op is Op.SAME or not isinstance(operand, Field):  # numeric columns are never null
         return Constant(answer)
     is_null = IsNull(operand)

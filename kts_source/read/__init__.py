@@ -1,1 +1,1 @@
-"""From a task to Arrow: bytes of the original segment, slice boundaries, decoding, filtering."""
+"""Reads tasks into Arrow: original segment bytes, slice boundaries, decoding, filtering."""

@@ -1,8 +1,8 @@
 """Reads rows from brokers: planned ranges of offsets, and slices that the tier fails to serve.
 
-If the tier fails, brokers serve the same offsets from the first one not yet returned (KIP-1254: a
-failed remote read ends in an ordinary fetch). Brokers are asked for all records, and the aborted
-transactions are the plan's, so a broker that reads the tier itself needs no transaction index.
+If the tier fails, brokers serve the same offsets from the first unreturned offset on (KIP-1254: a
+failed remote read ends in an ordinary fetch). Fetches request all records and use the aborted
+transactions of the plan, so a broker that reads the tier itself needs no transaction index.
 
 No other thread may use the connections of a `Cluster` while it is used here.
 """
@@ -45,7 +45,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MAX_SAME_FAILURES: Final = 3
-"""A wrong key or layout must not move a whole scan to the brokers."""
+"""Maximum failures of the same kind: a wrong key or layout must not move a whole scan to the
+brokers.
+"""
 _MAX_RUNS: Final = 64
 
 
@@ -61,7 +63,7 @@ def read_range(
     Raises:
         DataLossError: Brokers no longer have the offsets that were planned.
         BrokerError: Brokers refuse, or do not respond.
-        CorruptSegmentError: They sent invalid bytes.
+        CorruptSegmentError: Brokers sent invalid bytes.
     """
     losses = Losses(broker_range, settings, meter)
     fetcher = RangeFetcher(
@@ -76,10 +78,10 @@ def read_range(
 
 @dataclass(slots=True)
 class Losses:
-    """Offsets of a range that brokers no longer have and that are skipped.
+    """Lost offsets of a range, which are skipped.
 
     Attributes:
-        stops: Ends of the lost ranges, in the order in which they were met.
+        stops: Ends of the lost ranges, in the order of their detection.
     """
 
     broker_range: BrokerRange
@@ -90,7 +92,7 @@ class Losses:
     def skip(self, start: int, stop: int, error: DataLossError) -> None:
         """Logs and counts lost offsets. A batch may begin before `stop` with lost records."""
         topic, partition = self.broker_range.topic, self.broker_range.partition
-        text = f"offsets [{start}, {stop}) are left out: {error.message}"
+        text = f"offsets [{start}, {stop}) are skipped: {error.message}"
         log.warning("%s-%s: %s", topic, partition, text)
         if self.meter is not None:
             lost = LostRange(topic, partition, start, stop, in_part=False)
@@ -114,7 +116,7 @@ def rows_of(
         fetched: The batches, as `RangeFetcher` yields them.
         broker_range: The range; other rows are skipped.
         settings: Settings of the scan.
-        aborted: Transactions to skip, if the range is fetched without them.
+        aborted: Transactions to skip, if the fetch does not request them from brokers.
         transactions: Compares the markers with `aborted`.
         meter: Counts the work.
         losses: Offsets that were skipped while batches were fetched.
@@ -124,13 +126,13 @@ def rows_of(
 
     lost_stops = [] if losses is None else losses.stops
     if broker_range.read_committed:
-        # No checksum covers a broker's list of aborted transactions.
+        # A broker's list of aborted transactions has no checksum.
         transactions = _transaction_check(broker_range, aborted)
     decoder: RecordDecoder | FilteringDecoder | None = None
     intervals, losses_seen, first_offset = aborted, 0, MAX_OFFSET
     try:
         for answer in fetched:
-            # Rows gather across answers until the transactions to skip change.
+            # Rows are collected over responses until the transactions to skip change.
             needed = answer.aborted if broker_range.read_committed else aborted
             has_lost = len(lost_stops) > losses_seen
             if decoder is not None and (needed != intervals or has_lost):
@@ -188,8 +190,8 @@ def _fetch(fetcher: RangeFetcher, meter: TaskMeter | None) -> Generator[FetchedB
 class BrokerFallback:
     """Reads the rest of slices from brokers after the tier failed.
 
-    Failures are counted for each run of a scan on the cluster's connections, which the tasks of a
-    run hand on to each other. The columns of the settings include `offset`.
+    Failures are counted for each run of a scan in the `Cluster`, which the tasks of a run reuse.
+    The columns of the settings include `offset`.
     """
 
     def __init__(
@@ -201,11 +203,11 @@ class BrokerFallback:
         self._run = meter.run if meter is not None else ""
 
     def check(self, task_slice: SegmentSlice, error: TieredKafkaError) -> None:
-        """Raises the error if brokers must not serve the rest of a slice."""
+        """Raises `error` if brokers must not serve the rest of the slice."""
         if not isinstance(error, StoreError | CorruptSegmentError) or not task_slice.lineage:
             raise error
         if isinstance(error.__cause__, ContradictedIntervalsError):
-            raise error  # brokers would get the same transactions to skip
+            raise error  # the rows from brokers would use the same aborted transactions
         runs = self._cluster.tier_failures
         failures = runs[self._run] = runs.pop(self._run, Counter())
         if len(runs) > _MAX_RUNS:
@@ -214,9 +216,9 @@ class BrokerFallback:
         failures[kind] += 1
         if failures[kind] > _MAX_SAME_FAILURES:
             raise error.extended(
-                f"; {_MAX_SAME_FAILURES} slices before it failed alike and were read from brokers,"
-                " so the store, its credentials or the keys look wrong. brokerFallback=false reads"
-                " nothing from brokers that the tier holds"
+                f"; {_MAX_SAME_FAILURES} earlier slices failed in the same way and were read from"
+                " brokers, so the store, its credentials or the keys look wrong. With"
+                " brokerFallback=false, brokers serve no offsets that the tier has"
             ) from error.__cause__
 
     def forget_failures(self) -> None:
@@ -230,7 +232,7 @@ class BrokerFallback:
         source: SegmentSource,
         error: TieredKafkaError,
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of a slice from `next_offset` on, since those below were returned.
+        """Yields the rows of a slice from `next_offset` on; earlier rows were already returned.
 
         Raises:
             DataLossError: Brokers do not have the rows either.
@@ -250,8 +252,8 @@ class BrokerFallback:
         if first.last_offset is None and last.last_offset is None:
             batches = fetch.offsets(wanted)
         else:
-            # An inner boundary is a position. The index does not have the offset of the batch
-            # there, since an append may have many batches.
+            # An inner boundary is a position. The index may lack the offset of the batch there,
+            # because an append may have many batches.
             batches = fetch.positions(first.position, last.position)
         transactions = None
         if self._settings.read_committed:
@@ -269,7 +271,7 @@ class BrokerFallback:
                 )
         finally:
             if fetch.has_lost:
-                # Retention deleted the offsets, so the tier's failure says nothing about the store.
+                # Retention deleted the offsets, so the failure is not a failure of the store.
                 self.forget_failures()
 
 
@@ -313,9 +315,9 @@ class SliceFetch:
 
         A batch begins at `start`, and at `stop` unless that is the segment's end.
 
-        Brokers know offsets only, but they send exactly the bytes that were uploaded. So bytes
-        are counted from the segment's first batch on, or, if the log start has passed that batch,
-        back from the segment's end.
+        Brokers only serve offsets, but they send exactly the uploaded bytes. So positions are
+        computed by counting bytes from the segment's first batch on, or backwards from the
+        segment's end if the first batch was deleted.
 
         Raises:
             BrokerError: Brokers refuse, or do not respond.
@@ -348,7 +350,7 @@ class SliceFetch:
         self._report_loss(is_in_slice=True)
 
     def _report_loss(self, *, is_in_slice: bool) -> None:
-        """Skips the loss, or raises it if losses are errors. Losses before the slice do not count.
+        """Skips the loss, or raises it if losses are errors. Ignores losses before the slice.
 
         Raises:
             DataLossError: Offsets of the slice are lost.
@@ -361,19 +363,19 @@ class SliceFetch:
         self._losses.skip(max(loss.start, self._start_offset), loss.stop, loss.error)
 
     def _fetch_until_loss(self, start: int, stop: int) -> Generator[FetchedBatches]:
-        """Yields the batches of an offset range up to a loss, which `_loss` then has."""
+        """Yields the batches of an offset range up to a loss, which is then in `_loss`."""
         fetcher = self._fetcher(_range_of(self._slice, start, stop), self._note_loss)
         return _fetch(fetcher, self._losses.meter)
 
     def _note_loss(self, start: int, stop: int, error: DataLossError) -> bool:
-        """Notes a loss and ends the fetch."""
+        """Stores a loss in `_loss` and ends the fetch."""
         self.has_lost = True
-        # Offsets lost by an earlier fetch are lost as well.
+        # Include offsets that an earlier fetch lost.
         self._loss = _Loss(start if self._loss is None else self._loss.start, stop, error)
         return True
 
     def _bytes_from(self, offset: int) -> int:
-        """Returns the bytes of the segment from the batch with an offset on."""
+        """Returns the size of the segment from the batch with an offset on."""
         stop = self._slice.segment_stop
         with closing(self._fetch_until_loss(offset, stop)) as fetched:
             return sum(_bytes_below(answer, stop) for answer in fetched)
@@ -398,10 +400,10 @@ def _range_of(task_slice: SegmentSlice, start: int, stop: int) -> BrokerRange:
     )
 
 
-def _bytes_below(answer: FetchedBatches, stop_offset: int) -> int:
-    """Returns the bytes of the batches below an offset at which a batch begins."""
-    if answer.next_offset <= stop_offset:
-        return len(answer.data)
-    entries = iter_entries(answer.data)
+def _bytes_below(fetched: FetchedBatches, stop_offset: int) -> int:
+    """Returns the size of the batches below the first offset of a batch."""
+    if fetched.next_offset <= stop_offset:
+        return len(fetched.data)
+    entries = iter_entries(fetched.data)
     ends = (entry.position for entry in entries if entry.offset >= stop_offset)
-    return next(ends, len(answer.data))
+    return next(ends, len(fetched.data))

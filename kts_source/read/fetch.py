@@ -19,16 +19,18 @@ if TYPE_CHECKING:
 
 
 _QUEUE_PER_THREAD = 4
-# Read in vain if the consumer stops early, as with LIMIT, which Spark ends after 0.1 s and more. A
-# consumer that wants more never waits for a round trip again.
+# Wasted if the consumer stops early, as with LIMIT, where Spark needs 0.1 s or more to stop a task.
+# Enough that a consumer of more rows does not wait for a second round trip.
 EARLY_BYTES: Final = 12 << 20
-# Bytes in memory arrive at gigabytes a second, plus milliseconds for a core and the GIL. Slower
-# bytes arrive sooner by several concurrent requests.
+# Bytes in memory arrive at gigabytes per second, plus milliseconds for a core and the GIL. Slower
+# sources are faster with several concurrent requests.
 _NEAR_BYTES_PER_SECOND: Final = 250e6
 _NEAR_SECONDS_PER_READ: Final = 1e-3
 _PATIENCE_SECONDS: Final = 0.1
 _HEAD_START_SECONDS: Final = 0.01
-"""Until then a request is being sent, and other work would compete with it for the core."""
+"""Seconds after which `while_waiting` is called. Until then, the thread that sends the request
+needs the core.
+"""
 
 
 class Sized(Protocol):
@@ -36,7 +38,7 @@ class Sized(Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes of the answer."""
+        """Bytes of the response."""
         ...
 
 
@@ -44,7 +46,7 @@ R = TypeVar("R", bound=Sized)
 
 
 class Fetched(NamedTuple, Generic[R]):
-    """An answered request and its bytes."""
+    """A completed request and its bytes."""
 
     request: R
     data: Data
@@ -54,16 +56,17 @@ class Fetched(NamedTuple, Generic[R]):
 class ReadAhead:
     """Limits of the read-ahead.
 
-    At most `max_concurrent_requests` are under way. Requests under way and answers that wait for
-    the consumer have at most `prefetch_bytes`, or are a single larger request. The last answer
-    belongs to the consumer and is not counted. So memory is limited to the larger of
-    `prefetch_bytes` and one request, plus the consumer's answer.
+    At most `max_concurrent_requests` requests are pending. Pending requests and unconsumed
+    responses have at most `prefetch_bytes`, or are a single larger request. The response that the
+    consumer holds is not counted. So memory is limited to the larger of `prefetch_bytes` and one
+    request, plus the consumer's response.
 
     Attributes:
         max_concurrent_requests: Number of threads, at least one.
-        prefetch_bytes: Bytes under way or waiting; 0 reads only the next request.
-        slow_start: True if the first request is read alone, for consumers that may want no second
-            one. After it at most `EARLY_BYTES` are read until the consumer wants more.
+        prefetch_bytes: Bytes of pending requests and unconsumed responses; 0 reads only the next
+            request.
+        slow_start: True if the first request is read alone, for consumers that may not need a
+            second one. After it, at most `EARLY_BYTES` are read until the consumer requests more.
 
     Raises:
         ValueError: A bound out of range.
@@ -92,23 +95,23 @@ def fetch_ranges(
     near: bool = False,
     while_waiting: Callable[[], object] | None = None,
 ) -> Generator[Fetched[R]]:
-    """Reads ahead of the consumer and yields the answers in the order of the requests.
+    """Reads ahead of the consumer and yields the responses in the order of the requests.
 
-    Nothing is read before the first answer is asked for. Closing the generator cancels the requests
-    under way and waits until its threads have ended. So do an error and garbage collection.
+    Nothing is read before the consumer requests the first response. Closing the generator, an
+    error, or garbage collection cancels pending requests and waits until the threads have ended.
 
     Args:
         read: Returns the bytes of one request; called from any thread.
         requests: Consumed one by one as there is room, in the consumer's thread.
         read_ahead: Limits of the read-ahead.
         near: True if bytes may be in memory, like local files. Then the consumer's thread reads
-            them as long as that is fast; other threads would copy them into another core's cache.
-        while_waiting: Called by the consumer's thread while it waits for the first answer of a slow
-            start. It may never be called, and its errors are ignored, so it must do work that is
-            repeated, or already done, when needed.
+            them while that is fast; other threads would copy them into another core's cache.
+        while_waiting: Called by the consumer's thread while it waits for the first response of a
+            slow start. It may not be called, and its errors are ignored, so it must only do
+            optional work in advance, such as imports.
 
     Raises:
-        Exception: Raised by `read` or `requests`; raised again in its turn.
+        Exception: An error of `read` or `requests`, raised at the position of its request.
     """
     wanted = iter(requests)
     handed_out = 0
@@ -121,10 +124,11 @@ def fetch_ranges(
         with _Queue(read, wanted, read_ahead, handed_out, while_waiting) as queue:
             while (result := queue.next()) is not None:
                 yield result
-                queue.handed_out += result.request.size  # the consumer wants more than that
+                queue.handed_out += result.request.size  # the consumer has used these bytes
                 del result
     else:
-        # Planning does this thousands of times, and threads cost more than the reads.
+        # No threads: planning does this thousands of times, and threads would cost more than the
+        # reads.
         for request in wanted:
             yield Fetched(request, read(request))
 
@@ -132,7 +136,7 @@ def fetch_ranges(
 def _near(
     read: Callable[[R], Data], requests: Iterator[R]
 ) -> Generator[Fetched[R], None, int | None]:
-    """Reads in this thread until it has waited too long.
+    """Reads in this thread until a read takes too long.
 
     Returns the bytes handed out, or `None` if no requests are left.
     """
@@ -152,7 +156,7 @@ def _near(
 
 
 class _Queue(Generic[R]):
-    """Requests under way in threads, in order. Leaving the `with` block cancels them.
+    """Pending requests in threads, in order. The end of the `with` block cancels them.
 
     Attributes:
         handed_out: Bytes that the consumer has used; they limit the read-ahead of a slow start.
@@ -188,7 +192,7 @@ class _Queue(Generic[R]):
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def next(self) -> Fetched[R] | None:
-        """Returns the next answer; `None` after the last one."""
+        """Returns the next response; `None` after the last one."""
         self._fill(at_least_one=True)
         if not self._ahead:
             if self._failure is not None:
@@ -200,11 +204,11 @@ class _Queue(Generic[R]):
                 with contextlib.suppress(Exception):
                     self._while_waiting()
             self._while_waiting = None
-        # Threads of an engine have a scope of their own and may be cancelled here.
+        # Threads of an engine have their own scope, which may be cancelled here.
         with cancelled_by(self._cancellation.cancel):
             result = Fetched(request, future.result())
         self._ahead_bytes -= request.size
-        # Read on while the consumer works on this result.
+        # Continue reading while the consumer works on this result.
         self._fill(at_least_one=False, held=request.size)
         return result
 
@@ -224,7 +228,9 @@ class _Queue(Generic[R]):
             self._ahead_bytes += request.size
 
     def _peek(self) -> R | None:
-        """Returns the next request without removing it. An error of the iterator is kept."""
+        """Returns the next request without removing it. Stores an error of the iterator for
+        later.
+        """
         if self._next_request is None and self._failure is None:
             try:
                 self._next_request = next(self._requests, None)

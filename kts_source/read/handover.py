@@ -1,4 +1,6 @@
-"""Reads in several threads, and hands the batches to the consumer in order and bounded in bytes."""
+"""Reads in several threads, and passes batches to the consumer in order, within a limit of
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ if TYPE_CHECKING:
     from kts_source.tier import Tier
 
 WAITING_BYTES: Final = 64 << 20
-"""Approximate bytes of one read's batches that wait for the consumer; one batch may always wait.
-Ordered reads run concurrently only as far as their batches may wait for the first read.
+"""Approximate limit of bytes per read in the queue for the consumer; one batch is always allowed.
+Ordered reads stall at this limit until the consumer has taken all batches of earlier reads.
 """
 
 _SIGNAL_SECONDS: Final = 0.5
-"""How long the consumer blocks at a time. A signal that arrives just before a wait does not end it,
-so without this a Ctrl-C would be noticed only after the store has answered.
+"""Maximum seconds that the consumer blocks at a time. A signal just before a wait does not
+interrupt it, so without this limit Ctrl-C would take effect only after the store has responded.
 """
 
 
@@ -57,15 +59,16 @@ def in_threads(
     """Yields the batches of many reads. At most `threads` reads run at a time.
 
     Nothing runs before the first batch is requested. Closing the generator cancels requests to the
-    store and waits until the threads have ended. An error of a read is raised in its turn if
-    `ordered`, else immediately, and ends the other reads.
+    store and waits until the threads have ended. An error of a read ends the other reads. It is
+    raised after the batches of earlier reads if `ordered`, else immediately.
 
     Memory: up to about twice `WAITING_BYTES` and one batch per thread.
 
     Args:
-        reads: Each is opened and read to its end in one thread.
+        reads: Functions that open a read; each read runs to its end in one thread.
         threads: Number of reads that run at a time.
-        ordered: True if the batches come in the order of the reads; else as soon as they are ready.
+        ordered: True to yield batches in the order of the reads, False to yield them when they are
+            ready.
     """
     handover = _Handover(reads, threads, ordered=ordered)
     workers = [
@@ -101,7 +104,7 @@ class _Item(NamedTuple):
 
 
 class _Handover:
-    """State that the threads share.
+    """State shared by the threads.
 
     The queue of batches wakes the consumer without a second lock. A separate lock guards the count
     of waiting bytes.
@@ -119,12 +122,12 @@ class _Handover:
         self._max_bytes = threads * WAITING_BYTES
         self._cancellation = Cancellation()
         self._queue: SimpleQueue[_Item] = SimpleQueue()
-        # Items of ordered reads that arrived before their turn.
+        # Items of ordered reads that arrived before those of earlier reads.
         self._early: dict[int, deque[_Item]] = {}
         self._room = threading.Condition()
         self._begun = 0
         self._stopped = False
-        # Bytes that the consumer has not taken yet, by read and in all.
+        # Bytes that the consumer has not taken yet, by read and in total.
         self._waiting = [0] * len(reads)
         self._all_waiting = 0
 
@@ -180,7 +183,7 @@ class _Handover:
         self._cancellation.cancel()
 
     def clear(self) -> None:
-        """Drops waiting batches, since the traceback of an error may keep this object for long.
+        """Drops queued batches, because the traceback of an error may keep this object alive.
 
         Call it after the threads have ended.
         """
@@ -190,7 +193,7 @@ class _Handover:
             self._queue.get()
 
     def _begin(self) -> int | None:
-        """Returns the number of the next read; waits while too many bytes wait."""
+        """Returns the number of the next read; waits while too many bytes are queued."""
         with self._room:
             while not self._stopped and self._all_waiting >= self._max_bytes:
                 self._room.wait()
@@ -200,7 +203,9 @@ class _Handover:
             return self._begun - 1
 
     def _put(self, number: int, batch: pa.RecordBatch) -> bool:
-        """Adds a batch when there is room. Returns False if the consumer has stopped."""
+        """Waits until a batch fits into the queue, and adds it. Returns False if the consumer has
+        stopped.
+        """
         size = batch.nbytes
         with self._room:
             waiting = self._waiting
@@ -221,7 +226,7 @@ class _Handover:
                 continue
 
     def _take(self, item: _Item) -> None:
-        """Makes room for more batches."""
+        """Removes a batch from the count of queued bytes, and wakes waiting threads."""
         with self._room:
             self._waiting[item.number] -= item.size
             self._all_waiting -= item.size

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """When a batch of rows is full.
+    """Limits at which a batch of rows is full.
 
     Attributes:
         rows: Maximum number of rows.
@@ -48,7 +48,7 @@ class ReadSettings:
         check_crcs: True if checksums of batches are verified.
         max_batch_bytes: Maximum size of a record batch, stored or decompressed.
         read_ahead: Limits of the read-ahead.
-        where: Rows for which it is not true are skipped.
+        where: Condition; only rows for which it is true are returned.
         fail_on_data_loss: True if an object that was deleted after planning is an error.
         batches: Limits of a batch.
         brokers: Connection settings; `None` reads the tier only.
@@ -74,7 +74,7 @@ class ReadSettings:
 
     @classmethod
     def of(cls, options: ScanOptions) -> ReadSettings:
-        """Returns the settings that options ask for."""
+        """Returns the settings of the options of a scan."""
         ahead = ReadAhead(options.max_concurrent_requests, options.prefetch_bytes, slow_start=True)
         return cls(
             options.columns,

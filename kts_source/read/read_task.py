@@ -60,17 +60,17 @@ def run_task(
 ) -> Generator[pa.RecordBatch]:
     """Opens the tier, yields the rows of a task, and logs its metrics.
 
-    Close the generator to cancel the requests under way.
+    Close the generator to cancel pending requests.
 
     Args:
         task: Task to read.
         options: Options of the scan.
         location: The scan and the number of the task.
         batches: Limits of a batch.
-        whole: True if the consumer takes all rows, so that the first request need not be alone.
-        on_end: Called with the metrics when the task has ended in any way.
-        opened: The tier, if a thread reads many tasks; it stays open.
-        set_aside: Takes rows with a key or value that cannot be decoded; see `TypedRows`.
+        whole: True if the consumer takes all rows, so that the first request is not sent alone.
+        on_end: Called with the metrics when the task has ended, also after errors.
+        opened: An open tier, for threads that read many tasks; it stays open.
+        set_aside: Called with rows whose key or value cannot be decoded; see `TypedRows`.
 
     Raises:
         TieredKafkaError: See `read_task`.
@@ -82,7 +82,8 @@ def run_task(
         source = SegmentSource(tier, options.key_ring)
         settings = replace(ReadSettings.of(options), batches=batches)
         if whole or location.partition:
-            # A LIMIT asks for the first task only; later ones are read whole and need not wait.
+            # A LIMIT usually reads only the first task; later tasks are read completely, without
+            # slow start.
             ahead = replace(settings.read_ahead, slow_start=False)
             settings = replace(settings, read_ahead=ahead)
         for batch in read_task(task, source, settings, meter=meter, set_aside=set_aside):
@@ -114,10 +115,10 @@ def read_task(
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a task in the order of its parts; offsets ascend within a part.
 
-    Close the generator to cancel the requests under way.
+    Close the generator to cancel pending requests.
 
     Raises:
-        InvalidOptionError: The task reads from brokers, and the settings have none.
+        InvalidOptionError: The task reads from brokers, but the settings have no brokers.
         TieredKafkaError: See `read_slices`, `read_range`, `BrokerFallback` and `TypedRows`.
     """
     if not settings.formats:
@@ -128,7 +129,7 @@ def read_task(
 
     where, where_fields = split_by_fields(settings.where)
     typed = TypedRows(settings.columns, settings.formats, where_fields, set_aside)
-    # With a condition on fields few rows of a batch may be left, so larger batches are decoded.
+    # A condition on fields may keep few rows of a batch, so larger batches are decoded.
     limits = settings.batches if where_fields is None else FOR_ENGINES
     binary = replace(settings, columns=typed.read_columns, where=where, formats=(), batches=limits)
     with closing(_read_parts(task, source, binary, meter)) as batches:
@@ -175,7 +176,7 @@ def _read_with_brokers(
         if not settings.broker_fallback:
             yield from read_slices(task.slices, source, settings, meter=meter)
         elif task.slices:
-            # The last offset of a batch shows which rows were returned.
+            # The last offset of a batch determines the rows that were returned.
             columns = list(settings.columns)
             has_offset = "offset" in columns
             followed = settings if has_offset else replace(settings, columns=(*columns, "offset"))
@@ -291,7 +292,7 @@ def _read_tier(
                 decoder = SliceDecoder(span, source, settings)
                 position.move(span.task_slice, decoder)
             yield from decoder.feed(span, window)
-            del window  # the next read may reuse this memory, which the CPU cache still holds
+            del window  # the next read may reuse this memory, which is still in the CPU cache
             if decoder.done and span.task_slice is slices[-1]:
                 break
         if decoder is not None:
@@ -299,7 +300,7 @@ def _read_tier(
 
 
 def _load_decoder() -> None:
-    """Imports the decoder and links its kernel, which takes long in a new process."""
+    """Imports the decoder and links its kernel, which is slow in a new process."""
     import kts_source.read.slice_decoder  # noqa: F401
     from segment_format.kernels.decoder import load_kernel
 
@@ -312,7 +313,7 @@ def _skip_rest(
     """Logs and counts the rest of a slice after its object was deleted.
 
     Raises:
-        DataLossError: The settings say that this is an error.
+        DataLossError: The settings do not allow loss.
         TieredKafkaError: The slice failed for another reason.
     """
     if not position.is_object_gone:

@@ -1,8 +1,8 @@
 """Decodes a slice and keeps the rows for which option `where` is true.
 
 The columns of the condition are decoded first. If a window has a match, a second pass decodes all
-columns of the rows from its first to its last match. If most rows would be decoded twice, or
-nothing would be saved, all columns are decoded in one pass. Both ways return the same rows.
+columns of the rows from its first to its last match. All columns are decoded in a single pass if
+most rows would otherwise be decoded twice, or if two passes save nothing. The rows are the same.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ if TYPE_CHECKING:
     from segment_format.arrow import RecordDecoder
 
 _PROBE_ROWS: Final = 32768
-"""More than the rows of a window of small records, since each batch has a fixed cost."""
+"""More than the rows in a window of small records, because each batch has a fixed cost."""
 _LARGE_COLUMNS: Final = frozenset(("value", "headers"))
-"""Columns worth a second pass; the others are decoded as fast as they are skipped."""
+"""Columns that justify a second pass; decoding other columns is as fast as skipping them."""
 
 
 class FilteringDecoder:
     """A `RecordDecoder` that filters rows.
 
     Args:
-        predicate: Rows for which it is not true are skipped; it names no constant column.
-        decoder: Makes a `RecordDecoder` of the slice; its arguments override the slice's.
+        predicate: Condition without constant columns; only rows for which it is true are returned.
+        decoder: Creates a `RecordDecoder` of the slice; its arguments override the slice's
+            arguments.
         columns: Columns of the batches, in order.
         position: Log position of the first byte that will be fed.
         batches: Limits of a batch.
@@ -63,41 +64,41 @@ class FilteringDecoder:
             self._decoder = decoder(columns=names, max_rows=_PROBE_ROWS, position=position)
         else:
             self._decoder = self._make(position=position)
-        # Bytes of the entry that the first pass has begun, and the position after all bytes fed.
+        # Bytes of the incomplete entry of the first pass, and the position after all bytes fed.
         self._carry = bytearray()
         self._fed = position
         self._earlier = DecodeCounters()
 
     @property
     def done(self) -> bool:
-        """True if a batch at or beyond the stop offset was met."""
+        """True if a batch at or after the stop offset was read."""
         return self._decoder.done
 
     @property
     def next_offset(self) -> int:
-        """One past the last offset of the entries met."""
+        """One past the last offset of the entries read."""
         return self._decoder.next_offset
 
     @property
     def counters(self) -> DecodeCounters:
-        """Counters of the first pass, or of the only one; they include filtered rows."""
+        """Counters of the first or only pass; they include filtered rows."""
         return self._earlier + self._decoder.counters
 
     def feed(self, window: memoryview) -> Iterator[pa.RecordBatch]:
-        """Yields the matching rows that are complete with the next bytes."""
+        """Decodes the next bytes, and yields the matching rows."""
         rows = self._late_rows(window) if self._late else self._filtered(self._decoder.feed(window))
         yield from _packed(rows, self._batches)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Yields the remaining matching rows."""
-        # The first pass has none: it is flushed after every window.
+        # The first pass has no rows left: it is flushed after every window.
         yield from _packed(self._filtered(self._decoder.finish()), self._batches)
 
     def _filtered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             mask = wanted_rows(self._predicate, batch)
             if mask is not None:
-                # Also copies the rows, which frees the decoder's buffers.
+                # Also copies the rows, which releases the decoder's buffers.
                 yield batch.select(self._columns).filter(mask)
 
     def _late_rows(self, window: memoryview) -> Iterator[pa.RecordBatch]:
@@ -137,7 +138,7 @@ class FilteringDecoder:
     def _second_pass(
         self, window: memoryview, complete: int, first: int, last: int
     ) -> Iterator[pa.RecordBatch]:
-        """Yields all columns of the matching rows with offsets from `first` to `last`, which are in
+        """Yields all columns of the matching rows with offsets from `first` to `last`. They are in
         the first `complete` bytes of carry and window.
         """
         decoder = self._make(
@@ -156,7 +157,7 @@ class FilteringDecoder:
         yield from self._filtered(decoder.finish())
 
     def _carry_rest(self, window: memoryview, complete: int) -> None:
-        """Keeps the bytes of carry and window that are no complete entry."""
+        """Keeps the bytes of carry and window after the last complete entry."""
         if self.done:
             self._carry = bytearray()
         elif complete:
@@ -165,7 +166,7 @@ class FilteringDecoder:
             self._carry += window
 
     def _decode_at_once(self) -> Iterator[pa.RecordBatch]:
-        """Continues with a single pass."""
+        """Switches to a single pass."""
         self._late = False
         self._earlier = self._decoder.counters
         bounds = self._decoder.open_bounds

@@ -43,7 +43,7 @@ _ALL: Final = (IndexType.OFFSET, IndexType.TIMESTAMP, *_STATE)
 _READ_TOGETHER: Final = {
     IndexType.PRODUCER_SNAPSHOT: _STATE,
     IndexType.LEADER_EPOCH: _STATE,
-    # A search by time looks up a position next.
+    # A search by timestamp looks up a position in the offset index next.
     IndexType.TIMESTAMP: _ALL,
 }
 """Side files that are usually needed together. Offset and transaction indexes are read alone."""
@@ -79,7 +79,7 @@ class SegmentSource:
         self._tier = tier
         self._pack = pack
         self._key_ring = key_ring
-        # The ring may read the private key from a file, for every chunk.
+        # Cached, because the key ring may read the private key from a file for every chunk.
         self._data_keys: dict[WrappedDataKey, bytes] = {}
         self.stopwatch = Stopwatch()
 
@@ -88,10 +88,10 @@ class SegmentSource:
     ) -> bytes | None:
         """Returns a side file as the broker wrote it; `None` if the segment has none.
 
-        Set `is_cut` if a bound cuts the segment, so that all its indexes will be needed.
+        With `is_cut`, a bound cuts the segment, so all its indexes will be needed.
 
         Raises:
-            CorruptSegmentError: It is too large, or cannot be decrypted.
+            CorruptSegmentError: The file is too large, or cannot be decrypted.
         """
         stored = objects.indexes.get(kind)
         if stored is None or stored.size == 0:
@@ -141,10 +141,10 @@ class SegmentSource:
     ) -> Generator[tuple[S, memoryview]]:
         """Yields the original bytes of spans in order, cut at chunk borders.
 
-        Reads ahead across chunks and spans. Close the generator to cancel the requests under way.
+        Reads ahead across chunks and spans. Close the generator to cancel pending requests.
 
         Args:
-            spans: Byte ranges to read; consumed when the read-ahead gets to them.
+            spans: Byte ranges to read; consumed when the read-ahead reaches them.
             read_ahead: Limits of the read-ahead.
             while_waiting: Called while this thread waits for the first bytes of a slow start.
 
@@ -152,10 +152,10 @@ class SegmentSource:
             The span and its next bytes.
 
         Raises:
-            TieredKafkaError: Has the attribute `span`; all earlier spans were read to their end.
-                ObjectNotFoundError if the segment's object does not exist, ObjectChangedError if
-                it is not the planned version, CorruptSegmentError if a chunk does not match the
-                manifest, does not authenticate, or has no key.
+            TieredKafkaError: An error with attribute `span`; all earlier spans were read
+                completely. ObjectNotFoundError if the segment's object does not exist,
+                ObjectChangedError if it is not the planned version, CorruptSegmentError if a chunk
+                does not match the manifest, does not authenticate, or has no key.
         """
         pending: deque[S] = deque()
         answers = fetch_ranges(
@@ -178,7 +178,7 @@ class SegmentSource:
                             data = self._restore(run.objects, chunk, data)
                         low = max(span.start - chunk.original_position, 0)
                         yield span, data[low : span.stop - chunk.original_position]
-                        # Free the memory, which the CPU cache still holds, for the next chunk.
+                        # Release the memory, which is still in the CPU cache, for the next chunk.
                         del data
                     pending.popleft()
                     del answer
@@ -188,7 +188,7 @@ class SegmentSource:
                 raise self.error_in_span(error, pending[0]) from error.__cause__
 
     def error_in_span(self, error: TieredKafkaError, span: SegmentSpan) -> TieredKafkaError:
-        """Returns a copy of an error that names the span which was being read."""
+        """Returns a copy of an error with the span that was being read."""
         return error.in_span(
             span,
             topic=span.topic,
@@ -200,7 +200,7 @@ class SegmentSource:
     def _chunk_runs(
         self, spans: Iterable[S], pending: deque[S], *, is_first_small: bool
     ) -> Iterator[_ChunkRun]:
-        """Yields the requests of spans, and appends the span of each to `pending`."""
+        """Yields the requests of spans, and appends the span of each request to `pending`."""
         for span in spans:
             chunks = span.objects.chunk_index.chunks(span.start, span.stop)
             is_plain = self.reads_parts(span.objects)
@@ -248,7 +248,9 @@ class SegmentSource:
             self.stopwatch.restored(times)
 
     def _keys(self, objects: SegmentObjects) -> tuple[bytes | None, bytes | None]:
-        """Returns data key and additional authenticated data; `None` if nothing is encrypted."""
+        """Returns data key and additional authenticated data; `None` if the segment is not
+        encrypted.
+        """
         encryption = objects.encryption
         if encryption is None:
             return None, None
@@ -267,7 +269,7 @@ class _ChunkRun(NamedTuple):
     """Neighboring chunks of one segment that are read with one request.
 
     Attributes:
-        is_restored: True if the answer has original bytes, not bytes of the stored object.
+        is_restored: True if the response has original bytes, not bytes of the stored object.
     """
 
     objects: SegmentObjects
@@ -296,7 +298,7 @@ def _key_hint(error: SegmentFormatError, encryption: Encryption | None) -> str:
         return ""
     key_id = encryption.data_key.key_id
     if isinstance(error, DecryptionError):
-        # The data key's padding proves that it was unwrapped correctly.
+        # The padding proves that the data key was unwrapped correctly.
         return (
             f" (the private key of key id {key_id!r} opened the segment's data key, so the stored"
             f" bytes were changed)"
@@ -305,7 +307,7 @@ def _key_hint(error: SegmentFormatError, encryption: Encryption | None) -> str:
 
 
 def _trim(chunk: Chunk, span: SegmentSpan) -> Chunk:
-    """Returns the part of a chunk that belongs to the span. The chunk is stored unchanged."""
+    """Returns the part of an unchanged chunk that belongs to the span."""
     low = max(span.start, chunk.original_position)
     size = min(span.stop, chunk.original_stop) - low
     stored = chunk.transformed_position + low - chunk.original_position
@@ -313,7 +315,7 @@ def _trim(chunk: Chunk, span: SegmentSpan) -> Chunk:
 
 
 def _join(chunks: tuple[Chunk, ...]) -> Chunk:
-    """Returns neighboring chunks as one chunk. They are stored unchanged."""
+    """Returns adjacent unchanged chunks as one chunk."""
     first, size = chunks[0], chunks[-1].original_stop - chunks[0].original_position
     return Chunk(first.id, first.original_position, size, first.transformed_position, size)
 
@@ -321,8 +323,8 @@ def _join(chunks: tuple[Chunk, ...]) -> Chunk:
 def request_groups(chunks: tuple[Chunk, ...], first_is_small: bool) -> Iterator[tuple[Chunk, ...]]:
     """Yields runs of neighboring chunks, one for each request.
 
-    A run ends when it has `ENOUGH_REQUEST_BYTES`, and before it exceeds `MAX_REQUEST_BYTES` unless
-    a single chunk does. If `first_is_small`, the first run has at most `FIRST_REQUEST_BYTES`, or
+    A run ends when it has `ENOUGH_REQUEST_BYTES`, and never exceeds `MAX_REQUEST_BYTES` unless a
+    single chunk is larger. If `first_is_small`, the first run has at most `FIRST_REQUEST_BYTES`, or
     one chunk.
     """
     limit = FIRST_REQUEST_BYTES if first_is_small else MAX_REQUEST_BYTES
@@ -349,8 +351,8 @@ def read_side_file(
     """Reads the stored bytes of a side file.
 
     The plugin stores a segment's side files one after the other in one object. With a pack, small
-    neighbors that are usually needed together are read with the same request and kept in the pack;
-    if a bound cuts the segment, all its side files. Other files are read through the tier's cache.
+    adjacent files that are usually needed together (all side files if a bound cuts the segment) are
+    read with the same request and kept in the pack. Other files are read through the tier's cache.
 
     Raises:
         TieredKafkaError: See `ObjectStore.get_range`.
@@ -374,7 +376,9 @@ def read_side_file(
 def _common_range(
     objects: SegmentObjects, kind: IndexType, kinds: tuple[IndexType, ...]
 ) -> tuple[int, int]:
-    """Returns the range of a side file and of its neighbors of `kinds`, without gaps and small."""
+    """Returns the range of a side file and of adjacent files of `kinds`, up to the limit of such
+    ranges.
+    """
     wanted = objects.indexes[kind]
     start, stop = wanted.start, wanted.stop
     candidates = [index for name in kinds if (index := objects.indexes.get(name)) is not None]

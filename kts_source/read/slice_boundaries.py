@@ -1,6 +1,6 @@
-"""Finds where a slice begins and ends, and checks the offset index against the log there.
+"""Finds the start and end of a slice, and compares the offset index with the log there.
 
-An index that does not fit its log would silently lose rows. So the first 17 bytes at each boundary
+An index that contradicts its log would silently lose rows. So the first 17 bytes at each boundary
 must be the start of the batch that the index entry describes.
 """
 
@@ -45,8 +45,8 @@ class Boundary:
         """Compares the first `ENTRY_PREFIX_SIZE` bytes at the boundary with the index entry.
 
         Raises:
-            CorruptSegmentError: They are not the start of the batch that the index describes, or
-                that batch begins below `next_offset`.
+            CorruptSegmentError: The bytes are not the start of the batch in the index entry, or the
+                batch begins below `next_offset`.
         """
         if self.last_offset is None:
             return
@@ -57,7 +57,7 @@ class Boundary:
             fits = False
         if not fits:
             raise CorruptSegmentError(
-                "the offset index does not fit the log: a batch of offsets in"
+                "the offset index does not match the log: a batch of offsets in"
                 f" [{least}, {self.last_offset}] should begin here",
                 offset=self.last_offset,
                 position=self.position,
@@ -66,10 +66,10 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class SliceSpan(SegmentSpan):
-    """Bytes of one slice, and the first bytes after it if its end is to be checked.
+    """Bytes of one slice, plus the first bytes after it if its end must be checked.
 
     Attributes:
-        last: `None` if the end of the slice is not looked up yet; the next span has the rest.
+        last: End of the slice; `None` if it is not looked up yet. Then the next span has the rest.
     """
 
     task_slice: SegmentSlice
@@ -95,8 +95,8 @@ def slice_spans(
 ) -> Iterator[SliceSpan]:
     """Yields the byte ranges of slices.
 
-    With `early`, the first request is a span of its own if it needs no index: it is often
-    enough for a LIMIT, and its bytes arrive sooner than a complete chunk.
+    With `early`, the first request is a separate span if it needs no index. It is often sufficient
+    for a LIMIT, and its bytes arrive sooner than a complete chunk.
     """
     for task_slice in slices:
         start = segment_start(task_slice)
@@ -124,22 +124,23 @@ def errors_in_span(span: SegmentSpan, source: SegmentSource) -> Iterator[None]:
 
 
 def slice_boundaries(task_slice: SegmentSlice, source: SegmentSource) -> tuple[Boundary, Boundary]:
-    """Returns the boundaries of a slice that result from its cuts.
+    """Returns the boundaries of a slice for its cuts.
 
     Each cut moves to the first offset-index entry at or after it, or to the segment's end. Without
-    a usable index all inner cuts move to the end, so the slice that begins at 0 reads the segment.
+    a usable index, all inner cuts move to the end, so the slice at position 0 reads the whole
+    segment.
 
     Raises:
-        CorruptSegmentError: The index is not usable although it was when the plan was made, which
-            happens if the store does not report that an object changed. No slice of these offsets
-            may begin at 0 then.
+        CorruptSegmentError: The index is not usable now, but was usable when the plan was made.
+            This happens if the store does not report a changed object. Then possibly no slice reads
+            these offsets from position 0.
     """
     index = None
     if not task_slice.is_whole:
         stored = source.index(task_slice.objects, IndexType.OFFSET)
         size = task_slice.objects.size_in_bytes
         index = usable_offset_index(stored, task_slice.segment_start, size)
-        # A plan begins after position 0 for an offset inside the segment only by a usable index.
+        # Only a usable index lets a plan begin after position 0 for an offset inside the segment.
         is_inside = task_slice.start_offset > task_slice.segment_start
         if index is None and task_slice.cut_start > 0 and is_inside:
             raise CorruptSegmentError(
@@ -159,10 +160,10 @@ def segment_start(task_slice: SegmentSlice) -> Boundary:
 
 
 def first_request_stop(task_slice: SegmentSlice, source: SegmentSource) -> int:
-    """Returns where the first request may stop before the slice's end is looked up.
+    """Returns the end of a first request that is sent before the slice's end is looked up.
 
-    0 if the slice does not begin at the segment's start, or if the first request is small anyway
-    and needs no index.
+    Returns 0 if the slice does not begin at the segment's start, or if the first request is small
+    anyway and needs no index.
     """
     if task_slice.cut_start != 0:
         return 0
@@ -189,10 +190,10 @@ def _boundary(index: OffsetIndex | None, cut: int, task_slice: SegmentSlice) -> 
 
 
 class BoundaryCheck:
-    """Compares the boundaries of one slice with the index while its bytes pass.
+    """Compares the boundaries of one slice with the index while its bytes are read.
 
     Attributes:
-        stop: End of the slice; may be set after bytes that are certainly before it.
+        stop: End of the slice; may be set later, after bytes that are certainly before it.
     """
 
     def __init__(self, start: Boundary) -> None:
@@ -233,7 +234,7 @@ class BoundaryCheck:
         return int.from_bytes(self._tail[:8], "big")
 
     def finish(self, next_offset: int) -> None:
-        """Checks the end of the slice; `next_offset` is the first one after the slice's records.
+        """Checks the end of the slice; `next_offset` is the first offset after the slice's records.
 
         Raises:
             CorruptSegmentError: See `Boundary.check`.
@@ -249,12 +250,12 @@ def checked_stop(stop: Boundary, size: int) -> int:
 
 
 def usable_offset_index(data: bytes | None, base_offset: int, size: int) -> OffsetIndex | None:
-    """Returns an offset index if its positions may serve as boundaries.
+    """Returns an offset index if its positions are usable as boundaries.
 
-    Returns `None` if it is empty or contradicts itself. The result depends on the file alone, so
-    all slices of a segment agree on it.
+    Returns `None` if it is empty or contradicts itself. The result depends only on the file, so all
+    slices of a segment have the same.
     """
-    from segment_format.index.sparse_indexes import OffsetIndex  # the first request needs none
+    from segment_format.index.sparse_indexes import OffsetIndex  # the first request needs no index
 
     try:
         index = OffsetIndex.from_bytes(data, base_offset=base_offset) if data else None

@@ -1,16 +1,16 @@
 """Decodes the batches of a slice, and compares its transactions with the log around it.
 
-Importing this module takes long, so `read_task` imports it while it waits for the first bytes.
+Importing this module is slow, so `read_task` imports it while it waits for the first bytes.
 
-Within a slice the kernel compares the aborted intervals with the markers. `check_around` does the
-rest:
+Within a slice the kernel compares the aborted intervals with the markers. `check_around` handles
+the other cases:
 
 * A transaction is open at the end of a slice, and the plan does not read the segment to its end.
-  The segment is read on until the transaction's marker, or to its end. Planning has compared the
+  Then it reads the segment up to the transaction's marker, or to its end. Planning has compared the
   transactions that end in later segments.
 * The first marker of a producer in a slice is an ABORT that no index has. If the plan also reads
-  the offsets before the slice, they are searched for data of the producer: it was returned, and
-  should not have been.
+  the offsets before the slice, they are searched for data of the producer, which was returned by
+  mistake.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class SliceDecoder:
             lineage=task_slice.lineage or None,
             offset_bounds=(
                 span.first.after_offset + 1,
-                # If the slice's end is not known yet, it is checked later.
+                # If the slice's end is not looked up yet, it is checked later.
                 task_slice.segment_stop
                 if last is None or last.last_offset is None
                 else last.last_offset,
@@ -110,11 +110,11 @@ class SliceDecoder:
 
     @property
     def done(self) -> bool:
-        """True if the slice's last offset has passed."""
+        """True if all offsets of the slice were decoded."""
         return self._decoder.done
 
     def feed(self, span: SliceSpan, window: memoryview) -> Iterator[pa.RecordBatch]:
-        """Yields the rows that are complete with the next bytes of a span of the slice."""
+        """Decodes the next bytes of a span of the slice, and yields the complete rows."""
         if span.last is not None:
             self._check.stop = span.last
         if self.done:
@@ -235,7 +235,8 @@ def check_around(
 ) -> None:
     """Compares the intervals of a slice with markers after it and data before it.
 
-    `position` is the one after the last batch of the slice, `next_offset` the first offset there.
+    `position` is the position after the last batch of the slice, `next_offset` the first offset
+    there.
 
     Raises:
         ContradictedIntervalsError: The log shows another outcome of a transaction.
@@ -259,7 +260,9 @@ def _look_ahead(
     range_stop: int,
     expected: dict[int, int | None],
 ) -> None:
-    """Reads on until each expected marker was compared, or to the end of the segment's range."""
+    """Continues reading until each expected marker was compared, or to the end of the segment's
+    range.
+    """
     batches = _transactional_batches(task_slice, task_slice.objects, source, position)
     with closing(batches):
         for header, marker in batches:
@@ -277,7 +280,7 @@ def _look_back(
     source: SegmentSource,
     aborts: dict[int, int],
 ) -> None:
-    """Looks before a slice for data of the producers with an ABORT marker that no index has."""
+    """Searches before a slice for data of producers with an ABORT marker that no index has."""
     unseen = dict(aborts)
     if unseen and (task_slice.cut_start > 0 or around.read_from < task_slice.start_offset):
         batches = _transactional_batches(task_slice, task_slice.objects, source, 0)
@@ -291,8 +294,8 @@ def _look_back(
         unseen = {producer: offset for producer, offset in unseen.items() if producer in open_since}
     if not unseen:
         return
-    # Compaction removes the records of an aborted transaction, then its entry in the index, and
-    # its marker last. So the snapshot alone does not prove that records were returned.
+    # Compaction removes first the records of an aborted transaction, then its index entry, then its
+    # marker. So the snapshot alone does not prove that records were returned.
     batches = _transactional_batches(task_slice, around.before, source, 0)
     _refuse_data(batches, unseen, 0, around.before_stop)
     for producer_id, offset in unseen.items():

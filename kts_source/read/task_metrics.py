@@ -37,13 +37,13 @@ CLOSED: Final = "closed"  # the consumer stopped reading, as with LIMIT
 
 @dataclass(frozen=True, slots=True)
 class TaskPlace:
-    """Scan and number of a task, as the engine that runs it knows them.
+    """Scan and number of a task, as assigned by the engine that runs it.
 
     Attributes:
         scan: Id of the scan, the same for all tasks of a DataFrame.
-        stage: The engine's number of the run; a DataFrame that is read twice has two.
+        stage: The engine's number of the run; different for each read of a DataFrame.
         partition: Number of the task within the run.
-        attempt: 0 for the first.
+        attempt: Number of the attempt, 0 for the first one.
     """
 
     scan: str = ""
@@ -71,7 +71,7 @@ class TaskMetrics:
     """One attempt of one task.
 
     Attributes:
-        scan: See `TaskPlace`, as for `stage`, `partition` and `attempt`.
+        scan: See `TaskPlace`, like `stage`, `partition` and `attempt`.
         outcome: `done`, `closed` (the consumer stopped reading), or the name of the error.
         topic_partitions: Partitions that were read, such as `orders-0`.
         slices: Segments, or slices of segments.
@@ -81,7 +81,7 @@ class TaskMetrics:
         list_requests: Listing pages requested.
         bytes: Stored bytes received.
         retries: Repeated attempts.
-        hedges: Second requests, sent because the first was late.
+        hedges: Second requests, sent because the first response was late.
         mirrored: Reads and listings that the mirror served.
         cache_hits: Ranges read from local disk.
         cache_misses: Ranges read from the store although there is a cache.
@@ -99,13 +99,13 @@ class TaskMetrics:
         batches_skipped_offset: Batches outside the wanted offsets.
         records_skipped_offset: Records outside the wanted offsets, in batches that were decoded.
         batches_skipped_timestamp: Batches that `where` excludes by the timestamps in their headers.
-        records_skipped_key: Records that `find` skipped for their key.
+        records_skipped_key: Records that `find` skipped because of their key.
         broker_ranges: Ranges of offsets that were planned to come from brokers.
         broker_requests: Fetches sent to brokers.
         broker_bytes: Bytes of record batches that brokers sent.
         broker_fallbacks: Slices that brokers finished because the tier failed.
         lost: Ranges of offsets that were skipped because their objects were deleted, as text.
-        lost_ranges: The same, as values.
+        lost_ranges: Like `lost`, as values.
         malformed: Rows skipped because their key or value could not be decoded.
         pinned_by: Method that ensures the planned version of each object is read.
     """
@@ -185,7 +185,7 @@ class TaskMetrics:
             f"{self.requests} requests, {self.bytes} bytes, {self.retries} retries",
         ]
         if self.hedges or self.mirrored:
-            texts.append(f"{self.hedges} asked twice, {self.mirrored} from the mirror")
+            texts.append(f"{self.hedges} hedged, {self.mirrored} from the mirror")
         if self.cache_hits or self.cache_misses:
             texts.append(f"{self.cache_hits} of {self.cache_hits + self.cache_misses} from cache")
         texts.append(
@@ -199,7 +199,7 @@ class TaskMetrics:
                 f" {self.broker_fallbacks} of them in place of the tier"
             )
         if self.malformed:
-            texts.append(f"{self.malformed} rows left out that cannot be decoded")
+            texts.append(f"{self.malformed} rows skipped that cannot be decoded")
         if self.lost:
             texts.append(f"lost: {'; '.join(self.lost)}")
         return ", ".join(texts)
@@ -210,10 +210,11 @@ class Stopwatch:
     """Measures the seconds of each kind of work.
 
     Attributes:
-        fetch: Requests, summed over all threads; a multiple of the task's duration is good.
-        wait: Waiting for bytes, in the task's thread.
-        decode: From record batches to Arrow, including their codecs.
-        restore: Decrypting and decompressing chunks.
+        fetch: Seconds of requests, summed over all threads; with good read-ahead, a multiple of the
+            task's duration.
+        wait: Seconds of waiting for bytes in the task's thread.
+        decode: Seconds of decoding record batches to Arrow, including their codecs.
+        restore: Seconds of decrypting and decompressing chunks.
     """
 
     fetch: float = 0.0
@@ -336,7 +337,7 @@ def write_metrics(metrics: TaskMetrics, path: str, storage: Mapping[str, Any]) -
         if scheme_of(path) == "file":
             folder = local_root(path)
             folder.mkdir(parents=True, exist_ok=True)
-            # Readers of `*.jsonl` must not see half a line.
+            # Readers of `*.jsonl` must not see partial lines.
             hidden = folder / f".{name}.new"
             hidden.write_bytes(line)
             hidden.rename(folder / name)

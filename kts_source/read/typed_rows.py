@@ -1,8 +1,8 @@
-"""Decodes keys and values of rows as options `key.format` and `value.format` say.
+"""Decodes keys and values of rows according to options `key.format` and `value.format`.
 
-A condition on fields decodes only those fields first. The rows that it keeps are decoded again
-for the table. So which rows are kept does not depend on the columns of the table: a row is
-malformed for the condition if the condition's own fields are.
+With a condition on fields, only those fields are decoded first. Matching rows are decoded again for
+the table. So the matching rows do not depend on the columns of the table: a row is malformed for
+the condition only if the condition's fields are malformed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NO_BAD_VALUES: Final[Mapping[str, BadValues]] = MappingProxyType({})
 _SOURCES: Final = {raw: column for column, raw in RAW_COLUMNS.items()}
 
 SetAside: TypeAlias = "Callable[[pa.RecordBatch, Mapping[int, str]], object]"
-"""Takes stored rows and, by row number, the reasons why some of them cannot be decoded."""
+"""Called with stored rows and, by row number, the reasons why some of them cannot be decoded."""
 
 
 class TypedRows:
@@ -53,8 +53,8 @@ class TypedRows:
     Args:
         columns: Wanted columns, in order.
         formats: Formats of keys and values.
-        where: A condition on their fields; rows for which it is not true are skipped.
-        set_aside: Takes malformed rows, which are then skipped, except in mode PERMISSIVE.
+        where: Condition on their fields; only rows for which it is true are returned.
+        set_aside: Called with malformed rows, which are then skipped, except in mode PERMISSIVE.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class TypedRows:
         """Yields the decoded rows of batches that have `read_columns`.
 
         Raises:
-            InvalidValueError: A value that cannot be decoded, with mode FAILFAST.
+            InvalidValueError: A value cannot be decoded, and the mode is FAILFAST.
             RegistryError: The registry does not respond.
         """
         dropped = 0
@@ -108,7 +108,7 @@ class TypedRows:
                     raise error
         finally:
             if dropped:
-                log.warning("%d rows are left out: they cannot be decoded", dropped)
+                log.warning("%d rows are skipped: they cannot be decoded", dropped)
                 if meter is not None:
                     meter.malformed += dropped
 
@@ -130,7 +130,7 @@ class TypedRows:
     def _decode(
         self, batch: pa.RecordBatch, bad_values: Mapping[str, BadValues] = _NO_BAD_VALUES
     ) -> _Outcome:
-        """Decodes the rows of a batch. The filter could not decode the `bad_values` values."""
+        """Decodes the rows of a batch. `bad_values` are values that the filter could not decode."""
         columns = {name: batch.column(name) for name in batch.schema.names}
         columns |= {raw: columns[name] for raw, name in _SOURCES.items() if name in columns}
         kept = None
@@ -138,7 +138,7 @@ class TypedRows:
         for form in self._formats:
             values = _decode_column(batch, form)
             if values.bad and form.mode == FAILFAST and self._set_aside is None:
-                # The rows before are valid, and may be enough for a limit.
+                # The rows before it are valid, and may be sufficient for a limit.
                 bad = values.bad[0]
                 malformed, rows, earlier = self._decode(batch.slice(0, bad.row), bad_values)
                 return malformed, rows, earlier or _error(batch, form, bad)
@@ -169,9 +169,9 @@ class _KeptRows:
     Attributes:
         batch: The rows.
         malformed: Number of rows that were skipped because they cannot be decoded.
-        dropped: Column -> the bad values of those rows, by row of the filtered batch.
+        dropped: Column -> bad values of the skipped rows, by row of the filtered batch.
         bad: Column -> bad values of kept rows, by row of `batch`.
-        error: Ends the query after these rows.
+        error: Error to raise after these rows.
     """
 
     batch: pa.RecordBatch
@@ -234,7 +234,7 @@ class _FieldFilter:
 def _decode_column(batch: pa.RecordBatch, form: ColumnFormat) -> DecodedValues:
     try:
         return value_decoder(form).decode(framed(batch, form))
-    except TieredKafkaError as error:  # of the registry
+    except TieredKafkaError as error:  # from the registry
         raise error.located(**_location(batch, 0)) from None
 
 
@@ -256,7 +256,7 @@ def _renumber(
 
 
 def _with_bad(values: DecodedValues, bad_values: BadValues) -> DecodedValues:
-    """Returns the values with nulls in place of those known to be bad."""
+    """Returns the values with the known bad values replaced by nulls."""
     by_row = {bad.row: bad for bad in (*bad_values, *values.bad) if bad.row < len(values.array)}
     null = np.zeros(len(values.array), np.bool_)
     null[list(by_row)] = True
@@ -278,7 +278,7 @@ def _error_column(rows: int, values: Sequence[BadValue]) -> pa.Array:
 
 
 def _text(bad: BadValue) -> str:
-    # Both may quote a writer's schema of megabytes, for each row.
+    # Truncated: both may quote a writer's schema of megabytes, for each row.
     reason = one_line(bad.reason)
     return f"{one_line(bad.path)}: {reason}" if bad.path else reason
 

@@ -7,7 +7,7 @@ Ids may be in the headers of a record instead of in front of the value. Confluen
 serializers write `__value_schema_id` and `__key_schema_id`, which have the usual prefix: byte 0 and
 an id, or byte 1 and a GUID. Apicurio's serializers by default write `apicurio.value.globalId` or
 `apicurio.value.contentId`, an id of 8 bytes, and `apicurio.value.encoding`. A registry with
-Confluent's API does not say which of Apicurio's two kinds of ids it has, so it is not asked.
+Confluent's API does not report which of Apicurio's two kinds of ids it uses, so it is not used.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ if TYPE_CHECKING:
 
 _NAMED_BY_ID: Final = (AVRO_CONFLUENT, JSON_CONFLUENT, PROTOBUF_CONFLUENT, AVRO_APICURIO)
 _NO_ID: Final = bytes(CONFLUENT_HEADER)
-"""Prefix of a value without an id that a registry with Confluent's API knows."""
+"""Prefix of a value without an id that exists in a registry with Confluent's API."""
 
 
 @lru_cache(32)
 def value_decoder(form: ColumnFormat) -> ValueDecoder:
     """Returns the decoder of a format; any thread may use it.
 
-    Its look-ups in a registry raise RegistryError if the registry does not respond as it should.
+    Its look-ups in a registry raise RegistryError if the registry does not respond correctly.
     """
     if form.format == UTF8:
         from segment_format.values.decoded import Utf8Decoder
@@ -106,8 +106,8 @@ def _writer(registry: RegistryPlace, schema_id: int | str) -> Schema:
     """Looks up a writer's schema by id or GUID.
 
     Raises:
-        LookupError: It does not exist, or is not of Avro.
-        AvroSchemaError: It is not valid.
+        LookupError: The schema does not exist, or is not an Avro schema.
+        AvroSchemaError: The schema is not valid.
         RegistryError: The registry does not respond.
     """
     from segment_format.values.avro.schema import parse_avro
@@ -143,15 +143,16 @@ def _messages(registry: RegistryPlace, schema_id: int | str) -> dict[tuple[int, 
 
 
 def needed_columns(formats: Iterable[ColumnFormat]) -> tuple[str, ...]:
-    """Returns the columns that `framed` needs in addition to the decoded ones."""
+    """Returns the columns that `framed` needs in addition to the decoded columns."""
     return (HEADERS,) if any(form.format in _NAMED_BY_ID for form in formats) else ()
 
 
 def framed(batch: pa.RecordBatch, form: ColumnFormat) -> pa.Array:
-    """Returns the values of a column with the schema id in front, as their format has it.
+    """Returns the values of a column with the schema id in front, in the layout of their format.
 
-    The id of a header goes in front of the value. If headers say that the id is elsewhere, an
-    unknown id does, since the first bytes of the value must not be taken for an id.
+    The id in a header is put in front of the value. If headers show that the id is stored
+    elsewhere, an unknown id is put there, because the first bytes of the value must not be parsed
+    as an id.
     """
     values = batch.column(form.column)
     if form.format not in _NAMED_BY_ID:
@@ -214,7 +215,7 @@ class _Headers(NamedTuple):
     height: int
 
     def rows(self, mask: pa.Array) -> pa.Array | None:
-        """Returns which rows have a header of the mask; None if no row has one."""
+        """Returns the mask of rows that have a header in `mask`; None if no row has one."""
         numbers = _true_indices(mask)
         if not len(numbers):
             return None

@@ -1,1 +1,1 @@
-"""Schemas that values name by their id: from a schema registry or a folder, asked for once."""
+"""Looks up schemas by id in a schema registry or a folder, each once."""

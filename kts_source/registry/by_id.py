@@ -1,7 +1,7 @@
-"""Location of schemas and credentials for it, and a cache of objects made from schemas, by id.
+"""Location and credentials of a registry, and a cache by id of objects made from schemas.
 
-A registry is asked once per id, not for every row. Neither memory nor requests grow with the ids in
-hostile values.
+Each id costs one request, not one per row. Hostile values with many ids cannot make memory or
+requests grow without limit.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class RegistryAccess:
     tls: Tls | None = None
 
     @property
-    def is_shown(self) -> bool:
-        """Whether requests carry credentials, so that they must not be redirected."""
+    def has_credentials(self) -> bool:
+        """True if requests carry credentials. Such requests must not be redirected."""
         return bool(self.user or self.password or self.token or (self.tls and self.tls.chain))
 
     @property
     def tenant(self) -> str | None:
-        """Identity that, with the address, decides about the meaning of an id; contains no secret.
+        """Text that, with the address, identifies one of several registries; contains no secret.
 
         Confluent Cloud serves many registries at one address and selects one by user or header.
         `None` if only a token selects it: any text derived from the token would leak information.
@@ -83,12 +83,12 @@ class RegistryPlace:
 
     @property
     def is_url(self) -> bool:
-        """Whether schemas come from a registry, not from a folder."""
+        """True if schemas come from a registry, not from a folder."""
         return self.place.lower().startswith(("http://", "https://"))
 
     @property
     def is_near(self) -> bool:
-        """Whether the registry is on this machine, so that a disk cache does not pay off."""
+        """True if the registry is on this machine, so that a disk cache does not pay off."""
         host = urlsplit(self.place).hostname or "" if self.is_url else "localhost"
         return host in ("localhost", "::1") or host.startswith("127.")
 
@@ -101,9 +101,11 @@ K = TypeVar("K", bound="int | str")
 T = TypeVar("T")
 
 MAX_SCHEMAS: Final = 1000
-"""Schemas that are remembered, least recently used first out."""
+"""Size of the LRU cache of schemas."""
 MAX_UNKNOWN: Final = 1000
-"""Ids without a usable schema that are looked up within `UNKNOWN_SECONDS`: values may have any."""
+"""Limit of lookups of ids without a usable schema within `UNKNOWN_SECONDS`: values may have any
+id.
+"""
 UNKNOWN_SECONDS: Final = 300.0
 
 
@@ -111,8 +113,8 @@ class ById(Generic[K, T]):
     """Makes an object from the schema of an id, once for all threads.
 
     Args:
-        make: Makes the object. Its errors mean that the id has no usable schema, except for
-            TieredKafkaError, for which the id is not to blame.
+        make: Makes the object. Its errors mean that the id has no usable schema, except
+            TieredKafkaError, which has other causes.
     """
 
     def __init__(self, make: Callable[[K], T]) -> None:
@@ -126,9 +128,9 @@ class ById(Generic[K, T]):
         """Returns the object for an id.
 
         Raises:
-            LookupError: The id has no usable schema, as found within the last `UNKNOWN_SECONDS`.
-            RegistryError: Too many other ids had no schema, so this one is not looked up. It does
-                not count as unknown.
+            LookupError: The id has no usable schema; cached for `UNKNOWN_SECONDS`.
+            RegistryError: Too many other ids had no schema, so this one is not looked up. This id
+                does not count as unknown.
             TieredKafkaError: Raised by `make`.
         """
         with self._lock:
@@ -146,7 +148,7 @@ class ById(Generic[K, T]):
             raise LookupError(reason)
         if len(self._unknown) >= MAX_UNKNOWN:
             raise RegistryError(
-                f"schema {schema_id} is not asked for: of {MAX_UNKNOWN:,} other ids within"
+                f"schema {schema_id} is not requested: of {MAX_UNKNOWN:,} other ids within"
                 f" {UNKNOWN_SECONDS:.0f} s none had a usable schema. Check that this is the topic's"
                 " registry and that its values have the configured format."
             )

@@ -46,7 +46,7 @@ class UnknownSchemaError(LookupError):
 
 
 class _NoSuchPathError(Exception):
-    """A 404 that is not about a schema: the server has no such path."""
+    """A 404 because the server has no such path, not because it has no such schema."""
 
 
 def ask(registry: RegistryPlace, path: str, *, is_new: bool = False) -> dict[str, Any]:
@@ -66,10 +66,10 @@ def ask(registry: RegistryPlace, path: str, *, is_new: bool = False) -> dict[str
         document = json.loads(ask_text(registry, path, is_new=is_new))
     except (ValueError, RecursionError) as error:
         raise RegistryError(
-            f"the registry's answer to {path} is not JSON: {type(error).__name__}"
+            f"the registry's response to {path} is not JSON: {type(error).__name__}"
         ) from None
     if not isinstance(document, dict):
-        raise RegistryError(f"the registry's answer to {path} is not an object")
+        raise RegistryError(f"the registry's response to {path} is not an object")
     return document
 
 
@@ -98,7 +98,7 @@ def ask_text(registry: RegistryPlace, path: str, *, is_new: bool = False) -> byt
     except _NoSuchPathError:
         if not is_new:
             raise RegistryError(
-                f"the registry answers 404 to {path}: check that the URL is that of a registry"
+                f"the registry answers 404 to {path}: check that the URL is a registry's"
             ) from None
     with contextlib.suppress(UnknownSchemaError):
         ask_text(registry, "/schemas/ids/1")  # fails if the URL is not a registry
@@ -112,7 +112,9 @@ def _request(registry: RegistryPlace, path: str) -> bytes:
     for name, text in _headers(access):
         request.add_unredirected_header(name, text)
     try:
-        with _opener(access.is_shown, access.tls).open(request, timeout=_TIMEOUT_SECONDS) as answer:
+        with _opener(access.has_credentials, access.tls).open(
+            request, timeout=_TIMEOUT_SECONDS
+        ) as answer:
             return _read_body(answer, path)
     except urllib.error.HTTPError as error:
         with error:
@@ -132,7 +134,9 @@ def _request(registry: RegistryPlace, path: str) -> bytes:
             raise _untrusted(reason) from None
         raise TransientError(type(reason).__name__) from None
     except ValueError as error:  # a header with characters that HTTP does not allow
-        raise RegistryError(f"the registry cannot be asked: {type(error).__name__}") from None
+        raise RegistryError(
+            f"the request to the registry is invalid: {type(error).__name__}"
+        ) from None
 
 
 def _untrusted(error: ssl.SSLCertVerificationError) -> RegistryError:
@@ -158,16 +162,16 @@ def _read_body(answer: http.client.HTTPResponse, path: str) -> bytes:
         chunks.append(chunk)
         size += len(chunk)
         if size > _MAX_BODY_BYTES:
-            raise RegistryError(f"the registry's answer to {path} has more than 16 MiB")
+            raise RegistryError(f"the registry's response to {path} has more than 16 MiB")
         if time.monotonic() > deadline:
-            raise TransientError("the answer does not end")
+            raise TransientError("the response did not end in time")
     if answer.length:
-        raise TransientError("the answer is truncated")
+        raise TransientError("the response is truncated")
     return b"".join(chunks)
 
 
 def _is_about_schema(answer: urllib.error.HTTPError) -> bool:
-    """Returns whether a 404 is about a schema, not from a server at a wrong URL."""
+    """Returns whether a 404 means that a schema is missing, not that the URL is wrong."""
     try:
         document = json.loads(answer.read(_MAX_ERROR_BYTES))
     except (OSError, ValueError, http.client.HTTPException, RecursionError):
@@ -180,13 +184,13 @@ def _is_about_schema(answer: urllib.error.HTTPError) -> bool:
 class _Redirects(urllib.request.HTTPRedirectHandler):
     """Follows redirects of requests without credentials."""
 
-    def __init__(self, *, is_shown: bool) -> None:
-        self._is_shown = is_shown
+    def __init__(self, *, has_credentials: bool) -> None:
+        self._has_credentials = has_credentials
 
     def redirect_request(self, *args: Any) -> urllib.request.Request | None:  # noqa: ANN401  # as urllib calls it
         """See the base class; the second argument is the response, the last one the new URL."""
         to = urlsplit(args[-1])
-        if self._is_shown or to.scheme not in ("http", "https"):
+        if self._has_credentials or to.scheme not in ("http", "https"):
             args[1].close()
             raise RegistryError(
                 f"the registry redirects to {to.scheme}://{to.hostname}: credentials are not sent"
@@ -196,8 +200,8 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 @functools.lru_cache(16)
-def _opener(is_shown: bool, tls: Tls | None) -> urllib.request.OpenerDirector:
-    handlers: list[urllib.request.BaseHandler] = [_Redirects(is_shown=is_shown)]
+def _opener(has_credentials: bool, tls: Tls | None) -> urllib.request.OpenerDirector:
+    handlers: list[urllib.request.BaseHandler] = [_Redirects(has_credentials=has_credentials)]
     if tls is not None:
         handlers.append(urllib.request.HTTPSHandler(context=registry_context(tls)))
     return urllib.request.build_opener(*handlers)

@@ -3,21 +3,21 @@
 A folder has `<id>.avsc`, `<id>.json` (JSON Schema) or `<id>.desc` (a FileDescriptorSet of protoc
 with --include_imports; the last file is the schema's).
 
-A registry is asked through Confluent's REST API: `/schemas/ids/<id>?subject=<subject>`,
-`/schemas/guids/<guid>`, `/subjects/<subject>/versions/<version>` for references, and
-`?format=serialized` for Protobuf, which returns FileDescriptorProtos in base64. Registries without
-that parameter return text, which protoc (from grpcio-tools) compiles in a process of its own, so
-that a text that crashes it costs only that process. Apicurio's own API is asked for
-`/ids/globalIds/<id>` or `/ids/contentIds/<id>`, for Avro only.
+Requests use Confluent's REST API: `/schemas/ids/<id>?subject=<subject>`, `/schemas/guids/<guid>`,
+`/subjects/<subject>/versions/<version>` for references, and `?format=serialized` for Protobuf,
+which returns FileDescriptorProtos in base64. Registries without that parameter return text, which
+protoc (from grpcio-tools) compiles in a separate process, because a text may crash it. Apicurio's
+own API, used for Avro only, has `/ids/globalIds/<id>` and `/ids/contentIds/<id>`.
 
-Ids are unique per context, which a qualified subject (`:.context:subject`) names. As in Confluent's
-clients, unqualified references are looked up in the context of the schema that contains them.
+Ids are unique per context. A qualified subject (`:.context:subject`) names its context. As in
+Confluent's clients, unqualified references are looked up in the context of the schema that contains
+them.
 
 The meaning of an id never changes, so schemas are kept on disk. An entry of the cache `schemas` is
 JSON: `{"kind": …, "parts": [[name, base64], …]}`, named by format version, registry address, tenant
-(`RegistryAccess.tenant`), the kind of ids where there are several, subject and id. Schemas of a
-registry on this machine are only kept if a cache folder is configured: a registry that is recreated
-for a test assigns its ids again.
+(`RegistryAccess.tenant`), the kind of ids if there are several, subject and id. Schemas of a
+registry on this machine are only kept if a cache folder is configured: a test registry that is
+recreated assigns the same ids to other schemas.
 """
 
 from __future__ import annotations
@@ -130,14 +130,14 @@ def latest_schema(registry: RegistryPlace, subject: str) -> RegisteredSchema:
     document = ask(registry, path)
     schema_id = document.get("id")
     if not isinstance(schema_id, int):
-        raise RegistryError(f"the registry's answer to {path} has no id")
+        raise RegistryError(f"the registry's response to {path} has no id")
     return _with_references(replace(registry, subject=subject), schema_id, document)
 
 
 def _ask_for_id(
     registry: RegistryPlace, schema_id: int | str, parameter: str = ""
 ) -> dict[str, Any]:
-    """Returns the registry's answer for an id or a GUID.
+    """Returns the registry's response for an id or a GUID.
 
     Args:
         registry: A URL, and the subject if it is known.
@@ -155,7 +155,8 @@ def _ask_for_id(
     except UnknownSchemaError:
         if _context_of(registry.subject):
             raise
-        # Producers may register under another name; without a context the id means the same.
+        # Producers may register under another name. Without a context, the id identifies the schema
+        # alone.
         return ask(registry, _with_query(path, parameter))
 
 
@@ -260,7 +261,7 @@ def _walk_references(
         yield schema._replace(text=text)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RegistryError(
-            f"the registry's answer for {schema.name} is malformed: {type(error).__name__}"
+            f"the registry's response for {schema.name} is malformed: {type(error).__name__}"
         ) from None
 
 
@@ -274,7 +275,7 @@ def _cached_schema(registry: RegistryPlace, schema_id: int | str) -> RegisteredS
         schemas = tuple((str(name), base64.b64decode(text)) for name, text in entry["parts"])
         return RegisteredSchema(str(entry["kind"]), schemas)
     except (ValueError, TypeError, KeyError):
-        log.warning("a cached schema cannot be read, so the registry is asked for it again")
+        log.warning("a cached schema cannot be read, so it is requested from the registry again")
         return None
 
 
@@ -293,7 +294,7 @@ def _cache_entry(registry: RegistryPlace, schema_id: int | str) -> tuple[DiskCac
     if not is_skipped and tenant is not None:
         cache = _cache(replace(settings, index=None, chunks=None))
     kind = (registry.ids,) if registry.ids else ()
-    # Quoted, so that no subject reads like another one's kind and id.
+    # Quoted, so that a subject cannot look like the kind and id of another entry.
     subject = (f"subject={registry.subject!r}",) if registry.subject else ()
     address = registry.place.rstrip("/")
     names = (_CACHE_FORMAT, address, tenant or "", *kind, *subject, str(schema_id))
@@ -306,7 +307,7 @@ def _cache(settings: CacheSettings) -> DiskCache | None:
 
 
 def descriptor_set(schema: RegisteredSchema) -> bytes:
-    """Returns a FileDescriptorSet of a schema's files, named as others refer to them."""
+    """Returns a FileDescriptorSet of a schema's files, with the names that imports use."""
     return b"".join(
         _FILE + _varint(len(named)) + named
         for name, file in schema.parts
@@ -356,7 +357,7 @@ def compile_protobuf(files: Sequence[tuple[str, str]]) -> _Parts:
         RegistryError: A name leads out of the folder, or protoc does not end.
         InvalidOptionError: grpcio-tools is not installed.
     """
-    require("grpc_tools", "proto", "a Protobuf schema that the registry gives as text")
+    require("grpc_tools", "proto", "a Protobuf schema that the registry returns as text")
     *imported, (_, text) = files
     with tempfile.TemporaryDirectory(prefix="schema-") as folder:
         for name, content in imported:

@@ -1,1 +1,1 @@
-"""A tier as one page that a browser draws: facts, their packing, the page."""
+"""Reports a tier as one HTML page: collects facts, packs them and writes the page."""

@@ -1,4 +1,4 @@
-"""The facts of a report, as values. The page draws them and computes none."""
+"""Computes the facts of a report. The page only draws them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ UNKNOWN_TIME: Final = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentColumns:
-    """A row per segment, in order of partition and offset; served segments first among equals.
+    """One row per segment, by partition and offset. At equal offsets, served segments come first.
 
     Attributes:
         partition: Number of the partition in the report.
@@ -211,8 +211,10 @@ class Retention:
         older_segments: Served segments with an older largest timestamp.
         older_bytes: Their stored bytes.
         older_cost: Their cost in US dollars per month.
-        steady_bytes: Stored bytes of that many days at the current rate.
-        steady_cost: Their cost in US dollars per month, with the current storage classes.
+        steady_bytes: Stored bytes in the long run: the current rate times the days of the
+            retention.
+        steady_cost: Cost of `steady_bytes` in US dollars per month, with the current storage
+            classes.
     """
 
     retention_days: int
@@ -264,7 +266,7 @@ def _sums(values: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], count: i
 
 
 def retentions(columns: SegmentColumns, rate: float, now_ms: int) -> tuple[Retention, ...]:
-    """Returns what each of `RETENTIONS` would delete now, and hold in the long run."""
+    """Returns the bytes that each of `RETENTIONS` would delete now, and keep in the long run."""
     served = columns.is_served
     stored = columns.bytes_by_class(served)
     total = sum(stored.values())
@@ -370,7 +372,7 @@ class TierFacts:
     def to_dict(self) -> dict[str, Any]:
         """Returns the facts without segments as values of JSON, with printable texts.
 
-        Long lists are truncated, and their lengths added.
+        Long lists are truncated; their full lengths are added.
         """
         marks = [asdict(mark) for mark in self.partitions]
         details = [asdict(detail) for detail in self.details]
@@ -499,7 +501,7 @@ _MAX_EXACT: Final = (1 << 53) - 1
 
 
 def _shown(value: Any) -> Any:  # noqa: ANN401  # JSON's types
-    """Makes texts printable, and integers that JavaScript would round texts."""
+    """Makes texts printable, and converts integers that JavaScript would round to texts."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):

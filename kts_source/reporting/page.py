@@ -8,8 +8,8 @@ Facts and segments are packed into a text:
         for each column: 8 planes of `count` bytes
 
 The planes of a column are the bytes of its numbers, least significant first. Each number is the
-difference from the one before as an unsigned 64-bit integer, even for differences from 0 up and odd
-for negative ones (0, −1, 1, −2, …). High bytes are mostly zeros, which compress to nothing.
+difference from the one before as an unsigned 64-bit integer, in zig-zag order (0, −1, 1, −2, …).
+High bytes are mostly zeros, which compress to nothing.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ _SCRIPTS: Final = (
 def page(facts: TierFacts) -> str:
     """Returns the whole file.
 
-    Texts from the tier are escaped in the heading, and base64 in the packed facts. The script
-    creates elements from the facts and never HTML. The content security policy enforces this.
+    Texts from the tier are escaped in the heading, and encoded as base64 in the packed facts. The
+    script creates elements, never HTML, from the facts. The content security policy enforces this.
     """
     style = _asset(_STYLE)
     script = '"use strict";\n' + "\n".join(map(_asset, _SCRIPTS))
@@ -197,8 +197,8 @@ def report(
     store: ObjectStore | None = None,
     now_ms: int | None = None,
 ) -> TierReport:
-    """Draws the selected topics of a tier: their segments over time and offsets, contents,
-    cost, and holes.
+    """Reports the selected topics of a tier: segments over time and offsets, contents, cost and
+    holes.
 
     It reads what `describe` reads, and has the same numbers. Partitions with a missing key are
     listed with the facts of their manifests.

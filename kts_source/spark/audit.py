@@ -34,17 +34,17 @@ def audit(
         source: Options as for the data source.
         spark: Audits partitions in its workers; the report is the same.
         level: `listing`, `metadata` (default), `indexes` or `bytes`; each includes the one before.
-        grace_ms: Younger objects of an unfinished copy count as a copy under way.
+        grace_ms: Younger objects of an unfinished copy count as a running copy.
         store: The tier; default: opened from the options.
         now_ms: Time in ms since 1970 from which ages are counted; default: the clock.
         on_read: Called with the number of segment bytes that were read, at level `bytes`.
-        state: File that keeps the results; it is created with mode 0600. Only new, changed or
-            faulty segments are read again. An audit that was killed continues from it.
+        state: File with the results; it is created with mode 0600. Only new, changed or faulty
+            segments are read again. After a kill, the next audit resumes from this file.
         jobs: Number of processes that audit partitions; the report is the same.
 
     Raises:
-        InvalidOptionError: An unknown level, an option that an audit does not support, or a state
-            that is of another tier, invalid, or in use.
+        InvalidOptionError: The level is unknown, an audit does not support an option, or the state
+            is of another tier, invalid, or in use.
         TopicNotFoundError: The tier does not have a topic.
         StoreError: The store does not respond.
         TypeError: An unknown argument.

@@ -42,22 +42,22 @@ def backfill(
         target: A folder, `s3://bucket/prefix`, or an Iceberg table's name (`namespace.table`).
         progress: Show the progress on stderr; not with `follow`.
         table_format: `parquet` (default), `delta` or `iceberg`.
-        partition_by: Columns, fields of decoded ones, or `date(column)`; for example `["topic",
+        partition_by: Columns, fields of decoded columns, or `date(column)`; for example `["topic",
             "value.country", "date(timestamp)"]`.
         transform: A picklable function from record batch to record batch (or `None`), applied in
             the tasks to at most a few thousand rows at a time. It must be deterministic. A
             `kts_source.export.transforms.RowTransform` can reject single rows.
-        sort_within_files: Columns, or fields of decoded ones, every file is sorted by.
-        target_file_bytes: A file is closed once it has as many bytes; default 256 MiB.
-        row_group_rows: Rows of a row group, at most; default 1,048,576.
+        sort_within_files: Columns, or fields of decoded columns, by which each file is sorted.
+        target_file_bytes: A file is closed when it reaches this size; default 256 MiB.
+        row_group_rows: Maximum rows of a row group; default 1,048,576.
         compression: `zstd` (default), `snappy`, `lz4`, `gzip` or `none`.
         resume: Continue after the target's offsets (default); else overlaps are errors.
         export_id: Distinguishes exports into the same target; default `kts`.
         commit_bytes: Minimum original bytes of a commit; default 64 GiB.
         target_options: `s3.*` options of the target; default: options of the source.
         catalog: Properties for PyIceberg's `load_catalog`.
-        dead_letters: Folder for rows that a ready transform rejects or that cannot be decoded, as
-            they are stored, and the reason. Without it they are errors.
+        dead_letters: Folder for rows that a `RowTransform` rejects or that cannot be decoded, as
+            stored bytes with the reason. Without it, such rows are errors.
         compact: Keep only the latest record of each (topic, partition, key), as Kafka's cleaner
             does. Later runs rewrite all files of the table; plain Parquet needs a new folder.
         tombstones: Latest records with a null value: `keep` (default), `remove`, or `remove-old`
@@ -66,16 +66,16 @@ def backfill(
         follow: Repeat until SIGTERM or SIGINT, then return a report of all rounds. Logger
             `kts_source.export.follow` logs each round as JSON.
         interval: With `follow`, time between rounds: `60s` (default), `15m`, `1h`; at least `1s`.
-        round_bytes: With `follow`, in place of `commit_bytes`: bytes of a round; default 8 GiB.
-        schema_evolution: With `add` new fields of typed columns are added and missing ones are
-            null; with `none` (default) both are errors.
-        text_partitions: `checked` (default) refuses partition texts that look like other types.
-        verify: Compare the table's rows with the offsets and counts of its commits
-            first, which reads `topic`, `partition` and `offset` of the whole table.
+        round_bytes: With `follow`, instead of `commit_bytes`: bytes of a round; default 8 GiB.
+        schema_evolution: With `add`, new fields of typed columns are added and missing fields are
+            null; with `none` (default), both are errors.
+        text_partitions: `checked` (default) rejects partition texts that look like other types.
+        verify: First compare the table's rows with the offsets and counts of its commits. This
+            reads `topic`, `partition` and `offset` of the whole table.
 
     Raises:
-        InvalidOptionError: Arguments or options that do not fit.
-        ExportError: Gaps, overlaps, rules other than the table's, or a conflicting commit.
+        InvalidOptionError: Arguments or options contradict each other or the table.
+        ExportError: Offsets have gaps or overlaps, the table's rules differ, or a commit conflicts.
         TieredKafkaError: The source cannot be read.
         TypeError: An unknown argument.
     """

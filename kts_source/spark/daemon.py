@@ -23,7 +23,7 @@ from typing import Final
 from segment_format.tuning import is_on
 
 MODULES: Final = (
-    "pandas",  # pyarrow brings it in with the first value that `where` compares
+    "pandas",  # pyarrow imports it with the first value that `where` compares
     "pyspark.sql.pandas.types",
     "segment_format.arrow",
     "kts_source.read.read_task",
@@ -39,7 +39,9 @@ MODULES: Final = (
 
 
 def preload() -> None:
-    """Imports the installed ones of `MODULES`, without threads or open files, so it can fork."""
+    """Imports the installed modules of `MODULES`. They start no threads and open no files, so the
+    process can fork.
+    """
     for name in MODULES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -47,7 +49,7 @@ def preload() -> None:
 
     load_kernel()
     if is_on():
-        # Children share the memory of these objects unless their collector touches it.
+        # Children share the memory of these objects until their garbage collector writes to it.
         gc.collect()
         gc.freeze()
 

@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
         reason = "PySpark is not installed: pip install 'tiered-kafka[spark]'"
     elif error.name == "pyspark.sql.datasource":
         reason = (
-            f"Spark {spark.__version__} has no Python data sources; they came with Spark 4.0."
+            f"Spark {spark.__version__} has no Python data sources; they need Spark 4.0 or later."
             " The command `kts` and backfill(None, ...) need no Spark"
         )
     else:
@@ -41,16 +41,16 @@ try:
 except ModuleNotFoundError:  # new in Spark 4.2; older versions use none
 
     class ReadAllAvailable:  # type: ignore[no-redef]
-        """A limit that Spark 4.0 and 4.1 do not know."""
+        """Replaces the class of Spark 4.2 in older versions."""
 
     class ReadMaxRows:  # type: ignore[no-redef]
-        """Likewise."""
+        """Replaces the class of Spark 4.2 in older versions."""
 
         def __init__(self, max_rows: int) -> None:
             self.max_rows = max_rows
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Likewise."""
+        """Replaces the class of Spark 4.2 in older versions."""
 
 
 __all__ = [
@@ -66,7 +66,9 @@ __all__ = [
 
 
 class Travels(abc.ABCMeta):
-    """Metaclass of classes that `load` unpickles, so that a worker without this package says so."""
+    """Metaclass whose classes are unpickled by `load`: a worker without this package raises a clear
+    error.
+    """
 
 
 def _loaded(cls: type) -> tuple[Any, ...]:

@@ -46,7 +46,7 @@ _WITHOUT_LIMITS: Final = ("4.0.", "4.1.")
 
 
 def spark_schema(columns: Sequence[str], formats: Sequence[ColumnFormat] = ()) -> types.StructType:
-    """Returns the columns as Spark's types, all nullable, as Spark's Kafka source has them."""
+    """Returns the columns as Spark's types, all nullable as in Spark's Kafka source."""
     types_of = _types_with(formats)
     return types.StructType([types.StructField(name, types_of[name]) for name in columns])
 
@@ -108,7 +108,7 @@ def columns_of(
     """Returns the table's columns of a user's schema, in its order.
 
     Raises:
-        InvalidOptionError: A name or type that the table does not have, or a column that is not
+        InvalidOptionError: The table does not have a name or type of the schema, or a column is not
             nullable.
     """
     if not isinstance(schema, types.StructType):
@@ -126,8 +126,8 @@ def columns_of(
             close = difflib.get_close_matches(field.name, every, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise InvalidOptionError(
-                f"the schema has a column {field.name!r}, which the table has not{hint} (columns:"
-                f" {', '.join(names)})"
+                f"the schema has a column {field.name!r}, which the table does not have{hint}"
+                f" (columns: {', '.join(names)})"
             )
         if field.name != name:
             raise InvalidOptionError(f"the schema spells column {name!r} as {field.name!r}")
@@ -140,7 +140,7 @@ def columns_of(
             )
         if not field.nullable:
             raise InvalidOptionError(
-                f"column {name!r} is nullable; leave NOT NULL out of the schema"
+                f"column {name!r} is nullable; remove NOT NULL from the schema"
             )
         columns.append(name)
     if not columns:
@@ -149,11 +149,11 @@ def columns_of(
 
 
 class TieredKafkaDataSource(DataSource, metaclass=Travels):
-    """Kafka topics with tiered storage: reads closed segments straight from the objects.
+    """Reads Kafka topics from tiered storage: closed segments come directly from the objects.
 
     Name: `tiered-kafka`
 
-    Register it once a session, or let Spark find `pyspark_tiered_kafka` on the path:
+    Register it once per session, or let Spark find `pyspark_tiered_kafka` on the path:
 
         spark.dataSource.register(TieredKafkaDataSource)
         df = (spark.read.format("tiered-kafka")
@@ -164,16 +164,16 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
 
     Columns: `key binary, value binary, topic string, partition int, offset bigint, timestamp
     timestamp, timestampType int`, and with `includeHeaders=true` also `headers
-    array<struct<key:string,value:binary>>`. A narrower `.schema("offset bigint, value binary")`,
-    or option `columns`, decodes and copies only those columns.
+    array<struct<key:string,value:binary>>`. A narrower `.schema("offset bigint, value binary")`, or
+    option `columns`, decodes and copies only those columns.
 
-    Plans once for a query: its retries read the same offsets; another query on the DataFrame plans
-    again, as in Spark's Kafka source.
+    Each query is planned once, so its retries read the same offsets. Another query on the DataFrame
+    is planned again, as in Spark's Kafka source.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        # Here and not in schema(), which Spark does not call when the user gives a schema.
+        # Not in schema(), because Spark does not call it if the user gives a schema.
         self._scan_options = parse_any_options(dict(options))
         forget_finders_of_sparks_archives()
 
@@ -183,12 +183,14 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
         return "tiered-kafka"
 
     def schema(self) -> types.StructType:
-        """Returns the columns that the options ask for; a sample gives types of untyped JSON."""
+        """Returns the selected columns; types of JSON without a schema are inferred from a
+        sample.
+        """
         if any(column_format.needs_type for column_format in self._scan_options.formats):
             with explained_imports():
                 from kts_source.planning.infer_types import with_types
 
-            self._scan_options = with_types(self._scan_options)  # travels to `reader`
+            self._scan_options = with_types(self._scan_options)  # `reader` reuses the types
         return spark_schema(self._scan_options.columns, self._scan_options.formats)
 
     def reader(self, schema: types.StructType | pa.Schema) -> TieredKafkaBatchReader:
@@ -215,11 +217,11 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
         return TieredKafkaStreamReader(self._options_for(schema))
 
     def _options_for(self, schema: types.StructType) -> ScanOptions:
-        # The types that Spark or the user knows: a second sample could give others.
+        # Use the types of the schema: a second sample might have other types.
         formats = typed_as(schema, self._scan_options.formats)
         columns = columns_of(schema, formats)
         options = replace(self._scan_options, columns=columns, formats=formats)
-        # The key files are on the driver, and the reader travels to the workers.
+        # The key files are on the driver, but the reader is pickled for the workers.
         return replace(options, key_ring=options.key_ring.loaded())
 
 
@@ -264,10 +266,12 @@ def run_available_now(
     *,
     schema: str | None = None,
 ) -> StreamingQuery:
-    """Streams everything that is tiered now, in batches limited by the options, and waits for it.
+    """Streams all records that are tiered now, in batches limited by the options, and waits for the
+    end.
 
-    From Spark 4.2 on this is `trigger(availableNow=True)`. Spark 4.0 and 4.1 would run one batch
-    then, so there the source fixes its end, and the query runs without a trigger until that end.
+    From Spark 4.2 on this is `trigger(availableNow=True)`. Spark 4.0 and 4.1 would run a single
+    batch with it, so there the source fixes its end, and the query runs without a trigger until
+    that end.
 
     Args:
         spark: The session; the source is registered with it.
@@ -280,7 +284,7 @@ def run_available_now(
         The ended query.
 
     Raises:
-        StreamingQueryException: It failed; the next run continues from its checkpoint.
+        StreamingQueryException: The query failed; the next run continues from its checkpoint.
     """
     has_no_limits = spark.version.startswith(_WITHOUT_LIMITS)
     reader = spark.readStream.format(TieredKafkaDataSource.name()).options(**options)

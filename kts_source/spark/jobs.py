@@ -1,8 +1,8 @@
 """Runs exports and audits as Spark jobs, through an internal data source with a row for each task.
 
-So they run wherever Python data sources do: classic mode, Spark Connect, clusters. Rows of topics
-do not pass through the JVM. The job has credentials, so it travels inside the pickled class, never
-in an option, which plans and the UI show.
+So they run in all modes that support Python data sources: classic mode, Spark Connect, clusters.
+Rows of topics do not pass through the JVM. The job has credentials, so it is part of the pickled
+class. Options would be visible in plans and the UI.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def run_tasks(
     finally:
         if is_tagged:
             spark.removeTag(tag)
-        # The session keeps the class, which must not keep the tasks and the credentials.
+        # The session keeps the class, so replace it by one without tasks and credentials.
         spark.dataSource.register(export_data_source(tag, (), None))
     for row in rows:
         yield row["report"]
@@ -99,8 +99,8 @@ def _add_tag(spark: SparkSession, tag: str) -> bool:
 def _counted_tasks(spark: SparkSession, group: str, progress: Progress) -> Iterator[None]:
     """Reports to `progress` how many tasks of the jobs in the block have ended.
 
-    The jobs get a job group of their own, which the UI shows. Spark Connect has no status tracker,
-    so nothing is reported there.
+    The jobs get their own job group, which the UI shows. Spark Connect has no status tracker, so
+    nothing is reported there.
     """
     try:
         context = spark.sparkContext
@@ -139,7 +139,7 @@ def _completed_tasks(context: SparkContext, group: str) -> int:
 class ExportReader(DataSourceReader, metaclass=Travels):
     """Returns tasks as partitions and runs them.
 
-    It travels with every task, so its pickle has the job only.
+    It is pickled for every task, so its pickle has only the job, not the tasks.
     """
 
     def __init__(self, tasks: Sequence[WorkerTask], job: object | None) -> None:
@@ -186,7 +186,7 @@ def export_data_source(
         job: Shared by all tasks.
     """
     format_name = name
-    # As bytes, so that nothing of this package is unpickled before `load` has found it.
+    # As bytes, so that `load` finds the package before anything of it is unpickled.
     content: bytes = cloudpickle.dumps((tasks, job))  # type: ignore[no-untyped-call]
 
     class TieredKafkaExport(DataSource):

@@ -59,7 +59,7 @@ def task_rows(
         with explained_imports(), garbage_left_alone():
             from kts_source.read.read_task import run_task
 
-            rows = run_task(task, options, _place(scan))
+            rows = run_task(task, options, _task_place(scan))
             first = next(rows, None)
         with closing(rows):
             if first is not None:
@@ -80,7 +80,7 @@ def let_spark_collect_log_lines() -> None:
         ours.setLevel(logging.INFO)
 
 
-def _place(scan: str) -> TaskPlace:
+def _task_place(scan: str) -> TaskPlace:
     from pyspark import TaskContext
 
     from kts_source.read.task_metrics import TaskPlace
@@ -94,8 +94,8 @@ def _place(scan: str) -> TaskPlace:
 class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
     """Reads the table of one `load()`.
 
-    It is pickled before `partitions()` runs, so results of planning travel in the partitions.
-    It does not implement `pushFilters`, since Spark 4 returns wrong rows if two scans share one
+    It is pickled before `partitions()` runs, so the partitions carry the results of planning. It
+    does not implement `pushFilters`, since Spark 4 returns wrong rows if two scans share one
     `load()`.
     """
 
@@ -133,8 +133,8 @@ class TieredKafkaStreamReader(
 ):
     """Reads the stream of one `load()`.
 
-    Spark pickles another reader for the tasks before anything is planned, so a batch's partitions
-    carry everything that its tasks need.
+    Spark pickles a separate reader for the tasks before planning, so the partitions of a batch
+    carry all information that its tasks need.
     """
 
     def __init__(self, options: ScanOptions) -> None:
@@ -144,7 +144,9 @@ class TieredKafkaStreamReader(
         self._last_end: dict[str, Any] | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
-        """Returns a constant: Spark does not log the start of the first batch, and asks again."""
+        """Returns a constant, because Spark does not log the start of the first batch and calls
+        this again after a restart.
+        """
         return position_to_json(INITIAL)
 
     def latestOffset(  # noqa: N802  # Spark's name
@@ -160,7 +162,7 @@ class TieredKafkaStreamReader(
             start = self._last_end or self.initialOffset()
         position = position_from_json(start)
         end = self._stream.next(position, limited=not isinstance(limit, ReadAllAvailable))
-        # Spark compares positions as texts.
+        # Return the same object, because Spark compares positions as texts.
         return start if end is position else position_to_json(end)
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802, ANN401  # Spark's name, and its class where it has one
@@ -214,7 +216,7 @@ class TieredKafkaStreamReader(
         return task_rows(partition, self._options, self._scan)
 
     def commit(self, end: Mapping[str, Any]) -> None:
-        """Does nothing: Spark calls it a batch late, and never for a query's last batch."""
+        """Does nothing: Spark calls it one batch late, and never for the last batch of a query."""
 
     def stop(self) -> None:
         """Closes the store; Spark calls it only after an exception."""

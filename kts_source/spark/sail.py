@@ -1,10 +1,10 @@
 """Readers for Sail, which runs all tasks in threads of its own process and passes conditions down.
 
-Sail takes a task's batches through a channel with room for 16, and holds the GIL while it waits for
-room. The consumer that should make room may need the GIL, for example to run a Python function. So
-a task never fills the channel: it returns at most `MAX_BATCHES` batches, and is small enough for
-that. Then it never waits for Sail, and a task that waits for its turn waits at most until another
-one has decoded.
+Sail receives a task's batches through a channel for 16 batches, and holds the GIL while the channel
+is full. The consumer may need the GIL to make progress, for example to run a Python function, so
+both would deadlock. So a task never fills the channel: tasks are small, and return at most
+`MAX_BATCHES` batches. Then a task never waits for Sail, and a task that waits for `_turns` waits at
+most until another task has decoded.
 """
 
 from __future__ import annotations
@@ -44,11 +44,13 @@ if TYPE_CHECKING:
     from kts_source.spark.data_source_api import InputPartition
 
 TESTED_VERSIONS: Final = frozenset({"0.7.2"})
-"""Versions of pysail. 0.7.2 passes wrong text conditions, so no other version is trusted."""
+"""Versions of pysail with correct conditions. 0.7.2 passes wrong text conditions, so untested
+versions are not trusted.
+"""
 MAX_BATCHES: Final = 15
 """Batches of a task: the channel has room for one more, which signals the task's end."""
 TASK_BYTES: Final = 16 << 20
-"""Original bytes of a task, unless `targetPartitionBytes` is given: all its rows may wait."""
+"""Original bytes of a task, unless `targetPartitionBytes` is set: all its rows may be in memory."""
 
 _LIMITS: Final = BatchLimits(1 << 17, 4 << 20)
 _MAX_COLUMN_BYTES: Final = (1 << 31) - 1
@@ -66,7 +68,7 @@ _OPS: Final = {
 
 
 class SailReader(TieredKafkaBatchReader):
-    """Reads small tasks in few batches."""
+    """Reader of small tasks with few batches each."""
 
     def __init__(self, options: ScanOptions) -> None:
         if "targetPartitionBytes" not in options.given:
@@ -136,13 +138,13 @@ def read_few_batches(task: ScanTask, options: ScanOptions) -> Iterator[pa.Record
     """Yields the rows of a task in at most `MAX_BATCHES` batches."""
     from kts_source.read.read_task import run_task
 
-    # Sail reads all tasks at once, for any limit of the query.
+    # Sail reads all tasks at once, even if the query has a limit.
     with _turns, closing(run_task(task, options, batches=_LIMITS, whole=True)) as rows:
         yield from join_last(rows)
 
 
 def join_last(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields the same rows with all batches after the first ones joined into one.
+    """Yields the first batches unchanged, and the rows of all others as one batch.
 
     Raises:
         InvalidOptionError: The rows do not fit into one batch. A second one might fill the

@@ -4,9 +4,9 @@ Workers run the interpreter that `PYSPARK_PYTHON` names, by default `python3`. W
 unpickling its classes there would raise a `ModuleNotFoundError` that names no interpreter.
 
 Between tasks a worker collects garbage and may read the directories of import archives, which takes
-longer the more modules it has loaded. The functions here avoid that. They depend on how Spark's
-workers behave today, so they do nothing outside workers of Spark 4's daemon, nor with
-`KTS_TUNING=off` (`docs/tuning.md`).
+longer the more modules it has loaded. The functions here avoid that. They depend on internals of
+Spark's workers. They do nothing outside workers of Spark 4's daemon, or with `KTS_TUNING=off`
+(`docs/tuning.md`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def explained_imports() -> Iterator[None]:
         version = ".".join(str(number) for number in sys.version_info[:3])
         raise ModuleNotFoundError(
             f"{error}: Spark runs its Python workers with {sys.executable} (Python {version}),"
-            " where tiered-kafka is not installed, or not with all it needs. Install it there, or"
+            " where tiered-kafka is not installed, or lacks dependencies. Install it there, or"
             " set PYSPARK_PYTHON to the path of a Python that has it (on every machine of the"
             " cluster) before the Spark session starts",
             name=error.name,
@@ -74,8 +74,7 @@ _modules_frozen = 0
 def garbage_left_alone() -> Iterator[None]:
     """Disables garbage collection until a worker's first rows.
 
-    Then freezes the imported objects: they are many, and collecting garbage among them took
-    a fifth of the time.
+    Then freezes the many imported objects: garbage collection over them took a fifth of the time.
     """
     if _modules_frozen or not gc.isenabled() or not _collects_between_tasks():
         yield
@@ -113,7 +112,7 @@ def _collects_between_tasks() -> bool:
 
 
 def forget_finders_of_sparks_archives() -> None:
-    """Removes the import finders of Spark's archives in workers, also those that plan.
+    """Removes the import finders of Spark's archives in workers, including workers that plan.
 
     Spark 4.0 invalidates import caches before every task. Up to Python 3.12 the finders of its
     archives on the path (`pyspark.zip` has one for each package) then read their directories again,

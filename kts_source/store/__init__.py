@@ -1,1 +1,3 @@
-"""Object bytes by key, range and version: one protocol, a store a kind of storage, wrappers."""
+"""Stores: read object bytes by key, range and version. Contains the protocol, a store per kind of
+storage, and wrappers.
+"""

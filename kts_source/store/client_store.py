@@ -36,7 +36,9 @@ _reset_in_children: WeakSet[Any] = WeakSet()
 
 
 def reset_after_fork(owner: Any) -> None:  # noqa: ANN401  # anything with a method `reset`
-    """Calls `owner.reset()` in every child of a fork, where threads that hold locks are missing."""
+    """Calls `owner.reset()` in every child of a fork, because threads that hold locks do not exist
+    there.
+    """
     _reset_in_children.add(owner)
 
 
@@ -100,7 +102,7 @@ class ClientStore(ABC):
         def read() -> Data:
             data = self._read(key, start, stop, version)
             if len(data) != stop - start:
-                raise TransientError(f"{len(data)} bytes were answered for [{start}, {stop})")
+                raise TransientError(f"the response has {len(data)} bytes for [{start}, {stop})")
             return data
 
         pinned = "" if version is None else f" of version {version}"
@@ -110,7 +112,7 @@ class ClientStore(ABC):
 
     @abstractmethod
     def _connect(self) -> Any:  # noqa: ANN401  # fsspec ships no types
-        """Opens the file system of this process."""
+        """Opens the fsspec file system for this process."""
 
     @abstractmethod
     def _look_up(self, key: str) -> ObjectInfo:
@@ -139,7 +141,7 @@ class ClientStore(ABC):
         listing: bool = False,
         wanted: str = "the object",
     ) -> T:
-        """Counts and retries attempts, and returns the result of the first that succeeds."""
+        """Counts and retries attempts, and returns the result of the first successful attempt."""
         uri = self.uri(key)
 
         def try_once() -> T:
@@ -177,9 +179,9 @@ class AsyncClient:
         reset_after_fork(self)
 
     def reset(self) -> None:
-        """Forgets the file system of a parent process."""
+        """Drops the file system of the parent process."""
         self._lock = threading.Lock()
-        # Kept: its finalizer would wait for a loop that does not run in this process.
+        # Keep a reference: its finalizer would wait for a loop that does not run in this process.
         self._inherited, self._filesystem = self._filesystem, None
 
     @property
@@ -193,7 +195,7 @@ class AsyncClient:
     def run(self, call: Callable[[Any], Coroutine[Any, Any, T]], *, hedge: bool = False) -> T:
         """Returns the result of `call(filesystem)`, awaited on the file system's loop.
 
-        With `hedge`, the policy may send a second request if the answer is late.
+        With `hedge`, the policy may send a second request if the response is late.
 
         Raises:
             TransientError: The deadline passed.
@@ -202,7 +204,7 @@ class AsyncClient:
         filesystem, after = self.filesystem, self._policy.hedge_after_seconds
         if not hedge or after is None:
             return self._run_once(filesystem, call)
-        # Two first requests at a time would open two sessions.
+        # Two concurrent first requests would open two sessions.
         self._run_once(filesystem, lambda _: filesystem.set_session())
         return hedged(
             lambda: self._run_once(filesystem, call),
@@ -218,7 +220,7 @@ class AsyncClient:
                 return await call(filesystem)
             except Exception:
                 if is_abandoned.is_set():
-                    # The loop would log an error that no thread waits for, with credentials.
+                    # Retrieve the error: otherwise the loop would log it, with credentials.
                     raise asyncio.CancelledError from None
                 raise
 
@@ -230,11 +232,11 @@ class AsyncClient:
 
         try:
             return await_result(future, self._policy.request_deadline_seconds, give_up)
-        except TimeoutError as error:  # of the client: the connection was silent
+        except TimeoutError as error:  # a read timeout of the client
             raise TransientError(f"timeout: {scrub(str(error)) or type(error).__name__}") from None
 
     def drop(self, filesystem: Any) -> None:  # noqa: ANN401
-        """Opens a new file system at the next use, unless this one was replaced already.
+        """Makes the next use open a new file system, unless this one was already replaced.
 
         Requests in flight keep using the dropped one.
         """

@@ -1,4 +1,4 @@
-"""Any other store that fsspec knows: memory, HDFS, SFTP, HTTP and more.
+"""Store for all other file systems of fsspec: memory, HDFS, SFTP, HTTP and more.
 
 fsspec has no conditional read. With a version, the object is looked up *after* the bytes were read:
 if it still has the planned version, the bytes belong to that version. That costs one small request
@@ -40,13 +40,15 @@ _CLASS_NAMES = ("StorageClass", "storageClass", "access_tier", "blob_tier")
 
 
 class FsspecStore(ClientStore):
-    """Objects below a URL. The version is the best that the file system reports, see `_info`."""
+    """Objects below a URL. The version is the most reliable one that the file system reports, see
+    `_info`.
+    """
 
     pinning = "the ETag, generation, or size and time looked up after every read"
     _absolute_keys = False
-    # Argument of the file system with the arguments of its aiohttp session, if it has one.
+    # Argument of the file system that has the arguments of its aiohttp session, if any.
     _session_argument: str | None = None
-    # Names of what changes with the bytes, best first.
+    # Attributes that change with the bytes, most reliable first.
     _version_names: tuple[str, ...] = ("ETag", "etag", "generation", "md5Hash", "content_md5")
 
     def __init__(
@@ -94,7 +96,7 @@ class FsspecStore(ClientStore):
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
         """See `ObjectStore.list_objects`. Sends one request per folder.
 
-        `find` and `walk` of the file systems omit what they fail to list.
+        `find` and `walk` of the file systems silently skip folders that they fail to list.
         """
         waiting = self._entries(prefix)
         while waiting:
@@ -105,7 +107,7 @@ class FsspecStore(ClientStore):
                 yield info
 
     def _entries(self, prefix: str) -> list[tuple[str, ObjectInfo | None]]:
-        """Lists the keys of one folder that start with the prefix, the last key first.
+        """Lists the keys of one folder that start with the prefix, in descending order.
 
         A folder has `None` instead of an `ObjectInfo`.
         """
@@ -116,7 +118,7 @@ class FsspecStore(ClientStore):
             entries: list[tuple[str, ObjectInfo | None]] = []
             for entry in self._list(folder):
                 key = self._key(entry["name"])
-                # Some list the folder itself, or its marker, among its contents.
+                # Some file systems list the folder itself, or its marker, among its contents.
                 if not key.startswith(prefix) or key == folder:
                     continue
                 if entry["type"] == "directory":
@@ -137,13 +139,15 @@ class FsspecStore(ClientStore):
             return list(self._call_uncached("ls", path, detail=True))
         except FileNotFoundError:
             if folder and self._is_listed(folder):
-                raise TransientError("the folder is listed above, but not found itself") from None
+                raise TransientError(
+                    "its parent folder lists the folder, but the folder cannot be listed"
+                ) from None
             return []
 
     def _is_listed(self, folder: str) -> bool:
         """Returns whether the parent folder lists a folder.
 
-        Some file systems report a folder as missing if it may not be listed.
+        Some file systems report a folder as missing if listing it is not allowed.
         """
         self._tally.add(list_requests=1)
         return any(
@@ -155,7 +159,7 @@ class FsspecStore(ClientStore):
         return f"{self._root}/{key}"
 
     def _key(self, name: str) -> str:
-        # Names come with or without a leading slash, folders with or without a trailing one.
+        # Names have an optional leading slash, folders an optional trailing slash.
         root = self._root.strip("/")
         name = name.strip("/")
         return name[len(root) :].lstrip("/") if not root or name.startswith(root) else name
@@ -214,7 +218,7 @@ class FsspecStore(ClientStore):
         return data
 
     def _call_uncached(self, method: str, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
-        # A cached listing would hide objects that were written since.
+        # A cached listing would hide new objects.
         self._client.filesystem.invalidate_cache()
         return self._call(method, *arguments, **named)
 
@@ -255,7 +259,7 @@ class FsspecStore(ClientStore):
         elif not status and any(
             base.__module__.startswith("aiohttp") for base in type(error).__mro__
         ):
-            status = 503  # a failed connection: answers have a status
+            status = 503  # a failed connection: responses have a status
         return status, self._text(error)
 
 

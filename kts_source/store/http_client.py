@@ -1,7 +1,7 @@
-"""Sends HTTP GETs through urllib3 and reads the answers straight into the caller's memory.
+"""Sends HTTP GETs through urllib3 and reads the responses directly into the caller's memory.
 
-urllib3 pools connections, checks certificates and talks to proxies. A request ends at its deadline,
-or when the caller's `Cancellation` is cancelled, even if the server keeps sending.
+urllib3 pools connections, checks certificates and uses proxies. A request ends at its deadline, or
+when the caller's `Cancellation` is cancelled, even if the server keeps sending.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# More threads that decrypt at once take more CPU: each waits for the GIL after every record.
+# More concurrent decryptions take more CPU: each thread waits for the GIL after every record.
 _MAX_DECRYPTING: Final = 2
 _MAX_DECRYPTED_BYTES: Final = 1 << 20
 _FAILURES: Final = (OSError, http.client.HTTPException, TransientError)
-# Servers and gateways close idle connections, some without a word.
+# Servers and gateways close idle connections, some without notice.
 _IDLE_SECONDS: Final = 20.0
 
 
@@ -98,7 +98,7 @@ class HttpClient:
             self._manager = urllib3.ProxyManager(url, proxy_headers=headers, **arguments)
         self._manager.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
         self._pool = self._manager.connection_from_url(settings.url)
-        # A proxy of plain requests expects the whole URL.
+        # A proxy for HTTP requests expects the whole URL.
         self._before_target = settings.url if proxy is not None and not is_encrypted else ""
         self._timeout = urllib3.Timeout(settings.connect_seconds, settings.read_seconds)
         self._decrypting = threading.BoundedSemaphore(_MAX_DECRYPTING)
@@ -111,27 +111,27 @@ class HttpClient:
         *,
         seconds: float,
     ) -> T:
-        """Sends one GET and returns what `read` makes of the answer, whatever its status.
+        """Sends one GET and returns the result of `read` for the response, for any status.
 
         Redirects are not followed.
 
         Args:
             target: Path and query, percent-encoded.
             headers: All headers except `Accept-Encoding: identity`.
-            read: Reads the body. A connection with an unread rest is closed.
+            read: Reads the body. If it does not read the whole body, the connection is closed.
             seconds: Deadline for everything, including `read`.
 
         Raises:
             TransientError: The deadline passed.
             CancelledFetchError: The caller's scope was cancelled.
             OSError: The connection failed or was silent for too long.
-            http.client.HTTPException: The answer is malformed or truncated.
+            http.client.HTTPException: The response is malformed or truncated.
             ValueError: A header cannot be sent.
         """
         ends = time.monotonic() + seconds
         attempt = _Attempt(ends, self._settings.read_seconds, self._decrypting)
         token = _current.set(attempt)
-        answer: Any = None  # its attribute with the answer of `http.client` is not public
+        answer: Any = None  # its attribute with the response of `http.client` is not public
         try:
             with cancelled_by(attempt.abort):
                 attempt.require()
@@ -149,7 +149,7 @@ class HttpClient:
                 if answer._original_response.isclosed() and attempt.release():  # noqa: SLF001
                     answer.release_conn()
                     answer = None
-            attempt.require()  # the end of a cancelled answer may be missing
+            attempt.require()  # the end of a cancelled response may be missing
             return result
         except Exception as error:  # noqa: BLE001  # also urllib3's, which have a cause
             cause = _cause(error)
@@ -166,10 +166,10 @@ class HttpClient:
 
 
 def _parse_proxy(url: str) -> tuple[str, dict[str, str], tuple[str, ...]]:
-    """Returns the URL of a proxy without its user, the headers for it, and secrets in these."""
+    """Returns the URL of a proxy without user, its headers, and the secrets in the headers."""
     url_parts = urllib.parse.urlsplit(url)
     if url_parts.scheme != "http" or not url_parts.hostname:
-        raise ValueError("the proxy's URL is not of the kind http://host:port")
+        raise ValueError("the proxy's URL does not have the form http://host:port")
     headers, secrets = {}, list[str]()
     if url_parts.username is not None:
         user, password = (
@@ -204,7 +204,7 @@ class _Attempt:
     """One request: its deadline, and the socket to shut down when it is cancelled.
 
     Args:
-        ends: Deadline, by `time.monotonic`.
+        ends: Deadline in seconds of `time.monotonic`.
         read_seconds: Read timeout between bytes.
         decrypting: Permits for decryption.
     """
@@ -236,14 +236,18 @@ class _Attempt:
             raise CancelledFetchError
 
     def use(self, sock: socket.socket) -> None:
-        """Shuts this socket down when the request ends. Raises `CancelledFetchError` after that."""
+        """Registers a socket to shut down at the end of the request. Raises `CancelledFetchError`
+        if the request has ended.
+        """
         with self._lock:
             if self._is_over:
                 raise CancelledFetchError
             self._sock = sock
 
     def release(self) -> bool:
-        """Leaves the socket to the next request. Returns False if the request was cancelled."""
+        """Keeps the socket open for the next request. Returns False if the request was
+        cancelled.
+        """
         with self._lock:
             if not self.is_aborted:
                 self._sock = None
@@ -256,12 +260,12 @@ class _Attempt:
         self.end()
 
     def end(self) -> None:
-        """Shuts the socket down, unless it was released."""
+        """Shuts down the socket, unless it was released."""
         with self._lock:
             self._is_over = True
             if self._sock is not None:
                 with suppress(OSError):  # not connected
-                    # The method of `SSLSocket` would make a reading thread return ciphertext.
+                    # `SSLSocket.shutdown` would make a reading thread return ciphertext.
                     socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
 
@@ -269,7 +273,7 @@ _current: ContextVar[_Attempt] = ContextVar("attempt")
 
 
 class _Connection(HTTPConnection):
-    """A connection that obeys the current `_Attempt`."""
+    """A connection with the deadline and cancellation of the current `_Attempt`."""
 
     debuglevel = 0  # `http.client` would print headers
     has_surplus = False
@@ -286,7 +290,7 @@ class _Connection(HTTPConnection):
         return super().is_connected
 
     def connect(self) -> None:
-        """Connects in a thread, as neither name servers nor TLS know the deadline."""
+        """Connects in a thread, because name resolution and TLS do not support a deadline."""
         attempt = self._attempt = _current.get()
         self.has_surplus = False
 
@@ -309,7 +313,7 @@ class _Connection(HTTPConnection):
 
     def _new_conn(self) -> socket.socket:
         sock = super()._new_conn()
-        # TLS replaces the socket object, but shutting a duplicate down ends its handshake, too.
+        # TLS replaces the socket object, but the shutdown of a duplicate also ends its handshake.
         attempt = self._attempt
         try:
             self._duplicate = sock.dup()
@@ -347,7 +351,7 @@ class _HttpsPool(urllib3.HTTPSConnectionPool):
 
 
 class _Stream(io.BufferedReader):
-    """Buffered bytes of an answer. Notices bytes after its end, which answer no request."""
+    """Buffered bytes of a response. Detects unsolicited bytes after its end."""
 
     raw: _RawStream
 
@@ -361,14 +365,14 @@ class _Stream(io.BufferedReader):
 
 
 class _RawStream(io.RawIOBase):
-    """Bytes of an answer, read until the deadline. `http.client` gets it instead of the socket."""
+    """Bytes of a response, with a deadline. `http.client` reads from it instead of the socket."""
 
     def __init__(self, connection: _Connection, sock: socket.socket, attempt: _Attempt) -> None:
         self.connection = connection
         self.has_ended = False
         self._sock = sock
         self._attempt = attempt
-        # Keeps the socket open if `http.client` closes it before the answer is read.
+        # Keeps the socket open if `http.client` closes it before the response is read.
         self._reference = sock.makefile("rb", buffering=0)
         self._timeout = sock.gettimeout()
         sock.setblocking(False)
@@ -391,7 +395,9 @@ class _RawStream(io.RawIOBase):
                 raise TimeoutError(f"silent for {seconds:.3g} s")
 
     def _decrypt(self, view: Any) -> int:  # noqa: ANN401
-        """Reads as many TLS records as have arrived. Raises `SSLWantReadError` if none has."""
+        """Reads all TLS records that have arrived. Raises `SSLWantReadError` if none has
+        arrived.
+        """
         sock: Any = self._sock
         size, target = 0, memoryview(view)[:_MAX_DECRYPTED_BYTES]
         with self._attempt.decrypting, suppress(ssl.SSLWantReadError):

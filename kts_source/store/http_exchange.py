@@ -1,9 +1,9 @@
-"""Checks of HTTP answers: status, version, range and length, before their bytes count.
+"""Checks status, version, range and length of HTTP responses before their bytes are used.
 
-gcsfs, adlfs and fsspec's HTTP file system accept any successful answer, follow any listing token
-and repeat some requests on their own. Hooks inside these libraries record the answers of a call in
-an `Exchange`, so that a read can check their ranges, and stop repeated requests: a listing whose
-tokens form a cycle, or a retry that would multiply with ours.
+gcsfs, adlfs and fsspec's HTTP file system accept any successful response, follow any listing token,
+and repeat some requests automatically. Hooks inside these libraries record the responses of a call
+in an `Exchange`, so that reads can check their ranges. The hooks also stop repeated requests:
+listings whose tokens form a cycle, and retries in addition to ours.
 """
 
 from __future__ import annotations
@@ -32,20 +32,22 @@ AS_STORED: Final[dict[str, Any]] = {
     "auto_decompress": False,
     "headers": {"Accept-Encoding": "identity"},
 }
-"""Arguments of an aiohttp session that returns bytes as stored, which is what ranges count."""
+"""Arguments of an aiohttp session that returns bytes as stored, because ranges refer to stored
+bytes.
+"""
 
 # Range units are case-insensitive (RFC 9110, 14.1).
 _CONTENT_RANGE: Final = re.compile(
     r"bytes +(?P<first>\d+)-(?P<last>\d+)/(?P<size>\d+|\*)", re.IGNORECASE | re.ASCII
 )
-# Query parameters of Google's and Azure's listings that have the token of a page.
+# Query parameters with the page token in Google's and Azure's listings.
 _TOKENS: Final = ("pageToken", "marker")
 
 
 def error_of_status(
     status: int, text: str, *, uri: str, wanted: str
 ) -> StoreError | TransientError:
-    """Returns the error for an HTTP status; 0 means that there was no answer.
+    """Returns the error for an HTTP status; 0 means no response.
 
     `text` describes the failure without credentials, `wanted` the requested range and version.
     """
@@ -72,11 +74,11 @@ def require_range(
     *,
     uri: str,
 ) -> None:
-    """Checks by its headers that an answer has bytes [start, stop) of the object.
+    """Checks with its headers that a response has bytes [start, stop) of the object.
 
     Raises:
         TruncatedObjectError: The object ends before `stop`.
-        TransientError: The answer has another range or length, or ignores the range.
+        TransientError: The response has another range or length, or ignores the range.
     """
     length = require_length(content_length)
     if content_range is None:
@@ -84,16 +86,16 @@ def require_range(
             raise TransientError("the response has no valid Content-Range")
         if start == 0 and length == stop:
             return  # the whole object was requested
-        raise TransientError(f"the range was ignored: the answer has {length} bytes")
+        raise TransientError(f"the range was ignored: the response has {length} bytes")
     first, last, size = _parse_range(content_range)
     if first != start or last >= stop:
-        raise TransientError(f"another range was answered: [{first}, {last + 1})")
+        raise TransientError(f"the response has another range: [{first}, {last + 1})")
     if last < stop - 1:
         if size == last + 1:
             raise beyond_end(last + 1, start, stop, uri=uri)
-        raise TransientError(f"less was answered than asked for: [{first}, {last + 1})")
+        raise TransientError(f"the response has a shorter range: [{first}, {last + 1})")
     if length != stop - start:
-        raise TransientError(f"the answer has {length} bytes for [{start}, {stop})")
+        raise TransientError(f"the response has {length} bytes for [{start}, {stop})")
 
 
 def _parse_range(content_range: str) -> tuple[int, int, int | None]:
@@ -109,7 +111,7 @@ def _parse_range(content_range: str) -> tuple[int, int, int | None]:
 
 
 def require_length(content_length: object) -> int:
-    """Returns the length of an answer. Raises `TransientError` if the answer does not say it."""
+    """Validates a `Content-Length`. Raises `TransientError` if the response has none."""
     if not isinstance(content_length, int):
         raise TransientError("the response has no valid Content-Length")
     return content_length
@@ -124,12 +126,12 @@ def object_size(content_range: str | None) -> int:
 
 
 def join_header(values: Iterable[str]) -> str | None:
-    """Returns the value of a header; different values of a repeated one are joined by commas."""
+    """Returns the value of a header; different values of a repeated header are joined by commas."""
     return ", ".join(sorted(set(values))) or None
 
 
 async def read_range(answer: ClientResponse, start: int, stop: int, *, uri: str) -> bytes:
-    """Checks and reads a successful answer to a request for bytes [start, stop).
+    """Checks and reads a successful response for bytes [start, stop).
 
     The session must not decompress, see `AS_STORED`.
     """
@@ -140,7 +142,7 @@ async def read_range(answer: ClientResponse, start: int, stop: int, *, uri: str)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Status and range headers of an answer; `None` for a missing header."""
+    """Status and range headers of a response; `None` for a missing header."""
 
     status: int
     content_range: str | None
@@ -149,7 +151,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Exchange:
-    """Requests and answers of one call.
+    """Requests and responses of one call.
 
     Args:
         uri: URI of the object or prefix, for errors.
@@ -160,11 +162,11 @@ class Exchange:
     _requests: set[str] = field(default_factory=set)
 
     def start(self) -> None:
-        """Watches the requests of the current asyncio task and the tasks it starts."""
+        """Starts to record the requests of the current asyncio task and of tasks that it starts."""
         _current.set(self)
 
     def check_request(self, url: str, query: Iterable[str], byte_range: str | None) -> None:
-        """Refuses to request the same page or range a second time."""
+        """Raises an error if the same page or range is requested a second time."""
         is_page = any(name in _TOKENS for name in query)
         if not is_page and byte_range is None:
             return
@@ -176,15 +178,15 @@ class Exchange:
                 "the listing returned a continuation token twice and would never end", uri=self.uri
             )
         else:
-            raise TransientError("the answer was not read to its end")
+            raise TransientError("the response was not read completely")
 
     def require_range(self, start: int, stop: int) -> None:
-        """Checks that the recorded answers, if any, have bytes [start, stop)."""
+        """Checks that the recorded responses, if any, have bytes [start, stop)."""
 
         def first_byte(answer: Answer) -> int:
             return 0 if answer.content_range is None else _parse_range(answer.content_range)[0]
 
-        # A library that splits a long range gets the answers in any order.
+        # A library that splits a long range receives the responses in any order.
         answers = sorted(self.answers, key=first_byte)
         position = start
         for answer in answers:
@@ -226,7 +228,7 @@ def watched_session(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _AzureWatch:
-    """A policy of Azure's pipelines, which needs no import of Azure's library."""
+    """A policy for Azure's pipelines that needs no import of Azure's library."""
 
     def __init__(self, next_policy: Any) -> None:  # noqa: ANN401
         self.next = next_policy
@@ -258,7 +260,9 @@ class _AzureWatch:
 
 
 def watch_azure(client: Any) -> None:  # noqa: ANN401  # Azure's `BlobServiceClient`
-    """Makes a client try once, not decompress, and report to the current `Exchange`."""
+    """Makes a client send each request once, without decompression, and report it to the current
+    `Exchange`.
+    """
     policies = client._pipeline._impl_policies  # noqa: SLF001  # adlfs takes no policies
     for policy in policies:
         if hasattr(policy, "total_retries"):
@@ -267,10 +271,10 @@ def watch_azure(client: Any) -> None:  # noqa: ANN401  # Azure's `BlobServiceCli
 
 
 def watch_google(filesystem: Any, bucket: str) -> None:  # noqa: ANN401  # gcsfs ships no types
-    """Makes gcsfs try once: removes the decorator of `_request` that retries.
+    """Makes gcsfs send each request once: removes the retrying decorator of `_request`.
 
-    Newer versions ask Google for the kind of a bucket before the first request, by gRPC and with
-    retries. An emulator does not answer that, so an `http://` endpoint is not asked.
+    Newer versions request the kind of a bucket from Google before the first request, with gRPC and
+    retries. Emulators do not support this, so it is disabled for `http://` endpoints.
     """
     once = getattr(type(filesystem)._request, "__wrapped__", None)  # noqa: SLF001  # no option does it
     if once is not None:

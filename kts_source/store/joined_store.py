@@ -1,4 +1,4 @@
-"""Stores that consist of other stores: joined under key prefixes, mirrored, or none at all."""
+"""Stores that combine other stores: joined under key prefixes, mirrored, or empty."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 _BESIDE: Final = "tailPath:/"
 
-# A store that is down costs every request all of its retries, so it is skipped for this time.
+# A store that is down would cost every request all retries, so it is skipped for this time.
 REST_SECONDS: Final = 30.0
 _DOWN: Final = (StoreUnavailableError, AccessDeniedError, StoreNotFoundError)
 _FAILURES: Final = (*_DOWN, ObjectNotFoundError)
@@ -49,7 +49,7 @@ def is_beside(key: str) -> bool:
 class JoinedStore:
     """A main store and additional stores under key prefixes: `tailPath:/<number>/<key>`.
 
-    Plans, tasks and plan files have only keys and versions, and so can refer to all of them.
+    Plans, tasks and plan files contain only keys and versions, so they can refer to all stores.
 
     Args:
         first: The main store. Its keys are unchanged and never start with `tailPath:/`.
@@ -132,20 +132,20 @@ class JoinedStore:
 
 
 class FallbackStore:
-    """A store and its mirror, which has the same keys and is asked when the store fails.
+    """A store and its mirror. The mirror has the same keys and is used when the store fails.
 
-    The versions of one store mean nothing in the other. So a version here has three parts,
-    `<store number>:<size>:<version in that store>`, and a read first asks the store that the
-    version names. The other store is asked if that one gives no answer after all retries, denies
-    access, or lacks the bucket or the object. Its object must have the same size, and the version
-    of the first such read pins all later reads. Segment objects are written once, under keys with a
-    random id, so equal key and size mean equal bytes; checksums check them again.
+    A version is only valid in its store. So a version here has three parts, `<store
+    number>:<size>:<version in that store>`, and a read first uses the store in the version. It uses
+    the other store if the first one does not respond after all retries, denies access, or lacks the
+    bucket or the object. The object there must have the same size, and the version of the first
+    such read pins all later reads. Segment objects are written once, under keys with a random id,
+    so equal key and size mean equal bytes; checksums confirm it.
 
-    An object that has changed is an error at once: a mirror must not hide that.
+    A changed object is an error immediately: a mirror must not hide it.
     """
 
     is_near = False
-    lists_in_pages = False  # a listing comes from one store as a whole
+    lists_in_pages = False  # a whole listing comes from one store
 
     def __init__(self, first: ObjectStore, mirror: ObjectStore) -> None:
         self._stores = (first, mirror)
@@ -190,7 +190,7 @@ class FallbackStore:
         return self._try_both(0, lambda number: self._stores[number].list_folders(prefix))
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list_objects`. A listing comes from one store as a whole."""
+        """See `ObjectStore.list_objects`. A whole listing comes from one store."""
 
         def list_all(number: int) -> list[ObjectInfo]:
             objects = self._stores[number].list_objects(prefix, after=after)
@@ -213,7 +213,9 @@ class FallbackStore:
         return self._try_both(home, read)
 
     def _version(self, number: int, key: str, size: int | None) -> str | None:
-        """Returns the version that pins reads of an object in the store it was not planned from."""
+        """Returns the version that pins reads of an object in the store from which it was not
+        planned.
+        """
         if size is None:
             return None
         info = self._infos.get((number, key))
@@ -223,7 +225,7 @@ class FallbackStore:
                 info = self._infos.setdefault((number, key), info)
         if info.size != size:
             raise ObjectChangedError(
-                f"the object of the other store has {info.size} bytes, {size} were planned",
+                f"the object in the other store has {info.size} bytes, but {size} were planned",
                 uri=self._stores[number].uri(key),
             )
         return info.version
@@ -239,8 +241,8 @@ class FallbackStore:
         try:
             return self._try_store(other, read)
         except _FAILURES as error:
-            # The user knows the first store, so its error is raised, unless the object is missing
-            # there and the mirror is down: then the object may still exist.
+            # Raise the error of the first store, which the user configured. Exception: the object
+            # is missing there and the mirror is down, so it may still exist.
             raised, second = (failure, error) if home == 0 else (error, failure)
             if isinstance(raised, ObjectNotFoundError):
                 if isinstance(second, ObjectNotFoundError):
@@ -258,7 +260,7 @@ class FallbackStore:
                 self._down_until[number] = time.monotonic() + REST_SECONDS
             if is_first:
                 log.warning(
-                    "%s fails, the other store is asked for the next %d s: %s",
+                    "%s fails, so the other store is used for the next %d s: %s",
                     ("the first store", "the mirror")[number],
                     REST_SECONDS,
                     _summary(error),
@@ -315,7 +317,7 @@ def _add_store(number: int, info: ObjectInfo) -> ObjectInfo:
 
 
 def _parse_version(version: str | None) -> tuple[int, int | None, str | None]:
-    """Returns store number, size, and the version in that store; no size if nothing is pinned."""
+    """Returns store number, size, and version in that store; no size without a pinned version."""
     if version is None:
         return 0, None, None
     number, size, own = version.split(":", 2)

@@ -1,8 +1,8 @@
-"""A folder of this machine, read with `pread` in the caller's thread, without retries.
+"""Store for a local folder, read with `pread` in the caller's thread, without retries.
 
 A key is opened component by component, each relative to the descriptor of its parent and without
-following links. A symbolic link is resolved first, and its target is opened the same way. So a
-folder that is replaced by a link at any moment never leads out of the root.
+following links. A symbolic link is resolved first, and its target is opened the same way. So even
+if a folder is replaced by a link at any time, no path leads out of the root.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ T = TypeVar("T")
 # Non-blocking, so that opening a named pipe does not wait for a writer.
 _FILE_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 _LISTED_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW
-# O_PATH needs no permission to list the folders on the way. macOS lacks it.
+# O_PATH needs no permission to list parent folders. macOS lacks it.
 _ROOT_FLAGS: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_CLOEXEC | os.O_DIRECTORY
 _FOLDER_FLAGS: Final = _ROOT_FLAGS | os.O_NOFOLLOW
-# Operating systems use different errors for a link that must not be followed.
+# Operating systems report links that must not be followed with different errors.
 _LINK_ERRORS: Final = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)
 _MAX_LINKS: Final = 40
 
@@ -155,7 +155,7 @@ class LocalStore:
     def _is_folder(self, entry: os.DirEntry[str], key: str) -> bool:
         try:
             return entry.is_dir()
-        except OSError as error:  # of the target of a link
+        except OSError as error:  # from the target of a link
             raise self._translate(error, key) from None
 
     def _listed_info(self, entry: os.DirEntry[str], key: str) -> ObjectInfo | None:
@@ -167,7 +167,7 @@ class LocalStore:
                 if stat.S_ISREG(status.st_mode):
                     status = self._open(key, _status)
         except (FileNotFoundError, ObjectNotFoundError):
-            return None  # deleted since the folder was read, or a link to nothing
+            return None  # deleted after the folder was read, or a broken link
         except OSError as error:
             raise self._translate(error, key) from None
         return _info(key, status) if stat.S_ISREG(status.st_mode) else None

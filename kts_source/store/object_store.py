@@ -49,10 +49,10 @@ class StoreCounters:
     Attributes:
         requests: Reads and look-ups sent, counting every attempt (GET and HEAD prices).
         list_requests: Listing pages requested, counting every attempt (LIST prices).
-        bytes: Bytes of object data received in accepted answers.
+        bytes: Bytes of object data received in accepted responses.
         retries: Attempts repeated after a failure.
         hedges: Second requests sent because the first was late.
-        mirrored: Reads and listings answered by the mirror.
+        mirrored: Reads and listings served by the mirror.
     """
 
     requests: int = 0
@@ -99,7 +99,7 @@ class ObjectStore(Protocol):
 
     @property
     def pinning(self) -> str:
-        """Describes how reads are bound to one version of an object."""
+        """Describes how reads are pinned to one version of an object."""
         ...
 
     @property
@@ -111,7 +111,7 @@ class ObjectStore(Protocol):
     def is_near(self) -> bool:
         """True if a read only copies bytes within this machine.
 
-        Reading ahead in threads and caching gain nothing then.
+        Then reading ahead in threads and caching have no benefit.
         """
         ...
 
@@ -221,7 +221,7 @@ def check_version(version: str | None, planned: str | None, *, uri: str) -> None
 def beyond_end(size: int, start: int, stop: int, *, uri: str) -> TruncatedObjectError:
     """Returns the error for a range [start, stop) of an object that has only `size` bytes."""
     return TruncatedObjectError(
-        f"the object has {size} bytes, [{start}, {stop}) was asked for", uri=uri, position=size
+        f"the object has {size} bytes, but [{start}, {stop}) was requested", uri=uri, position=size
     )
 
 

@@ -1,9 +1,9 @@
 """Azure and Google stores: listings and look-ups through fsspec, ranges through obstore.
 
 obstore takes half the CPU of adlfs and gcsfs, and its requests name a version, so a read is one
-request instead of two (see `fsspec_store`). It would read the environment on its own; the settings
-of the stores set everything that it could take from there. Keys that obstore would rewrite are read
-through fsspec.
+request instead of two (see `fsspec_store`). It would also read environment variables, so the
+settings of the stores set every option that it could take from there. Keys that obstore would
+rewrite are read through fsspec.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ _STATUS_OF_CLASS: Final = {
     "PreconditionError": 412,
     "NotModifiedError": 304,
 }
-# The second one is Azurite's answer for a range of an empty object.
+# The second text is Azurite's response for a range of an empty object.
 _START_AFTER_END: Final = ("Wanted range starting at", '"bytes 0--1/0"')
-# A redirect, or a header that only obstore needs: the fsspec library may read the object.
+# A redirect, or a header that only obstore requires: the fsspec library may succeed.
 _DOUBTFUL: Final = ("Received redirect", "ETag Header missing", "Last-Modified Header missing")
 _DEBUG: Final = "\n\nDebug source"
 _CAUSE: Final = re.compile(r'"([^"\\]+)"|\b(IncompleteMessage|TimedOut|ConnectionReset)\b')
@@ -80,7 +80,7 @@ class ObstoreSettings(Protocol):
         ...
 
     def renew(self) -> bool:
-        """Requests a new token after a refusal. Returns whether there is one."""
+        """Requests a new token after a rejection. Returns whether it received one."""
         ...
 
 
@@ -88,10 +88,10 @@ class ObstoreReader(RangeReader):
     """Reads ranges through obstore.
 
     A child of a fork lacks obstore's threads and would wait for them. If obstore was used before a
-    fork, the fsspec library reads in the child.
+    fork, the child reads with the fsspec library.
 
-    `make_settings` may raise `FsspecOnlyError`. Versions are generations or else ETags. The fsspec
-    library must confirm the HTTP statuses `doubted`.
+    `make_settings` may raise `FsspecOnlyError`. Versions are generations, else ETags. After HTTP
+    statuses in `doubted`, the fsspec library repeats the request.
     """
 
     _name = "obstore"
@@ -134,7 +134,7 @@ class ObstoreReader(RangeReader):
         try:
             return _stores.get(self._settings, self._settings.open)
         except (BaseError, OSError, ValueError):  # such as credential files of the environment
-            raise FsspecOnlyError(f"{self._name} does not open it") from None
+            raise FsspecOnlyError(f"{self._name} cannot open the store") from None
 
     def _client(self) -> Any:  # noqa: ANN401
         return self._opened
@@ -165,19 +165,19 @@ class ObstoreReader(RangeReader):
             answer = await get_async(client, key, options=options)
             answered = answer.meta["version"] if self._by_generation else answer.meta["e_tag"]
             if answered is None and version is not None:
-                raise TransientError("the answer has no version")
+                raise TransientError("the response has no version")
             check_version(answered, version, uri=uri)
             first, end = answer.range
             if (first, end) != (start, stop):
                 if first == start and end < stop and answer.meta["size"] == end:
                     raise beyond_end(end, start, stop, uri=uri)
-                raise TransientError(f"another range was answered: [{first}, {end})")
-            # Not `bytes_async`, which reads as much as the answer has.
+                raise TransientError(f"the response has another range: [{first}, {end})")
+            # Not `bytes_async`, which reads the response without a limit.
             length, chunks = 0, []
             async for chunk in answer.stream(min_chunk_size=stop - start):
                 length += len(chunk)
                 if length > stop - start:
-                    raise TransientError(f"more than [{start}, {stop}) was answered")
+                    raise TransientError(f"the response has more bytes than [{start}, {stop})")
                 chunks.append(chunk)
             return bytes(chunks[0]) if len(chunks) == 1 else b"".join(chunks)
 
@@ -205,7 +205,7 @@ def read_error(class_name: str, text: str) -> RangeError:
     if answer is None:
         reason = message.partition(": ")[2] or message
         if status == 401:
-            # The provider of tokens failed, maybe temporarily; no request was sent.
+            # The token provider failed, possibly temporarily; no request was sent.
             return RangeError(0, "", reason, is_doubtful=True, was_sent=False)
         if status == 0 and any(words in message for words in _START_AFTER_END):
             status = 416
@@ -230,7 +230,7 @@ class _Loop:
 
 
 class _Use:
-    """Remembers if obstore was used in this process, or before it was forked."""
+    """Records whether obstore was used in this process, or before it was forked."""
 
     def __init__(self) -> None:
         self.is_ours = False
@@ -248,7 +248,7 @@ _stores: Final = SharedClients[Any]()
 class ObstoreStore(FsspecStore):
     """Base class of the Azure and Google stores."""
 
-    # Name of a root there, the library behind fsspec, and the extra that installs it.
+    # Name of a root in this service, the fsspec library, and the extra that installs it.
     _root_name: ClassVar[str]
     _library: ClassVar[str]
     _extra: ClassVar[str]
@@ -333,7 +333,7 @@ def require_supported(
 ) -> None:
     """Raises `FsspecOnlyError` unless obstore connects to the endpoint as the fsspec library does.
 
-    See `require_known`. `prefix` is that of the environment variables that only obstore reads.
+    See `require_known`. `prefix` is the prefix of environment variables that only obstore reads.
     """
     require_known(unknown, schemes)
     for name in (
@@ -388,7 +388,7 @@ class AzureSettings:
     client_options: ClientConfig
 
     def renew(self) -> bool:
-        """Returns False: Azure's library renews its tokens in time, and cannot be asked to."""
+        """Returns False: Azure's library renews tokens automatically, and has no call for it."""
         return False
 
     def open(self) -> Any:  # noqa: ANN401
@@ -447,15 +447,15 @@ class AzureStore(ObstoreStore):
         schemes = ("abfs", "abfss", "az")
         require_supported(arguments.keys() - _AZURE_ARGUMENTS, schemes, "AZURE_", endpoint)
         if not _CONTAINER.fullmatch(self._bucket) and self._bucket != "$root":
-            raise FsspecOnlyError("the container's name is not an ordinary one")
+            raise FsspecOnlyError("the container's name is unusual")
         if os.environ.get("AZURE_ENCRYPTION_KEY"):
             raise FsspecOnlyError("AZURE_ENCRYPTION_KEY is set")
         keys, token = _credentials(client.credential, address.query)
         if token is not None and address.scheme != "https":
-            raise FsspecOnlyError("tokens go through encrypted connections only")
+            raise FsspecOnlyError("tokens are sent only over encrypted connections")
         if keys is not None and keys[0] == "sas_token" and not _AZURE_HOST.fullmatch(endpoint):
-            # obstore follows redirects to any host and sends the signed URL along as `Referer`.
-            raise FsspecOnlyError("a signature at an address of one's own")
+            # obstore follows redirects to any host and sends the signed URL to it as `Referer`.
+            raise FsspecOnlyError("a shared access signature with a custom endpoint")
         return AzureSettings(
             endpoint,
             self._bucket,
@@ -480,7 +480,7 @@ class AzureStore(ObstoreStore):
 
 
 def _credentials(credential: Any, query: str) -> tuple[tuple[str, str] | None, Any]:  # noqa: ANN401
-    """Returns an account key or a signature, and what issues tokens; `None` for each missing."""
+    """Returns the account key or signature, and the issuer of tokens; `None` if missing."""
     if credential is None:
         if not query:
             return None, None
@@ -490,7 +490,7 @@ def _credentials(credential: Any, query: str) -> tuple[tuple[str, str] | None, A
         return ("access_key", key), None
     elif hasattr(credential, "get_token"):
         return None, credential
-    raise FsspecOnlyError("its credentials are of a kind of their own")
+    raise FsspecOnlyError("its kind of credentials is not supported")
 
 
 # Arguments of gcsfs that have the same effect here.
@@ -562,8 +562,8 @@ class GcsStore(ObstoreStore):
     _library = "gcsfs"
     _extra = "gcs"
     _by_generation = True
-    # 404 also means an overwritten generation, or an endpoint without the XML interface; a zonal
-    # bucket answers 400.
+    # 404 also means an overwritten generation, or an endpoint without the XML API; zonal buckets
+    # return 400.
     _doubted = frozenset({400, 404})
     _session_argument = "session_kwargs"
 
@@ -573,20 +573,20 @@ class GcsStore(ObstoreStore):
         return filesystem
 
     def _settings_of(self, filesystem: Any, arguments: Mapping[str, Any]) -> GcsSettings:  # noqa: ANN401
-        # The environment and the universe are in the location.
+        # The location includes the environment and the universe.
         endpoint = str(filesystem._location).rstrip("/")  # noqa: SLF001
         require_supported(arguments.keys() - _GCS_ARGUMENTS, ("gs", "gcs"), "GOOGLE_", endpoint)
         if not _BUCKET.fullmatch(self._bucket):
-            raise FsspecOnlyError("the bucket's name is not an ordinary one")
+            raise FsspecOnlyError("the bucket's name is unusual")
         if getattr(filesystem, "_use_client_cert", False):
-            raise FsspecOnlyError("the client has a certificate of its own")
+            raise FsspecOnlyError("the client has a client certificate")
         login = filesystem.credentials
         if login.credentials is None:
             login = None
         elif not endpoint.startswith("https:"):
-            raise FsspecOnlyError("tokens go through encrypted connections only")
+            raise FsspecOnlyError("tokens are sent only over encrypted connections")
         elif getattr(login.credentials, "quota_project_id", None):
-            raise FsspecOnlyError("its credentials name a project that pays")
+            raise FsspecOnlyError("its credentials name a billing project")
         return GcsSettings(
             endpoint, self._bucket, login, client_options(endpoint, self._retry_policy)
         )

@@ -102,7 +102,7 @@ def refuse_credentials(path: str) -> None:
 def storage_beside(
     path: str, other: str, storage: Secret[Mapping[str, str]]
 ) -> Secret[Mapping[str, str]]:
-    """Returns the storage options of the store at `path` for another store.
+    """Returns the storage options of the store at `path`, adapted for another store.
 
     `storageOptions` are dropped if the schemes differ: they are arguments of one file system.
     """

@@ -8,7 +8,7 @@ The list is one of
 
 The key of a URL is its path without the leading slash and with percent escapes resolved, unless the
 list gives a key. Query strings are secret: no error, log line or URI has one. A presigned URL
-allows GET only, so a look-up reads the first byte of an object. The version is the ETag.
+allows only GET, so a look-up reads the first byte of an object. The version is the ETag.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class PresignedStore(ClientStore):
     `hide_query`.
     """
 
-    pinning = "conditional reads (If-Match), and the ETag of every answer"
+    pinning = "conditional reads (If-Match), and the ETag of every response"
 
     def __init__(
         self,
@@ -136,14 +136,17 @@ class PresignedStore(ClientStore):
             return Path(local_root(path)).read_bytes()
         except OSError as error:
             raise StoreError(
-                f"the list is not readable: {error.strerror}", uri=self._shown
+                f"the list of URLs is not readable: {error.strerror}", uri=self._shown
             ) from None
 
     async def _read_body(self, answer: ClientResponse) -> bytes:
         _require_success(answer)
         size = require_length(answer.content_length)
         if size > MAX_LIST_BYTES:
-            raise ObjectTooLargeError(f"the list has {size} bytes", uri=self._shown)
+            raise ObjectTooLargeError(
+                f"the list of URLs has {size} bytes; at most {MAX_LIST_BYTES} are read",
+                uri=self._shown,
+            )
         return await answer.read()
 
     def _parse(self, data: bytes) -> Mapping[str, str]:
@@ -165,8 +168,8 @@ class PresignedStore(ClientStore):
             urls = {_key(url): url for url in listed}
             if len({(_key(url), urlsplit(url).netloc) for url in listed}) > len(urls):
                 raise StoreError(
-                    "the list has URLs of one path on several hosts: write it as a JSON object"
-                    " that gives each its key",
+                    "the list has URLs with the same path on several hosts: write it as a JSON"
+                    " object that maps keys to URLs",
                     uri=self._shown,
                 )
         for url in urls.values():

@@ -1,8 +1,8 @@
 """Reads byte ranges with less CPU than s3fs, adlfs or gcsfs.
 
-Each store decides once per process, at its first use, whether its options allow that. Listings and
-look-ups always go through the fsspec library. The subclasses read from S3 with a client of our own
-and from other clouds with obstore.
+Each store checks once per process, at its first use, whether its options allow it. Listings and
+look-ups always go through the fsspec library. Subclasses read from S3 with our own client and from
+other clouds with obstore.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ _MAX_CLIENTS: Final = 4
 
 
 class FsspecOnlyError(Exception):
-    """Only the fsspec library supports the options. The text says why, without their values."""
+    """Only the fsspec library supports the options. The text has the reason, without values of
+    options.
+    """
 
 
 class Range(NamedTuple):
-    """Bytes [start, stop) of an object of a version; None accepts any version."""
+    """Bytes [start, stop) of an object version; None accepts any version."""
 
     key: str
     start: int
@@ -52,7 +54,7 @@ class RangeError(Exception):
     """A failed attempt.
 
     Attributes:
-        status: HTTP status; 0 if there was no complete answer.
+        status: HTTP status; 0 without a complete response.
         code: The service's error code, or empty.
         text: Description, which may have credentials.
         is_doubtful: True if the fsspec library may succeed, or report a better error.
@@ -71,7 +73,7 @@ class RangeReader(ABC):
 
     Args:
         bucket: The bucket or container, for messages.
-        library: The fsspec library that reads instead if the options need it.
+        library: The fsspec library that is used instead if the options require it.
         policy: Deadlines.
         tally: Counts requests.
     """
@@ -88,14 +90,14 @@ class RangeReader(ABC):
         reset_after_fork(self)
 
     def reset(self) -> None:
-        """Forgets the decision and the clients of a parent process."""
+        """Drops the decision and the clients of the parent process."""
         self._deciding, self._lock, self._renewing = (threading.Lock() for _ in range(3))
         self._reason: str | None = None
         self._has_answered = False
 
     @property
     def reason(self) -> str:
-        """Why the fsspec library reads instead, or empty. Sends no request."""
+        """Reason for using the fsspec library instead, or empty. Sends no request."""
         if self._reason is None:
             with self._deciding:
                 if self._reason is None:
@@ -117,11 +119,11 @@ class RangeReader(ABC):
         return not self.reason
 
     def read(self, wanted: Range, fallback: Callable[[], Data]) -> Data:
-        """Makes one attempt to read a range. Checks version, range and length of the answer.
+        """Makes one attempt to read a range. Checks version, range and length of the response.
 
         `fallback` reads with the fsspec library. It is called if this reader cannot read the key,
-        and after a doubtful `RangeError`. If it succeeds then, the library reads everything from
-        then on.
+        and after a `RangeError` with `is_doubtful`. If it succeeds after such an error, the library
+        is used for all later reads.
         """
         if not self.can_read(wanted.key):
             return fallback()
@@ -135,11 +137,15 @@ class RangeReader(ABC):
             self._has_answered = True
             return data
         data = fallback()
-        self._leave(f"a request by {self._name} failed where that by {self._library} did not")
+        self._leave(
+            f"a request by {self._name} failed, but the same request by {self._library} succeeded"
+        )
         return data
 
     def _read_renewing(self, wanted: Range) -> Data:
-        """Makes one attempt, and a second one with new credentials if the first were refused."""
+        """Makes one attempt. If the credentials were rejected, makes a second attempt with new
+        ones.
+        """
         client = self._client()
         try:
             return self._attempt(client, wanted)
@@ -159,7 +165,9 @@ class RangeReader(ABC):
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Makes the settings. Raises `FsspecOnlyError` if only the library supports the options."""
+        """Creates the settings. Raises `FsspecOnlyError` if only the library supports the
+        options.
+        """
 
     @abstractmethod
     def _client(self) -> Any:  # noqa: ANN401  # as `_attempt` of the subclass takes it
@@ -167,18 +175,18 @@ class RangeReader(ABC):
 
     @abstractmethod
     def _attempt(self, client: Any, wanted: Range) -> Data:  # noqa: ANN401
-        """Sends one request and checks the answer."""
+        """Sends one request and checks the response."""
 
     @abstractmethod
     def _renew(self, refused: Any) -> bool:  # noqa: ANN401
-        """Returns whether there are newer credentials than the refused ones.
+        """Returns whether credentials newer than the rejected ones exist.
 
-        One of several threads renews them, and may wait for the service that issues them.
+        Of several threads, one renews the credentials, and may wait for their issuer.
         """
 
 
 class SharedClients(Generic[C]):
-    """Keeps the last clients of this process by their settings.
+    """Caches the last clients of this process by their settings.
 
     A worker opens a store for each task. A new client would read certificates for 5 ms and connect.
     """
@@ -188,7 +196,7 @@ class SharedClients(Generic[C]):
         reset_after_fork(self)
 
     def reset(self) -> None:
-        """Forgets the clients of a parent process."""
+        """Drops the clients of the parent process."""
         self._lock = threading.Lock()
         self._clients: list[tuple[Any, C]] = []
 
@@ -205,7 +213,7 @@ class SharedClients(Generic[C]):
             return client
 
     def forget(self, client: C) -> None:
-        """Removes a client after its credentials were refused."""
+        """Removes a client after its credentials were rejected."""
         with self._lock:
             self._clients = [entry for entry in self._clients if entry[1] is not client]
 

@@ -29,9 +29,9 @@ _current: ContextVar[Cancellation | None] = ContextVar("cancellation", default=N
 
 
 class TransientError(Exception):
-    """A failed attempt that is worth repeating.
+    """A failed attempt after which a retry may succeed.
 
-    Its text is free of credentials. Users never see it: the retry loop turns it into
+    Its text is free of credentials. Users never see it: the retry loop converts it to
     `StoreUnavailableError`.
     """
 
@@ -42,7 +42,7 @@ class CancelledFetchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Number of attempts, pauses between them, and timeouts of each.
+    """Number of attempts, pauses between them, and timeouts of each attempt.
 
     A pause is drawn at random between zero and a bound that doubles ("full jitter"), so tasks that
     were throttled together do not retry together.
@@ -56,8 +56,8 @@ class RetryPolicy:
             last byte of the response.
         connect_timeout_seconds: Connect timeout.
         read_timeout_seconds: Read timeout between bytes.
-        hedge_after_seconds: Send a ranged read a second time if the first has not been answered
-            after this time; None sends no second request.
+        hedge_after_seconds: Time without a response after which a ranged read is sent a second
+            time; None never sends a second request.
     """
 
     max_attempts: int = 6
@@ -85,7 +85,8 @@ class RetryPolicy:
                 return operation()
             except TransientError as error:
                 last = str(error)
-            # Outside the handler, so that an error of the next attempt is not chained to this one.
+            # Outside the handler, so that an error of the next attempt is not chained to this
+            # error.
             elapsed = time.monotonic() - start
             history.append(f"attempt {len(history) + 1}, failed after {elapsed:.2f} s: {last}")
             bound = min(bound, self.max_pause_seconds)
@@ -93,7 +94,7 @@ class RetryPolicy:
             is_late = elapsed + wait >= self.give_up_after_seconds
             if is_late or len(history) >= self.max_attempts:
                 raise StoreUnavailableError(
-                    f"the store did not answer properly in {len(history)} attempts, last: {last}",
+                    f"all {len(history)} attempts failed, last: {last}",
                     uri=uri,
                     attempts=tuple(history),
                 ) from None
@@ -106,7 +107,7 @@ DEFAULT_RETRY_POLICY = RetryPolicy()
 
 
 class Cancellation:
-    """A flag that is set once and calls back everything registered with it."""
+    """A flag that is set once and then calls all registered callbacks."""
 
     def __init__(self) -> None:
         self._is_set = threading.Event()
@@ -124,7 +125,7 @@ class Cancellation:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Makes store calls of this thread obey the cancellation until the block ends."""
+        """Applies the cancellation to store calls of this thread until the block ends."""
         token = _current.set(self)
         try:
             yield
@@ -133,7 +134,7 @@ class Cancellation:
 
     @contextlib.contextmanager
     def calling(self, callback: Callable[[], object]) -> Iterator[None]:
-        """Calls `callback` if the flag is already set, or is set before the block ends."""
+        """Calls `callback` if the flag is set before the block ends, or was set already."""
         key = object()
         with self._lock:
             is_set = self._is_set.is_set()
@@ -177,7 +178,7 @@ def pause(seconds: float) -> None:
 def deadline_error(seconds: float) -> TransientError:
     """Returns the error for an attempt that exceeded its deadline."""
     return TransientError(
-        f"timeout: no complete answer by the deadline {seconds:g} s (option fetchDeadlineMs)"
+        f"timeout: no complete response by the deadline {seconds:g} s (option fetchDeadlineMs)"
     )
 
 
@@ -226,21 +227,22 @@ def within_deadline(seconds: float, call: Callable[[], T]) -> T:
 
 
 def hedged(call: Callable[[], T], *, after_seconds: float, on_second: Callable[[], object]) -> T:
-    """Returns the first answer of `call()` and, if that is late, of a second `call()`.
+    """Returns the result of `call()`. If it is late, runs a second `call()` and returns the first
+    result of both.
 
-    Most answers of an object store are fast, a few take ten times as long, and a second request is
-    often answered before such a straggler. It costs one more request per late answer, so it is off
-    by default.
+    Most responses of an object store are fast, but a few take ten times as long. A second request
+    often finishes before such a straggler. It costs one more request per late response, so it is
+    off by default.
 
     Args:
-        call: Makes one attempt in a thread of its own and obeys the current `Cancellation`. The
-            losing attempt is cancelled.
-        after_seconds: When the first attempt counts as late.
+        call: Makes one attempt, in its own thread, with the current `Cancellation`. The slower
+            attempt is cancelled.
+        after_seconds: Time after which the first attempt is late.
         on_second: Called when the second attempt starts.
 
     Raises:
-        Exception: The error of the first attempt if it failed before it was late. Otherwise the
-            error of the attempt that failed last, if both failed.
+        Exception: The error of the first attempt if it failed before it was late. Otherwise, if
+            both failed, the error of the attempt that failed last.
     """
     cancellation = Cancellation()
 

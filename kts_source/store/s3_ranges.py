@@ -1,8 +1,8 @@
-"""Reads byte ranges of S3: signed by botocore, requested by `HttpClient`, read into reused memory.
+"""Reads byte ranges of S3 into reused memory. botocore signs requests, `HttpClient` sends them.
 
-The arguments of s3fs, the environment and the AWS configuration files decide how a bucket is
-reached, as they do for s3fs. An answer counts only if it states the requested version and exactly
-the requested range, which is checked before its body is read.
+The arguments of s3fs, environment variables and the AWS configuration files determine the access to
+a bucket, as for s3fs. A response is accepted only if it has the requested version and exactly the
+requested range; this is checked before its body is read.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ _CONFIG: Final = {
 _UNSUPPORTED_IN_PROFILES: Final = ("endpoint_url", "services", "s3")
 _UNSUPPORTED_IN_ENVIRONMENT: Final = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-# Suffixes of access points and the like, which have endpoints or signatures of their own.
+# Suffixes of access points and similar, which have special endpoints or signatures.
 _RESERVED: Final = ("--x-s3", "--op-s3", "--ol-s3", "--table-s3", "-s3alias", ".mrap")
-# botocore encodes other characters of a path, and refuses a query or a fragment.
+# botocore encodes other characters of a path, and rejects a query or a fragment.
 _ENDPOINT: Final = re.compile(r"[A-Za-z]+://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~/-]*)?")
-# botocore signs for other regions than these names say.
+# botocore signs for other regions than these names.
 _SIGNED_REGION: Final = re.compile(r"(?!.*-global$)[A-Za-z0-9]+(-[A-Za-z0-9]+)*")
 _AWS_REGION: Final = re.compile(r"(?!cn-|us-iso|eu-isoe|eusc-)[a-z]{2}(-[a-z]+)+-[0-9]")
 
 _MAX_ERROR_BYTES: Final = 64 << 10
 _CODE: Final = re.compile(r"<Code>([A-Za-z0-9]+)</Code>")
-# The rest of an error may repeat the request with its token, plain, as signed or in hexadecimal.
+# The rest of an error may contain the request with its token, plain, as signed or in hexadecimal.
 _MESSAGE: Final = re.compile(r"<Message>([^<]*)</Message>")
-# Another region or host, which s3fs looks up.
+# Another region or host; s3fs looks it up.
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _WRONG_REGION: Final = frozenset({"AuthorizationHeaderMalformed", "IllegalLocationConstraint"})
 
@@ -77,7 +77,7 @@ class AwsChain:
     """Credentials of the AWS chain. botocore renews them before they expire.
 
     Some sources renew credentials without an expiry time, such as a tool that writes the shared
-    credentials file. So the chain is read again after a refusal.
+    credentials file. So the chain is read again after a rejection.
     """
 
     def __init__(self, profile: str | None, session: Any) -> None:  # noqa: ANN401  # botocore ships no types
@@ -96,7 +96,7 @@ class AwsChain:
         return _freeze(self._credentials)
 
     def renew(self, refused: Secret[Keys | None]) -> bool:
-        """Reads the chain again. Returns whether it has other keys than the refused ones."""
+        """Reads the chain again. Returns whether its keys differ from the rejected keys."""
         try:
             session = open_session(self._profile, with_credentials=True)
             keys = _freeze(session.get_credentials())
@@ -118,7 +118,7 @@ def _freeze(credentials: Any) -> Secret[Keys] | None:  # noqa: ANN401  # botocor
 def open_session(profile: str | None, *, with_credentials: bool) -> Any:  # noqa: ANN401  # botocore ships no types
     """Opens a botocore session. Sends no request.
 
-    Only credentials may need a client, whose handlers take 5 ms to register.
+    Only credentials need the handlers of a client, which take 5 ms to register.
 
     Raises:
         FsspecOnlyError: The AWS configuration has settings that only s3fs supports.
@@ -141,7 +141,7 @@ def open_session(profile: str | None, *, with_credentials: bool) -> Any:  # noqa
     return session
 
 
-# Loggers of canonical requests, headers, arguments, and answers of the token service.
+# Loggers of canonical requests, headers, arguments, and responses of the token service.
 _LOGGERS: Final = ("botocore.auth", "botocore.endpoint", "botocore.parsers")
 _TOKEN: Final = re.compile(
     r"((?:x-amz-security-token|WebIdentityToken|SessionToken|SecretAccessKey)"
@@ -152,7 +152,7 @@ _TOKEN: Final = re.compile(
 
 class _HidesTokens(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
-        """Masks session tokens; drops no record."""
+        """Masks session tokens; keeps all log records."""
         text = record.getMessage()
         hidden = _TOKEN.sub(rf"\g<1>{MASK}", text)
         if hidden != text:
@@ -180,9 +180,9 @@ class S3Settings:
         http: The server. With virtual addressing its host name starts with the bucket.
         path: Path before the key, percent-encoded, without the last slash.
         region: Region in the signature.
-        requester_pays: True adds the header that lets the requester pay.
+        requester_pays: True adds the header for requester-pays buckets.
         keys: Keys from the options; a secret `None` for the AWS chain or unsigned requests.
-        chain: The AWS chain, if it gives the credentials.
+        chain: The AWS chain, if the credentials come from it.
     """
 
     http: HttpSettings
@@ -203,19 +203,19 @@ def s3_settings(bucket: str, arguments: Mapping[str, Any]) -> S3Settings:
     """
     _require_supported(bucket, arguments)
     config = arguments["config_kwargs"]
-    # s3fs ignores keys if nothing is signed.
+    # s3fs ignores keys for unsigned requests.
     has_keys = not arguments["anon"] and arguments.get("key") is not None
     has_chain = not has_keys and not arguments["anon"]
     session = open_session(arguments.get("profile"), with_credentials=has_chain)
     region = arguments["client_kwargs"].get("region_name", session.get_config_variable("region"))
     if region is not None and not _SIGNED_REGION.fullmatch(str(region)):
-        raise FsspecOnlyError("the region is not an ordinary one")
+        raise FsspecOnlyError("the region is unusual")
     is_virtual = (config.get("s3") or {}).get("addressing_style") == "virtual"
     endpoint = _endpoint(bucket, arguments.get("endpoint_url"), region, is_virtual=is_virtual)
     url_parts = urllib.parse.urlsplit(endpoint)
     is_plain = _ENDPOINT.fullmatch(endpoint) is not None and url_parts.hostname
     if url_parts.scheme not in ("http", "https") or not is_plain:
-        raise FsspecOnlyError("the endpoint is not of the kind https://host:port")
+        raise FsspecOnlyError("the endpoint does not have the form https://host:port")
     keys = (arguments["key"], arguments["secret"], arguments.get("token")) if has_keys else None
     http_settings = HttpSettings(
         f"{url_parts.scheme}://{url_parts.netloc}",
@@ -237,16 +237,16 @@ def s3_settings(bucket: str, arguments: Mapping[str, Any]) -> S3Settings:
 def _endpoint(bucket: str, endpoint: str | None, region: str | None, *, is_virtual: bool) -> str:
     if endpoint is not None:
         if is_virtual:
-            raise FsspecOnlyError("virtual addresses of an endpoint of one's own")
+            raise FsspecOnlyError("virtual addressing with a custom endpoint")
         return endpoint.rstrip("/")
     if region is None or not _AWS_REGION.fullmatch(region):
-        raise FsspecOnlyError("the region is not given, or has endpoints of its own")
+        raise FsspecOnlyError("the region is not set, or has special endpoints")
     host = f"s3.{region}.amazonaws.com"
     return f"https://{bucket}.{host}" if is_virtual else f"https://{host}"
 
 
 def _proxy(endpoint: str, config: Mapping[str, Any], scheme: str) -> str | None:
-    """Returns the proxy of the options, else that of the environment, obeying `NO_PROXY`."""
+    """Returns the proxy in the options, else in the environment, considering `NO_PROXY`."""
     from botocore.utils import get_environ_proxies
 
     proxies = config["proxies"] if "proxies" in config else get_environ_proxies(endpoint)
@@ -266,7 +266,7 @@ def _ca_file(session: Any) -> str:  # noqa: ANN401  # botocore's
 
 def _require_supported(bucket: str, arguments: Mapping[str, Any]) -> None:
     if not _BUCKET.fullmatch(bucket) or bucket.endswith(_RESERVED):
-        raise FsspecOnlyError("the bucket's name is not an ordinary one")
+        raise FsspecOnlyError("the bucket's name is unusual")
     config = arguments["config_kwargs"]
     unknown = {
         *(arguments.keys() - _ARGUMENTS),
@@ -280,7 +280,7 @@ def _require_supported(bucket: str, arguments: Mapping[str, Any]) -> None:
         if not isinstance(config[name], int | float):
             raise FsspecOnlyError(f"{name} is not a number")
     if (config.get("s3") or {}).get("addressing_style") not in (None, "auto", "path", "virtual"):
-        raise FsspecOnlyError("the addressing style is not an ordinary one")
+        raise FsspecOnlyError("the addressing style is unknown")
     if arguments.get("key") is not None and arguments.get("secret") is None:
         raise FsspecOnlyError("an access key without its secret")
     for name in _UNSUPPORTED_IN_ENVIRONMENT:
@@ -308,7 +308,7 @@ class S3Reader(RangeReader):
         try:
             self._http = _http_clients.get(settings.http, lambda: HttpClient(settings.http))
         except (OSError, ValueError):
-            raise FsspecOnlyError(f"{self._name} does not open it") from None
+            raise FsspecOnlyError(f"{self._name} cannot open the store") from None
 
     def _client(self) -> Secret[Keys | None]:
         """Returns the current keys; a secret `None` for unsigned requests."""
@@ -360,14 +360,14 @@ class S3Reader(RangeReader):
                 raise self._refusal(answer, keys)
             etag = answer.headers.get("ETag")
             if etag is None and version is not None:
-                raise TransientError("the answer has no ETag")
+                raise TransientError("the response has no ETag")
             check_version(etag, version, uri=uri)
             content_range = join_header(answer.headers.get_all("Content-Range", ()))
             require_range(answer.status, content_range, _length(answer), start, stop, uri=uri)
             data = writable_bytes(stop - start)
             size = answer.readinto(data)
             if size != stop - start:
-                raise TransientError(f"the answer ended after {size} of {stop - start} bytes")
+                raise TransientError(f"the response ended after {size} of {stop - start} bytes")
             return data.toreadonly()
 
         signed = _sign(settings, keys, target, headers)
@@ -375,32 +375,34 @@ class S3Reader(RangeReader):
         try:
             return self._http.get(target, signed, read, seconds=seconds)
         except ValueError as error:
-            # An untrusted certificate, or a header that cannot be sent. s3fs reports both better;
-            # the text may have the token.
+            # An untrusted certificate, or a header that cannot be sent. s3fs has better errors for
+            # both; this text may have the token.
             raise RangeError(0, "", type(error).__name__, is_doubtful=True) from None
         except (OSError, http.client.HTTPException) as error:
             raise RangeError(0, "", self._scrub(f"{type(error).__name__}: {error}", keys)) from None
 
     def _refusal(self, answer: http.client.HTTPResponse, keys: Secret[Keys | None]) -> RangeError:
-        # Not `read`: http.client takes a chunk of -1 bytes for all that ever comes.
+        # Not `read`: for a chunk of -1 bytes, http.client would read without a limit.
         buffer = bytearray(_MAX_ERROR_BYTES)
         body = buffer[: answer.readinto(buffer)].decode("utf-8", "replace")
         code, message = _CODE.search(body), _MESSAGE.search(body)
         words = (code and code[1], message and html.unescape(message[1]))
         text = " ".join(word for word in (str(answer.status), answer.reason, *words) if word)
         status, name = answer.status, code[1] if code else ""
-        # http.client takes an interim answer, such as 103, for the answer.
+        # http.client treats an interim response, such as 103, as the response.
         is_doubtful = 100 <= status < 200 or status in _REDIRECTS or name in _WRONG_REGION
         return RangeError(status, name, self._scrub(text, keys), is_doubtful=is_doubtful)
 
     def _scrub(self, text: str, keys: Secret[Keys | None]) -> str:
-        """Masks credentials that are not options: of the AWS chain, and parts of a proxy's URL."""
+        """Masks credentials that are not options: keys of the AWS chain, and parts of a proxy's
+        URL.
+        """
         secrets = [word for word in keys.reveal() or () if word]
         return scrub(text, [*self._http.secrets, *secrets])
 
 
 def _length(answer: http.client.HTTPResponse) -> int | None:
-    """Returns `Content-Length`, unless something else delimits the body."""
+    """Returns `Content-Length`; `None` if the body is delimited in another way."""
     lengths = set(answer.headers.get_all("Content-Length", ()))
     is_certain = len(lengths) == 1 and "Transfer-Encoding" not in answer.headers
     return answer.length if is_certain else None

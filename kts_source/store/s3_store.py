@@ -1,9 +1,8 @@
 """S3 and compatible stores: ranges through `s3_ranges`, everything else through s3fs.
 
 Reads through s3fs call `get_object` directly: the public methods of s3fs cannot pin a version and
-retry on their own. With a version, the request says `If-Match` and the ETag of the answer is
-compared as well, for servers that ignore the condition. The answer must have exactly the requested
-range.
+retry on their own. With a version, the request has `If-Match`, and the ETag of the response is also
+compared, for servers that ignore the condition. The response must have exactly the requested range.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-# Error codes worth a retry although their HTTP status does not say so.
+# Error codes to retry although their HTTP status is not temporary.
 _TRANSIENT_CODES: Final = frozenset(
     {
         "ConditionalRequestConflict",
@@ -71,13 +70,13 @@ _DENIED_CODES: Final = frozenset(
 
 
 class S3Store(ClientStore):
-    """Objects of `s3://bucket[/prefix]`. The version of an object is its ETag as listed.
+    """Objects of `s3://bucket[/prefix]`. The version of an object is its listed ETag.
 
     Raises:
         InvalidOptionError: The URL names no bucket.
     """
 
-    pinning = "conditional reads (If-Match), and the ETag of every answer"
+    pinning = "conditional reads (If-Match), and the ETag of every response"
     lists_in_pages = True
 
     def __init__(
@@ -142,7 +141,7 @@ class S3Store(ClientStore):
     def _listed_key(self, key: str, prefix: str) -> str:
         if not key.startswith(self._prefix + prefix):
             raise StoreError(
-                f"the listing has {key!r}, which does not begin with the prefix asked for",
+                f"the listing has {key!r}, which does not begin with the requested prefix",
                 uri=self.uri(prefix),
             )
         return key
@@ -155,7 +154,7 @@ class S3Store(ClientStore):
             answer = self._answer("list_objects_v2", arguments, listing=True)
             # An error document with status 200 looks like an empty listing.
             if "IsTruncated" not in answer:
-                raise TransientError("the answer is not a listing")
+                raise TransientError("the response is not a listing")
             return answer
 
         tokens: set[str] = set()
@@ -199,7 +198,7 @@ class S3Store(ClientStore):
         hedge: bool = False,
         listing: bool = False,
     ) -> T:
-        """Calls `AsyncClient.run`, a second time with new credentials if those expired."""
+        """Calls `AsyncClient.run`. If the credentials expired, calls it again with new ones."""
         filesystem = self._client.filesystem
         try:
             return self._client.run(call, hedge=hedge)
@@ -225,7 +224,7 @@ class S3Store(ClientStore):
             try:
                 etag = answer.get("ETag")
                 if etag is None and version is not None:
-                    raise TransientError("the answer has no ETag")
+                    raise TransientError("the response has no ETag")
                 check_version(etag, version, uri=uri)
                 status = answer["ResponseMetadata"]["HTTPStatusCode"]
                 content_range, length = answer.get("ContentRange"), answer.get("ContentLength")
@@ -259,7 +258,7 @@ class S3Store(ClientStore):
     def _translate(
         self, status: int, code: str, text: str, key: str, *, listing: bool
     ) -> tuple[int, str]:
-        """Returns what `_failure` does, for an error that S3 answered."""
+        """Returns the result of `_failure` for an error response of S3."""
         uri = self.uri(key)
         if code == "NoSuchBucket" or (status == 404 and listing):
             raise StoreNotFoundError(f"the bucket {self._bucket} does not exist", uri=uri) from None
@@ -269,22 +268,22 @@ class S3Store(ClientStore):
             ) from None
         if status in (404, 412, 416):
             return status, text
-        # S3 also denies access to a missing key if the caller may not list the bucket.
+        # S3 also denies access to a missing key if listing the bucket is not allowed.
         if code in _DENIED_CODES:
             return 403, text
         return 503 if code in _TRANSIENT_CODES else status, text
 
 
 def _origin(error: Exception) -> Exception:
-    """Returns botocore's error inside one of s3fs."""
+    """Returns botocore's error inside an error of s3fs."""
     from botocore.exceptions import ClientError
 
     return error.__cause__ if isinstance(error.__cause__, ClientError) else error
 
 
 def _is_expiry(error: Exception) -> bool:
-    """Returns whether S3 refused expired credentials. An answer to HEAD has no error code."""
-    answer = getattr(_origin(error), "response", None)  # also `None` without an answer
+    """Returns whether S3 rejected expired credentials. Responses to HEAD have no error code."""
+    answer = getattr(_origin(error), "response", None)  # also `None` without a response
     code = (answer or {}).get("Error", {}).get("Code")
     return code in EXPIRED_CODES or code == "400"
 
@@ -295,7 +294,7 @@ def _is_transient(error: BaseException) -> bool:
     from botocore.parsers import ResponseParserError
 
     if isinstance(error, exceptions.SSLError):
-        return False  # a certificate does not become valid by asking again
+        return False  # a retry does not make a certificate valid
     return isinstance(
         error,
         exceptions.HTTPClientError
@@ -326,10 +325,10 @@ async def _disconnect(filesystem: Any) -> None:  # noqa: ANN401
 
 
 def connect(arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401  # s3fs ships no types
-    """Opens a file system that tries each request once. Sends no request.
+    """Opens a file system that makes one attempt per request. Sends no request.
 
-    A worker that Spark forked for a short query waits for the session before its first byte, so the
-    session is built faster than s3fs does, with internals of s3fs and botocore. If these have
+    A worker that Spark forked for a short query must open the session before its first byte. So
+    this builds the session faster than s3fs, with internals of s3fs and botocore. If these have
     changed, or with `KTS_TUNING=off` (`docs/tuning.md`), s3fs builds its own session.
 
     Args:
@@ -345,7 +344,7 @@ def connect(arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401  # s3fs ships 
             if filesystem.session is None:
                 filesystem.session = _fast_session(filesystem.kwargs)
         except Exception as error:  # noqa: BLE001  # the session only saves time
-            # Without the text, which may have arguments.
+            # Without the error's text, which may have arguments.
             log.info("s3fs builds its own session: %s", type(error).__name__)
     return filesystem
 
@@ -363,19 +362,19 @@ def _fast_session(arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401
 def _loader(data_path: str | None) -> Any:  # noqa: ANN401
     """Returns a loader of service descriptions that is shared by all sessions of this process.
 
-    Every task has a session, and parsing the descriptions takes ten times as long as the rest of
-    making a client. The loader does not look into the 900 folders of other services.
+    Every task has a session, and parsing the descriptions takes ten times as long as the other
+    steps of creating a client. The loader does not search the 900 folders of other services.
     """
     import botocore.loaders
 
     loader = botocore.loaders.create_loader(data_path)
     if "s3" not in _services(loader.search_paths, "service-2"):
-        raise LookupError("botocore keeps its descriptions elsewhere")
+        raise LookupError("botocore has its service descriptions in another location")
     loader.list_available_services = functools.partial(_services, loader.search_paths)
     return loader
 
 
 def _services(search_paths: Iterable[str], type_name: str) -> list[str]:
-    """Returns names that may be services; botocore looks for their descriptions afterwards."""
+    """Returns names of possible services; botocore then searches for their descriptions."""
     folders = (Path(path) for path in search_paths)
     return sorted({entry.name for path in folders if path.is_dir() for entry in path.iterdir()})

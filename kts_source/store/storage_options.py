@@ -1,7 +1,7 @@
-"""Options that open a store: `s3.*` with PyIceberg's names, and `storageOptions` for the rest.
+"""Options of stores: `s3.*` with PyIceberg's names, and `storageOptions` for other settings.
 
-They are passed on as one `Secret` mapping of texts and become arguments of a client library only
-when a store is opened.
+They are passed as one `Secret` mapping of texts, and converted to arguments of a client library
+only when a store is opened.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ _S3FS_NAMES = {
     "profile": "s3.profile-name",
 }
 
-_MAX_SECONDS = 2_147_483  # the most that clients accept, in ms
-# Concurrent requests of a plan, and more than those of any task. botocore's default of 10 would
-# queue requests silently.
+_MAX_SECONDS = 2_147_483  # the maximum of clients, which count ms in 32 bits
+# Concurrent requests of a plan; tasks have fewer. botocore's default of 10 would queue requests
+# silently.
 MAX_POOL_CONNECTIONS = 96
 
 # Values under these names may be shown. All others are masked in messages of client libraries.
@@ -129,7 +129,7 @@ def extra_arguments(storage: Mapping[str, str]) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        # Not chained: the cause carries the whole document.
+        # Not chained: the cause contains the whole document.
         problem = f"{error.msg} at character {error.pos}"
     except (ValueError, RecursionError):
         problem = "a number is too long, or it is nested too deeply"
@@ -162,11 +162,11 @@ def s3_arguments(
         "connect_timeout": _seconds(storage, "s3.connect-timeout", policy.connect_timeout_seconds),
         "read_timeout": _seconds(storage, "s3.request-timeout", policy.read_timeout_seconds),
         "max_pool_connections": MAX_POOL_CONNECTIONS,
-        # The records have checksums of their own.
+        # No checksums of S3: the records have their own.
         "response_checksum_validation": "when_required",
     }
     if CHECKSUM_VARIABLES[0] not in os.environ:
-        # Stores other than AWS may refuse the headers `x-amz-checksum-*` of uploads.
+        # Stores other than AWS may reject the headers `x-amz-checksum-*` of uploads.
         config["request_checksum_calculation"] = "when_required"
     style = _addressing_style(storage)
     if style:
@@ -183,7 +183,7 @@ def s3_arguments(
     if region := storage.get("s3.region"):
         arguments["client_kwargs"]["region_name"] = region
     merged = _merge(arguments, extra_arguments(storage))
-    # A second retry loop would multiply with ours, so options cannot set this.
+    # Options cannot set this, because a second retry loop would multiply with ours.
     merged["config_kwargs"]["retries"] = {"total_max_attempts": 1}
     return merged
 
@@ -255,7 +255,7 @@ def _seconds(storage: Mapping[str, str], name: str, default: float) -> float:
 _PRESIGNED: Final = "presigned+"
 _URL_LIST: Final = re.compile(r"https?://[^?#]+\.(json|txt|urls)(\?.*)?", re.IGNORECASE | re.DOTALL)
 PATH_SECRET: Final = "presigned.path"
-"""Name under which the whole path travels with the secrets."""
+"""Name of the entry with the whole path among the secrets."""
 
 
 def is_presigned(path: str) -> bool:

@@ -1,4 +1,6 @@
-"""Micro-batches: their offsets in a checkpoint, and their plans. Does not use Spark."""
+"""Chooses and plans micro-batches, and converts their offsets for checkpoints. Does not use
+Spark.
+"""
 
 from __future__ import annotations
 

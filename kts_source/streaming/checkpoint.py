@@ -1,14 +1,15 @@
 """Reads the position of a streaming query from its checkpoint, to continue with another query.
 
 Spark writes a file `offsets/N` before it runs batch N, and `commits/N` when all its rows are in the
-sink (`OffsetSeqLog`, `CommitLog`). So the batch with the highest number in `commits` counts.
+sink (`OffsetSeqLog`, `CommitLog`). So the batch with the highest number in `commits` is the last
+complete one.
 
     v1                              v2
     {"batchWatermarkMs":0, …}       {"batchWatermarkMs":0, …}
     <offset of the first source>    <name of a source>:<its offset>
     …                               …
 
-A source that has no offset yet has `-` in version 1. Version 2 is written where sources have names
+In version 1, a source without offset has the line `-`. Version 2 is used if sources have names
 (Spark 4.2 and later).
 """
 
@@ -54,16 +55,16 @@ def end_offsets(
         source: Name of the source, or its number in the query from 0, if there are several.
         partitions: Number of partitions by topic. Unread partitions are included with −2
             (earliest), because Spark's Kafka source requires all partitions. Topics that the query
-            has not read are left out.
-        options: Storage options (`s3.*`, `storageOptions`) where the location needs them.
+            has not read are omitted.
+        options: Storage options (`s3.*`, `storageOptions`) if the location needs them.
 
     Returns:
         JSON, `{"<topic>":{"<partition>":<next offset>}}`. It has no topic ids: check that no
         topic was created again since.
 
     Raises:
-        StreamOffsetError: Nothing is committed, it is no checkpoint, of an unknown version, or of
-            several sources and none was named.
+        StreamOffsetError: No batch is committed, the location is not a checkpoint or has an unknown
+            version, or `source` is missing for several sources.
     """
     position = committed_position(checkpoint, source=source, options=options)
     offsets: dict[str, dict[str, int]] = {}
@@ -116,8 +117,8 @@ def _offsets(lines: list[str], where: str) -> dict[str, str]:
         if all(named):
             return {match[1]: match[2] for match in named if match is not None}
     raise StreamOffsetError(
-        f"{where}: an offset log of Spark begins with v1 or v2, and this one with {version[:20]!r},"
-        " or a line of it cannot be read; it may be of a later Spark, or damaged"
+        f"{where}: the offset log begins with {version[:20]!r} instead of v1 or v2, or has a line"
+        " that cannot be read: a later Spark wrote it, or it is damaged"
     )
 
 

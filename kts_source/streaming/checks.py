@@ -1,4 +1,4 @@
-"""Checks what happened to a partition since the stream last read it: topic id, epoch, offsets."""
+"""Checks for changes of a partition since the stream last read it: topic id, epoch, offsets."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ def resumed_offset(
     stop: int,
     owner: int | None,
 ) -> int:
-    """Returns where a stream continues in a partition that it has read: at `offset`, or at the log
-    start if that is higher and loss is allowed.
+    """Returns the offset at which a stream continues in a partition: `offset`, or the log start if
+    it is higher and loss is allowed.
 
     Args:
-        location: The partition, and whether loss is an error.
+        location: The partition; determines whether loss is an error.
         offset: The next offset to read.
-        epoch: Leader epoch of the record before it; `None` if the stream did not read it.
+        epoch: Leader epoch of the record before `offset`; `None` if the stream did not read it.
         log_start: Current log start.
         stop: Current end of the log.
-        owner: The epoch that owns the record before `offset` now; `None` if unknown.
+        owner: Current epoch of the record before `offset`; `None` if unknown.
 
     Raises:
         OffsetOutOfRangeError: The log start is above `offset`.
-        DataLossError: The log ends below the offsets that were read, or another leader wrote them.
+        DataLossError: The log ends below the offsets that were read, or another leader wrote these
+            offsets.
     """
     if offset < log_start:
         location.raise_or_warn(
@@ -80,8 +81,8 @@ def check_new(location: Place, log_start: int) -> None:
 
 
 def report_unread(location: Place, start: int, stop: int) -> None:
-    """Raises `OffsetOutOfRangeError`, or warns, about offsets that this process saw and did not
-    read before they were deleted.
+    """Raises `OffsetOutOfRangeError`, or warns, about offsets that existed before and were deleted
+    before the stream read them.
     """
     location.raise_or_warn(
         f"offsets [{start}, {stop}) were there before and have gone unread: their segments expired,"
@@ -91,8 +92,8 @@ def report_unread(location: Place, start: int, stop: int) -> None:
 
 
 def report_recreated(topic: str, before: str, now: str, *, fail_on_data_loss: bool) -> None:
-    """Raises `DataLossError`, or warns, about a topic that was created again, after the stream has
-    read the previous one's records in the tier.
+    """Raises `DataLossError`, or warns, about a topic that was created again. The stream has read
+    all records of the previous topic in the tier.
     """
     text = (
         f"the topic was created again: the stream has read what the tier holds of topic id"
@@ -107,8 +108,8 @@ def report_recreated(topic: str, before: str, now: str, *, fail_on_data_loss: bo
 
 
 def note_deselected(selection: Selection, position: StreamPosition) -> None:
-    """Warns of partitions in the checkpoint that the options no longer select: no loss, but perhaps
-    not intended.
+    """Warns about partitions in the checkpoint that the options no longer select: this is no loss,
+    but may be a mistake.
     """
     wanted = selection.wanted(position.topics)
     for topic, topic_position in sorted(position.topics.items()):
@@ -128,17 +129,19 @@ def note_deselected(selection: Selection, position: StreamPosition) -> None:
 
 
 def report_gone(options: ScanOptions, wanted: BatchRange) -> None:
-    """Raises `DataLossError`, or warns, about a batch's partition without any segment."""
+    """Raises `DataLossError`, or warns, about a partition of a batch that no longer has a
+    segment.
+    """
     topic, number = wanted.partition
     Place(topic, number, fail_on_data_loss=options.fail_on_data_loss).raise_or_warn(
         f"offsets [{wanted.start}, {wanted.stop}) of topic id {wanted.topic_id} are no longer in"
-        " the tier, which has no segment of the partition; failOnDataLoss=false leaves them out"
+        " the tier, which has no segment of the partition; failOnDataLoss=false skips them"
     )
 
 
 def check_epoch(location: Place, wanted: BatchRange, owner: int | None) -> None:
     """Raises `DataLossError`, or warns, if another leader wrote the last record of a batch since it
-    was fixed. `owner` is the epoch that owns the record now; `None` if unknown.
+    was fixed. `owner` is the current epoch of the record; `None` if unknown.
     """
     if wanted.epoch is not None and owner is not None and owner != wanted.epoch:
         location.raise_or_warn(
@@ -155,8 +158,8 @@ def report_undecided(location: Place, wanted: BatchRange, stable: int, reason: s
     """
     location.raise_or_warn(
         f"the batch that ends at offset {wanted.stop} holds offsets from {stable} on that are"
-        f" not decided: {reason}. It was begun with isolationLevel=read_uncommitted: finish it so;"
-        " failOnDataLoss=false leaves them out"
+        f" not decided: {reason}. It was started with isolationLevel=read_uncommitted: finish"
+        " it with that level; failOnDataLoss=false skips them"
     )
 
 
@@ -164,7 +167,7 @@ def remaining_bounds(
     location: Place, wanted: BatchRange, log_start: int, log_end: int
 ) -> tuple[int, int]:
     """Returns the offsets [start, stop) of a batch that still exist. Raises `DataLossError`, or
-    warns, about offsets lost since it was fixed.
+    warns, about offsets that were lost after the batch was fixed.
     """
     start, stop = wanted.start, wanted.stop
     until = f"of the batch that ends at offset {stop} are no longer in {location.holder}, which"

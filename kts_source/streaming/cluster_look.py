@@ -1,8 +1,8 @@
-"""Looks at the topics of a stream through their brokers; leaders define the log.
+"""Takes snapshots ("looks") of the topics of a stream from their brokers; leaders define the log.
 
 The tier is listed for offsets that leaders may no longer have on their own disks. Records produced
-since the last batch come from leaders, whether they were tiered in the meantime or not: a stream
-that keeps up lists nothing.
+since the last batch are read from leaders, even if they were tiered in the meantime, so a stream
+without lag never lists the tier.
 """
 
 from __future__ import annotations
@@ -63,19 +63,19 @@ log = logging.getLogger(__name__)
 _ATTEMPTS: Final = 5
 """Attempts to look if leaders change in the meantime."""
 _CHUNK_BYTES: Final = 64 << 20
-"""Size of a segment of offsets that only brokers have."""
+"""Assumed segment size for offsets that only brokers have."""
 _SHARES: Final = 64
-"""Minimum number of chunks that a limit is cut into, so that partitions take turns."""
+"""Minimum number of chunks per limit, so that partitions are read in turns."""
 _EPOCHS_AT_ONCE: Final = 100
 
 
 class TierListing:
-    """Lists the tier next to brokers on demand. Called from any thread.
+    """Lists the tier of a scan with brokers on demand. Thread-safe.
 
     Args:
         options: Options of the scan.
         tier: The tier.
-        view: Names the topics.
+        view: Returns the topics.
     """
 
     def __init__(self, options: ScanOptions, tier: Tier, view: ClusterView) -> None:
@@ -101,10 +101,11 @@ class TierListing:
         Args:
             brokers: The leader's description.
             offset: The first wanted offset.
-            refresh: Set to list the tier again even if the last listing is recent.
+            refresh: True to list the tier again even if the last listing is recent.
 
         Raises:
-            TopicNotFoundError: The tier has nothing of a topic that brokers have tiered.
+            TopicNotFoundError: The tier has no object of a topic although brokers report tiered
+                offsets.
         """
         key = brokers.topic, brokers.partition
         if self._options.path:
@@ -120,8 +121,8 @@ class TierListing:
         return part
 
     def _is_enough(self, brokers: BrokerLog, offset: int) -> bool:
-        """Returns whether nothing tiered since the last listing is wanted."""
-        if not self._options.tail:  # every new segment moves the end of the tier
+        """Returns whether the last listing has all needed segments."""
+        if not self._options.tail:  # every new segment changes the end of the tier
             return False
         part = self._parts.get((brokers.topic, brokers.partition))
         if part is not None and any(segment.stop_offset > offset for segment in part.segments):
@@ -161,13 +162,13 @@ class TierListing:
 
 
 class BrokerLook:
-    """A partition as its leader describes it; a `LogLook`.
+    """A snapshot of a partition from its leader; a `LogLook`.
 
     Args:
         options: Options of the scan.
         brokers: The leader's description.
-        view: Asks the leader for more.
-        listing: Of the tier.
+        view: Sends further requests to the leader.
+        listing: Listing of the tier.
         last_read: The last offset that the stream has read, and the leader epoch that owned it.
     """
 
@@ -222,12 +223,14 @@ class BrokerLook:
             return newest
         owners = (epoch for epoch, (low, high) in self._near.items() if low <= offset < high)
         owner = next(owners, None)
-        # If an epoch is no longer on the leader's branch, another one owns its offsets.
+        # If an epoch is no longer on the leader's branch, another epoch owns its offsets.
         return self._view.owner(self._brokers, offset) if owner is None else owner
 
     @cached_property
     def _near(self) -> dict[int, tuple[int, int]]:
-        """Epochs that probably own the wanted offsets: from the last read one on, or the newest."""
+        """Epochs that probably own the wanted offsets: from the last read epoch on, or the
+        newest.
+        """
         newest = self._brokers.leader_epoch
         first = max(newest - _EPOCHS_AT_ONCE + 1, 0)
         if self._last_read is not None:
@@ -317,8 +320,8 @@ class BrokerLook:
         return PartitionLag(end, offsets, round(size), oldest, self._brokers.log_start)
 
     def plan(self, wanted: BatchRange) -> PlannedPartition:
-        """See `LogLook`. Offsets below a log start that has moved are read from the tier, because
-        the batch was fixed before. Raises `DataLossError` if offsets were lost.
+        """See `LogLook`. The batch was fixed earlier, so offsets below the new log start are read
+        from the tier. Raises `DataLossError` if offsets were lost.
         """
         brokers = self._brokers
         if brokers.end < wanted.stop <= brokers.high_watermark:
@@ -327,7 +330,7 @@ class BrokerLook:
         try:
             planned = self._plan(wanted, self._listing.part(brokers, wanted.start))
         except OldBrokerError:
-            # The offsets may have moved into the tier since it was listed.
+            # The offsets may have moved into the tier after it was listed.
             tiered = self._listing.part(brokers, wanted.start, refresh=True)
             planned = self._plan(wanted, tiered)
         broker_part = planned.plan.brokers
@@ -343,7 +346,7 @@ class BrokerLook:
         self.place.raise_or_warn(
             f"offsets {names} of the batch that ends at offset {wanted.stop} are no longer in the"
             f" cluster, which begins at {brokers.log_start}, nor in the tier;"
-            " failOnDataLoss=false leaves them out",
+            " failOnDataLoss=false skips them",
             OffsetOutOfRangeError,
         )
         rest = [
@@ -366,7 +369,7 @@ class BrokerLook:
 
 
 class ClusterLooker:
-    """Looks at the topics of one stream through brokers; a `Looker`.
+    """Takes snapshots of the topics of one stream from brokers; a `Looker`.
 
     Args:
         options: Options of the scan. The tier is opened from them.
@@ -380,7 +383,7 @@ class ClusterLooker:
         self.tier = open_tier(options)
         self.pool = ThreadPoolExecutor(PLANNING_THREADS, "kts-look")
         self._current = _ClusterAndTier(self._options, settings, self.tier)
-        self._is_seen = False  # True if a look returned the cluster's last state
+        self._is_seen = False  # True if a look has returned the current state of the cluster
         self._replayed: _ClusterAndTier | None = None
         self._tier_alone: Looker | None = None
         self._old_listed_at = float("-inf")
@@ -470,8 +473,8 @@ class ClusterLooker:
         return looks | self._in_tier(in_tier)
 
     def _check_newer(self, topic: str, before: str, now: str) -> None:
-        """Raises `LeaderChangedError` for outdated metadata: a broker does not know yet that a
-        topic was created again.
+        """Raises `LeaderChangedError` for outdated metadata of a broker after a topic was created
+        again.
         """
         if now in self._replaced:
             raise LeaderChangedError(
@@ -480,8 +483,9 @@ class ClusterLooker:
         self._replaced.add(before)
 
     def _must_list(self, before: Look) -> bool:
-        """Returns whether the tier may have changed although brokers did not: `tail=false` ends
-        where the tier ends, and only the tier has earlier records of a topic created again.
+        """Returns whether the tier must be listed although the brokers' state did not change: with
+        `tail=false` the tier determines the end, and only the tier has earlier records of a topic
+        that was created again.
         """
         if not self._options.tail:
             return True
@@ -492,7 +496,7 @@ class ClusterLooker:
     def _in_tier(
         self, ranges: Mapping[TopicPartition, tuple[str, int]]
     ) -> dict[TopicPartition, LogLook]:
-        """Returns partitions in the tier of incarnations that the cluster no longer has."""
+        """Returns partitions in the tier whose incarnation no longer exists in the cluster."""
         if not ranges or not self._options.path:
             return {}
         if self._tier_alone is None:
@@ -517,8 +521,8 @@ class ClusterLooker:
 
 
 class _ClusterAndTier:
-    """A view of the cluster that is renewed, and a listing of the tier. `view` is `None` while a
-    pattern matches no topic. See `ClusterView` for `batch`.
+    """A renewable view of the cluster, and a listing of the tier. `view` is `None` while a pattern
+    matches no topic. See `ClusterView` for `batch`.
     """
 
     def __init__(
@@ -561,8 +565,8 @@ class _ClusterAndTier:
                     )
                     self._listing = TierListing(self._options, self._tier, self.view)
                 if is_new:
-                    # Leaders are asked by topic name: after the topic was created again, they
-                    # describe the new one.
+                    # Requests to leaders name topics: after a topic was created again, they return
+                    # the new one.
                     self.view.check_topics()
             except LeaderChangedError as error:
                 if attempt + 1 == _ATTEMPTS:
@@ -592,7 +596,7 @@ class _ClusterAndTier:
 
 
 def _counts(position: StreamPosition) -> dict[str, int]:
-    """Returns topic id to the number of partitions that a stream knows of the topic."""
+    """Returns topic id to the number of partitions in the stream's position."""
     return {
         topic.topic_id: max(topic.offsets) + 1
         for topic in position.topics.values()
@@ -605,7 +609,7 @@ def _unread(position: StreamPosition, look: Look) -> list[TopicPartition]:
     unread = []
     for name, topic in look.items():
         topic_position = position.topics.get(name)
-        if topic.newer is not None:  # the tier has the unread records of the old one
+        if topic.newer is not None:  # the tier has the unread records of the old topic
             continue
         offsets = {} if topic_position is None else topic_position.offsets
         for number, log_look in topic.partitions.items():

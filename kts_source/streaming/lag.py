@@ -1,4 +1,4 @@
-"""Lag of a stream: offsets that it could read and has not."""
+"""Lag of a stream: available offsets that it has not read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class PartitionLag:
     Attributes:
         end: One past the last offset that may be read.
         offsets: Number of unread offsets.
-        size: About how many bytes that is: stored ones in the tier, estimated ones on brokers.
+        size: Approximate bytes of these offsets: stored bytes in the tier, estimated bytes on
+            brokers.
         oldest_ms: Approximate timestamp of the oldest unread record in ms since the epoch; `None`
             if everything is read, or it is unknown.
         start: The log start.
@@ -31,13 +32,15 @@ class PartitionLag:
 
     @property
     def headroom(self) -> int:
-        """Number of read offsets that still exist; at 0, retention overtakes the stream."""
+        """Number of read offsets that still exist. At 0, retention deletes offsets before the
+        stream reads them.
+        """
         return self.end - self.offsets - self.start
 
 
 def lag_to_json(lags: Mapping[TopicPartition, PartitionLag]) -> dict[str, Any]:
-    """Returns lags as the progress of a query contains them: `[end, offsets, bytes, oldestMs,
-    start]` by topic and partition, and the totals.
+    """Returns lags in the format of a query's progress: `[end, offsets, bytes, oldestMs, start]` by
+    topic and partition, and the totals.
     """
     topics: dict[str, dict[str, list[int | None]]] = {}
     for (topic, partition), lag in sorted(lags.items()):
@@ -61,10 +64,10 @@ class StreamLag:
 
     Attributes:
         offsets: Number of unread offsets.
-        size: About how many bytes that is.
+        size: Approximate bytes of these offsets.
         oldest_ms: Approximate timestamp of the oldest unread record in ms since the epoch; `None`
             if everything was read, or it is unknown.
-        partitions: By topic and partition.
+        partitions: Lag by topic and partition.
     """
 
     offsets: int
@@ -78,7 +81,7 @@ def stream_lag(progress: Mapping[str, Any] | str) -> tuple[StreamLag, ...]:
 
     Args:
         progress: `query.lastProgress`, its JSON, or the JSON of a `StreamingQueryListener` event.
-            Streams of Python report it since Spark 4.2; before, the log has a line per batch.
+            Python sources report it since Spark 4.2; before that, the log has a line per batch.
     """
     event = json.loads(progress) if isinstance(progress, str) else progress
     lags = []
@@ -87,7 +90,7 @@ def stream_lag(progress: Mapping[str, Any] | str) -> tuple[StreamLag, ...]:
         if isinstance(latest, str):
             try:
                 latest = json.loads(latest)
-            except ValueError:  # before Spark 4.2 it is the repr of a dict, without lag
+            except ValueError:  # before Spark 4.2 the text is the repr of a dict, without lag
                 continue
         if not isinstance(latest, Mapping) or "behind" not in latest:
             continue

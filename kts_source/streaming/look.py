@@ -1,4 +1,6 @@
-"""The interface of partitions that a stream reads from a tier or through brokers."""
+"""Interfaces of snapshots ("looks") of the partitions that a stream reads from a tier or from
+brokers.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ class PendingSegment:
 
     Attributes:
         size: Their original bytes; for a part of a segment, its share by offsets.
-        order: The smallest is read first.
+        order: Sort key; the smallest is read first.
     """
 
     start: int
@@ -38,8 +40,8 @@ def dated(max_timestamp_ms: int) -> tuple[int, int]:
 
 
 def undated(turn: int, lag: int) -> tuple[int, int]:
-    """Returns the order of offsets that only brokers have: after all segments, in turns, partitions
-    with the most unread offsets first.
+    """Returns the order of offsets that only brokers have: after all segments, in turns; within a
+    turn, partitions with the most unread offsets first.
     """
     return 1 + turn, -lag
 
@@ -49,25 +51,25 @@ class LogLook(Protocol):
 
     @property
     def place(self) -> Place:
-        """The partition, for errors about it."""
+        """The partition, for error messages."""
 
     @property
     def log(self) -> PartitionLog:
-        """The part of its log that was read."""
+        """The part of the partition's log that was read."""
 
     @property
     def written_stop(self) -> int:
-        """One past the last existing offset, whether it may be read yet or not."""
+        """One past the last existing offset, including offsets that must not be read yet."""
 
     @property
     def is_complete(self) -> bool:
-        """True once every segment was read. Before, the log start and end may be wrong."""
+        """True once every segment was read. Until then, log start and end may be wrong."""
 
     def end(self) -> int:
         """Returns one past the last offset that may be read."""
 
     def end_before(self, hole: Hole) -> int:
-        """Returns the end if the log is known up to a hole only."""
+        """Returns the end of the readable offsets below a hole."""
 
     def epoch_of(self, offset: int) -> int | None:
         """Returns the leader epoch that owns an offset; `None` if unknown."""
@@ -82,20 +84,20 @@ class LogLook(Protocol):
         """Returns the lag at an offset."""
 
     def plan(self, wanted: BatchRange) -> PlannedPartition | None:
-        """Plans some of its offsets; `None` if no segment is left and loss is allowed.
+        """Plans some offsets of the partition; `None` if no segment is left and loss is allowed.
 
         Raises:
-            TieredKafkaError: They cannot be read anymore.
+            TieredKafkaError: The offsets can no longer be read.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class NewerTopic:
-    """An incarnation that has replaced another.
+    """An incarnation that has replaced another one.
 
     Attributes:
-        topic_id: Its id.
-        partitions: Looks at its partitions, once.
+        topic_id: Id of the new incarnation.
+        partitions: Takes snapshots of its partitions at the first call.
     """
 
     topic_id: str
@@ -109,7 +111,7 @@ class TopicLook:
     Attributes:
         topic_id: The incarnation that the stream reads, or the newest for a new topic.
         partitions: Partitions of that incarnation with data.
-        newer: The incarnation that has replaced it, if there is one.
+        newer: The incarnation that has replaced it, or `None`.
     """
 
     topic: str
@@ -119,12 +121,12 @@ class TopicLook:
 
 
 Look: TypeAlias = dict[str, TopicLook]
-"""Topics by name; those without data are left out."""
+"""Topics with data by name."""
 
 
 def at_position(look: Look, position: StreamPosition) -> Look:
-    """Returns a look at the incarnations that the stream is in; the same look if nothing changed.
-    The stream may have continued in a newer incarnation since.
+    """Returns a look with the stream's current incarnations; the same look if nothing changed. The
+    stream may have continued with a newer incarnation in the meantime.
     """
     moved = {}
     for name, topic in look.items():
@@ -141,10 +143,10 @@ def at_position(look: Look, position: StreamPosition) -> Look:
 
 
 class Looker(Protocol):
-    """Looks at the topics of one stream.
+    """Takes snapshots of the topics of one stream.
 
     Attributes:
-        tier: Stores their segments.
+        tier: The tier with their segments.
         pool: Plans partitions concurrently.
         interval_ms: Minimum time between two looks.
     """
@@ -157,17 +159,18 @@ class Looker(Protocol):
         """Closes connections and threads."""
 
     def look(self, position: StreamPosition, before: Look | None) -> Look:
-        """Looks at all selected topics.
+        """Takes a snapshot of all selected topics.
 
         Args:
-            position: The stream's position: topics in it may be gone.
-            before: The previous look, which is returned if nothing is new.
+            position: The stream's position; it may have topics that no longer exist.
+            before: The previous look, which is returned if nothing changed.
         """
 
     def again(
         self, ranges: Mapping[TopicPartition, tuple[str, int]]
     ) -> Mapping[TopicPartition, LogLook]:
-        """Looks at partitions of a batch that was planned before, even if no longer selected.
+        """Takes snapshots of the partitions of an earlier batch, even if they are no longer
+        selected.
 
         Args:
             ranges: Topic id and first wanted offset of each partition.

@@ -1,4 +1,4 @@
-"""A stream's position, which is one line of a checkpoint's offset log in JSON.
+"""A stream's position: one line of JSON in a checkpoint's offset log.
 
     new query  {"v":1,"at":"initial"}
     else       {"v":1,
@@ -9,10 +9,10 @@
                 "from":{"<topic>":{"id":"<topic id>","p":{"<partition>":<first offset>, …}}, …}}
 
 Topics are in order of name, partitions of number, because Spark compares positions as text. `from`
-records where the batch that ends here began, for partitions in which it did not begin at the
-previous end: in the first batch, and for a new partition, another topic id, or a jump over lost
-offsets. Spark never shows a source the start of its first batch again, so the start of a new query
-is a constant.
+has the start offsets of the batch that ends at this position, for partitions in which it did not
+start at the previous end: in the first batch, and for a new partition, another topic id, or a jump
+over lost offsets. Spark never passes the start of the first batch to a source again, so the start
+of a new query is a constant.
 
 Offsets of Spark's Kafka source (`KafkaSourceOffset`, `JsonUtils.partitionOffsets`) are positions,
 too: `{"<topic>":{"<partition>":<next offset>}}`.
@@ -50,7 +50,7 @@ class TopicPosition:
     Attributes:
         topic_id: The incarnation; `None` if Spark's Kafka source wrote the position.
         offsets: The next offset to read of each partition.
-        epochs: Leader epoch of the record before it, if known.
+        epochs: Leader epoch of the record before each offset, if known.
     """
 
     topic_id: str | None
@@ -71,9 +71,9 @@ class StreamPosition:
     """A stream's position.
 
     Attributes:
-        topics: By name.
-        begins: `from`, see above, by topic.
-        is_initial: True if nothing was read yet; the options define the start of the batch.
+        topics: Positions by topic.
+        begins: Start offsets by topic; `from` in the module docstring.
+        is_initial: True if no batch was read yet; the options define the start of the batch.
     """
 
     topics: Mapping[str, TopicPosition]
@@ -85,7 +85,7 @@ INITIAL: Final = StreamPosition({}, is_initial=True)
 
 
 def position_to_json(position: StreamPosition) -> dict[str, Any]:
-    """Returns the position in JSON's types, always in the same order."""
+    """Returns the position as JSON types, always in the same order."""
     if position.is_initial:
         return {"v": VERSION, "at": "initial"}
     topics = {}
@@ -212,13 +212,13 @@ class BatchRange:
 
 
 def batch_ranges(start: StreamPosition, end: StreamPosition) -> list[BatchRange]:
-    """Returns the offsets between two positions, in order of topic and partition; no empty ranges.
+    """Returns the non-empty offset ranges between two positions, in order of topic and partition.
 
-    Spark 4.0 and 4.1 ask for the batch between a position and itself after a restart. That batch is
-    empty, even if `from` of the position says where an earlier batch began.
+    After a restart, Spark 4.0 and 4.1 request the batch between a position and itself. That batch
+    is empty, even if the position has start offsets of an earlier batch in `from`.
 
     Raises:
-        StreamOffsetError: The two do not belong together.
+        StreamOffsetError: The positions do not belong together.
     """
     if start == end:
         return []
@@ -233,8 +233,8 @@ def batch_ranges(start: StreamPosition, end: StreamPosition) -> list[BatchRange]
                 first = before.offsets.get(number)
             if first is None or first > stop:
                 raise StreamOffsetError(
-                    f"the checkpoint does not say where the batch begins that ends at offset {stop}"
-                    f" of topic id {topic.topic_id}: its lines are of different batches",
+                    f"the checkpoint has no start of the batch that ends at offset {stop} of topic"
+                    f" id {topic.topic_id}: its lines belong to different batches",
                     topic=name,
                     partition=number,
                 )

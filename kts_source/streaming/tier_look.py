@@ -1,12 +1,12 @@
-"""Looks at the topics of a stream in the tier alone.
+"""Takes snapshots ("looks") of the topics of a stream from the tier alone.
 
-A look shows where each partition begins and ends, and which segments are between. Manifests are
-read on demand, so a look at years of history costs only the manifests of the next batch.
+A look has the start, the end and the segments of each partition. Manifests are read on demand, so
+even with years of history only the manifests of the next batch are read.
 
 Segments are added at the end of a partition's listing and deleted at its beginning. So a long
-listing is not repeated (`ListingMemory`): its first page and the keys after its last segments show
-the changes. The keys between are assumed to be unchanged until the next full listing. If two
-listings overlap and differ, a full one follows at once.
+listing is not repeated (`ListingMemory`): only its first page and the keys after its last segments
+are listed. The other keys are assumed to be unchanged until the next full listing. If two listings
+differ where they overlap, a full listing follows immediately.
 """
 
 from __future__ import annotations
@@ -82,16 +82,17 @@ PAGE: Final = 1000
 _SEEN_AGAIN: Final = 30
 """The last objects are always listed again, because copies in progress are among them."""
 _GAIN_IN_A_ROW: Final = 8
-"""Minimum factor of requests that a listing of all partitions saves: its requests are sequential,
-and those of single partitions concurrent."""
+"""Minimum factor by which one listing of all partitions must reduce the number of requests: its
+requests are sequential, but listings of single partitions run concurrently.
+"""
 
 
 class TierLogLook:
-    """A partition of one incarnation of a topic, as one listing shows it; a `LogLook`.
+    """A snapshot of a partition of one incarnation of a topic, from one listing; a `LogLook`.
 
     Args:
         options: Options of the scan.
-        tier_log: Its log.
+        tier_log: Log of the partition.
     """
 
     def __init__(self, options: ScanOptions, tier_log: TierLog) -> None:
@@ -122,7 +123,7 @@ class TierLogLook:
     def end(self) -> int:
         """See `LogLook`; for `read_committed` the last stable offset of the tier."""
         tier_log = self.tier_log
-        # An end that follows from a part of the log may be wrong if that was not enough.
+        # An end from an insufficient part of the log may be wrong.
         while self._stable is None or self._stable[0] != tier_log.is_complete:
             stop = tier_log.log.stop
             end = stop
@@ -171,7 +172,7 @@ class TierLogLook:
         offsets = max(end - position, 0)
         if not offsets:
             return PartitionLag(end, 0, 0, None, self.log.log_start)
-        # The time of the last record read: the next one is hardly older.
+        # Use the timestamp of the last record read, because the next record is rarely older.
         before = self.tier_log.covering(max(position - 1, self.log.log_start), position + 1)
         times = [
             span.segment.max_timestamp_ms
@@ -217,8 +218,8 @@ class TierLogLook:
         return planned
 
     def pending(self, start: int, stop: int) -> Iterator[PendingSegment]:
-        """See `LogLook`. Skips holes. If a new hole shows, the whole log was read, and nothing more
-        is yielded.
+        """See `LogLook`. Skips holes. If a new hole appears, the whole log was read, and the
+        iterator ends.
         """
         position, count = start, _FIRST_SEGMENTS
         while position < stop:
@@ -248,11 +249,11 @@ def _pending_segment(span: SegmentRange, start: int, stop: int) -> PendingSegmen
 
 
 class TierLooker:
-    """Looks at the tier for one stream; a `Looker`.
+    """Takes snapshots of the tier for one stream; a `Looker`.
 
     Args:
         options: Options of the scan. The tier is opened from them.
-        clock: Seconds.
+        clock: Returns seconds.
     """
 
     def __init__(self, options: ScanOptions, clock: Callable[[], float]) -> None:
@@ -267,10 +268,10 @@ class TierLooker:
             interval_ms = options.stream.full_listing_interval_ms
             self._listings = ListingMemory(layout, interval_ms, clock)
         self._logged: dict[str, object] = {}  # warnings of each topic, to log them once
-        self._absent: set[str] = set()  # topics that are waited for
-        # To find the newest of several incarnations takes all their manifests.
+        self._absent: set[str] = set()  # topics for which the stream waits
+        # Cached: finding the newest of several incarnations reads all their manifests.
         self._settled: dict[str, tuple[frozenset[str], str]] = {}
-        self._older: dict[str, frozenset[str]] = {}  # than an incarnation that the stream read
+        self._older: dict[str, frozenset[str]] = {}  # ids older than an incarnation the stream read
 
     def close(self) -> None:
         """See `Looker`."""
@@ -283,7 +284,7 @@ class TierLooker:
         catalog = self._catalog(remembered=True)
         for topic_look in (before or {}).values():
             for each in topic_look.partitions.values():
-                # Objects that fill a hole may be listed anywhere.
+                # Objects that fill a hole may be anywhere in the listing.
                 if self._listings and isinstance(each, TierLogLook) and each.log.missing:
                     self._listings.forget(each.listed.folder, each.listed.partition)
         looks = {}
@@ -299,7 +300,7 @@ class TierLooker:
         catalog: SegmentCatalog,
         before: Mapping[int, LogLook],
     ) -> dict[int, LogLook]:
-        """Looks at listed partitions of one topic concurrently."""
+        """Takes snapshots of listed partitions of one topic concurrently."""
         bounds = (self._options.starting, self._options.ending)
         has_times = any(isinstance(bound, TimestampBound | TimestampsBound) for bound in bounds)
         in_part = not has_times or self._options.max_timestamp_ahead_ms is not None
@@ -419,7 +420,7 @@ class TierLooker:
                 self._note_older(current)
         else:
             here = [folder for folder in folders if folder.topic_id == topic_id]
-            # Expired segments may be followed by new ones: no segments is no loss.
+            # New segments may follow after all segments expired, so zero segments are no loss.
             pinned = replace(
                 options, topic_ids={**options.topic_ids, topic: topic_id}, fail_on_data_loss=False
             )
@@ -461,8 +462,8 @@ class TierLooker:
     ) -> DiscoveredTopic | None:
         """Returns the incarnation that has replaced the stream's current one.
 
-        An incarnation that was seen to be older does not replace it, even if all segments of the
-        stream's own have expired.
+        An incarnation that is known to be older does not replace it, even if all segments of the
+        stream's incarnation have expired.
         """
         ids = frozenset(folder.topic_id for folder in folders)
         unknown = ids - self._older.get(topic, frozenset()) - {topic_id}
@@ -505,8 +506,8 @@ def _is_same(before: ListedPartition, now: ListedPartition) -> bool:
 
 
 def _continues(last_look: LogLook | None, now: ListedPartition) -> bool:
-    """Returns whether new segments of a partition follow the known ones in the same leader epoch.
-    After an election brokers may have copied any other segment again, too.
+    """Returns whether new segments of a partition follow the known segments in the same leader
+    epoch. After an election, brokers may also have copied other segments again.
     """
     if not isinstance(last_look, TierLogLook) or not last_look.listed.entries or not now.entries:
         return False
@@ -524,8 +525,9 @@ def _continues(last_look: LogLook | None, now: ListedPartition) -> bool:
 
 
 def _check_parts(topic: DiscoveredTopic, position: TopicPosition, options: ScanOptions) -> None:
-    """Raises `DataLossError` if a partition has only parts of several segments above the stream's
-    offset: their manifests are lost. Below it, they are being deleted.
+    """Raises `DataLossError` if a partition has only incomplete segments, and several, above the
+    stream's offset: their manifests are lost. Incomplete segments below the offset are being
+    deleted.
     """
     for number in topic.empty_partitions:
         start = position.offsets.get(number, 0)
@@ -552,13 +554,13 @@ class _Known:
 
 
 class ListingMemory:
-    """A `Layout` that lists a partition with one or two requests if little is new. Called from any
-    thread, with one listing of a partition at a time.
+    """A `Layout` that lists a partition with one or two requests if few objects are new.
+    Thread-safe, with one listing of a partition at a time.
 
     Args:
-        layout: Names and describes segments.
+        layout: The layout of the tier.
         whole_interval_ms: Time between full listings of a partition.
-        clock: Seconds.
+        clock: Returns seconds.
     """
 
     def __init__(
@@ -579,7 +581,7 @@ class ListingMemory:
         return remembered is not None and not remembered.is_whole
 
     def forget(self, folder: TopicFolder, partition: int) -> None:
-        """Makes the next listing of a partition a full one."""
+        """Makes the next listing of a partition a full listing."""
         self._known.pop(self._layout.partition_folder(folder, partition), None)
 
     def topic_folders(
@@ -595,7 +597,7 @@ class ListingMemory:
         numbers = self._layout.partitions(store, folder)
         prefixes = [self._layout.partition_folder(folder, number) for number in numbers]
         self._in_a_row.clear()
-        # Not where other topics are in the same folder.
+        # Not if other topics are in the same folder.
         if folder.topic_id in folder.folder and self._is_better_in_a_row(prefixes):
             listed: dict[str, list[ObjectInfo]] = defaultdict(list)
             for info in store.list_objects(folder.folder):
@@ -606,7 +608,7 @@ class ListingMemory:
     def list_partition(
         self, store: ObjectStore, folder: TopicFolder, partition: int
     ) -> PartitionListing:
-        """See `Layout.list_partition`. Returns the same listing as before if nothing is new."""
+        """See `Layout.list_partition`. Returns the previous listing if nothing changed."""
         prefix = self._layout.partition_folder(folder, partition)
         remembered = self._known.get(prefix)
         now = self._clock()
@@ -657,7 +659,7 @@ def _ends(
     store: ObjectStore, prefix: str, known_objects: list[ObjectInfo]
 ) -> list[ObjectInfo] | None:
     """Lists only the first page and the keys after the last known objects. Returns `None` if they
-    do not fit the known listing.
+    contradict the known listing.
     """
     first = list(islice(store.list_objects(prefix), PAGE))
     resumed = known_objects[-_SEEN_AGAIN - 1].key

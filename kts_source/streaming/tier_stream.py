@@ -1,10 +1,10 @@
 """Chooses and plans the micro-batches of one running stream.
 
-It keeps no state that a restart needs: positions contain everything. The last look and the plan of
-the batch that was just chosen are cached.
+A restart needs only positions; the stream has no other state. The last look and the plan of the
+last chosen batch are cached.
 
-Pending segments are sorted by the time of their newest record, oldest first, across partitions. So
-event time advances evenly over partitions, and watermarks drop fewer rows. Within a partition
+Pending segments of all partitions are sorted by the timestamp of their newest record, oldest first,
+so event time advances evenly over partitions, and watermarks drop fewer rows. Within a partition,
 segments keep their order.
 """
 
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 _ATTEMPTS: Final = 3
-"""Attempts to look if leaders change in the meantime."""
+"""Attempts to take a snapshot if leaders change in the meantime."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class BatchLimits:
     """Limits of a micro-batch; `None` = no limit. The first one reached ends the batch.
 
     Attributes:
-        offsets: Cut inside a segment.
+        offsets: Number of offsets; may end the batch inside a segment.
         size: Original bytes of complete segments; at least one segment is read.
         segments: Number of segments, or of parts of segments.
     """
@@ -78,13 +78,13 @@ NO_LIMITS = BatchLimits()
 def admit(
     pending: Mapping[TopicPartition, Iterator[PendingSegment]], limits: BatchLimits
 ) -> dict[TopicPartition, int]:
-    """Returns where a micro-batch ends, exclusive, in each partition that it reads.
+    """Returns the end of a micro-batch, exclusive, in each partition that it reads.
 
     Reads only as many pending segments as needed.
 
     Args:
         pending: Segments by partition, ascending.
-        limits: Of the batch.
+        limits: Limits of the batch.
     """
     heads: list[tuple[tuple[int, int], TopicPartition, PendingSegment]] = []
 
@@ -120,25 +120,27 @@ class PendingPartition:
     """Offsets [start, stop) of a partition that may be read next.
 
     Attributes:
-        is_told: True if the stream's position has its start; else the next position must.
-        look: `None` if the tier has no segment of the partition.
+        has_recorded_start: True if the stream's position has `start`; if False, the next position
+            must include it.
+        look: Snapshot of the partition; `None` if the tier has no segment of it.
     """
 
     partition: TopicPartition
     topic_id: str
     start: int
     stop: int
-    is_told: bool
+    has_recorded_start: bool
     look: LogLook | None
 
 
 def pending_partitions(
     options: ScanOptions, position: StreamPosition, look: Look
 ) -> list[PendingPartition]:
-    """Returns what may be read next, in order of topic and partition, with empty ranges.
+    """Returns the readable offsets of all partitions, in order of topic and partition, including
+    empty ranges.
 
     Raises:
-        DataLossError: Something was lost that the stream has read, or has still to read.
+        DataLossError: Offsets were lost that the stream has read or still must read.
         InvalidOptionError: A start in JSON does not name the existing partitions.
     """
     if position.is_initial:
@@ -198,13 +200,15 @@ def _new_partition(look: LogLook, topic_id: str) -> PendingPartition:
     start = look.log.log_start
     check_new(look.place, start)
     partition = TopicPartition(look.place.topic, look.place.partition)
-    return PendingPartition(partition, topic_id, start, max(start, stop), is_told=False, look=look)
+    return PendingPartition(
+        partition, topic_id, start, max(start, stop), has_recorded_start=False, look=look
+    )
 
 
 def _initial_partitions(options: ScanOptions, look: Look) -> list[PendingPartition]:
-    """Returns where the options say that a new stream begins."""
+    """Returns the partitions of a new stream, with the start offsets of the options."""
     held = {(topic.topic, number) for topic in look.values() for number in topic.partitions}
-    # Only brokers know all partitions: one without segments may exist.
+    # Only brokers have the list of all partitions: partitions without segments may exist.
     check_named(options, held, look.keys() if options.brokers is None else frozenset())
     pending = []
     for name, topic in sorted(look.items()):
@@ -215,7 +219,7 @@ def _initial_partitions(options: ScanOptions, look: Look) -> list[PendingPartiti
             pending.append(
                 PendingPartition(partition, topic.topic_id, start, stop, False, log_look)
             )
-        # Partitions that the user named and that are not tiered yet.
+        # Partitions in the options that are not tiered yet.
         if isinstance(options.starting, OffsetsBound):
             for number, start in sorted(options.starting.offsets.get(name, {}).items()):
                 if number not in topic.partitions and start >= 0:
@@ -251,11 +255,11 @@ def next_position(
 ) -> StreamPosition:
     """Returns the position after a batch; `position` itself if the batch would be empty.
 
-    A new stream always has a first batch, because Spark asks for one. Partitions that are in the
-    position and not pending keep their offsets.
+    A new stream always has a first batch, because Spark requires one. Partitions that are in the
+    position but not pending keep their offsets.
 
     Args:
-        position: Before the batch.
+        position: Position before the batch.
         pending: Partitions that could be read.
         ends: End offsets of the batch.
     """
@@ -279,7 +283,7 @@ def next_position(
         topics[topic] = TopicPosition(
             each.topic_id, {**topic_position.offsets, number: stop}, epochs
         )
-        if not each.is_told:
+        if not each.has_recorded_start:
             begin = begins.get(topic, TopicBegin(each.topic_id, {}))
             begins[topic] = TopicBegin(each.topic_id, {**begin.offsets, number: each.start})
     return StreamPosition(topics, begins)
@@ -303,7 +307,7 @@ class TierStream:
         self._hole_seen_at: dict[tuple[str, int, int], float] = {}
         self._ends_here = options.stream.stop_at_end
         self._target: dict[tuple[TopicPartition, str], int] | None = None
-        self._seen: dict[tuple[TopicPartition, str], int] = {}  # ends by the last look
+        self._seen: dict[tuple[TopicPartition, str], int] = {}  # ends in the last look
         self._planned: tuple[StreamPosition, StreamPosition, ScanPlan] | None = None
         self._answered: StreamPosition | None = None
         self._lag: tuple[Look, StreamPosition, dict[str, Any]] | None = None
@@ -316,18 +320,19 @@ class TierStream:
         self._looker.close()
 
     def fix_end(self) -> None:
-        """Ignores everything tiered after the next look."""
+        """Ignores all offsets that are tiered after the next look."""
         self._ends_here = True
 
     def next(self, position: StreamPosition, *, limited: bool = True) -> StreamPosition:
-        """Returns where the next batch ends; `position` itself to wait, or if nothing is new.
+        """Returns the end of the next batch; `position` itself if the stream must wait or nothing
+        is new.
 
         Args:
             position: The stream's position.
             limited: True to apply the limits of the options.
 
         Raises:
-            TieredKafkaError: The stream cannot continue by waiting.
+            TieredKafkaError: The stream cannot continue, even after waiting.
         """
         if not self._is_noted:
             self._is_noted = True
@@ -336,7 +341,7 @@ class TierStream:
             with paused_collector():
                 end = self._next_of(position, limited=limited)
         except TieredKafkaError as error:
-            # Before the first answer, the position would be taken for the end of the topic.
+            # Before the first response, Spark would use the position as the end of the topic.
             if not error.retriable or not self._has_answered or self._ends_here:
                 raise
             log.warning("the stream waits for its store: %s", error)
@@ -378,7 +383,7 @@ class TierStream:
         """Plans the batch between two positions; `None` if it is empty.
 
         Raises:
-            TieredKafkaError: The fixed offsets of the batch cannot be read anymore.
+            TieredKafkaError: The fixed offsets of the batch can no longer be read.
         """
         planned, self._planned = self._planned, None
         ranges = batch_ranges(start, end)
@@ -393,7 +398,7 @@ class TierStream:
     def _plan_again(self, ranges: Sequence[BatchRange]) -> ScanPlan:
         looks = self._looker.again({each.partition: (each.topic_id, each.start) for each in ranges})
         plan = self._plan(ranges, looks)
-        # After the plan, which may have had to read more of a log.
+        # Check this after planning, which may have read more of a log.
         for wanted in ranges:
             look = looks.get(wanted.partition)
             if look is not None and wanted.epoch is not None:
@@ -413,7 +418,7 @@ class TierStream:
     def _next(self, position: StreamPosition, *, limited: bool) -> StreamPosition:
         look = self._current_look(position)
         nothing_new = self._nothing_new
-        # A failed batch is tried again at the next look, even if that shows nothing new.
+        # A failed batch is retried at the next look, even if nothing changed.
         if self._has_failed or (
             nothing_new is not None and nothing_new[0] is look and nothing_new[1] == position
         ):
@@ -424,7 +429,7 @@ class TierStream:
                 return end
 
     def _current_look(self, position: StreamPosition) -> Look:
-        """Returns the last look, or a new one if that is old enough."""
+        """Returns the last look, or a new one if the last look is old enough."""
         age_ms = (self._clock() - self._asked_at) * 1000
         if self._look is None or not 0 <= age_ms < self._looker.interval_ms:
             self._has_failed = False
@@ -438,15 +443,15 @@ class TierStream:
     def _choose(
         self, position: StreamPosition, look: Look, *, limited: bool
     ) -> StreamPosition | None:
-        """Returns where the next batch ends; `None` to choose again, because more had to be read of
-        a log than expected, so that earlier results may be wrong.
+        """Returns the end of the next batch; `None` to choose again, because planning read more of
+        a log than expected, so earlier results may be wrong.
         """
         target = self._target
         pending = pending_partitions(self._options, position, look)
         looks = {each.partition: each.look for each in pending if each.look is not None}
         complete = _complete(looks)
         existing = {(each.partition, each.topic_id): each for each in pending}
-        # While anything of a partition exists, a hole or its next segment shows a loss.
+        # While a partition has objects, a hole or its next segment shows a loss.
         gone = {key: stop for key, stop in self._seen.items() if key not in existing}
         self._check_unread(position, look, existing, gone)
         self._seen = {key: each.stop for key, each in existing.items()}
@@ -464,7 +469,7 @@ class TierStream:
         ends = admit(segments, self._limits() if limited else NO_LIMITS)
         end = next_position(position, pending, ends)
         if end is not position and _complete(looks) == complete:
-            # Planned before Spark writes the end to a checkpoint: the plan may fail.
+            # Plan before Spark writes the end to a checkpoint, because the plan may fail.
             try:
                 self._planned = position, end, self._plan(batch_ranges(position, end), looks)
             except DataLossError:
@@ -507,7 +512,7 @@ class TierStream:
         return BatchLimits(settings.max_offsets, settings.max_bytes, settings.max_segments)
 
     def _delays(self, pending: Sequence[PendingPartition]) -> bool:
-        """Returns whether a batch would be small, and the last one is recent."""
+        """Returns whether to wait: the batch would be small, and the last batch is recent."""
         settings = self._options.stream
         if settings.min_offsets is None:
             return False
@@ -523,7 +528,7 @@ class TierStream:
         ends: Mapping[tuple[TopicPartition, str], int],
     ) -> None:
         """Raises `DataLossError`, or warns, if offsets below `ends` were deleted unread, and the
-        stream has read everything that is left.
+        stream has read all remaining offsets.
         """
         for (partition, topic_id), stop in ends.items():
             topic, topic_position = look.get(partition.topic), position.topics.get(partition.topic)
@@ -545,7 +550,7 @@ class TierStream:
                 report_unread(Place(*partition, fail_on_data_loss=is_strict), offset, stop)
 
     def _up_to_target(self, pending: Sequence[PendingPartition]) -> list[PendingPartition]:
-        """Returns pending offsets below the fixed end, without partitions that are newer."""
+        """Returns pending offsets below the fixed end, without newer partitions."""
         if self._target is None:
             self._target = {(each.partition, each.topic_id): each.stop for each in pending}
         target = self._target
@@ -562,7 +567,7 @@ class TierStream:
         be a copy in progress, or any hole if loss is not allowed.
 
         Raises:
-            DataLossError: Everything before the hole has been read.
+            DataLossError: All offsets before the hole have been read.
         """
         look = pending.look
         for hole in look.log.missing if look is not None and look.is_complete else ():
@@ -575,7 +580,7 @@ class TierStream:
                 if not may_heal:
                     check_no_holes(look.place, look.log, hole.start, hole.stop)
                 log.warning(
-                    "%s: waiting at offset %d for offsets [%d, %d), which may be a copy under way",
+                    "%s: waiting at offset %d for offsets [%d, %d): a copy may be in progress",
                     look.place,
                     stop,
                     hole.start,
@@ -594,7 +599,7 @@ class TierStream:
 
 
 def _with_retries(attempt: Callable[[], _Result]) -> _Result:
-    """Repeats an attempt if a leader changed, or metadata lacked partitions."""
+    """Retries if a leader changed, or metadata lacked partitions."""
     for number in range(_ATTEMPTS):
         try:
             return attempt()
@@ -606,7 +611,7 @@ def _with_retries(attempt: Callable[[], _Result]) -> _Result:
 
 
 def _looker(options: ScanOptions, clock: Callable[[], float]) -> Looker:
-    # Imported on demand: most streams are of the tier alone.
+    # Imported on demand: most streams read only the tier.
     if options.brokers is None:
         from kts_source.streaming.tier_look import TierLooker
 

@@ -77,7 +77,7 @@ def parse_producer_snapshot(data: BytesLike) -> tuple[ProducerStateEntry, ...]:
         )
     version, crc, count = _HEADER.unpack_from(view)
     if version != VERSION:
-        raise CorruptIndexError(f"producer snapshot of version {version}", position=0)
+        raise CorruptIndexError(f"unknown version {version} of a producer snapshot", position=0)
     computed = crc32c(view[_CRC_START:])
     if computed != crc:
         raise CorruptIndexError(
@@ -86,7 +86,8 @@ def parse_producer_snapshot(data: BytesLike) -> tuple[ProducerStateEntry, ...]:
     entries = view[_HEADER.size :]
     if len(entries) != count * _ENTRY.size:
         raise CorruptIndexError(
-            f"producer snapshot: {count} entries in {len(entries)} bytes", position=_CRC_START
+            f"producer snapshot: {count} entries stated, {len(entries)} bytes found",
+            position=_CRC_START,
         )
     return tuple(ProducerStateEntry(*fields) for fields in _ENTRY.iter_unpack(entries))
 

@@ -44,7 +44,7 @@ class TransactionReplay:
         self.open = dict(open_before)
         self.aborted: list[AbortedTxn] = []
 
-    def see(
+    def apply(
         self, batch: DecodedBatch | RecordBatchHeader, marker: ControlRecordType | None
     ) -> None:
         """Applies the next batch; `marker` is the result of `marker_of` for a control batch."""
@@ -85,7 +85,7 @@ class RebuiltSideFiles:
     def add(self, batch: WholeBatch) -> None:
         """Adds the next batch."""
         header = batch.header
-        self._transactions.see(header, batch.marker)
+        self._transactions.apply(header, batch.marker)
         if header.max_timestamp > self.max_timestamp:
             self.max_timestamp, self._max_offset = header.max_timestamp, header.last_offset
         if batch.position - self._last_position >= self._interval:

@@ -77,7 +77,7 @@ class OffsetIndex(ArrayValue):
         _check_increasing(relative, "offset")
         _check_increasing(positions, "position")
         if len(relative) and not 0 <= base_offset <= 2**63 - 1 - int(relative[-1]):
-            raise CorruptIndexError(f"base offset {base_offset} is impossible", position=0)
+            raise CorruptIndexError(f"base offset {base_offset} is out of range", position=0)
         return cls(base_offset, base_offset + relative, positions)
 
     def to_bytes(self) -> bytes:
@@ -110,7 +110,8 @@ def _check_increasing(column: NDArray[np.int64], name: str) -> None:
     if len(bad):
         entry = int(bad[0]) + 1
         raise CorruptIndexError(
-            f"{name} {int(column[entry])} follows {int(column[entry - 1])} in an index",
+            f"{name} {int(column[entry])} follows {int(column[entry - 1])} in an index, but must be"
+            " higher",
             position=entry * OFFSET_ENTRY_SIZE,
         )
 
@@ -165,7 +166,7 @@ class TimeIndex(ArrayValue):
             relative[0] >= 0 and 0 <= base_offset <= 2**63 - 1 - int(relative[-1])
         ):
             raise CorruptIndexError(
-                f"impossible offsets: base {base_offset}, first entry {int(relative[0])}",
+                f"offsets out of range: base {base_offset}, first entry {int(relative[0])}",
                 position=0,
             )
         return cls(base_offset, timestamps, base_offset + relative)
@@ -183,8 +184,8 @@ class TimeIndex(ArrayValue):
     def lookup(self, timestamp: int) -> TimestampOffset:
         """Returns the last entry at or below `timestamp`, else `(-1, base_offset)`.
 
-        Every record with a timestamp above the entry's, and at or above `timestamp`, is in the
-        entry's batch or after it.
+        Records with a timestamp at or above `timestamp` that exceeds the entry's timestamp are in
+        the entry's batch or after it.
         """
         index = int(np.searchsorted(self.timestamps, timestamp, side="right")) - 1
         if index < 0:

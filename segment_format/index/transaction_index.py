@@ -68,7 +68,8 @@ def parse_transaction_index(data: BytesLike) -> tuple[AbortedTxn, ...]:
         txn = AbortedTxn(*fields)
         if version != 0:
             raise CorruptIndexError(
-                f"transaction index entry of version {version}", position=index * ENTRY_SIZE
+                f"unknown version {version} of a transaction index entry",
+                position=index * ENTRY_SIZE,
             )
         if (
             txn.producer_id < 0
@@ -77,7 +78,7 @@ def parse_transaction_index(data: BytesLike) -> tuple[AbortedTxn, ...]:
             or txn.last_offset <= previous
         ):
             raise CorruptIndexError(
-                f"impossible transaction index entry {txn} after a marker at offset {previous}",
+                f"invalid transaction index entry {txn} after a marker at offset {previous}",
                 position=index * ENTRY_SIZE,
                 offset=txn.last_offset,
             )

@@ -1,3 +1,3 @@
-"""The compiled loops: windows of log bytes in, filled column buffers out. `segment_format.arrow` is
-their face.
+"""Compiled loops that decode windows of log bytes into column buffers. `segment_format.arrow` has
+the public functions.
 """

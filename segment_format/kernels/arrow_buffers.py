@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SLACK: Final = 64
-"""Bytes after the room of each growing buffer that kernels may overwrite."""
+"""Bytes after the end of each growing buffer that kernels may overwrite."""
 WORTH_COPYING: Final = 4
-"""Copy what is filled if it is less than this fraction of the memory, to release the rest."""
+"""Copy the filled bytes if they are less than this fraction of the memory, to release the rest."""
 
 
 def allocate(size: int) -> pa.Buffer:
@@ -59,7 +59,7 @@ class BufferSpec(NamedTuple):
 
 
 class GrowingBuffers:
-    """Buffers in levels: all buffers of a level have room for the same number of entries.
+    """Buffers in levels: all buffers of a level have the same capacity in entries.
 
     Level 0 has the rows of a batch. The items of each list or map, and the bytes of each text
     column, are levels of their own.
@@ -67,29 +67,29 @@ class GrowingBuffers:
     Args:
         addresses: int64, one-dimensional: the table from which a kernel reads addresses.
         specs: The buffers.
-        rooms: Entries of each level to make room for.
+        capacities: Initial capacity of each level, in entries.
 
     Attributes:
-        rooms: Entries that each level has room for.
+        capacities: Capacity of each level, in entries.
     """
 
     def __init__(
-        self, addresses: NDArray[np.int64], specs: Iterable[BufferSpec], rooms: Sequence[int]
+        self, addresses: NDArray[np.int64], specs: Iterable[BufferSpec], capacities: Sequence[int]
     ) -> None:
         self._addresses = addresses
         self._buffers: dict[int, pa.Buffer] = {}
-        self._levels: list[list[BufferSpec]] = [[] for _ in rooms]
+        self._levels: list[list[BufferSpec]] = [[] for _ in capacities]
         for spec in specs:
             self._levels[spec.level].append(spec)
-        self.rooms = list(rooms)
-        for level, room in enumerate(rooms):
-            self.set_room(level, room)
+        self.capacities = list(capacities)
+        for level, capacity in enumerate(capacities):
+            self.set_capacity(level, capacity)
 
-    def set_room(self, level: int, room: int) -> None:
-        """Makes room in all buffers of a level, and keeps the filled entries."""
-        self.rooms[level] = room
+    def set_capacity(self, level: int, capacity: int) -> None:
+        """Grows or shrinks all buffers of a level, and keeps the filled entries."""
+        self.capacities[level] = capacity
         for spec in self._levels[level]:
-            size = spec.width * (room + spec.is_ends) + SLACK
+            size = spec.width * (capacity + spec.is_ends) + SLACK
             buffer = resized(self._buffers.get(spec.slot), size, is_zeroed=spec.is_zeroed)
             self._buffers[spec.slot] = buffer
             self._addresses[spec.slot] = buffer.address
@@ -148,6 +148,6 @@ def make_array(
 
 
 def make_entries(kind: pa.DataType, keys: pa.Array, values: pa.Array) -> pa.Array:
-    """Returns the struct array below a map."""
+    """Returns the struct array with the entries of a map."""
     pair = pa.struct([kind.key_field, kind.item_field])
     return make_array(pair, len(keys), None, children=[keys, values])

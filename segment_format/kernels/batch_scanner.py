@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from segment_format.record.control_record import ControlRecordType
     from segment_format.record.framing import Entry
 
-_ROOM: Final = 4096
+_CAPACITY: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +71,7 @@ class BatchTable:
 
 
 class BatchScanner:
-    """Reads a log, fed in windows cut anywhere, into tables of batches.
+    """Reads batch headers into tables, from a log that callers feed in windows of any size.
 
     A window is read in place; only an entry that spans windows is copied, at most
     `max_batch_bytes`.
@@ -87,16 +87,16 @@ class BatchScanner:
         self._max_batch_bytes = max_batch_bytes
         self._start_offset = start_offset
         self._kernel = _kernel()
-        self._table = np.empty((c.SCAN_COLUMNS, _ROOM), np.int64)
+        self._table = np.empty((c.SCAN_COLUMNS, _CAPACITY), np.int64)
         self._markers: dict[int, ControlRecordType] = {}
         self._frame = np.zeros(c.SCAN_FRAME_SIZE, np.int64)
         self._slots = self._frame.data  # reads a slot three times as fast as the array does
         self._frame[c.SCAN_LOG_SIZE] = size
         self._frame[c.SCAN_MAX_BATCH_BYTES] = max_batch_bytes
         self._frame[c.SCAN_TABLE] = self._table.ctypes.data
-        self._frame[c.SCAN_ROOM] = _ROOM
+        self._frame[c.SCAN_CAPACITY] = _CAPACITY
         self._tail = bytearray()
-        self._position = 0  # in the log, of the next entry
+        self._position = 0  # log position of the next entry
 
     def feed(self, window: BytesLike) -> Iterator[BatchTable]:
         """Reads the next bytes of the log; exhaust the iterator before the next call.
@@ -143,13 +143,15 @@ class BatchScanner:
         return batches
 
     def finish(self) -> None:
-        """Raises `TruncatedBatchError` if the bytes fed end before the log, or inside an entry."""
+        """Raises `TruncatedBatchError` if the bytes fed are shorter than the log or end inside an
+        entry.
+        """
         if self._position != self._size:
             text = f"the last {self._size - self._position} bytes are not a complete batch"
             raise TruncatedBatchError(text, position=self._position)
 
     def _scan(self, view: memoryview) -> Iterator[BatchTable]:
-        """Reads complete entries, and keeps the rest as the tail."""
+        """Adds complete entries of `view` to the table; keeps an incomplete last one for later."""
         slots = self._slots
         data = np.frombuffer(view, np.uint8)
         slots[c.SCAN_WINDOW] = data.ctypes.data
@@ -160,19 +162,23 @@ class BatchScanner:
             first = slots[c.SCAN_ROWS]
             status = self._kernel(self._frame)
             self._position = origin + slots[c.SCAN_POSITION]
-            self._look_inside(view, first, origin)
-            if status == c.SCAN_OTHER and not self._other(view[slots[c.SCAN_POSITION] :]):
+            self._read_contents(view, first, origin)
+            if status == c.SCAN_OTHER and not self._read_legacy_entry(
+                view[slots[c.SCAN_POSITION] :]
+            ):
                 break
             if status == c.SCAN_NEED_MORE:
                 break
-            if slots[c.SCAN_ROWS] == _ROOM:
+            if slots[c.SCAN_ROWS] == _CAPACITY:
                 yield self.rest()
         self._tail = bytearray(view[slots[c.SCAN_POSITION] :])
 
-    def _look_inside(self, view: memoryview, first: int, origin: int) -> None:
-        """Reads the markers of the rows from `first` on.
+    def _read_contents(self, view: memoryview, first: int, origin: int) -> None:
+        """Decodes the batches of new rows, from row `first` on, if their headers are not
+        sufficient.
 
-        Also counts the wanted records of a batch that begins before the start offset.
+        Control batches need their marker; a batch that begins before the start offset needs the
+        number of its wanted records.
         """
         table = self._table[:, first : self._slots[c.SCAN_ROWS]]
         is_control = table[c.SCAN_ATTRIBUTES] & CONTROL_BIT != 0
@@ -197,7 +203,7 @@ class BatchScanner:
                 counted = sum(record.offset >= self._start_offset for record in batch.records)
                 table[c.SCAN_RECORDS, row] = counted
 
-    def _other(self, view: memoryview) -> bool:
+    def _read_legacy_entry(self, view: memoryview) -> bool:
         """Reads an entry of format 0 or 1; returns whether it was complete.
 
         Raises:
@@ -215,7 +221,7 @@ class BatchScanner:
             slots[c.SCAN_NEEDED] = entry.size
             return False
         row = slots[c.SCAN_ROWS]
-        self._table[:, row] = _of_old_format(view[: entry.size], position, self._start_offset)
+        self._table[:, row] = _legacy_row(view[: entry.size], position, self._start_offset)
         slots[c.SCAN_ROWS] += 1
         slots[c.SCAN_POSITION] += entry.size
         self._position += entry.size
@@ -233,7 +239,7 @@ class BatchScanner:
             raise CorruptRecordError(text, position=entry.position, offset=entry.offset)
 
 
-def _of_old_format(data: memoryview, position: int, start_offset: int) -> tuple[int, ...]:
+def _legacy_row(data: memoryview, position: int, start_offset: int) -> tuple[int, ...]:
     """Returns the row of a message of format 0 or 1, alone or compressed with others."""
     is_sound = True
     try:

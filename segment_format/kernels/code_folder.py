@@ -44,7 +44,7 @@ def code_folder() -> Path | None:
         try:
             candidate.parent.mkdir(parents=True, exist_ok=True)
             folder = candidate
-            _check_nobody_else_replaces(folder.parent)
+            _check_only_owner_can_replace(folder.parent)
             for level in ("", "numba", name):
                 folder = folder / level
                 folder.mkdir(mode=0o700, exist_ok=True)
@@ -100,7 +100,7 @@ def _check_private(folder: Path) -> None:
         raise PermissionError(f"others can write {folder} (mode {stat.S_IMODE(status.st_mode):o})")
 
 
-def _check_nobody_else_replaces(folder: Path) -> None:
+def _check_only_owner_can_replace(folder: Path) -> None:
     """Raises `PermissionError` if another user can replace the content of `folder`.
 
     That is possible by writing to it, to a folder above it, or to the target of a link on the way.
@@ -119,7 +119,7 @@ def _check_nobody_else_replaces(folder: Path) -> None:
         if stat.S_ISLNK(facts.st_mode):
             links += 1
             if links > _MAX_LINKS:
-                raise PermissionError(f"{folder} has too many links on the way")
+                raise PermissionError(f"the path {folder} has too many symbolic links")
             target = path.readlink()
             left += reversed(target.parts)
             path = path.parent

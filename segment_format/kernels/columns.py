@@ -1,6 +1,6 @@
 """Columns of a record batch, and the memory that the record kernel fills.
 
-Each batch has fresh memory, so it does not change while somebody holds it.
+Each batch has fresh memory, so it does not change while a consumer holds it.
 """
 
 from __future__ import annotations
@@ -238,42 +238,42 @@ class _Growing(NamedTuple):
 
     Attributes:
         column: Name of their column.
-        first_room: Entries to make room for at first.
-        room: Slot of the number of entries that there is room for.
+        first_capacity: Initial capacity, in entries.
+        capacity: Slot of the capacity, in entries.
         filled: Slot of the number of filled entries.
         wanted: Slot of the number of entries after the next record.
         buffers: The buffers; their rows are entries.
     """
 
     column: str
-    first_room: int
-    room: int
+    first_capacity: int
+    capacity: int
     filled: int
     wanted: int
     buffers: tuple[BufferLayout, ...]
 
 
 def _bytes(
-    column: str, first_room: int, data: int, room: int, filled: int, wanted: int
+    column: str, first_capacity: int, data: int, capacity: int, filled: int, wanted: int
 ) -> _Growing:
     return _Growing(
-        column, first_room, room, filled, wanted, (BufferLayout(data, 8, c.COPY_SLACK),)
+        column, first_capacity, capacity, filled, wanted, (BufferLayout(data, 8, c.COPY_SLACK),)
     )
 
 
 _GROWING: Final = (
-    _bytes("key", 64 << 10, c.KEY_BYTES, c.KEY_ROOM, c.KEY_SIZE, c.NEW_KEY_SIZE),
-    _bytes("value", 512 << 10, c.VALUE_BYTES, c.VALUE_ROOM, c.VALUE_SIZE, c.NEW_VALUE_SIZE),
+    _bytes("key", 64 << 10, c.KEY_BYTES, c.KEY_CAPACITY, c.KEY_SIZE, c.NEW_KEY_SIZE),
+    _bytes("value", 512 << 10, c.VALUE_BYTES, c.VALUE_CAPACITY, c.VALUE_SIZE, c.NEW_VALUE_SIZE),
     _bytes(
         *("headers", 64 << 10, c.HEADER_KEY_BYTES),
-        *(c.HEADER_KEY_ROOM, c.HEADER_KEY_SIZE, c.NEW_HEADER_KEY_SIZE),
+        *(c.HEADER_KEY_CAPACITY, c.HEADER_KEY_SIZE, c.NEW_HEADER_KEY_SIZE),
     ),
     _bytes(
         *("headers", 64 << 10, c.HEADER_VALUE_BYTES),
-        *(c.HEADER_VALUE_ROOM, c.HEADER_VALUE_SIZE, c.NEW_HEADER_VALUE_SIZE),
+        *(c.HEADER_VALUE_CAPACITY, c.HEADER_VALUE_SIZE, c.NEW_HEADER_VALUE_SIZE),
     ),
     _Growing(
-        *("headers", 4 << 10, c.HEADER_ROOM, c.HEADERS, c.NEW_HEADERS),
+        *("headers", 4 << 10, c.HEADER_CAPACITY, c.HEADERS, c.NEW_HEADERS),
         (
             BufferLayout(c.HEADER_KEY_ENDS, 32, 1),
             BufferLayout(c.HEADER_VALUE_ENDS, 32, 1),
@@ -307,7 +307,7 @@ class _Shape:
 
     columns: tuple[Column, ...]
     growing: tuple[_Growing, ...]
-    first_rooms: tuple[int, ...]
+    first_capacities: tuple[int, ...]
     max_rows: int
     max_bytes: int
     bits: tuple[int, tuple[int, ...]]
@@ -317,12 +317,12 @@ class _Shape:
 def _shape(names: tuple[str, ...], max_rows: int, max_bytes: int) -> _Shape:
     columns = tuple(COLUMNS[name] for name in names)
     growing = tuple(each for each in _GROWING if each.column in names)
-    rooms = tuple(min(each.first_room, max_bytes) for each in growing)
+    capacities = tuple(min(each.first_capacity, max_bytes) for each in growing)
     bits = (
         sum(buffer.bits for column in columns for buffer in column.buffers),
         tuple(sum(buffer.bits for buffer in each.buffers) for each in growing),
     )
-    return _Shape(columns, growing, rooms, max_rows, max_bytes, bits)
+    return _Shape(columns, growing, capacities, max_rows, max_bytes, bits)
 
 
 def _aligned(size: int) -> int:
@@ -330,10 +330,10 @@ def _aligned(size: int) -> int:
 
 
 @functools.lru_cache(64)
-def _layout(shape: _Shape, rooms: tuple[int, ...]) -> _Layout:
+def _layout(shape: _Shape, capacities: tuple[int, ...]) -> _Layout:
     sized = [(buffer, shape.max_rows) for column in shape.columns for buffer in column.buffers]
-    for growing, room in zip(shape.growing, rooms, strict=True):
-        sized += [(buffer, room) for buffer in growing.buffers]
+    for growing, capacity in zip(shape.growing, capacities, strict=True):
+        sized += [(buffer, capacity) for buffer in growing.buffers]
     starts: dict[int, int] = {}
     size = 0
     for buffer, entries in sized:
@@ -343,8 +343,8 @@ def _layout(shape: _Shape, rooms: tuple[int, ...]) -> _Layout:
     return _Layout(size, starts, zeros)
 
 
-_last_rooms: tuple[_Shape | None, tuple[int, ...]] = (None, ())
-"""A shape and the rooms after its last batch, with which the next decoder starts."""
+_last_capacities: tuple[_Shape | None, tuple[int, ...]] = (None, ())
+"""Shape and capacities of the last batch; the next decoder starts with them."""
 
 
 class ColumnBuffers:
@@ -366,16 +366,16 @@ class ColumnBuffers:
         self._slots = slots
         self._shape = _shape(columns, max_rows, max_bytes)
         self._has_given = False
-        shape, rooms = _last_rooms
-        self._set_rooms(rooms if shape is self._shape else self._shape.first_rooms)
+        shape, capacities = _last_capacities
+        self._set_capacities(capacities if shape is self._shape else self._shape.first_capacities)
         self.begin()
 
-    def _set_rooms(self, rooms: tuple[int, ...]) -> None:
-        """Sets the rooms of memory that is yet to be allocated."""
-        self._rooms = rooms
-        self._layout = _layout(self._shape, rooms)
-        for growing, room in zip(self._shape.growing, rooms, strict=True):
-            self._slots[growing.room] = room
+    def _set_capacities(self, capacities: tuple[int, ...]) -> None:
+        """Sets the capacities for the next allocation."""
+        self._capacities = capacities
+        self._layout = _layout(self._shape, capacities)
+        for growing, capacity in zip(self._shape.growing, capacities, strict=True):
+            self._slots[growing.capacity] = capacity
 
     def begin(self) -> None:
         """Allocates fresh memory, empty."""
@@ -395,14 +395,14 @@ class ColumnBuffers:
     def grow(self) -> None:
         """Makes room for the record that the frame describes, and keeps the filled rows."""
         old, starts = np.frombuffer(self._memory, np.uint8), self._layout.starts
-        self._set_rooms(tuple(map(self._grown, self._shape.growing)))
+        self._set_capacities(tuple(map(self._grown, self._shape.growing)))
         self._allocate()
         new, to_starts = np.frombuffer(self._memory, np.uint8), self._layout.starts
-        for growing, room in zip(self._shape.growing, self._rooms, strict=True):
+        for growing, capacity in zip(self._shape.growing, self._capacities, strict=True):
             for buffer in growing.buffers:
                 if buffer.slot == c.HEADER_VALUE_VALID:  # kernels clear bits
                     start = to_starts[buffer.slot]
-                    new[start : start + buffer.size(room)] = 0xFF
+                    new[start : start + buffer.size(capacity)] = 0xFF
         for slot, size in self._used():
             start, to = starts[slot], to_starts[slot]
             new[to : to + size] = old[start : start + size]
@@ -441,12 +441,12 @@ class ColumnBuffers:
 
     def _grown(self, growing: _Growing) -> int:
         max_rows, max_bytes = self._shape.max_rows, self._shape.max_bytes
-        needed, room = self._slots[growing.wanted], self._slots[growing.room]
-        if needed <= room:
-            return room
-        # Room for the rest of the batch at the same bytes per row, within the limit.
+        needed, capacity = self._slots[growing.wanted], self._slots[growing.capacity]
+        if needed <= capacity:
+            return capacity
+        # Sufficient for the rest of the batch at the same bytes per row, within the limit.
         expected = needed * max_rows // (self._slots[c.ROWS] + 1) * 9 // 8
-        return max(needed, min(max(2 * room, expected), max_bytes))
+        return max(needed, min(max(2 * capacity, expected), max_bytes))
 
     def arrays(self, *, last: bool = False) -> list[pa.Array]:
         """Returns the rows that the kernel has filled, without copying larger batches.
@@ -454,29 +454,31 @@ class ColumnBuffers:
         Call `begin` before the kernel fills more.
 
         Args:
-            last: True if this is the last batch. After full batches, the few rows of the last one
-                do not show what the next decoder needs.
+            last: True if this is the last batch. After full batches, its size is ignored when the
+                capacities of the next decoder are chosen.
         """
-        global _last_rooms
+        global _last_capacities
         shape = self._shape
         rows = self._slots[c.ROWS]
         filled = self._filled()
         arrays = [column.build(filled, rows) for column in shape.columns]
-        if self._rooms is not shape.first_rooms:
+        if self._capacities is not shape.first_capacities:
             if not (last and self._has_given):
-                rooms = tuple(map(self._next_room, shape.growing, shape.first_rooms))
-                if rooms != self._rooms:
-                    self._set_rooms(rooms)
-            _last_rooms = shape, self._rooms
+                capacities = tuple(map(self._next_capacity, shape.growing, shape.first_capacities))
+                if capacities != self._capacities:
+                    self._set_capacities(capacities)
+            _last_capacities = shape, self._capacities
         self._has_given = True
         return arrays
 
-    def _next_room(self, growing: _Growing, first: int) -> int:
-        """Returns a smaller room if little was filled: a held batch keeps all its memory."""
-        room = self._slots[growing.room]
-        if 4 * self._slots[growing.filled] < room:
-            room = max(first, room // 2)
-        return min(room, self._shape.max_bytes)
+    def _next_capacity(self, growing: _Growing, first: int) -> int:
+        """Returns the capacity of a buffer in the next batch: half of it if less than a quarter was
+        filled, because a batch in use keeps all its memory.
+        """
+        capacity = self._slots[growing.capacity]
+        if 4 * self._slots[growing.filled] < capacity:
+            capacity = max(first, capacity // 2)
+        return min(capacity, self._shape.max_bytes)
 
 
 class Constant:

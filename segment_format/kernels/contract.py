@@ -1,11 +1,11 @@
 """Layout of the frames that Python and the kernels share.
 
-A frame is one int64 array with a named slot for everything. The record kernel gets the window, the
+A frame is one int64 array with a named slot for each value. The record kernel gets the window, the
 payload of a batch that Python decompressed (or an empty array) and the frame. It keeps its whole
 state in the frame and returns a status, so a later call resumes where it stopped: after the columns
 were handed out, in the middle of a batch, or with the next window. Column buffers are given as
-addresses with their room in entries; the owner keeps them alive, with `COPY_SLACK` more bytes than
-their room.
+addresses with their capacity in entries; the owner keeps them alive, and allocates `COPY_SLACK`
+more bytes.
 
 Offsets, positions and sizes are bytes unless a name says rows. Slots are grouped by their writer.
 """
@@ -34,7 +34,7 @@ ORDERED: Final = 15  # 1: entries ascend and stay between NEXT_OFFSET and OFFSET
 
 # --- Position in the window ----------------------------------------------------------------------
 POSITION: Final = 16  # of the next entry
-DONE: Final = 17  # 1: an entry at or after STOP_OFFSET was met
+DONE: Final = 17  # 1: an entry at or after STOP_OFFSET was read
 NEEDED: Final = 18  # with NEED_MORE: bytes needed from POSITION on, 0 if unknown
 NEXT_OFFSET: Final = 19  # with ORDERED: minimal first offset of the next entry
 STOPPING: Final = 20  # with NEED_MORE: 1 if the entry at POSITION ends the decoding anyway
@@ -47,7 +47,7 @@ SKIPPED_IS_BROKEN: Final = 23  # 1: its checksum is wrong
 # --- The current batch ---------------------------------------------------------------------------
 RECORDS_LEFT: Final = 24
 IN_BATCH: Final = 25  # 1: records, or the check that nothing follows them, are left
-PLACE: Final = 26  # location of the records, see PLACE_…
+LOCATION: Final = 26  # location of the records, see LOCATION_…
 RECORD_POSITION: Final = 27
 RECORDS_STOP: Final = 28
 BATCH_POSITION: Final = 29  # in the window
@@ -67,7 +67,7 @@ LAST_OFFSET: Final = 126  # maximal offset of the batch's records
 LEAST_OFFSET: Final = 127  # minimal offset of the next record
 
 SCRATCH: Final = 42  # address of a byte buffer, by the owner
-SCRATCH_ROOM: Final = 43
+SCRATCH_CAPACITY: Final = 43
 SCRATCH_NEEDED: Final = 44  # with GROW_SCRATCH
 PAYLOAD_BOUND: Final = 47  # with COMPRESSED: maximal decompressed bytes, -1 if unknown
 
@@ -75,7 +75,7 @@ PAYLOAD_BOUND: Final = 47  # with COMPRESSED: maximal decompressed bytes, -1 if 
 FIRST_TIMESTAMP: Final = 45
 LAST_TIMESTAMP: Final = 46
 
-# --- Columns: addresses and room, by the owner ---------------------------------------------------
+# --- Columns: addresses and capacities, by the owner ---------------------------------------------
 OFFSETS: Final = 48  # int64 per row
 TIMESTAMPS: Final = 49  # int64 per row, microseconds
 TIMESTAMP_TYPES: Final = 50  # int32 per row
@@ -99,11 +99,11 @@ TRANSACTIONALS: Final = 67  # uint8 per row
 BASE_OFFSETS: Final = 68  # int64 per row
 CODECS: Final = 69  # int32 per row
 TRANSACTIONS: Final = 70  # address of TXN_… slots, by the owner; 0 to ignore markers
-KEY_ROOM: Final = 72
-VALUE_ROOM: Final = 73
-HEADER_ROOM: Final = 74  # in headers
-HEADER_KEY_ROOM: Final = 75
-HEADER_VALUE_ROOM: Final = 76
+KEY_CAPACITY: Final = 72
+VALUE_CAPACITY: Final = 73
+HEADER_CAPACITY: Final = 74  # in headers
+HEADER_KEY_CAPACITY: Final = 75
+HEADER_VALUE_CAPACITY: Final = 76
 
 # --- Columns: number of filled rows and bytes ----------------------------------------------------
 ROWS: Final = 80
@@ -115,7 +115,7 @@ HEADER_VALUE_SIZE: Final = 85
 KEY_NULLS: Final = 86
 VALUE_NULLS: Final = 87
 HEADER_VALUE_NULLS: Final = 88
-NEW_KEY_SIZE: Final = 89  # with GROW: room needed for the next record, in slots
+NEW_KEY_SIZE: Final = 89  # with GROW: capacity needed for the next record, in slots
 NEW_VALUE_SIZE: Final = 90  # ordered as the fill slots
 NEW_HEADERS: Final = 91
 NEW_HEADER_KEY_SIZE: Final = 92
@@ -160,7 +160,7 @@ SOUGHT_STOP: Final = 124  # by the kernel: end of the record that was found
 FRAME_SIZE: Final = 128
 
 COPY_SLACK: Final = 32
-"""Bytes after the room of every byte buffer that kernels may overwrite, in steps of 32."""
+"""Bytes after the end of every byte buffer that kernels may overwrite, in steps of 32."""
 
 # --- Bits of WANTED ------------------------------------------------------------------------------
 WANT_OFFSET: Final = 1
@@ -194,16 +194,16 @@ WANT_OF_BATCH: Final = (  # columns except the timestamp type that are the same 
     | WANT_CODEC
 )
 
-# --- Values of PLACE -----------------------------------------------------------------------------
-PLACE_WINDOW: Final = 0
-PLACE_COMPRESSED: Final = 1  # compressed in the window
-PLACE_PAYLOAD: Final = 2  # in the payload array
-PLACE_SCRATCH: Final = 3  # in the scratch buffer
+# --- Values of LOCATION --------------------------------------------------------------------------
+LOCATION_WINDOW: Final = 0
+LOCATION_COMPRESSED: Final = 1  # compressed in the window
+LOCATION_PAYLOAD: Final = 2  # in the payload array
+LOCATION_SCRATCH: Final = 3  # in the scratch buffer
 
 # --- Statuses ------------------------------------------------------------------------------------
 NEED_MORE: Final = 0  # the window ends before, or inside, the next entry
 FULL: Final = 1  # the columns are full: hand them out, then call again
-GROW: Final = 2  # the next record needs more room: see NEW_…
+GROW: Final = 2  # the next record needs more capacity: see NEW_…
 COMPRESSED: Final = 3  # decompress BATCH_POSITION + 61 … and call again with the payload
 LEGACY: Final = 4  # an entry of magic 0 or 1, BATCH_SIZE bytes at POSITION
 FINISHED: Final = 5  # an entry at or after STOP_OFFSET was met
@@ -258,7 +258,7 @@ SCAN_WINDOW_POSITION: Final = 2  # position of the window in the log
 SCAN_LOG_SIZE: Final = 3  # bytes of the log
 SCAN_MAX_BATCH_BYTES: Final = 4
 SCAN_TABLE: Final = 5  # address
-SCAN_ROOM: Final = 6  # rows of the table
+SCAN_CAPACITY: Final = 6  # rows of the table
 
 # --- `scan_batches`: progress --------------------------------------------------------------------
 SCAN_POSITION: Final = 7  # of the next entry, in the window

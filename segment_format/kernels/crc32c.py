@@ -195,7 +195,9 @@ def _tables() -> np.ndarray[Any, np.dtype[np.uint32]]:
 
 
 def _zeros(length: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """Returns tables that map a CRC register to that after `length` zero bytes (a power of two)."""
+    """Returns tables that map a CRC register to the register after `length` zero bytes (a power of
+    two).
+    """
     basis = np.uint32(1) << np.arange(32, dtype=np.uint32)
     columns = (basis >> 8) ^ _TABLES[0][basis & 0xFF]  # one zero byte, for each single bit
     for _ in range(length.bit_length() - 1):

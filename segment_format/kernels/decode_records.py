@@ -54,7 +54,7 @@ def read_start(address: Address) -> Value:
 
     The usual kind has a length of one or two bytes, and a timestamp and offset delta of one or two.
     Together with the attributes these are at most seven bytes, which every record with all its
-    mandatory fields has. Other records are left to `read_head`.
+    mandatory fields has. `read_head` parses other records.
 
     Returns `(size, body, next address, offset delta)`; `body` is 0 for other records. `size` is not
     negative and counts from address `body`; the caller checks that it fits. Words are
@@ -76,22 +76,22 @@ def read_start(address: Address) -> Value:
         word >>= _TWENTY_FOUR
     else:
         return np.int64(0), _NOWHERE, _NOWHERE, np.int64(0)
-    behind = body + _THREE  # attributes, timestamp delta, offset delta
+    after_deltas = body + _THREE  # attributes, timestamp delta, offset delta
     if not word & _CONTINUED:  # the timestamp delta
         word >>= _EIGHT
     elif not word & _TWICE_CONTINUED:
         word >>= _SIXTEEN
-        behind += _ONE
+        after_deltas += _ONE
     else:
         return size, _NOWHERE, _NOWHERE, np.int64(0)
     if not word & _CONTINUED:
         raw = word & _LOW
     elif not word & _TWICE_CONTINUED:
         raw = (word & _LOW) | (word & _NEXT_LOW) >> _ONE
-        behind += _ONE
+        after_deltas += _ONE
     else:
         return size, _NOWHERE, _NOWHERE, np.int64(0)
-    return size, body, behind, np.int64(raw >> _ONE) ^ -np.int64(raw & _ONE)
+    return size, body, after_deltas, np.int64(raw >> _ONE) ^ -np.int64(raw & _ONE)
 
 
 @inlined
@@ -116,7 +116,7 @@ def read_head(address: Address, records_stop: Address) -> Value:
 
 @inlined
 def wrong_offset(offset: Value, least_offset: Value, frame: Frame) -> Value:
-    """Stores an offset that a record cannot have; returns the status."""
+    """Stores an invalid record offset in the error slots; returns the error status."""
     frame[c.ERROR_FOUND] = offset
     frame[c.ERROR_EXPECTED] = least_offset
     return np.int64(c.ERROR_RECORD_OFFSET)
@@ -132,7 +132,7 @@ def leave_batch(
     least_offset: Value,
     frame: Frame,
 ) -> Value:
-    """Stores how far the batch is read; returns the status, an error if bytes are left."""
+    """Stores the position in the batch; returns the status, or an error if bytes are left over."""
     frame[c.RECORDS_LEFT] = left
     frame[c.RECORD_POSITION] = np.int64(address - source)
     frame[c.LEAST_OFFSET] = least_offset
@@ -169,7 +169,7 @@ def measure_headers(address: Address, stop: Address, count: Value) -> Value:
 
 @helper
 def gather_headers(address: Address, stop: Address, count: Value, frame: Frame) -> None:
-    """Appends `count` headers that `measure_headers` has accepted; there is room for them."""
+    """Appends `count` headers that `measure_headers` has accepted; the buffers are large enough."""
     cursor = address
     header = frame[c.HEADERS]
     key_size = frame[c.HEADER_KEY_SIZE]
@@ -191,8 +191,8 @@ def gather_headers(address: Address, stop: Address, count: Value, frame: Frame) 
             cursor += np.uint64(size)
         else:
             if frame[c.HEADER_VALUE_NULLS] == 0:
-                room = np.uint64((frame[c.HEADER_ROOM] + 7) >> 3)
-                fill_bytes(np.uint64(frame[c.HEADER_VALUE_VALID]), np.int64(0xFF), room)
+                capacity = np.uint64((frame[c.HEADER_CAPACITY] + 7) >> 3)
+                fill_bytes(np.uint64(frame[c.HEADER_VALUE_VALID]), np.int64(0xFF), capacity)
             frame[c.HEADER_VALUE_NULLS] += 1
             clear_bit(frame[c.HEADER_VALUE_VALID], header)
         header += 1
@@ -236,7 +236,7 @@ def _copy(target: Address, source: Address, size: Value, readable_stop: Address)
 
 @inlined
 def _open_word(bitmap: Address, row: Value) -> Value:
-    """Returns the bits of the rows before `row` in its word of 64."""
+    """Returns the 64-bit word that contains `row`, with only the bits of earlier rows."""
     bits = np.uint64(row & 63)
     if bits == np.uint64(0):
         return np.uint64(0)
@@ -292,8 +292,8 @@ def _fill_i64(column: Value, value: Value, first: Value, stop: Address) -> None:
 def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Value:
     """Decodes the remaining records of the current batch; returns a status.
 
-    CONTINUE: the batch is complete and nothing follows its last record. FULL and GROW leave the
-    frame before the record for which there is no room.
+    CONTINUE: the batch is complete and nothing follows its last record. After FULL and GROW, the
+    frame is at the record that does not fit.
 
     Args:
         source: Address of the array with the records.
@@ -322,8 +322,8 @@ def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Val
     value_ends = np.uint64(frame[c.VALUE_ENDS])
     key_bytes = np.uint64(frame[c.KEY_BYTES])
     value_bytes = np.uint64(frame[c.VALUE_BYTES])
-    key_room = frame[c.KEY_ROOM]
-    value_room = frame[c.VALUE_ROOM]
+    key_capacity = frame[c.KEY_CAPACITY]
+    value_capacity = frame[c.VALUE_CAPACITY]
     max_bytes = frame[c.MAX_BYTES]
     header_ends = np.uint64(frame[c.HEADER_ENDS])
     headers = frame[c.HEADERS]
@@ -415,16 +415,16 @@ def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Val
         if total > max_bytes and row > 0:
             status = np.int64(c.FULL)
             break
-        if key_size + add_key > key_room or value_size + add_value > value_room:
+        if key_size + add_key > key_capacity or value_size + add_value > value_capacity:
             status = np.int64(c.GROW)
         if want_headers and header_count > 0:
             if header_key_size > _MAX_I32:
                 status = np.int64(c.ERROR_RECORD_SIZE)
                 break
             if (
-                frame[c.HEADERS] + header_count > frame[c.HEADER_ROOM]
-                or frame[c.HEADER_KEY_SIZE] + header_key_size > frame[c.HEADER_KEY_ROOM]
-                or frame[c.HEADER_VALUE_SIZE] + header_value_size > frame[c.HEADER_VALUE_ROOM]
+                frame[c.HEADERS] + header_count > frame[c.HEADER_CAPACITY]
+                or frame[c.HEADER_KEY_SIZE] + header_key_size > frame[c.HEADER_KEY_CAPACITY]
+                or frame[c.HEADER_VALUE_SIZE] + header_value_size > frame[c.HEADER_VALUE_CAPACITY]
             ):
                 status = np.int64(c.GROW)
         if status == c.GROW:

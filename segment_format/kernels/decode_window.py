@@ -8,9 +8,9 @@ because a flipped bit would otherwise hide a batch.
 Aborted intervals are compared with the control batches of the log, because a transaction index has
 no checksum, while a control batch has one. The kernel follows the transactions of each producer:
 all data up to a marker has the same outcome, an ABORT marker ends an interval or a transaction
-without data, and a COMMIT marker is in no interval. An ABORT marker in no interval that precedes
-all data of its producer is stray: the data may precede the batches walked. The memory for it is a
-`segment_format.transaction_check.TransactionCheck`.
+without data, and a COMMIT marker is in no interval. An ABORT marker outside all intervals is stray
+if no data of its producer was read before it: the data may precede the batches read. The memory for
+it is a `segment_format.transaction_check.TransactionCheck`.
 
 Batches outside the offset range are skipped without a CRC only if their neighbors prove that they
 have no wanted offset. If offsets are missing at the start or end of the range, the CRC of the batch
@@ -155,7 +155,7 @@ def _producer_entry(producer_id: Value, state: Address) -> Address:
 
 
 @inlined
-def needs_producer_room(frame: Frame) -> Value:
+def needs_producer_capacity(frame: Frame) -> Value:
     """Returns whether the table must grow before the next batch."""
     if frame[c.TRANSACTIONS] == 0:
         return False
@@ -260,9 +260,9 @@ def _dated_outside(
 ) -> Value:
     """Returns whether no record of a batch can have a wanted timestamp.
 
-    The header has the maximal timestamp, with LogAppendTime the only one. The base timestamp is
-    that of the first record, not the minimum. Some clients leave the maximum at -1, 0 or an old
-    value, so a maximum below the base timestamp is ignored. With bit 6 the base timestamp is a
+    The header has the maximal timestamp; with LogAppendTime, all records have it. The base
+    timestamp is the first record's, not the minimum. Some clients leave the maximum at -1, 0 or an
+    old value, so a maximum below the base timestamp is ignored. With bit 6 the base timestamp is a
     delete horizon; the log cleaner has computed the maximum of such a batch.
     """
     if max_timestamp == -1:
@@ -368,7 +368,7 @@ def _next_batch(source: Address, window_size: Value, frame: Frame) -> Value:
 
     CONTINUE with IN_BATCH set: the batch has records to decode.
     """
-    if needs_producer_room(frame):
+    if needs_producer_capacity(frame):
         return np.int64(c.GROW_PRODUCERS)
     position = frame[c.POSITION]
     left = window_size - position
@@ -530,16 +530,16 @@ def _open_batch(address: Address, position: Value, frame: Frame) -> None:
     frame[c.CODEC] = attributes & 7
     frame[c.IN_BATCH] = 1
     frame[c.RECORD_POSITION] = 0
-    frame[c.PLACE] = c.PLACE_COMPRESSED
+    frame[c.LOCATION] = c.LOCATION_COMPRESSED
     if attributes & 7 == 0:
-        frame[c.PLACE] = c.PLACE_WINDOW
+        frame[c.LOCATION] = c.LOCATION_WINDOW
         frame[c.RECORD_POSITION] = position + _HEADER_SIZE
         frame[c.RECORDS_STOP] = position + frame[c.BATCH_SIZE]
 
 
 @inlined
 def _ask_for_payload(bound: Value, frame: Frame) -> Value:
-    frame[c.PLACE] = c.PLACE_PAYLOAD
+    frame[c.LOCATION] = c.LOCATION_PAYLOAD
     frame[c.PAYLOAD_BOUND] = bound
     return np.int64(c.COMPRESSED)
 
@@ -564,7 +564,7 @@ def _decompress(window_at: Address, frame: Frame) -> Value:
         return _ask_for_payload(zstd_bound(source, size), frame)
     if bound < 0 or bound > frame[c.MAX_BATCH_BYTES]:
         return _ask_for_payload(np.int64(-1), frame)
-    if bound > frame[c.SCRATCH_ROOM]:
+    if bound > frame[c.SCRATCH_CAPACITY]:
         frame[c.SCRATCH_NEEDED] = bound
         return np.int64(c.GROW_SCRATCH)
     target = np.uint64(frame[c.SCRATCH])
@@ -574,7 +574,7 @@ def _decompress(window_at: Address, frame: Frame) -> Value:
         filled = decompress_snappy(source, size, target)
     if filled < 0:
         return _ask_for_payload(np.int64(-1), frame)
-    frame[c.PLACE] = c.PLACE_SCRATCH
+    frame[c.LOCATION] = c.LOCATION_SCRATCH
     frame[c.RECORDS_STOP] = filled
     return np.int64(c.CONTINUE)
 
@@ -589,8 +589,8 @@ def decode_window(window: Value, payload: Value, frame: Frame) -> Value:
 
     Args:
         window: uint8, read-only; bytes of a log, starting with an entry.
-        payload: uint8, read-only; the decompressed records of the current batch if `PLACE` is
-            `PLACE_PAYLOAD`.
+        payload: uint8, read-only; the decompressed records of the current batch if `LOCATION` is
+            `LOCATION_PAYLOAD`.
         frame: int64, `FRAME_SIZE` slots.
     """
     window_at = array_address(window)
@@ -605,19 +605,19 @@ def decode_window(window: Value, payload: Value, frame: Frame) -> Value:
             if status != c.CONTINUE:
                 return status
             continue
-        if frame[c.PLACE] == c.PLACE_COMPRESSED:
+        if frame[c.LOCATION] == c.LOCATION_COMPRESSED:
             status = _decompress(window_at, frame)
             if status != c.CONTINUE:
                 return status
         source = window_at
         readable_stop = window_stop
-        if frame[c.PLACE] == c.PLACE_PAYLOAD:
+        if frame[c.LOCATION] == c.LOCATION_PAYLOAD:
             source = payload_at
             readable_stop = payload_stop
             frame[c.RECORDS_STOP] = payload.size
-        if frame[c.PLACE] == c.PLACE_SCRATCH:
+        if frame[c.LOCATION] == c.LOCATION_SCRATCH:
             source = np.uint64(frame[c.SCRATCH])
-            readable_stop = source + np.uint64(frame[c.SCRATCH_ROOM] + c.COPY_SLACK)
+            readable_stop = source + np.uint64(frame[c.SCRATCH_CAPACITY] + c.COPY_SLACK)
         left = np.int64(0)
         records_stop = frame[c.RECORDS_STOP]
         if sought:

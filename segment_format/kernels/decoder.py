@@ -173,7 +173,7 @@ def open_legacy_record(frame: NDArray[np.int64], entry: DecodedBatch, record: Re
     body = b"\x00\x00\x00" + _sized(record.key) + _sized(record.value) + b"\x00"
     frame[c.RECORDS_LEFT] = 1
     frame[c.IN_BATCH] = 1
-    frame[c.PLACE] = c.PLACE_PAYLOAD
+    frame[c.LOCATION] = c.LOCATION_PAYLOAD
     frame[c.RECORD_POSITION] = 0
     frame[c.BASE_OFFSET] = record.offset
     frame[c.BATCH_BASE_OFFSET] = entry.base_offset
@@ -297,7 +297,7 @@ class RecordDecoder:
         # The frame has addresses of the arrays of both.
         self._keys = keys
         if keys is not None:
-            keys.tell(self._slots)
+            keys.write_addresses(self._slots)
         self._transactions = transactions
         if transactions is not None:
             frame[c.TRANSACTIONS] = transactions.state.ctypes.data
@@ -310,7 +310,7 @@ class RecordDecoder:
 
     @property
     def done(self) -> bool:
-        """Whether a batch at or after the stop offset was met, so that no rows will follow."""
+        """Whether a batch at or after the stop offset was read, so that no rows will follow."""
         return bool(self._slots[c.DONE])
 
     @property
@@ -320,9 +320,9 @@ class RecordDecoder:
 
     @property
     def next_offset(self) -> int:
-        """One past the last offset of the entries met, with `offset_bounds`; else 0.
+        """One past the last offset of the entries read; 0 without `offset_bounds`.
 
-        An entry that ends the decoding counts if `done` depends on the entry after it.
+        Includes the entry that ends the decoding if `done` depends on the entry after it.
         """
         return self._slots[c.STOPPING_NEXT if self._slots[c.STOPPING] else c.NEXT_OFFSET]
 
@@ -413,7 +413,7 @@ class RecordDecoder:
             )
 
     def _decode(self, window: Bytes) -> Iterator[pa.RecordBatch]:
-        """Decodes complete entries of `window`, and keeps the rest as the tail."""
+        """Decodes the complete entries of `window`; keeps an incomplete last one for later."""
         slots = self._slots
         slots[c.POSITION] = 0
         while True:
@@ -468,10 +468,10 @@ class RecordDecoder:
             raise error.at(self._origin + start, slots[c.BASE_OFFSET]) from error
 
     def _grow_scratch(self) -> None:
-        room = max(self._slots[c.SCRATCH_NEEDED], min(_FIRST_SCRATCH, self._max_batch_bytes))
-        self._scratch = np.empty(room + c.COPY_SLACK, np.uint8)
+        capacity = max(self._slots[c.SCRATCH_NEEDED], min(_FIRST_SCRATCH, self._max_batch_bytes))
+        self._scratch = np.empty(capacity + c.COPY_SLACK, np.uint8)
         self._slots[c.SCRATCH] = self._scratch.ctypes.data
-        self._slots[c.SCRATCH_ROOM] = room
+        self._slots[c.SCRATCH_CAPACITY] = capacity
 
     def _decode_legacy(self, window: Bytes) -> Iterator[pa.RecordBatch]:
         """Decodes or skips the entry at the position, or waits for the entry after it."""
@@ -524,12 +524,13 @@ class RecordDecoder:
             )
 
     def _is_followed(self, view: memoryview, stop: Entry) -> bool:
-        """Checks the entry after a legacy entry that ends the decoding; returns whether it is read.
+        """Checks the entry after a legacy entry that ends the decoding.
 
-        The check is only needed if offsets are missing before the legacy entry.
+        The check is only needed if offsets are missing before the legacy entry. Returns False if
+        the window must contain more bytes for it.
 
         Raises:
-            CorruptRecordError: The offsets of the two do not ascend.
+            CorruptRecordError: The offsets of both entries do not ascend.
         """
         slots = self._slots
         if not slots[c.ORDERED] or slots[c.NEXT_OFFSET] >= slots[c.STOP_OFFSET]:
@@ -557,9 +558,9 @@ class RecordDecoder:
         return True
 
     def _note_skipped(self, view: memoryview, entry: Entry) -> None:
-        """Checks a legacy entry that ends before the start offset, and keeps the error.
+        """Checks a legacy entry that ends before the start offset, and stores its error.
 
-        The first offset of a wrapper, which must ascend as well, is known once it is opened.
+        The check decompresses the entry: a wrapper does not state its first offset.
         """
         slots = self._slots
         slots[c.SKIPPED_IS_BROKEN] = slots[c.SKIPPED_SIZE] = 0

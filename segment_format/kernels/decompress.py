@@ -52,7 +52,7 @@ _LONG = np.uint64(256)
 def copy_literals(target: Address, source: Address, size: Value, source_stop: Address) -> None:
     """Copies `size` bytes (uint64) that do not overlap; reads nothing from `source_stop` on.
 
-    The caller has checked the source, and that the target has room for 16 more bytes.
+    The caller has checked the source, and that 16 more bytes of the target may be written.
     """
     if source_stop - source >= size + _STEP and size <= _LONG:
         # Nearly always enough; the branch of a loop that mostly runs once would be mispredicted.
@@ -67,8 +67,8 @@ def copy_literals(target: Address, source: Address, size: Value, source_stop: Ad
 def copy_match(target: Address, distance: Value, size: Value) -> None:
     """Copies `size` bytes from `distance` bytes before `target`, possibly overlapping.
 
-    The caller has checked that `distance` (uint64, not 0) bytes were written, and that the target
-    has room for 16 more bytes.
+    The caller has checked that `distance` (uint64, not 0) bytes were written, and that 16 more
+    bytes of the target may be written.
     """
     if distance >= _STEP:
         source = target - distance
@@ -147,7 +147,7 @@ def lz4_bound(source: Address, size: Value) -> Value:
 def decompress_lz4(source: Address, target: Address) -> Value:
     """Decompresses a frame that `lz4_bound` has accepted; returns the size, or -1 on failure.
 
-    The target has room for the bound and 32 more bytes.
+    The target has 32 bytes more than the bound.
     """
     address = source + _LZ4_HEADER_SIZE
     to = target
@@ -161,8 +161,8 @@ def decompress_lz4(source: Address, target: Address) -> Value:
             copy_literals(to, address, block, address + block)
             to += block
         else:
-            room = min(_BLOCK, block * _LZ4_MAX_RATIO)
-            size = _decompress_lz4_block(address, address + block, to, to + room)
+            capacity = min(_BLOCK, block * _LZ4_MAX_RATIO)
+            size = _decompress_lz4_block(address, address + block, to, to + capacity)
             if size < 0:
                 return _FAILED
             to += np.uint64(size)
@@ -265,7 +265,7 @@ def _block_size(address: Address, stop: Address) -> Value:
 def decompress_snappy(source: Address, size: Value, target: Address) -> Value:
     """Decompresses a stream that `snappy_bound` has accepted; returns the size, or -1 on failure.
 
-    The target has room for the bound and 32 more bytes.
+    The target has 32 bytes more than the bound.
     """
     stop = source + size
     address = source + _SNAPPY_HEADER_SIZE

@@ -211,9 +211,9 @@ def _check_conventions(context: Any, signature: Iterable[object]) -> None:  # no
 
     for argument in signature:
         if context.data_model_manager[argument]._fields != _ARRAY_FIELDS:
-            raise ValueError(f"an array {argument} has other fields")
+            raise ValueError(f"numba passes {argument} with unknown fields")
     if str(RETCODE_OK) != "i32 0":
-        raise ValueError(f"success is {RETCODE_OK}")
+        raise ValueError(f"numba returns {RETCODE_OK} for success")
 
 
 def _check_emitted(function: Any, name: str) -> None:  # noqa: ANN401

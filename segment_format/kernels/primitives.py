@@ -286,7 +286,7 @@ def utf8_size(address: Address, size: Value) -> Value:
 
 @helper
 def copy_utf8(target: Address, address: Address, size: Value) -> Value:
-    """Writes the text after replacement to `target`, which has room for `utf8_size` bytes."""
+    """Writes the text after replacement to `target`: `utf8_size` bytes."""
     cursor = address
     stop = address + size
     to = target

@@ -34,7 +34,7 @@ _MAX_I64 = 2**63 - 1
 
 @inlined
 def _put(frame: Frame, column: Value, value: Value) -> None:
-    index = column * frame[c.SCAN_ROOM] + frame[c.SCAN_ROWS]
+    index = column * frame[c.SCAN_CAPACITY] + frame[c.SCAN_ROWS]
     store_i64(np.uint64(frame[c.SCAN_TABLE] + 8 * index), np.int64(value))
 
 
@@ -60,7 +60,7 @@ def _append(address: Address, position: Value, size: Value, frame: Frame) -> Non
 def scan_batches(frame: Frame) -> Value:
     """Appends the window's batches to the table: a status of `segment_format.kernels.contract`."""
     while True:
-        if frame[c.SCAN_ROWS] == frame[c.SCAN_ROOM]:
+        if frame[c.SCAN_ROWS] == frame[c.SCAN_CAPACITY]:
             return np.int64(c.SCAN_FULL)
         position = frame[c.SCAN_POSITION]
         left = frame[c.SCAN_WINDOW_SIZE] - position

@@ -172,7 +172,7 @@ _LONG = LONG
 
 @inlined
 def _same_bytes(left: Address, right: Address, size: Value) -> Value:
-    """Returns whether bytes are equal; compares the ends first, as keys often start alike."""
+    """Returns whether bytes are equal; compares the ends first, because many keys start alike."""
     if size >= 8:
         behind = np.uint64(size) - _EIGHT
         if load_word(left + behind) != load_word(right + behind):

@@ -70,7 +70,7 @@ def decode_chunk_sizes(text: str) -> ChunkSizes:
     from segment_format.record.compression import zstd_decompressor
 
     if len(text) > _MAX_TEXT_LENGTH:
-        raise InvalidManifestError(f"transformedChunks of {len(text)} characters")
+        raise InvalidManifestError(f"transformedChunks is too long: {len(text)} characters")
     try:
         frame = base64.b64decode(text, validate=True)
     except ValueError as error:  # binascii.Error is one
@@ -83,7 +83,7 @@ def decode_chunk_sizes(text: str) -> ChunkSizes:
         raise InvalidManifestError("transformedChunks is a zstd frame without content size")
     if size > MAX_PAYLOAD_BYTES:
         raise InvalidManifestError(
-            f"transformedChunks of {size} bytes, at most {MAX_PAYLOAD_BYTES} are allowed"
+            f"transformedChunks has {size} bytes; at most {MAX_PAYLOAD_BYTES} are allowed"
         )
     try:
         payload = zstd_decompressor().decompress(frame, allow_extra_data=False)
@@ -99,10 +99,10 @@ def unpack_chunk_sizes(payload: bytes) -> ChunkSizes:
         InvalidManifestError: The payload contradicts itself.
     """
     if len(payload) < _COUNT.size:
-        raise InvalidManifestError(f"chunk size list of {len(payload)} bytes")
+        raise InvalidManifestError(f"the chunk size list is cut after {len(payload)} bytes")
     (count,) = _COUNT.unpack_from(payload)
     if count < 0:
-        raise InvalidManifestError(f"chunk size list of {count} entries", position=0)
+        raise InvalidManifestError(f"the chunk size list states {count} entries", position=0)
     if count < 2:
         _check_length(payload, _COUNT.size + count * _SIZE.size)
         sizes = np.frombuffer(payload, dtype=">i4", offset=_COUNT.size).astype(np.int32)
@@ -110,12 +110,14 @@ def unpack_chunk_sizes(payload: bytes) -> ChunkSizes:
             raise InvalidManifestError("chunk size outside 0 … 2^31−1")
         return sizes
     if len(payload) < _MANY.size:
-        raise InvalidManifestError(f"chunk size list of {len(payload)} bytes")
+        raise InvalidManifestError(f"the chunk size list is cut after {len(payload)} bytes")
     _, base, width = _MANY.unpack_from(payload)
     if base < 0:
-        raise InvalidManifestError(f"chunk size list with base {base}", position=4)
+        raise InvalidManifestError(f"the chunk size list has the negative base {base}", position=4)
     if not 1 <= width <= 4:
-        raise InvalidManifestError(f"chunk size list with values of {width} bytes", position=8)
+        raise InvalidManifestError(
+            f"the chunk size list has values of {width} bytes; 1 to 4 are valid", position=8
+        )
     _check_length(payload, _MANY.size + (count - 1) * width + _SIZE.size)
     if width == 3:
         wide = np.zeros((count - 1, 4), dtype=np.uint8)
@@ -141,7 +143,7 @@ def unpack_chunk_sizes(payload: bytes) -> ChunkSizes:
 def _check_length(payload: bytes, expected: int) -> None:
     if len(payload) != expected:
         raise InvalidManifestError(
-            f"chunk size list of {len(payload)} bytes where its count and width ask for {expected}"
+            f"the chunk size list has {len(payload)} bytes, but its count and width need {expected}"
         )
 
 
@@ -206,7 +208,7 @@ class ChunkIndex(ABC):
             IndexError: There is no such chunk.
         """
         if not 0 <= index < self.chunk_count:
-            raise IndexError(f"chunk {index} of {self.chunk_count}")
+            raise IndexError(f"there is no chunk {index}: the segment has {self.chunk_count}")
         original_position = index * self.original_chunk_size
         return Chunk(
             index,
@@ -238,13 +240,13 @@ class ChunkIndex(ABC):
         """
         if size != self.transformed_size:
             raise InvalidManifestError(
-                f"stored object of {size} bytes where its chunks add up to {self.transformed_size}"
+                f"the object has {size} bytes, but its chunks add up to {self.transformed_size}"
             )
 
 
 def _check_size(member: str, size: int, *, minimum: int = 0) -> None:
     if not minimum <= size <= MAX_INT32:
-        raise InvalidManifestError(f"{member} {size}")
+        raise InvalidManifestError(f"{member} is out of range: {size}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +355,9 @@ class VariableChunkIndex(ChunkIndex):
         if self._sizes is None:
             total = self._decode()
             if total != self._total:
-                raise InvalidManifestError(f"chunks of {total} bytes, not {self._total} as before")
+                raise InvalidManifestError(
+                    f"chunks of {total} bytes, but {self._total} were stated"
+                )
         assert self._sizes is not None
         return self._sizes, self._stops
 

@@ -1,8 +1,8 @@
 """Opens the plugin's envelope encryption: an AES-256 data key per segment, wrapped with RSA.
 
-    message      IV (12 bytes) ‖ ciphertext ‖ tag (16 bytes), AES-256-GCM; one a chunk and one a
+    message      IV (12 bytes) ‖ ciphertext ‖ tag (16 bytes), AES-256-GCM; one per chunk and one per
                  side file
-    AAD          32 random bytes a segment, in the manifest; it binds neither chunk number nor
+    AAD          32 random bytes per segment, in the manifest; it binds neither chunk number nor
                  object
     wrapped key  "<key pair id>:<standard base64 of RSA-OAEP(data key)>"
     OAEP         hash SHA3-512, MGF1 with SHA3-512, empty label (RFC 8017 §7.1)
@@ -152,7 +152,7 @@ class WrappedDataKey:
 
     Attributes:
         key_id: Id of the key pair.
-        ciphertext: As many bytes as the modulus has.
+        ciphertext: As long as the modulus.
     """
 
     key_id: str
@@ -167,19 +167,19 @@ class WrappedDataKey:
         """
         key_id, colon, encoded = text.partition(":")
         if not colon or ":" in encoded:
-            raise InvalidManifestError("data key is not of the form <key pair id>:<base64>")
+            raise InvalidManifestError("the data key does not have the form <key pair id>:<base64>")
         if not key_id.strip():
-            raise InvalidManifestError("data key with a blank key pair id")
+            raise InvalidManifestError("the data key has a blank key pair id")
         if len(encoded) > _MAX_WRAPPED_SIZE * 4 // 3 + 4:
-            raise InvalidManifestError(f"data key of {len(encoded)} characters")
+            raise InvalidManifestError(f"the data key is too long: {len(encoded)} characters")
         try:
             ciphertext = base64.b64decode(encoded, validate=True)
         except ValueError as error:  # binascii.Error is one
             raise InvalidManifestError(
-                f"data key wrapped with {key_id[:80]!r} is not base64"
+                f"the data key wrapped with {key_id[:80]!r} is not base64"
             ) from error
         if not ciphertext:
-            raise InvalidManifestError(f"empty data key wrapped with {key_id[:80]!r}")
+            raise InvalidManifestError(f"the data key wrapped with {key_id[:80]!r} is empty")
         return cls(key_id, ciphertext)
 
     def to_text(self) -> str:
@@ -224,7 +224,7 @@ def unwrap_data_key(wrapped: WrappedDataKey, private_key: PrivateKey) -> bytes:
         raise DecryptionError(failure)
     if len(data_key) != DATA_KEY_SIZE:
         raise DecryptionError(
-            f"data key of {len(data_key)} bytes, {DATA_KEY_SIZE} expected (AES-256)"
+            f"the data key has {len(data_key)} bytes instead of {DATA_KEY_SIZE} (AES-256)"
         )
     return data_key
 
@@ -247,11 +247,13 @@ def decrypt(message: bytes | memoryview, *, data_key: bytes, aad: bytes) -> memo
 
     view = memoryview(message)
     if len(view) < AES_OVERHEAD:
-        raise DecryptionError(f"encrypted message of {len(view)} bytes, at least {AES_OVERHEAD}")
+        raise DecryptionError(
+            f"an encrypted message has {len(view)} bytes; at least {AES_OVERHEAD} are needed"
+        )
     cipher = _cipher(data_key)
     iv, sealed = view[:IV_SIZE], view[IV_SIZE:]
     try:
-        if not hasattr(cipher, "decrypt_into"):  # came with cryptography 47
+        if not hasattr(cipher, "decrypt_into"):  # added in cryptography 47
             return memoryview(cipher.decrypt(iv, sealed, aad))
         plaintext = writable_bytes(len(view) - AES_OVERHEAD)
         cipher.decrypt_into(iv, sealed, aad, plaintext)
@@ -268,7 +270,7 @@ def _cipher(data_key: bytes) -> AESGCM:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     if len(data_key) != DATA_KEY_SIZE:
-        raise DecryptionError(f"data key of {len(data_key)} bytes, {DATA_KEY_SIZE} expected")
+        raise DecryptionError(f"the data key has {len(data_key)} bytes instead of {DATA_KEY_SIZE}")
     return AESGCM(data_key)
 
 

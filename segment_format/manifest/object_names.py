@@ -7,7 +7,7 @@ The plugin's objects (`ObjectKeyFactory`, `io.aiven.kafka.tieredstorage`):
     suffix   log, indexes, rsm-manifest
     ids      22 characters of base64url; they, like topic names, can contain "-": names are parsed
              from the right
-    prefix   stands directly before the topic: no separator is added
+    prefix   directly precedes the topic: no separator is added
 
 Files of `LocalTieredStorage`, the storage manager of Kafka's own tests
 (`RemoteLogSegmentFileset`, `RemoteTopicPartitionDirectory`):
@@ -26,7 +26,7 @@ A broker's log directory (`UnifiedLog.parseTopicPartitionName`, `LogFileUtils`, 
         <offset, 20 digits>.<kind>                    log, index, timeindex, txnindex, snapshot
         <offset, 20 digits>.<kind>.<state>            deleted, cleaned, swap: a change under way
 
-Offsets are the segment's base offset; that of a snapshot is one past the last offset it covers.
+The offset is the segment's base offset; for a snapshot, it is one past the last offset covered.
 Brokers format the 20 digits by their locale (Arabic-Indic digits under `ar_EG`), so every script's
 digits are accepted: a segment that is not recognized would be missing without an error.
 """

@@ -287,7 +287,7 @@ class SegmentManifest:
         """
         if len(data) > MAX_MANIFEST_BYTES:
             raise InvalidManifestError(
-                f"manifest of {len(data)} bytes, at most {MAX_MANIFEST_BYTES} are allowed"
+                f"the manifest has {len(data)} bytes; at most {MAX_MANIFEST_BYTES} are allowed"
             )
         members = _Members(_parse_json_object(data, "manifest"))
         _check_version(members)
@@ -372,7 +372,7 @@ def _check_uncompressed_sizes(chunk_index: ChunkIndex, overhead: int) -> None:
         chunk.transformed_size != chunk.original_size + overhead for chunk in ends
     ):
         raise InvalidManifestError(
-            f"chunks of {chunk_index.transformed_size} stored bytes; without compression "
+            f"the chunks have {chunk_index.transformed_size} stored bytes; without compression, "
             f"{chunk_index.original_file_size} bytes in {chunk_index.chunk_count} chunks "
-            f"make {expected}"
+            f"need {expected}"
         )

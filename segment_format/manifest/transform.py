@@ -135,7 +135,7 @@ def _decompress(data: bytes | memoryview, chunk: Chunk) -> memoryview:
     except DecompressionError as error:
         raise _chunk_error(chunk, f"zstd frame does not decompress: {error.message}") from error
     if len(frames) != 1 or (frames[0].start, frames[0].stop) != (0, len(data)):
-        raise _chunk_error(chunk, "zstd frame does not decompress: it is not alone")
+        raise _chunk_error(chunk, "zstd frame does not decompress: the chunk has other bytes")
     size = frames[0].content_size
     if size is None or size != chunk.original_size:
         stated = "no size" if size is None else f"{size} bytes"

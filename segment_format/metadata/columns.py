@@ -3,12 +3,12 @@
 The fields are those of `segment_format.metadata.model`. Fields that a record type does not have are
 −1 in columns of numbers, zero in ids, null in Arrow columns, and have no leader epochs.
 
-Each step of the parser reads one field of all records, from a position per record. A record is
-given up if its bytes run out, if no broker writes its values, or if it is unusual (tagged fields
+Each step of the parser reads one field of all records, from a position per record. The steps reject
+a record if its bytes run out, if no broker writes its values, or if it is unusual (tagged fields
 within ids and epochs, more than four at its end). The readable parser, `parse_metadata_record`,
-then parses it, so both return the same values and errors. `remote_log_segment_metadata` has the
-layout. Numbers are read through overlapping views with one element per byte of the data, so a field
-is one indexed read at any alignment.
+parses rejected records, so both return the same values and errors. `remote_log_segment_metadata`
+has the layout. Numbers are read through overlapping views with one element per byte of the data, so
+a field is one indexed read at any alignment.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class MetadataColumns:
 
 
 def concatenated(tables: Sequence[MetadataColumns]) -> MetadataColumns:
-    """Concatenates the rows of one or more parts."""
+    """Concatenates the rows of one or more tables."""
     joined: dict[str, object] = {}
     for field in fields(MetadataColumns):
         columns = [getattr(table, field.name) for table in tables]
@@ -167,7 +167,7 @@ _BODY = (
 
 
 def metadata_records(columns: MetadataColumns) -> Iterator[MetadataRecord]:
-    """Yields the rows as values.
+    """Yields one value object per row.
 
     Args:
         columns: Result of `parse_metadata_columns` or `LiveSegments.segments`.
@@ -212,7 +212,7 @@ def metadata_records(columns: MetadataColumns) -> Iterator[MetadataRecord]:
 
 
 def columns_of(records: Sequence[MetadataRecord]) -> MetadataColumns:
-    """Returns the columns of values."""
+    """Converts value objects to columns."""
     types = [
         RemoteLogSegmentMetadata,
         RemoteLogSegmentMetadataUpdate,
@@ -276,13 +276,13 @@ _UVARINT_BYTES = 5
 class Positions:
     """The position of the next field in each message.
 
-    A message that was given up reads as arbitrary bytes of the data, never as bytes after it.
+    Reads of a rejected message return arbitrary bytes of the data, never bytes after the data.
 
     Args:
         data: All messages, followed by eight more bytes.
         at: First unread byte of each message.
         stop: End of each message, exclusive, within `data` without its last eight bytes.
-        good: Which messages were not given up.
+        good: Mask of the messages that were not rejected.
     """
 
     __slots__ = ("at", "data", "good", "stop")
@@ -296,11 +296,11 @@ class Positions:
         self.good = good
 
     @classmethod
-    def within(cls, held: NDArray[np.uint8], starts: Integers, stops: Integers) -> Self:
-        """Returns the starts of messages in `held`, which is copied."""
-        data = np.zeros(len(held) + _PADDING, np.uint8)
-        data[: len(held)] = held
-        return cls(data, starts, stops, np.ones(len(starts), np.bool_))
+    def within(cls, data: NDArray[np.uint8], starts: Integers, stops: Integers) -> Self:
+        """Copies `data`, and returns the positions at the starts of its messages."""
+        padded = np.zeros(len(data) + _PADDING, np.uint8)
+        padded[: len(data)] = data
+        return cls(padded, starts, stops, np.ones(len(starts), np.bool_))
 
     def __len__(self) -> int:
         return len(self.at)
@@ -310,16 +310,16 @@ class Positions:
         return Positions(self.data, self.at[rows], self.stop[rows], self.good[rows])
 
     def put(self, rows: Integers, moved: Positions) -> None:
-        """Copies back the positions of `only(rows)`."""
+        """Stores positions that `only(rows)` returned and reads have moved."""
         self.at[rows] = moved.at
         self.good[rows] = moved.good
 
-    def require(self, true: Flags) -> None:
-        """Gives up the messages for which this is false."""
-        self.good &= true
+    def require(self, condition: Flags) -> None:
+        """Rejects the messages for which the condition is false."""
+        self.good &= condition
 
     def take(self, size: Integers | int) -> Integers:
-        """Skips `size` bytes, not negative, and returns their start; 0 if fewer are left."""
+        """Skips `size` >= 0 bytes and returns their start, or 0 if fewer bytes are left."""
         self.good &= size <= self.stop - self.at
         start: Integers = np.where(self.good, self.at, 0)
         self.at = start + size
@@ -331,7 +331,7 @@ class Positions:
         return np.ndarray((count,), kind, self.data, strides=(1,))[start]
 
     def byte(self) -> Integers:
-        """Reads an unsigned byte; negative numbers of the format are above 127 here."""
+        """Reads a byte as an unsigned number: negative numbers become 128 to 255."""
         return self.data[self.take(1)].astype(np.int64)
 
     def i32(self) -> Integers:
@@ -377,7 +377,7 @@ class Positions:
         return self.take(np.maximum(length, 0)), length
 
     def no_tagged_fields(self) -> None:
-        """Gives up the messages that have tagged fields here."""
+        """Rejects the messages that have tagged fields here."""
         self.require(self.byte() == 0)
 
     def entries(self, kind: str, starts: Integers) -> Integers:
@@ -385,9 +385,9 @@ class Positions:
         return self._numbers(kind, starts).astype(np.int64)
 
     def pieces(self, start: Integers, length: Integers) -> pa.LargeBinaryArray:
-        """Copies bytes that `compact_bytes` skipped; null also in messages given up."""
+        """Copies bytes that `compact_bytes` skipped; null for null and for rejected messages."""
         present = self.good & (length >= 0)
-        # Every second item of an array over all the data; the others are the bytes in between.
+        # The array covers all data. Odd items are the pieces, even items the bytes between them.
         borders = np.zeros(2 * len(start) + 1, np.int64)
         borders[1::2] = np.where(present, start, 0)
         borders[2::2] = np.where(present, start + length, 0)
@@ -426,7 +426,7 @@ def parse_metadata_columns(
         One row per value. Memory is bounded by a small multiple of the bytes and number of values.
 
     Raises:
-        InvalidMetadataError: `parse_metadata_record` refuses a value; raised for the first one.
+        InvalidMetadataError: A value is invalid; raised for the first one.
         ValueError: Some values are null.
     """
     if values.null_count:
@@ -493,7 +493,7 @@ def _parse_individually(
 
 
 def _parse_type(record_type: int, positions: Positions) -> tuple[MetadataColumns, Integers]:
-    """Parses records of one type; returns those not given up, and their numbers."""
+    """Parses records of one type; returns the records that were not rejected, and their numbers."""
     nothing = np.zeros(len(positions), np.int64)
     absent = nothing - 1
     no_id = np.zeros((len(positions), 2), np.uint64)
@@ -575,7 +575,7 @@ def _tagged_fields(positions: Positions, *, has_txn_index_empty: bool) -> Intege
 
 
 def _names(positions: Positions, start: Integers, length: Integers) -> pa.LargeStringArray:
-    """Returns texts; gives up the records with invalid UTF-8."""
+    """Returns texts; rejects the records with invalid UTF-8."""
     names = positions.pieces(start, length)
     try:
         return names.cast(pa.large_string())
@@ -597,7 +597,7 @@ def _epochs(
 ) -> tuple[Integers, Integers, Integers]:
     """Returns the number of leader epochs of each record, the epochs, and their first offsets.
 
-    Gives up the records with tagged fields among them, or with epochs that no broker writes.
+    Rejects records with tagged fields in the epochs, or with epochs that no broker writes.
     """
     count = np.where(positions.good, count, 0)
     entry_rows = ragged_ranges(start, count, _EPOCH_BYTES)

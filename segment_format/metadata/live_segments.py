@@ -1,9 +1,9 @@
 """Computes the live set of segments from columns of events, without a loop over events.
 
 A stable sort groups the events by segment. Each event is a function from the state before it to the
-state after it. Such functions compose, so the states after all events are a running composition,
-which takes log2 of the longest history steps. The state before an event decides whether Kafka
-applies it; the last applied events make the segment. Kafka drops a segment that does not begin in
+state after it. Such functions compose, so a running composition returns the states after all
+events, in log2(longest history) steps. The state before an event decides whether Kafka applies it;
+the last applied events make the segment. Kafka drops a segment that does not begin in
 COPY_SEGMENT_STARTED, one announced again after it left that state, an update of an unknown segment,
 a forbidden transition, and snapshots (type 3).
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _STARTED, _FINISHED, _DELETING, _ABSENT = RemoteLogSegmentState
 _STATES = len(RemoteLogSegmentState)
-"""Number of states. DELETE_SEGMENT_FINISHED also stands for a segment without events."""
+"""Number of states. A segment without events is in DELETE_SEGMENT_FINISHED."""
 
 _ANNOUNCED, _BEGUN_OTHERWISE, _KNOWN, _UPDATED = 0, 1, 2, 2 + _STATES
 """Kinds of events: a segment in COPY_SEGMENT_STARTED, a segment in another state, a segment kept
@@ -216,7 +216,7 @@ def _grouped(keys: list[NDArray[Any]]) -> tuple[Integers, Integers]:
 
 
 def _first_of_group(keys: list[NDArray[np.generic]]) -> Integers:
-    """Returns the start of the run of equal keys that each row is in."""
+    """Returns, for each row, the start of its run of equal keys."""
     new = np.ones(len(keys[0]), np.bool_)
     new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
     first: Integers = np.maximum.accumulate(np.where(new, np.arange(len(new)), 0))
@@ -224,7 +224,7 @@ def _first_of_group(keys: list[NDArray[np.generic]]) -> Integers:
 
 
 def _generations(events: MetadataColumns) -> tuple[Integers, Integers]:
-    """Returns how often each event's partition was deleted before it, and in total."""
+    """Returns, for each event, how often its partition was deleted before it, and in total."""
     finished = RemotePartitionDeleteState.DELETE_PARTITION_FINISHED
     deleted = (events.record_type == PARTITION_DELETE) & (events.state == finished)
     none = np.zeros(len(events), np.int64)
@@ -254,7 +254,7 @@ def _kinds(events: MetadataColumns, known_count: int) -> Integers:
 
 @cache
 def _tables() -> tuple[NDArray[np.bool_], NDArray[np.uint8], NDArray[np.uint8]]:
-    """Returns which events Kafka applies in a state, each kind's function, and compositions.
+    """Returns tables: events that Kafka applies per state, function per kind, compositions.
 
     A function is a byte with two bits per state, the lowest for state 0.
     """

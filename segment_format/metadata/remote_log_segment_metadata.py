@@ -116,9 +116,9 @@ def check_offsets_and_epochs(
         SegmentFormatError: No broker writes such values.
     """
     if not 0 <= start_offset <= end_offset:
-        raise error(f"segment from offset {start_offset} to {end_offset}")
+        raise error(f"a segment has the invalid offsets {start_offset} to {end_offset}")
     if not epochs:
-        raise error("segment without leader epochs")
+        raise error("a segment has no leader epochs")
     for entry, successor in itertools.pairwise(epochs):
         if entry.epoch == successor.epoch:
             raise error(f"leader epoch {entry.epoch} occurs twice")
@@ -133,7 +133,7 @@ def _topic_id_partition(reader: MessageReader) -> TopicIdPartition:
     topic_id = reader.uuid("topic id")
     partition = reader.i32("partition")
     if partition < 0:
-        raise reader.fail(f"partition {partition}")
+        raise reader.fail(f"negative partition {partition}")
     reader.tagged_fields()
     return TopicIdPartition(topic, topic_id, partition)
 
@@ -149,7 +149,7 @@ def _state(reader: MessageReader, states: type[_State], what: str = "segment sta
     try:
         return states(number)
     except ValueError:
-        raise reader.fail(f"{what} {number}") from None
+        raise reader.fail(f"unknown {what} {number}") from None
 
 
 def _body(reader: MessageReader, make: Callable[..., _Segment]) -> _Segment:
@@ -163,7 +163,7 @@ def _body(reader: MessageReader, make: Callable[..., _Segment]) -> _Segment:
     check_offsets_and_epochs(start_offset, end_offset, epochs, reader.fail)
     size = reader.i32("segment size")
     if size < 0:
-        raise reader.fail(f"segment of {size} bytes")
+        raise reader.fail(f"negative segment size {size}")
     return make(
         start_offset=start_offset,
         end_offset=end_offset,
@@ -255,7 +255,7 @@ def metadata_partition(
         ValueError: `num_partitions` is below 1.
     """
     if num_partitions < 1:
-        raise ValueError(f"{num_partitions} metadata partitions")
+        raise ValueError(f"num_partitions is {num_partitions}, but must be at least 1")
     msb, lsb = topic_id.int >> 64, topic_id.int & 0xFFFF_FFFF_FFFF_FFFF
     hashed = ((31 + _long_hash(lsb)) * 31 + _long_hash(msb)) * 31 + partition
     return (murmur2((hashed & _MASK).to_bytes(4, "big")) & 0x7FFF_FFFF) % num_partitions

@@ -124,7 +124,8 @@ def record_count_message(count: int, last_offset: int) -> str:
 def record_offset_message(offset: int, least: int, last_offset: int) -> str:
     """Returns the error text for a record outside its batch's offsets, or out of order."""
     return (
-        f"a record of offset {offset} where the batch has [{least}, {last_offset}] left: the offset"
+        f"a record has offset {offset}, but the next records of the batch must be in"
+        f" [{least}, {last_offset}]: the offset"
         " would be read twice; read the offsets below and above this batch by separate scans"
     )
 
@@ -141,7 +142,7 @@ class RecordBatchHeader:
         crc: Stored CRC-32C, unsigned. Parsing does not check it.
         attributes: All sixteen bits, signed.
         last_offset_delta: Last offset of the original batch minus `base_offset`.
-        base_timestamp: Milliseconds that the records' deltas count from.
+        base_timestamp: Milliseconds to which the records' deltas are added.
         max_timestamp: Greatest record timestamp, or the append time of all records.
         producer_id: −1 for none.
         producer_epoch: −1 for none.
@@ -273,7 +274,7 @@ class RecordBatchHeader:
 
     @property
     def is_transactional(self) -> bool:
-        """Whether a transaction's outcome decides about the batch."""
+        """Whether the batch belongs to a transaction."""
         return bool(self.attributes & TRANSACTIONAL_BIT)
 
     @property

@@ -152,7 +152,7 @@ def decompress(
         return _decompress_gzip(payload, max_output_bytes)
     if codec == _NONE:
         return payload
-    raise UnsupportedCompressionError(f"codec number {codec} with magic {magic}")
+    raise UnsupportedCompressionError(f"codec number {codec} is not valid with magic {magic}")
 
 
 def _too_large(codec: str, max_output_bytes: int) -> DecompressionError:
@@ -210,9 +210,9 @@ def _in_pieces(view: memoryview, max_output_bytes: int) -> bytes:
     pieces: list[bytes] = []
     total = position = 0
     while True:
-        room = max_output_bytes - total
+        capacity = max_output_bytes - total
         piece, consumed, at_end = lz4.frame.decompress_chunk(
-            context, view[position:], max_length=min(_PIECE, room + 1)
+            context, view[position:], max_length=min(_PIECE, capacity + 1)
         )
         position += consumed
         total += len(piece)
@@ -231,7 +231,7 @@ def _with_plain_header(view: memoryview, *, check: bool) -> memoryview:
         raise DecompressionError("lz4: not an LZ4 frame", position=0)
     flags = view[4]
     if flags >> 6 != 1 or flags & _RESERVED_FLAGS:
-        raise DecompressionError(f"lz4: frame flags {flags:#04x}", position=4)
+        raise DecompressionError(f"lz4: invalid frame flags {flags:#04x}", position=4)
     header_size = 15 if flags & _CONTENT_SIZE_FLAG else 7
     if len(view) < header_size:
         raise DecompressionError("lz4: the frame header is cut", position=len(view))
@@ -258,7 +258,7 @@ def _plain_header(flags: int, block_descriptor: int) -> bytes:
         content_checksum=bool(flags & _CONTENT_CHECKSUM_FLAG),
     )
     if header[4:6] != bytes((flags, block_descriptor)):
-        raise DecompressionError(f"lz4: block descriptor {block_descriptor:#04x}", position=5)
+        raise DecompressionError(f"lz4: invalid descriptor {block_descriptor:#04x}", position=5)
     return header
 
 
@@ -328,7 +328,7 @@ def _uncompressed_size(view: memoryview, start: int, stop: int) -> int:
                 )
             return size
         shift += 7
-    raise DecompressionError("snappy: no block, or one without a size", position=start)
+    raise DecompressionError("snappy: there is no block, or a block without a size", position=start)
 
 
 _thread = threading.local()

@@ -42,7 +42,7 @@ def parse_control_record_type(key: BytesLike) -> ControlRecordType:
     version = cursor.i16("control record version")
     number = cursor.i16("control record type")
     if version < 0:
-        raise cursor.fail(f"control record of version {version}")
+        raise cursor.fail(f"negative control record version {version}")
     try:
         return ControlRecordType(number)
     except ValueError:

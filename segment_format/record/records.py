@@ -19,7 +19,7 @@ Timestamps: under LogAppendTime the batch's maxTimestamp for every record, else 
 delta, also if baseTimestamp has a delete horizon. Offsets: baseOffset + offsetDelta; compaction
 leaves holes, so offsets are never counted. Both sums wrap at 64 bits as in Java.
 
-Like Kafka's consumer, this refuses a record with a body that is not consumed exactly, a header
+Like Kafka's consumer, this refuses a record whose fields do not fill its body exactly, a header
 count above the bytes left, and fewer or more records than the batch states. A count of 0 means an
 empty batch with any payload. It also refuses record offsets that do not ascend or are above the
 batch's last offset: Kafka's consumer returns the first record of each offset it meets, so its rows
@@ -41,8 +41,8 @@ an old topic. After the entry's offset (i64) and size (i32), big-endian:
 
 An uncompressed entry is one record. A compressed one is a wrapper: its value has entries. Their
 offsets are absolute in a wrapper of magic 0. In magic 1 they are relative, and the wrapper's offset
-is that of the last. An old bug (KAFKA-4298) wrote inner messages of another magic than the
-wrapper's: offsets follow the wrapper's magic, timestamps the inner one's.
+is the offset of the last entry. An old bug (KAFKA-4298) wrote inner messages of another magic than
+the wrapper's: offsets follow the wrapper's magic, timestamps the inner one's.
 
 Source: `DefaultRecordBatch`, `DefaultRecord`, `AbstractLegacyRecordBatch`, `LegacyRecord` in Kafka.
 """
@@ -140,7 +140,7 @@ class DecodedBatch:
         producer_id: −1 for none.
         producer_epoch: −1 for none.
         base_sequence: −1 for none.
-        is_transactional: True if a transaction's outcome decides about the batch.
+        is_transactional: True if the batch belongs to a transaction.
         is_control_batch: True if the records are markers, see
             `segment_format.record.control_record`.
         delete_horizon: Milliseconds from which tombstones and markers may be removed, or `None`.
@@ -172,7 +172,7 @@ def iter_batches(
     check_crcs: bool = True,
     max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES,
 ) -> Iterator[DecodedBatch]:
-    """Yields every entry of a log with its records, control batches and empty ones included.
+    """Yields every entry of a log with its records, including control batches and empty batches.
 
     Memory: one batch at a time. Its objects take up to about 50 times its uncompressed bytes (a
     record of seven bytes becomes a `Record`); no count or length is trusted before its bytes are
@@ -191,7 +191,7 @@ def iter_batches(
         CrcMismatchError: A stored checksum does not match the bytes.
         CorruptRecordError: Kafka's consumer would refuse the entry for another reason; subclasses
             are UnsupportedMagicError, UnsupportedCompressionError and DecompressionError.
-            `position` is that of the entry in `buffer`, or of the byte concerned in an entry that
+            `position` is the position of the entry in `buffer`, or of the wrong byte if the entry
             is not compressed.
     """
     view = byte_view(buffer)
@@ -266,7 +266,7 @@ def _read_records(
 ) -> tuple[_Item, ...]:
     """Reads the records of a batch and checks their offsets and their count.
 
-    Errors name a byte of the log if the batch is not compressed, else the batch.
+    Errors name the position of the byte if the batch is not compressed, else of the batch.
 
     Args:
         view: Buffer of the entry.

@@ -61,7 +61,10 @@ def _hash(data: Address, keys: Address, width: Value, number: Value, seed: Value
 
 @helper
 def _mark_by_table(first: Value, stop: Value, frame: Frame) -> Value:
-    """Runs from the last entry to the first, so the last of equal keys is kept."""
+    """Marks repeated keys in one map with a hash table; returns their number.
+
+    The loop runs backwards, so the last of equal keys is kept.
+    """
     keys, width = np.uint64(frame[c.KEY_SLOT_KEYS]), frame[c.KEY_SLOT_WIDTH]
     data = np.uint64(frame[c.KEY_SLOT_DATA])
     kept = np.uint64(frame[c.KEY_SLOT_KEPT])

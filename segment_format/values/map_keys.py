@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class KeyMemory(NamedTuple):
-    """Where the keys of map entries are stored.
+    """Location of the keys of map entries.
 
     Attributes:
-        address: Of int32 ends after a leading one if the keys are texts, else of numbers.
+        address: Address of the keys: int32 ends after a leading one for texts, else numbers.
         width: Bytes of a number; 0 for texts.
         data: Address of the texts' bytes.
     """

@@ -85,7 +85,7 @@ class ConfluentHeaders:
     """Confluent headers of a batch of values.
 
     Attributes:
-        schemas: Distinct ids and GUIDs. Values without a header have a number up to 0 instead.
+        schemas: Distinct ids and GUIDs. A number up to 0 represents values without a header.
         schema_of: Index into `schemas` for each value; undefined for nulls.
         invalid: Index into `schemas` -> why those values have no header.
         sizes: Bytes of each value's header; 0 without one.
@@ -172,7 +172,7 @@ class FramedValues(NamedTuple):
 
 
 class Framing(NamedTuple):
-    """A serializer's way to name a value's schema.
+    """Format in which a serializer names a value's schema.
 
     Attributes:
         read: Reads the headers of `pa.binary()` values.
@@ -280,7 +280,7 @@ def leading_bytes(values: pa.Array, size: int) -> NDArray[np.uint8]:
 
 
 def value_bounds(values: pa.Array) -> NDArray[np.int64]:
-    """Returns where each value starts, then where the last one ends."""
+    """Returns the start of each value, then the end of the last one."""
     _, ends, _ = values.buffers()
     if ends is None or not ends.size:
         return np.zeros(len(values) + 1, np.int64)

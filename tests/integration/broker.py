@@ -112,7 +112,9 @@ class Broker:
         return {(topic, int(number)): int(offset) for topic, number, offset in fields if offset}
 
     def last_stable_offsets(self, partitions: Iterable[tuple[str, int]]) -> PartitionOffsets:
-        """Returns the last stable offsets, which `latest` means to a read_committed consumer."""
+        """Returns the last stable offsets: the meaning of `latest` for a read_committed
+        consumer.
+        """
         specs = {TopicPartition(*pair): OffsetSpec.latest() for pair in partitions}
         admin = self.new_admin()
 

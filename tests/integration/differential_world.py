@@ -75,7 +75,7 @@ class World:
         ours: Results of this source with brokers, by storage and `read_name`.
         through_spark: Results of this source in Spark, also for the tier alone.
         spark_counts: Row counts of a DataFrame of Spark's source before and after a topic grew.
-        our_counts: The same for this source.
+        our_counts: Row counts for this source.
     """
 
     facts: TierFacts

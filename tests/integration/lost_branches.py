@@ -1,4 +1,4 @@
-"""Creates lost histories: the tier has segments that the leader does not know."""
+"""Creates lost histories: the tier has segments that are not in the leader's log."""
 
 from __future__ import annotations
 

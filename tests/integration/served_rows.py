@@ -1,4 +1,4 @@
-"""Reads what a restarted broker serves from a given disk."""
+"""Reads the records that a restarted broker serves from a disk."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _without_more_rows(
     """Returns the silent partitions after checking that the broker has no more rows for them.
 
     The consumer's position does not include records that it never returns, such as markers and
-    batches that compaction emptied. If the position seems too low, Kafka's own consumer is asked.
+    batches that compaction emptied. If the position seems too low, Kafka's own consumer decides.
     """
     stable = broker.last_stable_offsets(sorted(silent))
     positions = {

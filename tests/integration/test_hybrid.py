@@ -141,7 +141,7 @@ def test_scan_with_many_equal_failures_raises_store_error(
     plan = make_plan(options)
     for path in tier.rglob("*.log"):
         path.unlink()
-    with pytest.raises(StoreError, match="failed alike"):
+    with pytest.raises(StoreError, match="failed in the same way"):
         read_rows(plan, options)
 
 

@@ -267,7 +267,8 @@ def _fill_up(cluster: Cluster, filler: Filler, partition: int) -> None:
 def _tiered(cluster: Cluster, partition: int, open_from: int | None = None) -> Offsets:
     """Waits until the tier has all segments that the broker can copy.
 
-    These are all but the active one, and with an open transaction those up to `open_from`.
+    These are all segments except the active one; with an open transaction, only segments up to
+    `open_from`.
     """
     bases = cluster.admin.local_bases(1, TOPIC, partition)
     until = max(base for base in bases if open_from is None or base <= open_from)

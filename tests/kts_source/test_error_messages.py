@@ -242,7 +242,7 @@ PLAN_ERRORS: Final[dict[str, tuple[dict[str, str | None], str]]] = {
     ),
     "offset_above_end": (
         {"startingOffsets": '{"orders":{"0":99}}'},
-        "OffsetOutOfRangeError: orders-0: startingOffsets asks for offset 99, which is"
+        "OffsetOutOfRangeError: orders-0: startingOffsets names offset 99, which is"
         " not tiered yet: the tier holds [0, 15); failOnDataLoss=false reads the offsets"
         " that exist [topic orders, partition 0]",
     ),
@@ -485,8 +485,8 @@ READ_ERRORS: Final[dict[Callable[[Path], None], str]] = {
     read_tier_without_log: (
         "DataLossError: orders-0: no segment in the tier holds offsets [5, 10) between"
         " SEGMENT-0.log and SEGMENT-10.log; only incomplete segments exist:"
-        " SEGMENT-5.indexes, SEGMENT-5.rsm-manifest (no .log: lost, or a delete under"
-        " way); failOnDataLoss=false skips them [topic orders, partition 0]"
+        " SEGMENT-5.indexes, SEGMENT-5.rsm-manifest (no .log: lost, or a delete is"
+        " running); failOnDataLoss=false skips them [topic orders, partition 0]"
     ),
     read_tier_with_malformed_manifest: (
         "CorruptSegmentError: manifest is not JSON: Expecting property name enclosed in"
@@ -499,8 +499,8 @@ READ_ERRORS: Final[dict[Callable[[Path], None], str]] = {
     ),
     read_truncated_log: (
         "CorruptSegmentError: the chunks add up to 136 bytes, but the object"
-        " SEGMENT-5.log has 126: truncated, or not of this manifest [topic orders,"
-        " partition 0, offset 5, object file://TIER/SEGMENT-5.rsm-manifest]"
+        " SEGMENT-5.log has 126: it was truncated, or belongs to another manifest"
+        " [topic orders, partition 0, offset 5, object file://TIER/SEGMENT-5.rsm-manifest]"
     ),
     read_damaged_batch: (
         "CorruptSegmentError: the batch is damaged: stored CRC 0x7d074e73, computed"
@@ -557,8 +557,8 @@ READ_ERRORS: Final[dict[Callable[[Path], None], str]] = {
     ),
     read_plan_file_with_other_isolation_level: (
         "InvalidOptionError: option 'isolationLevel' (read_uncommitted) contradicts"
-        " option 'planFile', whose plan was made with read_committed: leave one of them"
-        " out, or plan again"
+        " option 'planFile', whose plan was made with read_committed: remove one of them,"
+        " or plan again"
     ),
     read_plan_file_after_object_changed: (
         "ObjectChangedError: the object has changed since the plan was made; plan again"

@@ -17,7 +17,7 @@ from tests.golden_data import expected_table, tier_options
 
 ROOT = Path(__file__).resolve().parents[2]
 REFUSAL = (
-    "Spark 3.5.6 has no Python data sources; they came with Spark 4.0."
+    "Spark 3.5.6 has no Python data sources; they need Spark 4.0 or later."
     " The command `kts` and backfill(None, ...) need no Spark"
 )
 

@@ -57,13 +57,13 @@ def test_garbage_of_first_task_is_collected_after_freeze(
             self.own = self
 
     cycles: list[weakref.ref[Cycle]] = []
-    original = task_rows._place
+    original = task_rows._task_place
 
     def create_cycle(scan: str) -> object:
         cycles.append(weakref.ref(Cycle()))
         return original(scan)
 
-    monkeypatch.setattr(task_rows, "_place", create_cycle)
+    monkeypatch.setattr(task_rows, "_task_place", create_cycle)
     monkeypatch.setattr(worker_tuning, "_modules_frozen", 0)
     monkeypatch.setattr(worker_tuning, "_collects_between_tasks", lambda: True)
     reader = reader_of("codecs")

@@ -141,7 +141,7 @@ def many_batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore:Cannot infer the eval type:UserWarning")
-def test_many_batches_fill_no_channel(sail: SparkSession, many_batches: None) -> None:
+def test_many_batches_do_not_fill_channel(sail: SparkSession, many_batches: None) -> None:
     expected = expected_table("codecs", "read_committed")
     options = tier_options("codecs", targetPartitionBytes="64m")
     frame = sail.read.format("tiered-kafka").options(**options).load()

@@ -105,7 +105,7 @@ assert before and sys.path_importer_cache == before
         ("5.0.0", (3, 11), False),
     ],
 )
-def test_reads_archives_anew_depends_on_versions(
+def test_reads_archives_again_depends_on_versions(
     spark: str, python: tuple[int, int], expected: bool
 ) -> None:
     assert worker_tuning._reads_archives_anew(spark, python) == expected

@@ -101,7 +101,9 @@ class TableSample:
     table_formats: tuple[str, ...] = ("parquet", "delta", "iceberg")
 
     def expected(self, *, first: bool = False) -> dict[RowPosition, Values]:
-        """Returns the rows of the table after the first export, or after that of all segments."""
+        """Returns the rows of the table after the first export, or after an export of all
+        segments.
+        """
         return self.rows(expected_rows(self.topics, first=first))
 
     def source(self, tier: Path) -> dict[str, str]:
@@ -148,7 +150,7 @@ TABLES = (
         "rejecting", _json_rows, arguments={"transform": RejectNotJson()}, dead_letters=True
     ),
     TableSample("function", _with_length, arguments={"transform": with_length}),
-    # Iceberg is left out: like Parquet, it stores the text of a transform; Delta stores a digest.
+    # No Iceberg: like Parquet, it stores the text of a transform; Delta stores a digest.
     *(
         TableSample(
             name,

@@ -148,7 +148,7 @@ def test_backfill_with_other_rules_raises(
         if name == "filtered":
             del source["where"]
         arguments = {**sample.backfill_arguments(table_format), **changes}
-        with pytest.raises(TieredKafkaError, match="begun with other rules"):
+        with pytest.raises(TieredKafkaError, match="created with other rules"):
             backfill(None, source=source, **arguments)
         assert_rows(read_stored_table(sample, table_format), sample.expected(first=True))
 

@@ -1,4 +1,4 @@
-"""Topics that the stored tables were exported from: a tier that grows between two exports.
+"""Topics of the stored tables: a tier that grows between two exports.
 
 Every test builds the same tier. The expected rows of the tables come from the log builder, so they
 are independent of all readers.

@@ -1,4 +1,4 @@
-"""Tables that an export commits to, and the stores that they are in."""
+"""Tables to which an export commits, and their stores."""
 
 from __future__ import annotations
 

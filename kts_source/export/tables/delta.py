@@ -1,23 +1,23 @@
 """Delta tables: files and offsets in one entry of the table's log.
 
 An export records its state in `txn` actions, which the log keeps through checkpoints and clean-up.
-The version of `kts/<export>/<topic id>/<partition>` is the exclusive end offset. Below it are:
+The version of `kts/<export>/<topic id>/<partition>` is the exclusive end offset. Keys below it:
 
     …/start, …/epoch, …/newest         first offset; leader epoch of the last offset, -1 if unknown;
                                        newest timestamp of a compacted table
     kts/<export>/version               version of this state
     kts/<export>/rules/<name>          digest of each rule
-    kts/<export>/topics/<name>         digest of the id that a topic had last
+    kts/<export>/topics/<name>         digest of the topic's last id
     kts/<export>/rows/<topic>/<partition>, …/restarts
                                        rows of all commits; how often the topic was created again
     kts/<export>/letters               list of dead letters of the last commit that had some
 
-A commit is written as the version right after the compared snapshot, so no other
-commit can come in between. Its `commitInfo` has an entry `kts`, by which the history is read.
+A commit is written as the version right after the compared snapshot, so no other commit can be in
+between. Its `commitInfo` has an entry `kts`, by which the history is read.
 
-delta-rs checks neither partition columns nor constraints of added files, so tables that demand more
-of their writers than plain files and bounds are refused by name. Source: PROTOCOL.md of Delta,
-"Requirements for Writers" and "Table Features".
+delta-rs checks neither partition columns nor constraints of added files, so an error names the
+feature if a table requires more of writers than plain files and bounds. Source: PROTOCOL.md of
+Delta, "Requirements for Writers" and "Table Features".
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _name(key: PartitionKey) -> str:
 
 
 class DeltaExportTable(ExportTable):
-    """A Delta table; see the text of the module."""
+    """A Delta table; see the module docstring."""
 
     _values_in = "log"
 
@@ -144,7 +144,7 @@ class DeltaExportTable(ExportTable):
             raise self._library_error("the Delta table cannot be opened", error) from None
 
     def _state(self, snapshot: DeltaTable) -> TableState:
-        # First: txn actions that expire prove nothing.
+        # First, because expiring txn actions prove nothing.
         check_demands(snapshot, self._settings, self._uri)
         export_id = self._settings.export_id
         transactions = _Transactions(snapshot, export_id)
@@ -180,7 +180,7 @@ class DeltaExportTable(ExportTable):
 
     def _files(self, snapshot: DeltaTable) -> tuple[DataFile, ...]:
         try:
-            snapshot.to_pyarrow_dataset()  # refuses deletion vectors, which plain files do not show
+            snapshot.to_pyarrow_dataset()  # raises for deletion vectors
         except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
             raise self._library_error(
                 "the data files of the Delta table cannot be read alone", error
@@ -309,7 +309,7 @@ class DeltaExportTable(ExportTable):
         for (topic, partition), count in commit.counts.items():
             versions[f"rows/{topic}/{partition}"] = count.rows
             versions[f"rows/{topic}/{partition}/restarts"] = count.restarts
-        # If txn actions expire, Delta in Spark immediately drops those without a time.
+        # If txn actions expire, Delta in Spark immediately drops txn actions without a time.
         now_ms = time.time_ns() // 1_000_000
         return CommitProperties(
             custom_metadata={
@@ -321,7 +321,7 @@ class DeltaExportTable(ExportTable):
                     "rules": dict(commit.fingerprint),
                 }
             },
-            # A retry would commit on top of a snapshot that was not compared.
+            # No retry: it would commit on top of a snapshot that was not compared.
             max_commit_retries=0,
             app_transactions=[
                 Transaction(f"kts/{export_id}/{name}", version, now_ms)
@@ -362,7 +362,7 @@ class DeltaExportTable(ExportTable):
 
 
 def _nested(figures: Mapping[str, Any], columns: Collection[str]) -> dict[str, Any]:
-    """Nests figures of fields, which are given by path, as Delta does."""
+    """Nests the figures of fields, given by path, like Delta."""
     nested: dict[str, Any] = {}
     for path, value in figures.items():
         *outer, last = [path] if path in columns else path.split(".")
@@ -417,11 +417,11 @@ def delta_storage_options(storage: Mapping[str, str]) -> dict[str, str]:
     return options
 
 
-# -- demands of existing tables
+# -- requirements of existing tables
 
 _WRITABLE: Final = frozenset(
     {
-        # These require nothing of files that are added.
+        # Features without requirements for added files.
         "appendOnly",
         "changeDataFeed",
         "deletionVectors",
@@ -429,7 +429,7 @@ _WRITABLE: Final = frozenset(
         "timestampNtz",
         "v2Checkpoint",
         "vacuumProtocolCheck",
-        # These do if a column or a property uses them, which `_unwritable` looks for.
+        # Features with requirements if a column or property uses them; `_unwritable` checks that.
         "checkConstraints",
         "columnMapping",
         "generatedColumns",
@@ -443,7 +443,9 @@ _ELSEWHERE: Final = "Export into another table"
 
 
 def check_demands(table: DeltaTable, settings: ExportSettings, uri: str) -> None:
-    """Raises `UnsupportedTargetError` if a table asks more of its writers than an export does."""
+    """Raises `UnsupportedTargetError` if a table requires more of its writers than an export
+    supports.
+    """
     metadata = table.metadata()
     if demands := ", ".join(_unwritable(table, metadata.configuration)):
         raise UnsupportedTargetError(
@@ -525,7 +527,9 @@ def _unwritable(table: DeltaTable, properties: dict[str, str]) -> Iterator[str]:
 
 
 def _column_rules(value: object) -> Iterator[str]:
-    """Yields invariants, generated and identity columns and the like, at any depth."""
+    """Yields descriptions of invariants, generated columns, identity columns and the like, at any
+    depth.
+    """
     if isinstance(value, list):
         for item in value:
             yield from _column_rules(item)
@@ -546,7 +550,7 @@ def _type(field: Any) -> str:  # noqa: ANN401  # a field of delta-rs
 
 
 def _history(target: TargetStore, version: int) -> Iterator[dict[str, Any]]:
-    """Yields the `commitInfo` of a version and of older ones, as far as the log is kept; each has
+    """Yields the `commitInfo` of a version and of older versions that the log still has, each with
     its version as `version`.
 
     `DeltaTable.history` would block other threads while it waits for a store.
@@ -557,7 +561,7 @@ def _history(target: TargetStore, version: int) -> Iterator[dict[str, Any]]:
 
 
 def _log_entries(target: TargetStore, version: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Yields the actions of a version and of older ones, as lines of JSON."""
+    """Yields the actions of a version and of older versions, as lines of JSON."""
     for number in range(version, -1, -1):
         try:
             yield number, target.read(f"_delta_log/{number:020d}.json").splitlines()
@@ -576,8 +580,8 @@ def _details(entry: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _removal_of(target: TargetStore, version: int, export_id: str, prefix: str) -> str | None:
-    """Returns the newest version in which another writer removed files of an export together with
-    their rows, in words; `None` if none did, as far as the log is kept.
+    """Returns a message about the newest version in which another writer removed files of an export
+    with their rows; `None` if the kept log has no such version.
 
     Compaction by other tools removes files without a change of data.
     """
@@ -602,10 +606,11 @@ def _removal_of(target: TargetStore, version: int, export_id: str, prefix: str) 
 
 
 def _rollback_of(entries: Iterable[Mapping[str, Any]], export_id: str) -> str | None:
-    """Returns the `RESTORE` that removed rows of an export, in words; `None` if there is none.
+    """Returns a message about the `RESTORE` that removed rows of an export; `None` if there is
+    none.
 
-    `RESTORE` brings back the files of an earlier version and keeps the `txn` actions of later ones,
-    which then count offsets without rows.
+    `RESTORE` restores the files of an earlier version but keeps the later `txn` actions, which then
+    record offsets without rows.
     """
     restored: Mapping[str, Any] | None = None
     for entry in entries:
@@ -624,7 +629,7 @@ def _rollback_of(entries: Iterable[Mapping[str, Any]], export_id: str) -> str | 
 
 
 def _is_after_target(entry: Mapping[str, Any], restored: Mapping[str, Any]) -> bool:
-    """Returns whether a version is newer than the one that a `RESTORE` brought back."""
+    """Returns whether a version is newer than the version to which a `RESTORE` went back."""
     parameters = restored.get("operationParameters", {})
     version = parameters.get("version")
     if version not in (None, "", "null"):

@@ -1,15 +1,15 @@
-"""The life of a target that all table formats share: open, read the state, commit, clean.
+"""Base class of targets: opens a table, reads its state, commits and cleans, for all formats.
 
 A commit adds files and moves the recorded offsets in one step. It is attempted on top of a snapshot
-whose state was compared, and repeated on a newer one if another writer came first.
+whose state was compared, and retried on a newer snapshot if another writer committed first.
 
 A run marks itself while it writes, so that `clean` deletes none of its files:
 
     _kts/runs/<run id>
 
 In a local folder the mark is locked (`flock`), and the lock ends with the process. On a file system
-without locks every mark counts as one of a running export. In a bucket the run renews its mark
-every minute, and a run with a mark older than ten minutes is dead.
+without locks, every mark counts as a running export. In a bucket the run renews its mark every
+minute, and a run with a mark older than ten minutes is dead.
 """
 
 from __future__ import annotations
@@ -63,11 +63,13 @@ if TYPE_CHECKING:
 
 
 Snapshot: TypeAlias = Any
-"""The state of a table at one time, in the type of its format."""
+"""Snapshot of a table, in the type of its format."""
 Owner: TypeAlias = "tuple[str, int]"
 """Name of a topic and number of a partition."""
 RowCounts: TypeAlias = "Callable[[str, int], RowCount | None]"
-"""Returns the rows that commits wrote of a topic and a partition; `None` for no commit."""
+"""Returns the number of rows that commits wrote of a topic and partition; `None` without a
+commit.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +86,8 @@ class RowCount:
     """Rows that all commits of an export wrote of a topic and a partition.
 
     Attributes:
-        rows: Of all topics that had the name.
-        restarts: How often the topic was created again and continued in the table.
+        rows: Number of rows of all topics that had the name.
+        restarts: Number of times that the topic was created again and continued in the table.
     """
 
     rows: int
@@ -97,15 +99,15 @@ class TableState:
     """State of an export that its table records.
 
     Attributes:
-        committed: Offsets that it has.
-        fingerprint: Rules that it was begun with; empty if the export committed nothing.
+        committed: Offsets in the table.
+        fingerprint: Rules of the export; empty if the export committed nothing.
         newest_ms: Returns the newest timestamp of a partition of a compacted table, in ms since the
             epoch.
-        letters: Number of the list of dead letters of the last commit that had some.
+        letters: Number of the list of dead letters of the last commit with dead letters.
         schema: Returns the columns of the table; `None` if they are unknown.
         topic_id: Returns the identity that a topic had in its last commit, or its digest number.
-        rollback: Returns what removed commits of this export, in words; `None` for nothing.
-        counts: Rows that commits wrote.
+        rollback: Returns a message about the removal of commits of this export, or `None`.
+        counts: Number of rows that commits wrote.
     """
 
     committed: CommittedRanges = field(default_factory=dict[PartitionKey, OffsetRange])
@@ -127,9 +129,8 @@ class TableContents:
         files: All data files except the files of other exports.
         is_shared: True if files may contain rows of other exports: another writer has rewritten a
             table that several exports write to.
-        counts: Rows that commits wrote.
-        removal: Returns what removed files of the export from the table, in words; `None` if only
-            commits of the export did.
+        counts: Number of rows that commits wrote.
+        removal: Returns a message about another writer's removal of files of the export, or `None`.
     """
 
     store: TargetStore
@@ -149,10 +150,10 @@ class Commit:
         base: Keys of all files that the table must have and that the new ones replace; `None` to
             add files.
         newest_ms: Newest timestamps of a compaction, in ms.
-        letters: The list of dead letters that it accepts. The table publishes the list of
-            an earlier commit before it forgets its number.
+        letters: The list of dead letters that it accepts. The table publishes the list of an
+            earlier commit before it replaces its number.
         typed: Names of decoded columns, which may have fields that the table lacks.
-        counts: Rows of the moved partitions with all commits before; the table fills it in.
+        counts: Number of rows of the moved partitions, including earlier commits; set by the table.
         commit_id: Identifies the commit in the table if its response was lost.
     """
 
@@ -190,11 +191,11 @@ class ExportTable(ABC):
         """Completes commits of dead exports, and returns the state of the table.
 
         Args:
-            rules: Rules of an export that continues, to compare with the table.
+            rules: Rules of the export, compared with the rules in the table.
 
         Raises:
-            FingerprintError: The table was begun with other rules.
-            UnsupportedTargetError: Readers would not find the export's files complete.
+            FingerprintError: The table was written with other rules.
+            UnsupportedTargetError: Readers would not read all rows of the export's files.
             ExportError: The state of the table has another version, or is lost.
         """
         snapshot = self._open()
@@ -203,7 +204,7 @@ class ExportTable(ABC):
         return self._state(snapshot) if rules is None else self._checked_state(snapshot, rules)
 
     def write_target(self, run_id: str) -> WriteTarget:
-        """Returns where the tasks of a run write."""
+        """Returns the location to which the tasks of a run write."""
         prefix, storage = self._key_prefix(run_id), self._settings.storage
         return WriteTarget(self._root(), storage, prefix, self._suffix, self._values_in)
 
@@ -240,8 +241,8 @@ class ExportTable(ABC):
         """Returns the current data files.
 
         Raises:
-            ExportError: They do not have exactly the rows of the table, are stored elsewhere, or
-                cannot be replaced in one step.
+            ExportError: The files do not have exactly the rows of the table, are outside of its
+                folder, or cannot be replaced in one step.
         """
         snapshot = self._open()
         return () if snapshot is None else self._files(snapshot)
@@ -260,8 +261,8 @@ class ExportTable(ABC):
         """Adds files and moves the ranges, both or neither.
 
         Returns:
-            False if there is no table yet and no columns to create it with. The ranges are then to
-            be committed with the next rows.
+            False if the table does not exist and cannot be created without columns. Commit the
+            ranges with the next rows then.
 
         Raises:
             CommitConflictError: Another export moved the same ranges, or changed the files that
@@ -303,10 +304,10 @@ class ExportTable(ABC):
         )
 
     def orphans(self) -> list[ObjectInfo]:
-        """Lists files that no commit contains: of attempts that died, or of active runs.
+        """Lists files that are in no commit: from failed attempts or from active runs.
 
-        Files of a Delta table that were compacted away are among them. Once they are removed, time
-        travel before the compaction ends as it does after Delta's own vacuum.
+        This includes files of a Delta table that a compaction replaced. After their removal, as
+        after Delta's vacuum, time travel to versions before the compaction fails.
         """
         return self._unknown_files(
             [entry for folder in self._folders for entry in self._target.list_objects(folder)]
@@ -345,7 +346,9 @@ class ExportTable(ABC):
 
     @abstractmethod
     def _check(self, snapshot: Snapshot) -> None:
-        """Raises `UnsupportedTargetError` if readers would not find the export's files complete."""
+        """Raises `UnsupportedTargetError` if readers would not read all rows of the export's
+        files.
+        """
 
     @abstractmethod
     def _files(self, snapshot: Snapshot) -> tuple[DataFile, ...]:
@@ -357,7 +360,7 @@ class ExportTable(ABC):
 
     @abstractmethod
     def _committed_keys(self, snapshot: Snapshot) -> Collection[str]:
-        """Returns the keys of files that are no orphans."""
+        """Returns the keys of files that are not orphans."""
 
     @abstractmethod
     def _try_commit(
@@ -366,7 +369,7 @@ class ExportTable(ABC):
         commit: Commit,
         moved: Mapping[PartitionKey, OffsetRange],
     ) -> bool:
-        """Commits on top of the snapshot, or creates the table if that is `None`.
+        """Commits on top of the snapshot; creates the table if the snapshot is `None`.
 
         Returns:
             False if the table has changed in the meantime.
@@ -382,7 +385,7 @@ class ExportTable(ABC):
         try:
             after = self._open()
         except TieredKafkaError:
-            return False  # the error of the attempt says more
+            return False  # the error of the attempt has more details
         return after is not None and self._has_commit(before, after, commit)
 
     def _require_files(self, commit: Commit) -> None:
@@ -436,7 +439,7 @@ class ExportTable(ABC):
             )
 
     def _unknown_files(self, listed: Sequence[ObjectInfo]) -> list[ObjectInfo]:
-        # The table is opened after the listing, so it knows files that were committed in between.
+        # Open the table after the listing, so that it includes files committed in between.
         snapshot = self._open()
         committed = () if snapshot is None else self._committed_keys(snapshot)
         return [entry for entry in listed if entry.key not in committed]
@@ -482,8 +485,8 @@ def add_counts(commit: Commit, counts: RowCounts) -> dict[Owner, RowCount]:
 def without_other_exports(
     files: Iterable[DataFile], folder: str, export_id: str
 ) -> tuple[list[DataFile], bool, bool]:
-    """Returns the files that other exports did not write, whether other exports wrote any, and
-    whether a writer that is no export wrote any. `folder` contains a folder for each export.
+    """Returns the files that other exports did not write, whether other exports wrote files, and
+    whether other writers wrote files. `folder` contains a folder for each export.
     """
     kept: list[DataFile] = []
     has_other_exports = is_rewritten = False
@@ -536,8 +539,8 @@ _OUTAGE_TEXTS: Final = re.compile(
 def is_outage(error: BaseException) -> bool:
     """Returns whether an exception of a library means that a store or catalog is unavailable.
 
-    Libraries have their own classes, which are compared by name because they may not be installed.
-    Libraries in Rust and C++ report outages in the text only.
+    Classes of libraries are compared by name, because the libraries may not be installed. Libraries
+    in Rust and C++ report outages in the text only.
     """
     return any(
         _OUTAGE_CLASSES & {kind.__name__ for kind in type(cause).__mro__}

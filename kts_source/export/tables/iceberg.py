@@ -13,12 +13,12 @@ An export records its state in table properties `kts.<export>.…`; expiring sna
     letters                            list of dead letters of the last commit that had some
 
 They are set in the transaction that adds the files. Every commit adds a snapshot, even one without
-files, and requires of the catalog that snapshot, schema and partitioning are still those that were
-compared, so no other commit can come in between.
+files, and requires that snapshot, schema and partitioning in the catalog are still the compared
+ones, so no other commit can be in between.
 
 The files have no field ids: readers find columns by the table's name mapping. PyIceberg takes
 partition values from the bounds of the files. Both are checked before a row is read. Files are
-added as by PyIceberg's `Transaction.add_files`, but with bounds of fields of structs, too.
+added like with PyIceberg's `Transaction.add_files`, but also with bounds for fields of structs.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _CLOCK_SKEW_MS: Final = 60_000
 
 
 class IcebergExportTable(ExportTable):
-    """An Iceberg table; see the text of the module."""
+    """An Iceberg table; see the module docstring."""
 
     _values_in = "file"
 
@@ -192,7 +192,7 @@ class IcebergExportTable(ExportTable):
         }
 
     def _check_no_files(self, snapshot: Table) -> None:
-        """Raises `ExportError` if the table has files of the export and no longer its offsets."""
+        """Raises `ExportError` if the table has files of the export but no longer its offsets."""
         if snapshot.current_snapshot() is None:
             return
         export_id = self._settings.export_id
@@ -330,13 +330,13 @@ class IcebergExportTable(ExportTable):
 
         pinned: Any = PinnedCatalog(table)
         table.catalog = pinned
-        # In this process only: every retry would be refused as well.
+        # Only in this process: every retry would be rejected, too.
         table.metadata.properties[_NO_RETRIES] = "0"
         try:
             self._commit_transaction(table, commit, moved)
         except CommitFailedException:
             raise
-        except ValueError as error:  # PyIceberg compares columns, types and nulls with the files'
+        except ValueError as error:  # PyIceberg compares columns, types and nulls with the files
             raise self._library_error(
                 "the rows do not fit the Iceberg table: export into another table, or give the rows"
                 " its columns with columns=… or a transform",
@@ -408,9 +408,9 @@ class IcebergExportTable(ExportTable):
         return {f"{self._own}{name}": text for name, text in properties.items()}
 
     def _without_time_bounds(self, table: Table) -> dict[str, str]:
-        """Returns properties that turn bounds of times off, except for partition columns.
+        """Returns properties that disable bounds of timestamps, except for partition columns.
 
-        Days that rows are partitioned by need bounds, and are within the years 1 to 9999.
+        Partition columns need bounds, and their days are within the years 1 to 9999.
         """
         from pyiceberg.types import DateType, TimestampType, TimestamptzType
 
@@ -478,7 +478,7 @@ def check_table(table: Table, partition_by: Sequence[PartitionField], uri: str) 
                 uri=uri,
             )
     mapping = table.name_mapping()
-    # If there is none, the first commit writes one.
+    # Without a mapping, the first commit writes one.
     if mapping is not None and (
         wrong := set(_nested_fields(schema.name_mapping.root)) - set(_nested_fields(mapping.root))
     ):
@@ -539,7 +539,7 @@ setting for them, but follow the environment variables of the AWS SDKs.
 class PinnedCatalog:
     """Makes a catalog commit only on top of the loaded state of a table.
 
-    PyIceberg requires that too, but no longer when it retries.
+    PyIceberg requires it too, but not for its retries.
     """
 
     def __init__(self, table: Table) -> None:
@@ -668,7 +668,8 @@ def _without_bounds(parquet: pq.FileMetaData, columns: Mapping[str, int]) -> Ite
 
 
 def upper_bound(text: str, length: int | None) -> str | None:
-    """Returns a text of at most `length` characters that is not below `text`; `None` if none is.
+    """Returns a text of at most `length` characters that is not below `text`; `None` if that is
+    impossible.
 
     PyIceberg increments the last character, which turns U+D7FF into a surrogate that UTF-8 cannot
     encode. Like Iceberg for Java, this skips the surrogates.
@@ -685,9 +686,9 @@ def upper_bound(text: str, length: int | None) -> str | None:
 
 
 def _metrics_plan(schema: Schema, properties: Mapping[str, str]) -> dict[int, Any]:
-    """Returns which metrics are kept: for fields of structs the same as for columns.
+    """Returns the metrics to keep. Fields of structs get the same metrics as columns.
 
-    PyIceberg keeps only counts of inner fields, which is right for items of lists and maps only.
+    PyIceberg keeps only counts for inner fields, which is correct only for items of lists and maps.
     """
     from pyiceberg.io import pyarrow as files
     from pyiceberg.schema import Schema as PlanSchema
@@ -720,13 +721,13 @@ def _fields(struct: StructType, outer: str) -> Iterator[tuple[str, NestedField]]
 
 
 def _rollback_of(table: Table, last_commit: str) -> str | None:
-    """Returns what removed rows of an export, in words; `None` if all its commits are kept.
+    """Returns a message about the removal of rows of an export; `None` if all its commits are kept.
 
-    A rollback makes an earlier snapshot current and keeps the properties, which then count offsets
+    A rollback makes an earlier snapshot current but keeps the properties, which then record offsets
     without rows.
 
     Args:
-        table: As it is now.
+        table: Current state of the table.
         last_commit: The property `commit`.
     """
     commit_id, _, committed_ms = last_commit.partition("@")
@@ -750,8 +751,8 @@ def _rollback_of(table: Table, last_commit: str) -> str | None:
 
 
 def _removal_of(table: Table) -> str | None:
-    """Returns the newest snapshot in which another writer removed rows or files, in words; `None`
-    if none did, as far as snapshots are kept.
+    """Returns a message about the newest snapshot in which another writer removed rows or files;
+    `None` if the kept snapshots have none.
     """
     for snapshot in _ancestors(table):
         summary = snapshot.summary
@@ -767,7 +768,7 @@ def _removal_of(table: Table) -> str | None:
 
 
 def _ancestors(table: Table) -> Iterator[Snapshot]:
-    """Yields the current snapshot and those that it is based on, as far as they are kept."""
+    """Yields the current snapshot and its kept ancestors."""
     by_id = {snapshot.snapshot_id: snapshot for snapshot in table.metadata.snapshots}
     current = table.current_snapshot()
     while current is not None:

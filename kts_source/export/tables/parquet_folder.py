@@ -1,14 +1,14 @@
-"""A folder of Parquet files with a commit log of its own.
+"""A folder of Parquet files with its own commit log.
 
     _kts/attempts/<run>/…part       files that tasks write; readers of the folder skip them
     _kts/commits/<n>.json           created if absent: files of commit n, and all ranges after it
     _kts/commits/<n>.published      every file of commit n has its final name
     [column=value/…]<export>-<topic id>-<partition>-<start>-<stop>.parquet
 
-A commit is complete once its JSON exists. Its files are then moved to their final names, which any
-process may do and repeat; the next process to open the folder does it first. At any time readers
-find a file under one data name or none: each row at most once, and all of them once the commit is
-published.
+A commit is complete once its JSON exists. Its files are then moved to their final names. Any
+process may do and repeat this step; the next process that opens the folder does it first. At any
+time, a file has at most one name that readers accept, so they see each row at most once, and all
+rows once the commit is published.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ _PUBLISHING_THREADS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """The number of the newest commit, 0 for none, and its JSON."""
+    """State of the commit log: number of the newest commit (0 for none) and its JSON."""
 
     last: int
     document: Mapping[str, Any]
 
 
 class ParquetFolder(ExportTable):
-    """A folder of Parquet files; see the text of the module."""
+    """A folder of Parquet files; see the module docstring."""
 
     _values_in = "path"
     _folders = ("_kts/",)
     _suffix = ".part"  # so that no glob for *.parquet finds them
-    # An attempt fails only if the attempt of another export succeeds.
+    # An attempt fails only if another export's attempt succeeds.
     _commit_attempts = sys.maxsize
 
     def __init__(self, settings: ExportSettings) -> None:
@@ -83,7 +83,7 @@ class ParquetFolder(ExportTable):
         return f"{ATTEMPTS}{run_id}/"
 
     def _open(self) -> _Log:
-        """Reads the log after every half-published commit was completed."""
+        """Publishes incomplete commits, then reads the log."""
         commits: set[int] = set()
         published: set[int] = set()
         for entry in self._target.list_objects(COMMITS):
@@ -179,7 +179,7 @@ class ParquetFolder(ExportTable):
             )
 
     def _committed_keys(self, snapshot: _Log) -> set[str]:
-        """Returns the log itself: published files are no longer under `_kts/`."""
+        """Returns the files of the log: published files are no longer under `_kts/`."""
         numbers = range(1, snapshot.last + 1)
         return {_key(number, kind) for number in numbers for kind in ("json", "published")}
 
@@ -207,7 +207,7 @@ class ParquetFolder(ExportTable):
     def _check_exports(self, log: _Log) -> None:
         """Raises `UnsupportedTargetError` if another export partitions its rows differently.
 
-        Readers find the partition columns of a folder in all of its paths, or in none.
+        Readers expect partition columns in all paths of a folder or in none.
         """
         asked = partition_rule(self._settings.partition_by)
         for name, export in log.document.get("exports", {}).items():
@@ -267,7 +267,7 @@ class ParquetFolder(ExportTable):
     ) -> dict[str, Any]:
         export = self._export(log)
         letters = export.get("letters") if commit.letters is None else commit.letters
-        # Only typed columns are recorded; files of earlier commits may have fewer fields.
+        # Record only typed columns; files of earlier commits may have fewer fields.
         schema = export.get("schema")
         if commit.schema is not None and commit.typed:
             schema = schema_text(commit.schema)
@@ -289,7 +289,7 @@ class ParquetFolder(ExportTable):
             "commitId": commit.commit_id,
             "committedAtMs": time.time_ns() // 1_000_000,
             "files": [asdict(file) for file in commit.files],
-            # The whole state, so that only the newest commit must be read.
+            # Write the whole state, so that readers need only the newest commit.
             "exports": {
                 **log.document.get("exports", {}),
                 self._settings.export_id: {

@@ -1,8 +1,8 @@
-"""The store that an export writes to.
+"""The store to which an export writes.
 
-Keys are relative to the target's root. The commit protocol of Parquet folders depends on two
-promises: `create` is atomic and reports whether this call was first, and `publish` may be repeated
-at any time.
+Keys are relative to the target's root. The commit protocol of Parquet folders relies on two
+guarantees: `create` is atomic and reports whether this call created the object, and `publish` is
+idempotent.
 
 In S3, `create` is `PutObject` with `If-None-Match: *`. A store that ignores the condition would let
 two exports commit the same offsets, so `require_create` probes it before anything is written.
@@ -55,7 +55,7 @@ class TargetStore(ObjectStore, Protocol):
         return bytes(self.get_range(key, 0, info.size, version=info.version))
 
     def create(self, key: str, data: bytes) -> bool:
-        """Creates an object with all its bytes at once, unless one of that key exists.
+        """Creates an object atomically with all its bytes, unless the key exists.
 
         Returns:
             True if this call created it.
@@ -63,19 +63,19 @@ class TargetStore(ObjectStore, Protocol):
         ...
 
     def open_output(self, key: str) -> Any:  # noqa: ANN401  # a binary file
-        """Opens a new object, which exists once the file is closed."""
+        """Opens a new object, which becomes visible when the file is closed."""
         ...
 
     def publish(self, source: str, destination: str, size: int) -> None:
         """Moves an object to its final key. Does nothing if that was done before.
 
         Args:
-            source: Key it was written under.
+            source: Key under which it was written.
             destination: Final key.
             size: Bytes of the object.
 
         Raises:
-            ExportError: Neither key exists, or the final one has other bytes.
+            ExportError: Neither key exists, or the object under the final key has other bytes.
         """
         ...
 
@@ -114,7 +114,7 @@ def require_create(target: TargetStore) -> None:
     """Checks that `create` is atomic in a store.
 
     Raises:
-        UnsupportedTargetError: It is not.
+        UnsupportedTargetError: `create` is not atomic.
     """
     probe = f"_kts/probe-{uuid.uuid4().hex}"
     try:
@@ -153,10 +153,12 @@ def require_published(actual: int | None, size: int, source: str, destination: s
 
 
 class LocalTarget(LocalStore, TargetStore):
-    """A local folder, or one of a file system that all machines share."""
+    """A local folder, or a folder of a shared file system."""
 
     def create(self, key: str, data: bytes) -> bool:
-        """See `TargetStore.create`. A hard link appears with all bytes or not at all."""
+        """See `TargetStore.create`. Uses a hard link, which appears with all bytes or not at
+        all.
+        """
         path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.draft")
@@ -178,7 +180,7 @@ class LocalTarget(LocalStore, TargetStore):
         return _SyncedFile(path)
 
     def publish(self, source: str, destination: str, size: int) -> None:
-        """See `TargetStore.publish`: links the final name, then removes the first one."""
+        """See `TargetStore.publish`: links the final name, then removes the first name."""
         draft, path = self._path(source), self._path(destination)
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # published before, or missing
@@ -204,7 +206,7 @@ class LocalTarget(LocalStore, TargetStore):
         """Returns the path of a key to write or delete.
 
         Raises:
-            InvalidKeyError: A symbolic link leads its folder out of the root.
+            InvalidKeyError: A symbolic link moves the folder out of the root.
         """
         check_key(key, self.uri(""))
         self._target(key.split("/")[:-1], key)
@@ -224,8 +226,8 @@ class _SyncedFile(io.BufferedWriter):
     def write(self, data: Any) -> int:  # noqa: ANN401  # any buffer
         written = super().write(data)
         self._waiting += written
-        # Starts writing back while the next rows are compressed; otherwise `close` waits for all
-        # bytes. The pages are not read again soon, so they need not stay in memory.
+        # Start the write-back while the next rows are compressed; otherwise `close` waits for all
+        # bytes. The pages are not read again soon, so they are dropped from memory.
         if self._waiting >= _WRITE_BACK_BYTES and hasattr(os, "posix_fadvise"):  # not on macOS
             self._waiting = 0
             self.flush()
@@ -255,14 +257,14 @@ class S3Target(S3Store, TargetStore):
         try:
             self._send("put_object", key, Body=data, IfNoneMatch="*")
         except ObjectChangedError:
-            # If the response was lost, the repeated request finds its own first attempt.
+            # After a lost response, the repeated request finds the object of its own first attempt.
             return self.read(key) == data
         return True
 
     def open_output(self, key: str) -> Any:  # noqa: ANN401
         """See `TargetStore.open_output`; a multipart upload, complete once it is closed."""
         filesystem = self._client.filesystem
-        # Parts of an upload do not pass through our own retry loop.
+        # Parts of an upload bypass our retry loop.
         filesystem.retries = _UPLOAD_ATTEMPTS
         return filesystem.open(self._path(key), "wb", block_size=UPLOAD_PART_BYTES)
 
@@ -291,7 +293,9 @@ class S3Target(S3Store, TargetStore):
         self._send("delete_object", key)
 
     def _copy(self, source: str, destination: str) -> None:
-        """Does nothing without the source: another process published it, or it is lost."""
+        """Copies an object on the server. Does nothing if the source does not exist: it was
+        published, or is lost.
+        """
 
         def attempt() -> None:
             with contextlib.suppress(FileNotFoundError):

@@ -4,9 +4,9 @@
                                             <offset, 20 digits>.snapshot
                                             leader-epoch-checkpoint, partition.metadata
 
-Each partition is recovered in memory as a starting broker would do it; nothing is written. One
-replica is read, and others of its branch for offsets that it lacks; the checkpoints of all
-replicas count. Source: `LogManager`, `LogLoader`, `UnifiedLog` in Kafka.
+Each partition is recovered in memory like in a starting broker; nothing is written. Records are
+read from one replica, and from other replicas of the same branch if it lacks offsets. The
+checkpoints of all replicas are used. Source: `LogManager`, `LogLoader`, `UnifiedLog` in Kafka.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ _MAX_METADATA_BYTES: Final = 4096
 
 
 class Disks:
-    """Topics and replicas of the log directories below some folders. From any thread.
+    """Topics and replicas of the log directories below some folders. Thread-safe.
 
     Args:
         store: The store with the folders.
         roots: Key prefixes; empty, or ending in a slash.
 
     Attributes:
-        without: The roots that have no log directory.
+        without: Roots without a log directory.
     """
 
     def __init__(self, store: ObjectStore, roots: Iterable[str]) -> None:
@@ -83,15 +83,17 @@ class Disks:
         return frozenset(topic for log_dir in self._dirs for topic, _ in log_dir.partitions)
 
     def remains(self) -> frozenset[str]:
-        """Returns the topics that only checkpoints or folders set aside name."""
+        """Returns the topics without a partition in use, which occur only in checkpoints or in
+        folders set aside.
+        """
         named = {
             topic for log_dir in self._dirs for topic, _ in (*log_dir.lost, *log_dir.set_aside)
         }
         return frozenset(named) - self.topics()
 
     def topic_ids(self, topic: str) -> frozenset[str]:
-        """Returns the ids of a topic: of its partitions in use, else of folders set aside; the zero
-        id if only a checkpoint names the topic.
+        """Returns the ids of a topic: the ids of its partitions in use, else of folders set aside.
+        Returns the zero id if only a checkpoint names the topic.
         """
         in_use = {
             self._topic_id(folder)
@@ -110,8 +112,8 @@ class Disks:
         return frozenset(aside or ({_NO_ID} if is_named else ()))
 
     def partitions(self, topic: str, topic_id: str) -> tuple[int, ...]:
-        """Returns the partitions of a topic id, ascending, including those that only a checkpoint
-        or a folder set aside names.
+        """Returns the partitions of a topic id in ascending order, including partitions that occur
+        only in a checkpoint or a folder set aside.
         """
         of_any_id = set()
         numbers = {
@@ -160,7 +162,7 @@ class Disks:
         ]
 
     def aside_of_others(self, topic: str, topic_id: str) -> list[Orphan]:
-        """Returns the folders set aside of partitions that have another topic id only."""
+        """Returns the folders set aside of partitions that only exist with another topic id."""
         numbers = self.partitions(topic, topic_id)
         others = sorted({number for number, _ in self._aside(topic)} - {*numbers})
         return [orphan for number in others for orphan in self.set_aside((topic, number))]
@@ -195,17 +197,17 @@ def _read_topic_id(store: ObjectStore, folder: str) -> str:
 
 
 class KafkaLogsLayout:
-    """Partitions as brokers store them. An instance of one plan: it searches for log directories
-    once and keeps recovered segments for `describe`.
+    """Reads partitions in the layout of brokers. An instance belongs to one plan: it searches for
+    log directories once and keeps recovered segments for `describe`.
 
     Args:
         end_of_log: True if all complete batches are read, not only those below the high watermark.
-        paths: Number of paths; all but the first are next to its store (`JoinedStore`).
+        paths: Number of paths. `JoinedStore` joins the stores of further paths to the first store.
     """
 
     name = "kafka-logs"
     folder_pattern = "[<broker>/[<disk>/]]<topic>-<partition>/"
-    format_versions: tuple[str, ...] = ("1",)  # its files carry none
+    format_versions: tuple[str, ...] = ("1",)  # the files have no format version
 
     def __init__(self, *, end_of_log: bool, paths: int = 1) -> None:
         self._end_of_log = end_of_log
@@ -224,7 +226,9 @@ class KafkaLogsLayout:
         """
         root = key_prefix if not key_prefix or key_prefix.endswith("/") else f"{key_prefix}/"
         disks = self._below(store, root)
-        if 0 < len(disks.without) <= len(self._beside):  # a wrong path must not count as data loss
+        if (
+            0 < len(disks.without) <= len(self._beside)
+        ):  # a wrong path must not be reported as data loss
             missing = ", ".join(store.uri(root) for root in disks.without)
             raise TierNotFoundError(f"option 'path': no log directory of a broker at {missing}")
         names, remains = disks.topics(), disks.remains()
@@ -247,7 +251,7 @@ class KafkaLogsLayout:
         return folders
 
     def partitions(self, store: ObjectStore, folder: TopicFolder) -> tuple[int, ...]:
-        """Partitions with a replica of this topic id."""
+        """Returns the partitions with a replica of this topic id."""
         return self._below(store, folder.folder).partitions(folder.topic, folder.topic_id)
 
     def list_partition(
@@ -315,8 +319,8 @@ def _joined(
     survivor: SurvivingLog,
     replicas: Sequence[Replica],
 ) -> tuple[list[tuple[RemoteSegment, SegmentFiles]], list[Lost], list[Orphan]]:
-    """Returns the segments of the log, lost records and notes; other replicas fill the gaps of the
-    one that is read.
+    """Returns the segments of the log, lost records and notes. Other replicas fill gaps of the
+    chosen replica.
     """
     topic_partition = (folder.topic, partition)
     main, branch = survivor.replica, newest_branch(replicas)
@@ -340,7 +344,7 @@ def _joined(
             notes.append(Orphan((gone.key,), reason))
         else:
             still_lost.append(gone)
-    # Below a recorded log start, records were deleted.
+    # Records below a recorded log start were deleted.
     if low == first and main.log_dir.log_starts.get(topic_partition) is None:
         for replica in others:
             if replica.log_start < first:

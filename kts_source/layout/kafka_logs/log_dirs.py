@@ -5,11 +5,11 @@ or partitions. It is the root itself or one or two folders below it (broker, dis
 different depths are all found. Source: `LogManager`, `ReplicaManager`, `CleanShutdownFileHandler`
 in Kafka.
 
-The files of a partition are brought into the state in which a starting broker would have them:
+Files that an interrupted change left behind are handled like in a starting broker:
 
     .deleted    was being deleted: dropped
     .cleaned    of a cleaner or a split that was interrupted: dropped
-    .swap       of a cleaner or a split that finished: replaces the segments it was made from,
+    .swap       of a cleaner or a split that finished: replaces its source segments,
                 unless it is at or above a `.cleaned` file, which shows an interrupted split
 
 Source: `LogLoader.load`, `LogLoader.removeTempFilesAndCollectSwapFiles` in Kafka.
@@ -55,7 +55,7 @@ _PARTITION_MARKS: Final = ("leader-epoch-checkpoint", "partition.metadata")
 _MAX_CHECKPOINT_BYTES: Final = 64 << 20
 _DEPTH: Final = 2
 _NO_DATA: Final = frozenset({"lost+found"})
-"""Folders of the file system itself, usually unreadable."""
+"""Folders that the file system creates, usually unreadable."""
 _FIRST_FILES: Final = 100
 """A partition's folder has a log file or an index among the first of its files."""
 
@@ -65,11 +65,11 @@ _NamedFile = tuple[LogFileName, "ObjectInfo"]
 
 @dataclass(frozen=True, slots=True)
 class LostReplica:
-    """A replica that a checkpoint of a log directory names, but that has no folder.
+    """A replica that is in a checkpoint of a log directory, but has no folder.
 
     Attributes:
-        checkpoint: Key of that checkpoint.
-        start: First offset of its log, as far as a checkpoint records it.
+        checkpoint: Key of the checkpoint.
+        start: First offset of its log, if a checkpoint records it.
         stop: One past the last offset that was replicated or flushed; `start` for none.
     """
 
@@ -91,7 +91,7 @@ class LogDir:
         cleaned: By partition, the offset up to which the log cleaner compacted the log.
         partitions: Folders of the partitions in use.
         set_aside: By partition, folders of deleted, stray or future replicas.
-        lost: Replicas that a checkpoint names, but that have no folder.
+        lost: Replicas that are in a checkpoint, but have no folder.
     """
 
     folder: str
@@ -106,7 +106,7 @@ class LogDir:
 
 
 def find_log_dirs(store: ObjectStore, root: str) -> tuple[LogDir, ...]:
-    """Finds the log directories at a key prefix and up to two folders below it, sorted.
+    """Finds the log directories at a key prefix and up to two levels below it, sorted.
 
     Raises:
         CorruptSegmentError: A checkpoint cannot be read.
@@ -258,15 +258,15 @@ class SegmentFiles:
 
 @dataclass(frozen=True, slots=True)
 class LostLog:
-    """A segment without a log that was not being deleted. A broker drops the indexes and
-    serves the other segments; here it counts as data loss.
+    """A segment that lost its log, not by a regular deletion. A broker drops the indexes and serves
+    the other segments; here it counts as data loss.
 
     Attributes:
-        base_offset: Of the segment; if another replica shows that the end of a log is missing, the
-            first missing offset.
-        info: One of its indexes, or the log that ends early.
-        stop: One past the last offset that its indexes or a producer snapshot name; `base_offset`
-            for a segment without records.
+        base_offset: Base offset of the segment. If another replica shows that the end of a log is
+            missing, the first missing offset.
+        info: One of the indexes of the segment, or the log that ends early.
+        stop: One past the last offset in its indexes or in a producer snapshot; `base_offset` for a
+            segment without records.
         reason: The problem, for messages.
     """
 
@@ -281,11 +281,11 @@ class PartitionFiles:
     """The files of a partition's folder.
 
     Attributes:
-        segments: In order of base offset.
+        segments: Segments in order of base offset.
         snapshots: Producer snapshots by offset.
-        others: `leader-epoch-checkpoint` and the like, by name.
+        others: Other files such as `leader-epoch-checkpoint`, by name.
         not_read: Files that a broker would drop.
-        lost_logs: In order of base offset.
+        lost_logs: Segments without a log, in order of base offset.
     """
 
     segments: tuple[SegmentFiles, ...]
@@ -335,7 +335,7 @@ def partition_files(store: ObjectStore, folder: str) -> PartitionFiles:
 def _without_unfinished(
     store: ObjectStore, named: Sequence[_NamedFile]
 ) -> tuple[list[_NamedFile], list[Orphan]]:
-    """Returns the files that a starting broker would keep, and notes on the others."""
+    """Returns the files that a starting broker would keep, and notes about the other files."""
     not_read = [
         Orphan((info.key,), f"a .{name.state} file, which a broker drops when it starts")
         for name, info in named
@@ -367,7 +367,7 @@ def _lost_logs(
     snapshots: Mapping[int, ObjectInfo],
     bases_with_any_log: set[int],
 ) -> tuple[list[LostLog], list[Orphan]]:
-    """Returns the segments that lost their log, and notes on indexes that a broker would drop.
+    """Returns the segments that lost their log, and notes about indexes that a broker would drop.
 
     Args:
         store: The store with the files.
@@ -403,7 +403,9 @@ def _lost_logs(
 
 
 def named_stop(store: ObjectStore, base: int, files: Mapping[str, ObjectInfo]) -> int:
-    """Returns one past the last offset that the indexes of a segment name; its base for none."""
+    """Returns one past the last offset in the indexes of a segment; its base offset without
+    entries.
+    """
     stop = base
     for kind, entry_bytes, position in (("index", 8, 0), ("timeindex", 12, 8)):
         info = files.get(kind)

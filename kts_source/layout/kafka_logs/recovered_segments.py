@@ -1,5 +1,5 @@
-"""Describes the segments of a recovered log: clipped to the end of the log, with the side files of
-the disk where they are valid and synthesized ones elsewhere.
+"""Describes the segments of a recovered log, clipped to the end of the log. Side files come from
+the disk if they are valid, and are rebuilt otherwise.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Lost:
     """Lost records.
 
     Attributes:
-        segment: Describes their offsets.
-        key: The file that names them.
+        segment: Segment with their offsets.
+        key: File that shows the loss.
         reason: The problem, for messages.
     """
 
@@ -100,23 +100,25 @@ def described(
         only = replica.files.segments[0]
         segments = [(maker.empty(only, log.stop), only)]
     if log.promised > log.stop:
-        info, reason = _promise(store, replica, log.promised)
+        info, reason = _former_end(store, replica, log.promised)
         lost.append(Lost(maker.lost(info, log.stop, log.promised), info.key, reason))
     return segments, lost
 
 
-def _promise(store: ObjectStore, replica: Replica, promised: int) -> tuple[ObjectInfo, str]:
-    """Returns an existing file that names the former end of the log, and why it ends earlier."""
-    after = f"the log continued to offset {promised}"
-    at_end = [gone for gone in replica.files.lost_logs if gone.base_offset >= replica.stop]
-    if at_end:
-        return at_end[0].info, f"{NO_LOG}, but {after}"
+def _former_end(store: ObjectStore, replica: Replica, promised: int) -> tuple[ObjectInfo, str]:
+    """Returns a file that shows the former end of the log, and why the log ends earlier now."""
+    continuation = f"the log continued to offset {promised}"
+    lost_at_end = [
+        lost_log for lost_log in replica.files.lost_logs if lost_log.base_offset >= replica.stop
+    ]
+    if lost_at_end:
+        return lost_at_end[0].info, f"{NO_LOG}, but {continuation}"
     logs = replica.segments or replica.files.segments
     if logs:
         problem = replica.problem or "the file ends"
-        reason = f"incomplete from position {replica.stop_size} on, but {after}: {problem}"
+        reason = f"incomplete from position {replica.stop_size} on, but {continuation}: {problem}"
         return logs[-1].log, reason
-    text = f"{store.uri(replica.folder)} has no log, but {after}"
+    text = f"{store.uri(replica.folder)} has no log, but {continuation}"
     for info in (*replica.files.others.values(), *replica.files.snapshots.values()):
         return info, text
     raise DataLossError(text)
@@ -129,7 +131,7 @@ def lost_partition(
     lost: LostReplica,
     after: SurvivingLog | None = None,
 ) -> Lost:
-    """Describes the records of a replica that only a checkpoint names.
+    """Describes the lost records of a replica that occurs only in a checkpoint.
 
     Args:
         store: The store with the checkpoint.
@@ -191,7 +193,7 @@ def _lost_segment(
 
 
 def _stop(replica: Replica, number: int) -> int:
-    """Returns the end of a segment, which is where the next one begins."""
+    """Returns the end of a segment: the start of the next segment."""
     if number + 1 < len(replica.segments):
         return replica.segments[number + 1].base_offset
     return replica.stop
@@ -219,7 +221,7 @@ class _SegmentMaker:
         self._recovery = recovery
 
     def walked(self, number: int, stop: int) -> Walked | None:
-        """Reads the batches of a segment below an offset, if its side files do not suffice."""
+        """Reads the batches of a segment below an offset if its side files are not sufficient."""
         replica = self._replica
         files = replica.segments[number]
         if stop == self._log_stop < _stop(replica, number):

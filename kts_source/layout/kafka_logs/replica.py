@@ -1,9 +1,9 @@
-"""Recovers one replica of a partition in memory, as a broker does that starts on its disk.
+"""Recovers one replica of a partition in memory, like a broker that starts with its disk.
 
 After a clean shutdown all files are trusted, and only the last log is read after its last index
 entry. Otherwise everything from the recovery point on is read: the log ends before the first
-incomplete batch, and indexes and transactions are rebuilt from batch headers, since files that were
-not flushed prove nothing. Source: `LogLoader.load`, `UnifiedLog`, `ProducerStateManager`,
+incomplete batch, and indexes and transactions are rebuilt from batch headers, because files that
+were not flushed are not reliable. Source: `LogLoader.load`, `UnifiedLog`, `ProducerStateManager`,
 `LeaderEpochFileCache` in Kafka.
 """
 
@@ -52,9 +52,9 @@ class Walked:
     """The result of reading the batches of a segment.
 
     Attributes:
-        size: Bytes of complete batches at its front.
-        next_offset: One past the last of their offsets.
-        side_files: Rebuilt from them.
+        size: Bytes of the complete batches at the start of the segment.
+        next_offset: One past the last offset of these batches.
+        side_files: Side files rebuilt from these batches.
         problem: Why the next batch is incomplete; empty at the end of the file.
     """
 
@@ -69,20 +69,20 @@ class Replica:
     """A recovered replica.
 
     Attributes:
-        segments: In order of base offset, up to the one where the log ends.
-        walked: By base offset, the segments that were read.
+        segments: Segments in order of base offset, up to the segment with the end of the log.
+        walked: Results of the segments that were read, by base offset.
         log_start: First offset that a consumer may see.
         stop: One past its last offset.
         stop_size: Bytes of the last segment that belong to the log.
         lineage: Leader epochs of all its offsets from the log start on.
-        history: All leader epochs on the disk, including those of lower, tiered offsets and of
+        history: All leader epochs on the disk, including epochs of lower, tiered offsets and of
             leaders without records.
-        high_watermark: As recorded, or `None`.
-        recovery_point: Everything below was flushed; `None` after a clean shutdown.
+        high_watermark: Recorded high watermark, or `None`.
+        recovery_point: All records below this offset were flushed; `None` after a clean shutdown.
         problem: Why the last segment is incomplete; empty if it is complete.
         dropped: Segments after an incomplete one.
-        lost_end: One past the last offset that side files of lost logs at the end name, and after a
-            clean shutdown the side files of the last log; 0 if none is above `stop`.
+        lost_end: One past the last offset in side files of lost logs at the end and, after a clean
+            shutdown, of the last log; 0 if no such offset is above `stop`.
     """
 
     log_dir: LogDir
@@ -120,13 +120,12 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class SurvivingLog:
-    """The replica that is read, and where the log ends.
+    """The replica to read, and the end of the log.
 
     Attributes:
-        stop: One past the last offset that is read.
-        promised: One past the last offset that some file names: more than `stop` if records were
-            lost.
-        high_watermark: The highest one recorded on its branch, or `None`.
+        stop: One past the last offset to read.
+        promised: One past the last offset in any file: above `stop` if records were lost.
+        high_watermark: Highest recorded high watermark of the branch, or `None`.
     """
 
     replica: Replica
@@ -228,7 +227,7 @@ class Recovery:
         """Returns whether the transactions open at the start of a segment are known.
 
         Args:
-            base_offset: Of the segment; default: the first.
+            base_offset: Base offset of the segment; default: the first segment.
         """
         if not self._bases:
             return True
@@ -255,7 +254,7 @@ class Recovery:
         return None
 
     def walk(self, number: int, *, stop_offset: int | None = None) -> Walked:
-        """Reads a segment from its front to its first incomplete batch, or up to an offset."""
+        """Reads a segment from its start to its first incomplete batch, or up to an offset."""
         return self._walk(
             number, self._open_at_start(number), stop_offset=stop_offset, check_crcs=True
         )
@@ -341,15 +340,15 @@ class Recovery:
         return open_transactions
 
     def _has_no_predecessor(self, number: int) -> bool:
-        """Returns whether a segment is the first, or the log of the one before it is lost."""
+        """Returns whether a segment is the first one, or the previous segment lost its log."""
         if not number:
             return True
-        before, base = self._bases[number - 1 : number + 1]
-        return any(before <= log.base_offset < base for log in self._files.lost_logs)
+        previous, base = self._bases[number - 1 : number + 1]
+        return any(previous <= log.base_offset < base for log in self._files.lost_logs)
 
     def _recorded_open(self, number: int) -> Mapping[int, int] | None:
-        """Returns the transactions open at the start of a segment, if the segment before it was
-        read or a snapshot exists.
+        """Returns the transactions open at the start of a segment; `None` if the previous segment
+        was not read and no snapshot exists.
         """
         if not self._has_no_predecessor(number):
             before = self._walked.get(self._bases[number - 1])
@@ -367,7 +366,7 @@ class Recovery:
         return open_first_offsets(entries)
 
     def _history(self) -> list[EpochEntry]:
-        """Returns the leader epochs of the checkpoint, and newer ones of the batches read."""
+        """Returns the leader epochs of the checkpoint and newer epochs of the batches read."""
         entries: list[EpochEntry] = []
         info = self._files.others.get(EPOCHS_FILE)
         if info is not None:
@@ -392,7 +391,7 @@ class Recovery:
         self, history: Sequence[EpochEntry], log_start: int, stop: int
     ) -> tuple[EpochEntry, ...]:
         """Returns the leader epochs of [log_start, stop), from batches if the checkpoint does not
-        cover them.
+        have them.
         """
         entries = [entry for entry in history if entry.start_offset < stop]
         first = entries[0].start_offset if entries else stop

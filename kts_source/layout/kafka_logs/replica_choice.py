@@ -1,13 +1,13 @@
-"""Chooses the replica of a partition that is read, and other replicas for offsets that it lacks.
+"""Chooses the replica of a partition to read, and other replicas for offsets that it lacks.
 
-The branch of the highest leader epoch survives, and the replica that reaches furthest along it is
-read: a cluster would elect it as leader to lose least. A high watermark counts if its replica
-agrees with that branch on all lower offsets; one recorded on a dead branch does not.
+The branch of the highest leader epoch survives. The replica with the highest offset on this branch
+is read: a cluster would elect it as leader to lose least. A high watermark is used if its replica
+agrees with the branch on all lower offsets; a high watermark of a dead branch is ignored.
 
-The chosen replica may lack offsets: one that was added late begins at the tier's end (KIP-1023),
-and a copy of a disk may lack logs in between. Another replica fills such a gap if both are proven
-to be of one branch: the epochs of their checkpoints agree, and where the replicas overlap at the
-border of the gap, so do their batches there.
+The chosen replica may lack offsets: a replica that was added late begins at the tier's end
+(KIP-1023), and a copy of a disk may lack logs in between. Another replica fills such a gap if both
+are proven to be of the same branch: the epochs of their checkpoints agree, and, if the replicas
+overlap at the border of the gap, the batches there are equal.
 
 Source: KIP-101, `LeaderEpochFileCache.endOffsetFor`, `ReplicaManager`, `TierStateMachine`,
 `UnifiedLog` in Kafka.
@@ -66,10 +66,10 @@ def newest_branch(replicas: Sequence[Replica]) -> Branch:
 
 
 def furthest(replicas: Sequence[Replica], branch: Branch) -> Replica:
-    """Returns the replica that reaches furthest along a branch.
+    """Returns the replica with the highest end offset on a branch.
 
-    Of those with the same end, one that lost no log in between is preferred, then the one with the
-    most bytes: missing files or a truncated log may leave no other trace.
+    At equal ends, it prefers a replica that lost no log in between, then the replica with the most
+    bytes, because missing files or a truncated log may leave no other trace.
     """
     return max(
         replicas,
@@ -86,8 +86,8 @@ def furthest(replicas: Sequence[Replica], branch: Branch) -> Replica:
 
 
 def agreed_to(log: Replica | Branch, branch: Branch) -> int:
-    """Returns the offset up to which a log agrees with a branch; −1 if they differ at the first
-    offset that both know, since they may have diverged earlier.
+    """Returns the offset up to which a log agrees with a branch; −1 if they differ at their first
+    common offset, because they may have diverged earlier.
     """
     diverges = parts_at(log, branch)
     if diverges is None:
@@ -96,7 +96,7 @@ def agreed_to(log: Replica | Branch, branch: Branch) -> int:
 
 
 def _reach(replica: Replica, branch: Branch) -> int:
-    """Returns one past the last offset that a replica has of a branch; −1 for none."""
+    """Returns one past the last offset of a branch in a replica; −1 for none."""
     return min(replica.stop, agreed_to(replica, branch))
 
 
@@ -108,14 +108,14 @@ def surviving_log(
     branch: Branch | None = None,
     replicated: int = 0,
 ) -> SurvivingLog:
-    """Chooses the replica that is read, and the end of its log.
+    """Chooses the replica to read, and the end of its log.
 
     Args:
         topic_partition: The partition, for errors.
-        replicas: At least one.
+        replicas: Replicas of the partition, at least one.
         end_of_log: True to read all complete batches, replicated or not.
         branch: The branch that survives; default: the newest branch of the replicas. The replica
-            that reaches furthest along it is read, up to where they diverge.
+            with the highest offset on this branch is read, up to the point where they diverge.
         replicated: Offsets below it count as replicated, even if the disks do not record it.
 
     Raises:
@@ -140,8 +140,8 @@ def surviving_log(
         promised = max([best.log_start, *marks])
         stop = min(end, max(promised, replicated))
     elif any(replica.log_dir.high_watermarks is not None for replica in replicas):
-        # Brokers write the file every few seconds, so the partition is younger. A broker that
-        # starts assumes that nothing was replicated.
+        # Brokers write the file every few seconds, so the partition is younger than that. A
+        # starting broker assumes that no offset was replicated.
         promised = best.log_start
         stop = min(end, max(promised, replicated))
         if end > stop:
@@ -184,7 +184,7 @@ def _note_on_lost_end(replica: Replica) -> Orphan:
 
 def _notes_on_unread_files(replica: Replica, *, lost: bool) -> Iterator[Orphan]:
     yield from replica.files.not_read
-    if replica.problem and replica.segments and not lost:  # losses are reported as such
+    if replica.problem and replica.segments and not lost:  # losses are reported separately
         log = replica.segments[-1].log
         yield Orphan(
             (log.key,),
@@ -224,8 +224,8 @@ class ReplicaSource:
     """A replica and its segments below the end of the log.
 
     Attributes:
-        segments: In order of offsets.
-        recovery: Of the same replica.
+        segments: Segments in order of offsets.
+        recovery: Recovery of the same replica.
     """
 
     replica: Replica
@@ -247,8 +247,8 @@ class ReplicaSource:
     def is_decided_from(self, offset: int) -> bool:
         """Returns whether the transaction indexes from an offset on are complete.
 
-        Indexes from the disk are complete. Rebuilt ones need a snapshot of the transactions open at
-        their start.
+        Indexes from the disk are complete. Rebuilt indexes need a snapshot of the transactions open
+        at their start.
         """
         after = [pair for pair in self.segments if pair[0].stop_offset > offset]
         kind = IndexType.TRANSACTION
@@ -285,10 +285,10 @@ class Filler:
         folder: Topic and topic id.
         partition: Number of the partition.
         branch: The branch that survives.
-        main: The replica that is read.
+        main: The chosen replica.
         others: The other replicas.
         low: First offset of the log.
-        stop: One past the last offset that is read.
+        stop: One past the last offset to read.
 
     Attributes:
         notes: Reasons why a replica with offsets in a gap does not fill it.
@@ -319,8 +319,8 @@ class Filler:
         self.notes: list[Orphan] = []
 
     def fill(self, start: int, stop: int) -> list[FilledSpan]:
-        """Fills a gap [start, stop) from its end down to the first offset that no replica is proven
-        to have; returns the spans in order of offsets.
+        """Fills a gap [start, stop) downwards from its end, until no replica is proven to have the
+        next lower offset; returns the spans in order of offsets.
         """
         spans: list[FilledSpan] = []
         end = stop
@@ -396,7 +396,7 @@ class Filler:
 
     def _epochs_meet(self, above: ReplicaSource | None, replica: Replica, end: int) -> bool:
         """Returns whether leader epochs prove that a replica has the branch's batches below `end`:
-        the branch names the epoch there, or the same epoch continues above.
+        the branch has an epoch for these offsets, or the same epoch continues above `end`.
         """
         if self._branch.log_start < end:
             return True  # `agreed_to` has compared them
@@ -427,7 +427,7 @@ def recorded_start(
     """Returns the first offset of a log. The main replica may lack the first records.
 
     Brokers record the log start of a tiered topic if it is below the first segment on their disk.
-    For other topics they record it only if it is above.
+    For other topics, brokers record it only if it is above the first segment.
     """
     own = main.log_dir.log_starts.get(topic_partition)
     if own is None or own >= main.log_start:
@@ -469,7 +469,7 @@ def with_lineage(segment: RemoteSegment, lineage: tuple[EpochEntry, ...]) -> Rem
 
 
 def start_note(topic_partition: TopicPartition, main: Replica, low: int, first: int) -> Orphan:
-    """Returns the note that no disk has the front of a log."""
+    """Returns the note that no disk has the start of a log."""
     return Orphan(
         (main.log_dir.folder + LOG_STARTS,),
         f"it says that the log of {topic_partition[0]}-{topic_partition[1]} starts at offset {low},"
@@ -497,7 +497,7 @@ def with_missing_ends(
         if lost:
             logs = sorted((*replica.files.lost_logs, *lost), key=lambda log: log.base_offset)
             files = replace(replica.files, lost_logs=tuple(logs))
-            # Transactions that began in the missing records are known from snapshots only.
+            # Transactions that began in the missing records are only known from snapshots.
             replica = Recovery(store, replica.log_dir, topic_partition, files).replica(
                 replica.folder
             )
@@ -512,8 +512,8 @@ def _missing_ends(
     others: Sequence[Replica],
     cleaned: int,
 ) -> Iterator[LostLog]:
-    """Yields the records between two logs of a replica that another one has. Reads the end of a
-    log only if the other replica has other segments there, or a larger one.
+    """Yields the records between two logs of a replica that another replica has. Reads the end of a
+    log only if the other replica has different or larger segments there.
     """
     branch = Branch(replica.lineage, replica.log_start, replica.stop)
     lost = [log.base_offset for log in replica.files.lost_logs]

@@ -92,7 +92,7 @@ class Column:
 
     @property
     def stop(self) -> int:
-        """The slot after its own and its children's."""
+        """The slot after the slots of the column and its children."""
         return self.children[-1].stop if self.children else self.slot + 1
 
 

@@ -1,6 +1,6 @@
-"""Decoders of Avro values: of one writer's schema, or of many that headers name.
+"""Decodes Avro values of one writer's schema, or of the schemas that headers name.
 
-They run compiled programs over a batch of values, into the columns of one reader's schema.
+Decoders run compiled programs that write a batch of values to the columns of a reader's schema.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 
 MAX_PROGRAMS: Final = 1000
-"""Writers that are remembered, least recently used first out."""
-_MIN_ROOM: Final = 64
+"""Size of the LRU cache of writers."""
+_MIN_CAPACITY: Final = 64
 _BYTES_PER_ROW: Final = 16
-"""Size of a row for estimates, in addition to its bytes: it may have none, and defaults."""
+"""Bytes added to each row for estimates: a row of 0 bytes may still have defaults."""
 
 
 class AvroDecoder:
@@ -319,7 +319,7 @@ class _Runner:
                 program = programs[0 if program_of is None else program_of[row]]
                 all_bad.append(_bad_value(program, row, status, int(frame[o.FAILED_AT]), argument))
                 frame[o.ROW] = row + 1
-        self._shares = columns.shares()
+        self._shares = columns.ratios()
         if bad and len(all_bad) > len(bad):
             all_bad.sort(key=lambda value: value.row)
         return DecodedValues(columns.array(), tuple(all_bad))
@@ -357,12 +357,12 @@ class _FilledColumns:
     Args:
         root: The outermost column.
         rows: Number of values.
-        shares: `shares` of an earlier batch; `None` without one.
+        ratios: `ratios` of an earlier batch; `None` without one.
         input_size: Bytes of the values.
     """
 
     def __init__(
-        self, root: Column, rows: int, shares: list[float] | None, input_size: int
+        self, root: Column, rows: int, ratios: list[float] | None, input_size: int
     ) -> None:
         self._root = root
         self._rows = rows
@@ -374,21 +374,23 @@ class _FilledColumns:
         self._text_levels = {
             column.slot: level for level, column in enumerate(self._texts, start=levels)
         }
-        # By bytes, not by rows: after a batch of one huge value, small ones get little room.
+        # By bytes, not by rows: after a batch of one huge value, buffers for small values stay
+        # small.
         self._measure = max(input_size + _BYTES_PER_ROW * rows, 1)
-        if shares is None:
+        if ratios is None:
             text_bytes = input_size / max(len(self._texts), 1)
-            shares = [rows / self._measure] * levels
-            shares += [text_bytes / self._measure] * len(self._texts)
-        rooms = [
-            min(_MIN_ROOM + int(share * self._measure * 1.125), o.LARGEST - 1) for share in shares
+            ratios = [rows / self._measure] * levels
+            ratios += [text_bytes / self._measure] * len(self._texts)
+        capacities = [
+            min(_MIN_CAPACITY + int(share * self._measure * 1.125), o.LARGEST - 1)
+            for share in ratios
         ]
-        rooms[0] = rows
+        capacities[0] = rows
         for column in self._columns:
             slot = self.slots[column.slot]
             slot[o.KIND], slot[o.SIZE], slot[o.SLOT_LEVEL] = column.kind, column.width, column.level
-        self._buffers = GrowingBuffers(self.slots.reshape(-1), self._specs(), rooms)
-        self._tell_rooms()
+        self._buffers = GrowingBuffers(self.slots.reshape(-1), self._specs(), capacities)
+        self._write_capacities()
 
     def _specs(self) -> Iterator[BufferSpec]:
         for column in self._columns:
@@ -402,27 +404,30 @@ class _FilledColumns:
             if column.kind == k.BYTES:
                 yield BufferSpec(first + o.DATA, self._text_levels[column.slot], 1)
 
-    def _tell_rooms(self) -> None:
-        rooms = self._buffers.rooms
-        self.levels[:, o.LEVEL_ROOM] = rooms[: len(self.levels)]
+    def _write_capacities(self) -> None:
+        capacities = self._buffers.capacities
+        self.levels[:, o.LEVEL_CAPACITY] = capacities[: len(self.levels)]
         for slot, level in self._text_levels.items():
-            self.slots[slot, o.ROOM] = rooms[level]
+            self.slots[slot, o.CAPACITY] = capacities[level]
 
     def grow_data(self, slot: int, needed: int) -> None:
-        """Makes room for the bytes of a slot."""
+        """Grows the buffer for the bytes of a slot."""
         self._grow(self._text_levels[slot], needed, o.LARGEST)
 
     def grow_level(self, level: int, needed: int) -> None:
-        """Makes room for the entries of a level."""
+        """Grows the buffers of a level."""
         self._grow(level, needed, o.LARGEST - 1)
 
     def _grow(self, level: int, needed: int, limit: int) -> None:
-        room = max(needed, 2 * self._buffers.rooms[level])
-        self._buffers.set_room(level, min(room, limit))
-        self._tell_rooms()
+        capacity = max(needed, 2 * self._buffers.capacities[level])
+        self._buffers.set_capacity(level, min(capacity, limit))
+        self._write_capacities()
 
-    def shares(self) -> list[float]:
-        """Returns the entries of each level, then the bytes of each text, per byte of the batch."""
+    def ratios(self) -> list[float]:
+        """Returns ratios to the input size, to size the buffers of the next batch.
+
+        First the entries of each level, then the bytes of each text, per byte of the batch.
+        """
         counts = [self._count(level) for level in range(len(self.levels))]
         counts += [self._text_size(column) for column in self._texts]
         return [count / self._measure for count in counts]

@@ -1,7 +1,8 @@
 """The kernel that runs programs over the bytes of many values, into column buffers.
 
 A row that fails becomes null: all counts are reset, so the next row overwrites the failed row's
-values. If a buffer is too small, the row is also undone, and run again when there is room.
+values. If a buffer is too small, the row is also undone, and decoded again after the buffer has
+grown.
 
 Numbers are zig-zag varints of at most 10 bytes and 64 bits.
 """
@@ -182,7 +183,7 @@ def run_value(
     levels: Address,
     loops: Address,
 ) -> Value:
-    """Runs a program over a value; returns `(status, instruction, argument, room needed)`."""
+    """Runs a program over a value; returns `(status, instruction, argument, capacity needed)`."""
     here = program
     before_at = address
     before_stop = stop
@@ -219,7 +220,7 @@ def run_value(
             entry = _entry(slot, index)
             begin = np.int64(load_u32_native(entry))
             end = begin + size
-            if end > get(slot, o.ROOM):
+            if end > get(slot, o.CAPACITY):
                 if end > o.LARGEST:
                     return np.int64(o.ERROR_TOO_MUCH), here, none, none
                 return np.int64(o.GROW_BYTES), here, get(here, o.SLOT), end
@@ -346,7 +347,7 @@ def run_value(
                 total = get(child, o.COUNT) + count
                 if least == 0 and total - get(child, o.AT_ROW) > o.MAX_EMPTY:
                     return np.int64(o.ERROR_COUNT), here, none, none
-                if total > get(child, o.LEVEL_ROOM):
+                if total > get(child, o.LEVEL_CAPACITY):
                     if total >= o.LARGEST:
                         return np.int64(o.ERROR_TOO_MUCH), here, none, none
                     return np.int64(o.GROW_LEVEL), here, get(here, o.A), total
@@ -442,7 +443,7 @@ _FRAME = types.Array(types.int64, 1, "C")
 def run_avro(frame: Frame) -> Value:
     """Decodes rows until the driver must act; returns a status of `opcodes`.
 
-    A row with an error is null then, and ROW is its number. A row that needs room is undone.
+    After an error, row ROW is null. A row that needs a larger buffer is undone.
     """
     slots = np.uint64(frame[o.SLOTS])
     levels = np.uint64(frame[o.LEVELS])

@@ -63,14 +63,14 @@ SIZE: Final = 1  # bytes of a value
 SLOT_LEVEL: Final = 2
 VALIDITY: Final = 3  # address of a byte per value; 0 for none
 VALUES: Final = 4  # address of values, or of int32 ends after a leading 0
-DATA: Final = 5  # address of bytes, with SLACK bytes after the room
-ROOM: Final = 6  # bytes
+DATA: Final = 5  # address of bytes, with SLACK bytes after the end
+CAPACITY: Final = 6  # bytes
 SLACK: Final = 32
 
 # --- Levels: rows of LEVEL_WIDTH int64 ------------------------------------------------------------
 LEVEL_WIDTH: Final = 4
 COUNT: Final = 0  # complete values
-LEVEL_ROOM: Final = 1
+LEVEL_CAPACITY: Final = 1
 AT_ROW: Final = 2  # COUNT when the row began
 
 # --- Loops: rows of LOOP_WIDTH int64 --------------------------------------------------------------
@@ -93,10 +93,10 @@ INPUT_VALIDITY: Final = 10  # address of bits, 0 for none
 INPUT_FIRST_BIT: Final = 11
 PREFIX: Final = 12  # bytes in front of each value
 ROWS: Final = 13
-ROW: Final = 14  # the next one
+ROW: Final = 14  # the next row
 FAILED_AT: Final = 15  # instruction
 FAILED_ARGUMENT: Final = 16  # of SKIP_…: steps or bytes done
-NEEDED: Final = 17  # room for FAILED_ARGUMENT
+NEEDED: Final = 17  # capacity for FAILED_ARGUMENT
 FRAME_SIZE: Final = 18
 
 # --- Statuses of a run ----------------------------------------------------------------------------

@@ -5,8 +5,8 @@ in the reader's schema. Different logical types (milliseconds and microseconds, 
 scale) do not match, because values would change their meaning. In a reader's union, the branch of
 the writer's own type wins, then the first branch that matches.
 
-If the reader cannot represent a branch of a writer's union, values of that branch fail, and no
-others. If it cannot represent any value, compilation fails.
+If the reader cannot represent a branch of a writer's union, only values of that branch fail. If it
+cannot represent any value, compilation fails.
 
 Defaults of the reader's fields are encoded as Avro, so the kernel decodes them like values. The
 default of a union belongs to the first branch that it fits; bytes and fixed are texts of code
@@ -368,7 +368,7 @@ class _Compiler:
         self.constants: list[Any] = []
         self.loops = 0
         self._path: tuple[str, ...] = ()
-        self._known = -1  # slot that is already marked valid
+        self._valid_slot = -1  # slot that is already marked valid
         self._target = 0  # a jump leads here, so later steps are not merged
 
     def emit(self, op: int, column: Column | None = None, **arguments: int) -> int:
@@ -411,7 +411,7 @@ class _Compiler:
             self._plain(writer, reader, column)
 
     def _mark_valid(self, column: Column) -> None:
-        if column.nullable and column.slot != self._known:
+        if column.nullable and column.slot != self._valid_slot:
             self.emit(o.VALID, column)
 
     def _null(self, column: Column) -> None:
@@ -423,9 +423,9 @@ class _Compiler:
         if both and isinstance(reader, s.Union) and null in reader.branches and column.nullable:
             index = writer.branches.index(null)
             instruction = self.emit(o.NULLABLE, column, a=index, b=column.stop)
-            self._known = column.slot
+            self._valid_slot = column.slot
             self._branch(writer.branches[1 - index], reader, column)
-            self._known = -1
+            self._valid_slot = -1
             self.code[instruction][o.C] = self._here()
             return
         readable = sum(self._branches(writer, lambda branch: self._branch(branch, reader, column)))
@@ -539,7 +539,7 @@ class _Compiler:
         self.emit(o.ENUM, column, a=len(symbols), b=table.ctypes.data)
 
     def _constant(self, data: bytes) -> int:
-        """Returns the address of bytes with slack after them, which live as long as the program."""
+        """Returns the address of a copy of bytes, with slack, that lives as long as the program."""
         array = np.frombuffer(data + bytes(2 * o.SLACK), np.uint8)
         self.constants.append(array)
         return array.ctypes.data
@@ -587,7 +587,7 @@ class _Compiler:
         self.emit(o.RESUME)
 
     def _skip(self, writer: Schema) -> None:
-        """Compiles the skipping of a value: its lengths are checked, its content is not."""
+        """Compiles skipping of a value: its lengths are checked, its content is not."""
         if isinstance(writer, s.Record):
             for field in writer.fields:
                 self._skip(field.type)

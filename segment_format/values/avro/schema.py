@@ -96,7 +96,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Enum:
-    """One of some symbols.
+    """One of several symbols.
 
     Attributes:
         name: Full name.
@@ -126,7 +126,7 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """Values of one type, by strings."""
+    """Strings mapped to values of one type."""
 
     values: Schema
 
@@ -136,7 +136,7 @@ class Map:
 
 @dataclass(frozen=True, slots=True)
 class Union:
-    """One of some types."""
+    """One of several types."""
 
     branches: tuple[Schema, ...]
 

@@ -19,8 +19,8 @@ and a value:
     struct              nothing
 
 All bytes are zero until they are written, so missing fields need no work, and repeated fields are
-overwritten. Items that a repeated field has replaced stay where they are, and are dropped when the
-Arrow column is built, like the earlier of equal map keys. The arena has unescaped strings.
+overwritten. Items that a repeated field has replaced, and the earlier of equal map keys, are
+dropped when the Arrow column is built. The arena has unescaped strings.
 
 The module also has the hash of field names, so that types can be checked without numba, and a table
 of powers of ten:
@@ -55,28 +55,28 @@ MEMORY: Final = 5  # address of remembered keys, see `keys`
 STACK: Final = 6  # address of open containers, `STACK_SIZE` int64 each
 SKIP_STACK: Final = 7  # address of `MAX_DEPTH` bytes
 COUNTS: Final = 8  # address: entries in each level
-ROOMS: Final = 9  # address: room of each level, in entries
+CAPACITIES: Final = 9  # address: capacity of each level, in entries
 SAVED: Final = 10  # address: entries before the current row
 ARENA: Final = 11  # address
 ARENA_SIZE: Final = 12
-ARENA_ROOM: Final = 13
-OPEN: Final = 14  # address of numbers left open, `OPEN_SIZE` int64 each
+ARENA_CAPACITY: Final = 13
+OPEN: Final = 14  # address of undecided numbers, `OPEN_SIZE` int64 each
 OPEN_COUNT: Final = 15
-OPEN_ROOM: Final = 16
+OPEN_CAPACITY: Final = 16
 BASE: Final = 17  # address that positions count from
 ENDS: Final = 18  # address of the rows' positions, int32
 VALID: Final = 19  # address of the rows' validity bits, 0 if all are
 VALID_FIRST: Final = 20  # bit of row 0
 ROW: Final = 21
 ROW_STOP: Final = 22
-BAD: Final = 23  # address of bad rows, `BAD_SIZE` int64 each, with room for all
+BAD: Final = 23  # address of bad rows, `BAD_SIZE` int64 each; large enough for all rows
 BAD_COUNT: Final = 24
-WANTED: Final = 25  # with GROW_…: room needed
+WANTED: Final = 25  # with GROW_…: capacity needed
 WANTED_LEVEL: Final = 26
 ERROR_NODE: Final = 27
 ERROR_AT: Final = 28  # address
-KEY_FIELD: Final = 29  # result of `next_key`: address of a node, 0 for an unwanted field
-KEY_NEXT: Final = 30  # number of remembered keys up to it
+KEY_FIELD: Final = 29  # set by `next_key`: address of a node, 0 for an unwanted field
+KEY_NEXT: Final = 30  # number of remembered keys up to that field
 LEVELS: Final = 31
 CURRENT_ROW: Final = 32
 FRAME_SIZE: Final = 33

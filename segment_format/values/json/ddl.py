@@ -126,7 +126,7 @@ class _Reader:
             self.fail(repr(text))
 
     def columns(self, stop: str, depth: int) -> list[pa.Field]:
-        """Parses columns up to a sign, or to the end."""
+        """Parses columns up to the token `stop`, or to the end."""
         fields: list[pa.Field] = []
         names: set[str] = set()
         while not (stop and not fields and self._token.text == stop):

@@ -108,7 +108,7 @@ _FIRST_ITEMS: Final = 4096
 
 
 class Batch:
-    """The entries of a program's nodes for a batch of rows, see `contract`.
+    """Memory that the kernels fill for a batch of rows: entries of a program's nodes.
 
     Args:
         program: Program of the target type.
@@ -119,7 +119,7 @@ class Batch:
         self._program = program
         self._rows = rows
         self._code = program.code.copy()
-        self._rooms = np.full(program.levels, min(rows, _FIRST_ITEMS), np.int64)
+        self._capacities = np.full(program.levels, min(rows, _FIRST_ITEMS), np.int64)
         self._counts = np.zeros(program.levels, np.int64)
         self._arena = resized(None, c.READ_AHEAD, is_zeroed=False)
         self._open = np.zeros((_FIRST_OPEN, c.OPEN_SIZE), np.int64)
@@ -135,7 +135,7 @@ class Batch:
         frame = self.frame
         frame[c.NODE_COUNT] = len(program.nodes)
         frame[c.LEVELS] = program.levels
-        frame[c.OPEN_ROOM] = _FIRST_OPEN
+        frame[c.OPEN_CAPACITY] = _FIRST_OPEN
         for slot, array in (
             (c.NODES, self._code),
             (c.TABLES, program.tables),
@@ -146,14 +146,14 @@ class Batch:
             (c.STACK, others[2]),
             (c.SKIP_STACK, others[3]),
             (c.COUNTS, self._counts),
-            (c.ROOMS, self._rooms),
+            (c.CAPACITIES, self._capacities),
             (c.BAD, self._bad),
             (c.OPEN, self._open),
         ):
             frame[slot] = array.ctypes.data
         frame[c.ARENA] = self._arena.address
-        rooms = [rows, *self._rooms[1:].tolist()]
-        self._buffers = GrowingBuffers(self._code.reshape(-1), self._specs(), rooms)
+        capacities = [rows, *self._capacities[1:].tolist()]
+        self._buffers = GrowingBuffers(self._code.reshape(-1), self._specs(), capacities)
 
     def _specs(self) -> Iterator[BufferSpec]:
         for node in self._program.nodes:
@@ -163,7 +163,7 @@ class Batch:
 
     @property
     def bad(self) -> list[list[int]]:
-        """Row, code, node and position of each bad row that the kernel has met so far."""
+        """Row, code, node and position of each bad row so far."""
         bad: list[list[int]] = self._bad[: self.frame[c.BAD_COUNT]].tolist()
         return bad
 
@@ -174,44 +174,45 @@ class Batch:
         self.frame[c.BAD_COUNT] = count + 1
 
     def grow(self, status: int) -> bool:
-        """Makes the room that the kernel asks for; returns False if that exceeds the limit."""
+        """Allocates what the kernel requests; returns False if that exceeds the limit."""
         wanted = int(self.frame[c.WANTED])
         if status == c.GROW_LEVEL:
             return self._grow_level(int(self.frame[c.WANTED_LEVEL]), wanted)
         if status == c.GROW_ARENA:
-            room = max(wanted, 2 * int(self.frame[c.ARENA_ROOM]), 4096)
-            self._arena = resized(self._arena, room + c.READ_AHEAD, is_zeroed=False)
+            capacity = max(wanted, 2 * int(self.frame[c.ARENA_CAPACITY]), 4096)
+            self._arena = resized(self._arena, capacity + c.READ_AHEAD, is_zeroed=False)
             self.frame[c.ARENA] = self._arena.address
-            self.frame[c.ARENA_ROOM] = room
+            self.frame[c.ARENA_CAPACITY] = capacity
         else:
             numbers = np.zeros((max(wanted, 2 * len(self._open)), c.OPEN_SIZE), np.int64)
             numbers[: len(self._open)] = self._open
             self._open = numbers
             self.frame[c.OPEN] = numbers.ctypes.data
-            self.frame[c.OPEN_ROOM] = len(numbers)
+            self.frame[c.OPEN_CAPACITY] = len(numbers)
         return True
 
     def _grow_level(self, level: int, wanted: int) -> bool:
-        room = max(wanted, 2 * int(self._rooms[level]), 64)
-        if self._item_bytes(level, room) > _MAX_ITEM_BYTES:
-            room = wanted
-            if self._item_bytes(level, room) > _MAX_ITEM_BYTES:
+        capacity = max(wanted, 2 * int(self._capacities[level]), 64)
+        if self._item_bytes(level, capacity) > _MAX_ITEM_BYTES:
+            capacity = wanted
+            if self._item_bytes(level, capacity) > _MAX_ITEM_BYTES:
                 return False
-        self._rooms[level] = room
-        self._buffers.set_room(level, room)
+        self._capacities[level] = capacity
+        self._buffers.set_capacity(level, capacity)
         return True
 
-    def _item_bytes(self, level: int, room: int) -> int:
-        """Returns the bytes of all items if a level has `room` entries."""
+    def _item_bytes(self, level: int, capacity: int) -> int:
+        """Returns the bytes of all items if a level has `capacity` entries."""
         return sum(
-            (1 + node.width) * (room if node.level == level else int(self._rooms[node.level]))
+            (1 + node.width)
+            * (capacity if node.level == level else int(self._capacities[node.level]))
             for node in self._program.nodes
             if node.level
         )
 
     @property
-    def open_numbers(self) -> list[list[int]]:
-        """Node, entry, position, size and row of the numbers that the kernel left open."""
+    def undecided_numbers(self) -> list[list[int]]:
+        """Node, entry, position, size and row of numbers that the kernel could not round."""
         numbers: list[list[int]] = self._open[: self.frame[c.OPEN_COUNT]].tolist()
         return numbers
 
@@ -337,10 +338,10 @@ class JsonDecoder:
       nullable. Other keys are skipped, and checked to be JSON. Names are case-sensitive.
     * Arrays to list; objects to map with string keys.
 
-    The last of equal keys counts, also in maps. A wrong type, a number out of range, NaN, comments,
-    a byte order mark, half a surrogate pair, malformed UTF-8, an empty text, bytes after the value,
-    and more than 512 nested objects and arrays make the row bad: it is null and listed in `bad`.
-    The text `null` is null and not bad.
+    If a key is repeated, its last value counts, also in maps. A wrong type, a number out of range,
+    NaN, comments, a byte order mark, half a surrogate pair, malformed UTF-8, an empty text, bytes
+    after the value, and more than 512 nested objects and arrays make the row bad: it is null and
+    listed in `bad`. The text `null` is null and not bad.
 
     Memory is of the order of the texts' size times the bytes of a list's item. A row whose items
     exceed 1 GiB per call is bad.
@@ -401,9 +402,9 @@ class JsonDecoder:
         return BadValue(row, node.path, reason(code, node, byte, position))
 
     def _decide(self, batch: Batch, data: pa.Buffer, ends: NDArray[np.int32]) -> list[list[int]]:
-        """Decides the numbers left open; returns all bad rows."""
+        """Rounds the numbers that the kernel could not round; returns all bad rows."""
         bad = {row[0]: row for row in batch.bad}
-        for index, (number, entry, address, size, row) in enumerate(batch.open_numbers):
+        for index, (number, entry, address, size, row) in enumerate(batch.undecided_numbers):
             text = data.slice(address, size).to_pybytes()
             node = self._program.nodes[number]
             if node.op == c.DOUBLE:
@@ -464,7 +465,7 @@ def nearest_single(text: bytes) -> float:
 
 
 def _middle(first: float, second: float) -> float:
-    """Returns the middle of two float32, where infinity counts as 2^128."""
+    """Returns the midpoint of two float32; infinity counts as 2^128."""
     beyond = math.ldexp(1.0, 128)
     return (max(first, -beyond) + min(second, beyond)) / 2
 

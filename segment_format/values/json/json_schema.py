@@ -54,7 +54,7 @@ _REFUSED: Final = (
 """Keywords that may add fields to a value, or choose between types."""
 
 Found = tuple[pa.DataType | None, bool]
-"""A type, `None` if all values are null, and whether values may be null."""
+"""A type (`None` if all values are null), and whether values may be null."""
 
 
 def json_schema_type(text: str) -> pa.DataType:

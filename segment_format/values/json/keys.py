@@ -69,7 +69,7 @@ def begins_number(byte: Value) -> Value:
 
 @inlined
 def is_bracket(byte: Value) -> Value:
-    """Returns whether a byte begins an object or an array: the two differ in one bit."""
+    """Returns whether a byte begins an object or an array; both brackets differ in one bit."""
     return byte | _CASE == OBJECT
 
 
@@ -242,8 +242,8 @@ def is_token(entry: Address, address: Address, stop: Address) -> Value:
 def skip_unwanted(keys: Address, number: Value, address: Address, stop: Address) -> Value:
     """Skips unwanted fields with remembered keys and plain strings, numbers or names as values.
 
-    Returns (next address, number of keys up to there). Other fields are left to the main loop. This
-    loop is separate because it takes twice as long inside the main loop.
+    Returns (next address, number of keys up to there). The main loop reads other fields. This loop
+    is separate because it takes twice as long inside the main loop.
     """
     while True:
         entry = keys + np.uint64(number) * _KEY_BYTES
@@ -277,8 +277,8 @@ def _remember(keys: Address, number: Value, token: Address, size: Value, field: 
         return
     entry = keys + np.uint64(number) * _KEY_BYTES
     last = keys + np.uint64(c.MAX_KEYS - 1) * _KEY_BYTES
-    # Inserted before the key that was expected here, which may follow it the next time. Only the
-    # first key is replaced, as no other key follows a brace.
+    # The new key is inserted before the key expected here, which may follow it in the next object.
+    # The first key is replaced instead, because no other key follows a brace.
     if number > 0 and load_word(last + _EIGHT) == _NOTHING:
         to = last
         while to > entry:
@@ -353,9 +353,9 @@ def next_key(
 
 @inlined
 def arena_has(frame: Address, size: Value) -> Value:
-    """Returns whether the arena has room for `size` (uint64) more bytes; if not, sets `WANTED`."""
+    """Returns whether `size` (uint64) more bytes fit into the arena; if not, sets `WANTED`."""
     wanted = load_i64_native(frame + np.uint64(8 * c.ARENA_SIZE)) + np.int64(size)
-    if wanted <= load_i64_native(frame + np.uint64(8 * c.ARENA_ROOM)):
+    if wanted <= load_i64_native(frame + np.uint64(8 * c.ARENA_CAPACITY)):
         return True
     store_i64(frame + np.uint64(8 * c.WANTED), wanted)
     return False

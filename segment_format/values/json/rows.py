@@ -1,6 +1,6 @@
 """The kernel that reads JSON values, one per row, and kernels that gather strings for Arrow.
 
-The reader is one loop without recursion: it reads a value, then what follows it in its container.
+The reader is one loop without recursion: it reads a value, then the comma or bracket after it.
 Wanted objects and arrays are pushed onto a stack; unwanted ones are skipped as a whole.
 """
 
@@ -189,11 +189,11 @@ def _missing(frame: Address, struct: Address, entry: Value) -> Value:
 
 @inlined
 def _new_item(frame: Address, container: Address) -> Value:
-    """Returns the entry of the next item; negative if there is no room for it."""
+    """Returns the entry of the next item; negative if the level is full."""
     level = get(container, c.ITEMS)
     counts = address_in(frame, c.COUNTS)
     entry = get(counts, level)
-    if entry >= get(address_in(frame, c.ROOMS), level):
+    if entry >= get(address_in(frame, c.CAPACITIES), level):
         put(frame, c.WANTED, entry + 1)
         put(frame, c.WANTED_LEVEL, level)
         return np.int64(-1)
@@ -359,7 +359,7 @@ def _read_row(frame: Address, address: Address, stop: Address, row: Value) -> Va
                             node += _NODE_BYTES
                         continue
 
-        # --- What follows it ----------------------------------------------------------------------
+        # --- The comma or bracket after it --------------------------------------------------------
         while True:
             if container == _NONE:
                 address = skip_space(address, stop)
@@ -450,9 +450,9 @@ def _is_null(frame: Address, row: Value) -> Value:
 
 @kernel("int64(uint64)")
 def read_rows(frame: Address) -> Value:
-    """Reads rows from `ROW` up to `ROW_STOP`; returns `DONE` or a request for more room.
+    """Reads rows from `ROW` up to `ROW_STOP`; returns `DONE` or a request for more memory.
 
-    After a request for room, nothing of row `ROW` is written.
+    After a request for memory, nothing of row `ROW` is written.
     """
     base = address_in(frame, c.BASE)
     ends = address_in(frame, c.ENDS)

@@ -9,8 +9,8 @@ small as a code.
 A double is computed from the digits as an integer w and a power of ten q: by one exact product or
 quotient if both are exact (Clinger), else by a product of 128 bits (Eisel and Lemire). If there are
 more than 19 digits, w is truncated, and w and w + 1 usually give the same double. If they do not,
-the number is left open, and Python's `float` decides it. Parsing the digits as text by Arrow's
-cast instead takes 12 % more time on records of ten fields with two doubles.
+the result is `OPEN`, and Python's `float` rounds the number later. Parsing the digits as text by
+Arrow's cast instead takes 12 % more time on records of ten fields with two doubles.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ _POINT = np.uint64(ord("."))
 _E = np.uint64(ord("e"))
 _CASE = np.uint64(0x20)
 _MOST_EXPONENT = np.int64(10**11)
-"""More than the number of digits, at most 2^31, can compensate for."""
+"""Limit of exponents: larger ones cannot be compensated by digits, which are at most 2^31."""
 
 _MAX_EXACT = np.uint64(1 << 53)
 _INFINITY = np.uint64(0x7FF << 52)
@@ -306,7 +306,7 @@ _SIGN = np.uint64(1 << 63)
 _HIDDEN = np.uint64(1 << 52)
 _LOW_NINE = np.uint64(0x1FF)
 OPEN = np.uint64((1 << 64) - 1)
-"""Bits of no parsed double: the number is left open."""
+"""Bits that no parsed double has: the number is undecided, and Python rounds it later."""
 
 
 @inlined
@@ -436,7 +436,7 @@ def double_of(
 ) -> Value:
     """Returns the bits of the double nearest to a number that `take_number` has parsed.
 
-    They are those of infinity if the number exceeds all doubles, and `OPEN` if it is left open.
+    Returns the bits of infinity if the number exceeds all doubles, and `OPEN` if it is undecided.
     """
     if (
         count <= np.uint64(19)

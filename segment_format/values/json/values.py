@@ -1,4 +1,4 @@
-"""Values inside the kernels: written to entries of nodes, and cleared.
+"""Functions of the kernels that write and clear values in entries of nodes.
 
 Functions named `put_…` return a status. Values that JSON writes as strings:
 
@@ -395,20 +395,20 @@ def _exact_integer(address: Address, end: Address) -> Value:
 def _no_double(
     frame: Address, node: Address, entry: Value, address: Address, end: Address, bits: Value
 ) -> Value:
-    """Returns (bits of infinity, or a NaN with the index of the open number; status)."""
+    """Returns (bits of infinity, or a NaN with the index of the undecided number; status)."""
     if bits != OPEN:
         return bits, np.int64(c.OUT_OF_RANGE)
-    number, status = _leave_open(frame, node, entry, address, end)
+    number, status = _add_undecided(frame, node, entry, address, end)
     return _OPEN_DOUBLE | number, status
 
 
 @helper
-def _leave_open(
+def _add_undecided(
     frame: Address, node: Address, entry: Value, address: Address, end: Address
 ) -> Value:
-    """Leaves a number open; returns (its index, status)."""
+    """Appends an undecided number; returns (its index, status)."""
     number = get(frame, c.OPEN_COUNT)
-    if number >= get(frame, c.OPEN_ROOM):
+    if number >= get(frame, c.OPEN_CAPACITY):
         put(frame, c.WANTED, number + 1)
         return _NOTHING, np.int64(c.GROW_OPEN)
     to = address_in(frame, c.OPEN) + np.uint64(8 * c.OPEN_SIZE * number)
@@ -446,7 +446,7 @@ def _put_other(
         if bits != OPEN:
             bits = _single_of(bits)
         if bits == OPEN:
-            open_number, status = _leave_open(frame, node, entry, address, end)
+            open_number, status = _add_undecided(frame, node, entry, address, end)
             bits = _OPEN_SINGLE | (open_number & _OPEN_SINGLE_BITS)
         elif bits & ~_SINGLE_SIGN == _SINGLE_INFINITY:
             return np.int64(c.OUT_OF_RANGE)

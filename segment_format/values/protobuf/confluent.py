@@ -48,12 +48,12 @@ def read_message_index(data: bytes, position: int = 0) -> tuple[tuple[int, ...],
     if count == 0:
         return FIRST, position
     if not 0 < count <= MAX_INDEXES:
-        raise ValueError(f"a message index of {count} numbers")
+        raise ValueError(f"a message index has {count} numbers; 1 to {MAX_INDEXES} are valid")
     path = []
     for _ in range(count):
         index, position = _read_zigzag(data, position)
         if index < 0:
-            raise ValueError(f"message index {index}")
+            raise ValueError(f"a message index has the negative number {index}")
         path.append(index)
     return tuple(path), position
 
@@ -187,7 +187,7 @@ class ConfluentProtobufDecoder:
 
 
 def _match(values: pa.Array, heads: list[_Head]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Returns where each message begins, and the index of its head; -1 without one."""
+    """Returns the start of each message, and the index of its head; -1 without one."""
     starts = np.full(len(values), -1, np.int32)
     which = np.full(len(values), -1, np.int32)
     if heads:
@@ -213,7 +213,7 @@ def match_heads(
     starts: Address,
     which: Address,
 ) -> Value:
-    """Sets start and head of each value that has one of the heads; no head is a prefix of another.
+    """Sets start and head of each value with a known head; no head is a prefix of another.
 
     Args:
         ends: int32: start of each value, then the end of the last.

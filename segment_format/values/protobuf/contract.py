@@ -3,7 +3,7 @@
 A *level* counts entries: level 0 the values, one level the elements of each list or map, and one
 the bytes of each text. All columns of a level have one item per entry, so the columns of a nested
 message that is not repeated have the level of the outer message. Each level except 0 has offsets:
-start of the entries of each entry of its parent.
+for each entry of its parent level, the start of its entries.
 
 A *node* is a message type at a position in the tree. Its fields are *entries*, ascending by number.
 """
@@ -26,7 +26,7 @@ BASES: Final = 9  # of columns
 OFFSETS: Final = 10  # of levels
 BYTES: Final = 11  # of levels of text
 COUNTS: Final = 12  # of levels: entries so far
-ROOMS: Final = 13  # of levels
+CAPACITIES: Final = 13  # of levels
 BEFORE: Final = 14  # of levels: for `clear_entries`
 STACK: Final = 15
 DATA: Final = 16  # the bytes of all values
@@ -39,7 +39,7 @@ POSITION: Final = 22  # address of the next field
 DEPTH: Final = 23  # -1 between values
 FAIL: Final = 24  # reason to reject the current value; 0 for none
 LEVEL_WANTED: Final = 25
-ROOM_WANTED: Final = 26
+CAPACITY_WANTED: Final = 26
 BAD_ROW: Final = 27
 BAD_ENTRY: Final = 28  # entry of the malformed field, -1 for an unknown one
 BAD_DEPTH: Final = 29

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from segment_format.values.protobuf.program import Program
 
-_MIN_ROOM: Final = 64
+_MIN_CAPACITY: Final = 64
 _MAX_FIRST_BYTES: Final = 64 << 20
 
 
@@ -38,8 +38,9 @@ class ProtobufDecoder:
 
     Fields become columns by their names. Enums become their values' names, `uint32` int64, `uint64`
     decimal(20, 0), Timestamp and Duration microseconds, and wrappers their value or null. An absent
-    field is its declared default; else null if Protobuf distinguishes absent from default (also in
-    a oneof, and for required fields); else zero. Fields that are not wanted are skipped unchecked.
+    field becomes its declared default; without one, null if Protobuf distinguishes absent from
+    default (also in a oneof, and for required fields), else zero. Fields that are not wanted are
+    skipped unchecked.
 
     Numbers that an enum does not name are text, such as `"7"`; for an enum of proto2 they count as
     absent, as in Protobuf. Text that is not UTF-8 makes a value bad, also in proto2.
@@ -67,7 +68,7 @@ class ProtobufDecoder:
         self._message = name
         self._path = message_type.path if message_type else ()
         levels = len(self._program.levels) // c.LEVEL_SIZE
-        self._last_counts = (1, *(0,) * (levels - 1))  # of the last batch, to estimate rooms
+        self._last_counts = (1, *(0,) * (levels - 1))  # of the last batch, to estimate capacities
 
     @property
     def type(self) -> pa.DataType:
@@ -113,7 +114,7 @@ class ProtobufDecoder:
         if values.type != pa.binary():
             raise TypeError(f"values must be pa.binary(), not {values.type}")
         rows = len(values)
-        memory = ColumnMemory(self._program, rows, self._first_rooms(rows), values.nbytes)
+        memory = ColumnMemory(self._program, rows, self._first_capacities(rows), values.nbytes)
         bad: dict[int, tuple[str, str]] = {}
         if rows:
             bad = self._run(memory, values, starts)
@@ -126,14 +127,16 @@ class ProtobufDecoder:
             array, tuple(BadValue(row, path, reason) for row, (path, reason) in sorted(bad.items()))
         )
 
-    def _first_rooms(self, rows: int) -> list[int]:
-        """Returns the entries that each level had in the last batch, and a little more."""
+    def _first_capacities(self, rows: int) -> list[int]:
+        """Returns initial capacities: the entries of each level in the last batch, and an eighth
+        more.
+        """
         last = self._last_counts
-        rooms = [count * rows // last[0] * 9 // 8 + _MIN_ROOM for count in last]
-        sizes = zip(rooms[1:], self._program.entry_bytes[1:], strict=True)
-        if sum(room * size for room, size in sizes) > _MAX_FIRST_BYTES:
-            return [_MIN_ROOM] * len(rooms)  # the last batch was unusual
-        return rooms
+        capacities = [count * rows // last[0] * 9 // 8 + _MIN_CAPACITY for count in last]
+        sizes = zip(capacities[1:], self._program.entry_bytes[1:], strict=True)
+        if sum(capacity * size for capacity, size in sizes) > _MAX_FIRST_BYTES:
+            return [_MIN_CAPACITY] * len(capacities)  # the last batch was unusual
+        return capacities
 
     def _run(
         self, memory: ColumnMemory, values: pa.Array, starts: NDArray[np.int32] | None
@@ -172,11 +175,11 @@ class ColumnMemory:
     Args:
         program: Program of the message type.
         rows: Number of values.
-        rooms: Entries of each level to make room for at first.
+        capacities: Initial capacity of each level, in entries.
         size: Bytes of the values.
     """
 
-    def __init__(self, program: Program, rows: int, rooms: Sequence[int], size: int) -> None:
+    def __init__(self, program: Program, rows: int, capacities: Sequence[int], size: int) -> None:
         self._program = program
         self._max_bytes = max(MAX_BUFFER_BYTES, BYTES_PER_INPUT_BYTE * size)
         self._grown_bytes = 0
@@ -191,7 +194,7 @@ class ColumnMemory:
             (c.OFFSETS, levels),
             (c.BYTES, levels),
             (c.COUNTS, levels),
-            (c.ROOMS, levels),
+            (c.CAPACITIES, levels),
             (c.BEFORE, levels),
             (c.STACK, c.FRAME_SIZE * (c.MAX_DEPTH + 1)),
         )
@@ -219,9 +222,9 @@ class ColumnMemory:
         self.state[c.LEVEL_COUNT] = levels
         self.state[c.ROWS] = rows
         self.state[c.DEPTH] = -1
-        self._buffers = GrowingBuffers(self._numbers, self._specs(columns), [rows, *rooms[1:]])
-        for level, room in enumerate(self._buffers.rooms):
-            self.state[self._table_at[c.ROOMS] + level] = room
+        self._buffers = GrowingBuffers(self._numbers, self._specs(columns), [rows, *capacities[1:]])
+        for level, capacity in enumerate(self._buffers.capacities):
+            self.state[self._table_at[c.CAPACITIES] + level] = capacity
 
     def _specs(self, columns: Sequence[tuple[int, int]]) -> Iterator[BufferSpec]:
         for column, (width, level) in enumerate(columns):
@@ -243,16 +246,16 @@ class ColumnMemory:
         return tuple(self.count(level) for level in range(len(self._parents)))
 
     def grow(self) -> bool:
-        """Makes the room that the kernel asks for; returns False if that exceeds the limit."""
-        level, wanted = self.state[c.LEVEL_WANTED], self.state[c.ROOM_WANTED]
-        old_room = self._buffers.rooms[level]
-        room = min(max(wanted, 2 * old_room), _MAX_ENTRIES)
-        more = (room - old_room) * self._program.entry_bytes[level]
-        if wanted > room or self._grown_bytes + more > self._max_bytes:
+        """Allocates what the kernel requests; returns False if that exceeds the limit."""
+        level, wanted = self.state[c.LEVEL_WANTED], self.state[c.CAPACITY_WANTED]
+        old_capacity = self._buffers.capacities[level]
+        capacity = min(max(wanted, 2 * old_capacity), _MAX_ENTRIES)
+        more = (capacity - old_capacity) * self._program.entry_bytes[level]
+        if wanted > capacity or self._grown_bytes + more > self._max_bytes:
             return False
         self._grown_bytes += more
-        self._buffers.set_room(level, room)
-        self.state[self._table_at[c.ROOMS] + level] = room
+        self._buffers.set_capacity(level, capacity)
+        self.state[self._table_at[c.CAPACITIES] + level] = capacity
         return True
 
     def bad_entries(self) -> list[int]:
@@ -271,7 +274,7 @@ class ColumnMemory:
         return self._buffers.numbers(self._table_at[c.BASES] + column, self.count(level), dtype)
 
     def offsets(self, level: int) -> pa.Buffer:
-        """Returns int32: ends of each parent entry's entries, after a leading 0."""
+        """Returns int32 offsets: 0, then for each parent entry the end of its entries."""
         count = self.count(self._parents[level]) + 1
         return self._buffers.filled(self._table_at[c.OFFSETS] + level, 4 * count)
 
@@ -280,7 +283,7 @@ class ColumnMemory:
         return self._buffers.filled(self._table_at[c.BYTES] + level, self.count(level))
 
     def row_of(self, level: int, index: int) -> int:
-        """Returns the row of the value that an entry belongs to."""
+        """Returns the row of the value to which an entry belongs."""
         while level:
             ends = np.frombuffer(self.offsets(level), np.int32)
             index = int(np.searchsorted(ends, index, side="right")) - 1

@@ -4,7 +4,7 @@ Fields come in any order and may be repeated. Numbers are stored at the current 
 by later ones, a repeated message is merged into the earlier one, and elements are appended. Absent
 fields are zero, because all columns are zero at first. Offsets are written when an entry ends. A
 bad value, and a member of a oneof that another member replaces, are cleared, back to where their
-elements begin. If there is no room, the kernel returns before it touches the field, and resumes
+elements begin. If a buffer is full, the kernel returns before it touches the field, and resumes
 there.
 
 Readers never read at or after the stop. They return the value and the next address, which is 0 on
@@ -90,7 +90,7 @@ def low_32(raw: Value) -> Value:
 
 @helper
 def count_varints(address: Address, stop: Address) -> Value:
-    """Returns how many numbers end in a packed field."""
+    """Counts the complete numbers in a packed field."""
     count = np.int64(0)
     while address < stop:
         count += np.int64(load_u8(address) < _CONTINUED)
@@ -212,7 +212,7 @@ def clear_entries(
     """
     counts = np.uint64(get(state, c.COUNTS))
     before = np.uint64(get(state, c.BEFORE))
-    rooms = np.uint64(get(state, c.ROOMS))
+    capacities = np.uint64(get(state, c.CAPACITIES))
     offsets = np.uint64(get(state, c.OFFSETS))
     levels = np.uint64(get(state, c.LEVELS))
     for level in range(first_level, stop_level):  # parents come first
@@ -227,7 +227,7 @@ def clear_entries(
         first = get(counts, level)
         stop = first + 1
         if level >= first_level and level < stop_level:  # the current entry may have been started
-            stop = min(get(before, level) + 1, get(rooms, level))
+            stop = min(get(before, level) + 1, get(capacities, level))
         if stop > first:
             start = np.uint64(get(bases, each)) + np.uint64(first * width)
             fill_bytes(start, np.int64(0), np.uint64((stop - first) * width))
@@ -305,13 +305,13 @@ def store_number(op: Value, target: Address, raw: Value) -> None:
 
 
 @inlined
-def has_room(state: Address, level: Value, more: Value) -> Value:
-    """Returns whether a level has room for more entries; if not, requests it in the state."""
+def has_capacity(state: Address, level: Value, more: Value) -> Value:
+    """Returns whether more entries fit into a level; if not, requests memory in the state."""
     wanted = get(np.uint64(get(state, c.COUNTS)), level) + more
-    if wanted <= get(np.uint64(get(state, c.ROOMS)), level):
+    if wanted <= get(np.uint64(get(state, c.CAPACITIES)), level):
         return True
     put(state, c.LEVEL_WANTED, level)
-    put(state, c.ROOM_WANTED, wanted)
+    put(state, c.CAPACITY_WANTED, wanted)
     return False
 
 
@@ -378,7 +378,7 @@ def _packed(state: Address, entry: Address, address: Address, stop: Address) -> 
         count = np.int64(size >> _THREE)
     else:
         count = np.int64(size >> np.uint64(2))
-    if not has_room(state, level, count):
+    if not has_capacity(state, level, count):
         return c.GROW, NOWHERE
     counts = np.uint64(get(state, c.COUNTS))
     index = get(counts, level)
@@ -410,9 +410,9 @@ def _text(
     offsets = np.uint64(get(np.uint64(get(state, c.OFFSETS)), data))
     start = at_i32(offsets, get(counts, level))
     wanted = start + np.int64(size)
-    if wanted > get(np.uint64(get(state, c.ROOMS)), data):
+    if wanted > get(np.uint64(get(state, c.CAPACITIES)), data):
         put(state, c.LEVEL_WANTED, data)
-        put(state, c.ROOM_WANTED, wanted)
+        put(state, c.CAPACITY_WANTED, wanted)
         return c.GROW, NOWHERE
     target = np.uint64(get(np.uint64(get(state, c.BYTES)), data)) + np.uint64(start)
     suspect = copy_text(target, address, np.int64(size), readable)
@@ -521,7 +521,7 @@ def _read_field(
             return reason, address, depth
         return np.int64(c.DONE), address, _UNKNOWN
     level = get(entry, c.LEVEL)
-    if repeated and not has_room(state, level, 1):
+    if repeated and not has_capacity(state, level, 1):
         return np.int64(c.GROW), NOWHERE, depth
     level_index = get(np.uint64(get(state, c.COUNTS)), level)
     if op < c.TEXT:
@@ -553,7 +553,8 @@ def _read_field(
 
 @kernel("int64(uint64)")
 def decode_values(state: Address) -> Value:
-    """Decodes values until all are done, room is missing, or a value is bad; then resumes there.
+    """Decodes values until all are done, a buffer is full, or a value is bad; resumes at the next
+    call.
 
     Returns `DONE`, `GROW` or the reason.
 

@@ -234,7 +234,7 @@ def _field(field: _Message, is_proto3: bool) -> Field:
     number = _number(field, 3)
     name = _text(field, 1)
     if not 0 < number < 2**29 or not name:
-        raise ValueError(f"field {name!r} has number {number}")
+        raise ValueError(f"field {name!r} has no name, or the invalid number {number}")
     return Field(
         name=name,
         number=number,

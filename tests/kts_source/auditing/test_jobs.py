@@ -78,7 +78,7 @@ def test_executor_with_serialized_outcomes_has_same_report(tmp_path: Path) -> No
     second = TextExecutor()
     report = audit(options, level="bytes", now_ms=NOW_MS, executor=second, state=state)
     assert (report, second.lines) == (expected, 0)
-    with pytest.raises(StoreError, match="did not answer"):
+    with pytest.raises(StoreError, match="returned no result"):
         audit(options, now_ms=NOW_MS, executor=TextExecutor(loses_first=True))
 
 

@@ -57,10 +57,10 @@ def test_proof_is_valid_only_if_reading_has_same_result(
         ({}, {7: 110, 8: 150}),
     ],
 )
-def test_open_knowing_returns_own_start_of_unknown_transactions(
+def test_open_after_given_returns_own_start_of_unknown_transactions(
     open_transactions: dict[int, int], expected: dict[int, int]
 ) -> None:
-    assert PROOF.open_knowing(open_transactions) == expected
+    assert PROOF.open_after_given(open_transactions) == expected
 
 
 def test_proof_is_valid_only_with_equal_counted_from() -> None:

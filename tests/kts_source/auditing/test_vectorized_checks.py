@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 def check_single_batches(table: BatchTable, check: LogCheck, indexes: SegmentIndexes) -> None:
     for batch in rows_of(table):
-        check.see(batch)
-        indexes.see(batch)
+        check.check(batch)
+        indexes.check(batch)
 
 
 def test_vectorized_audit_of_random_histories_equals_checks_of_single_batches(
@@ -132,7 +132,7 @@ def check_damage(seed: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     rng = random.Random(seed)
     store = write_store(damage_segments(rng))
     with monkeypatch.context() as patched:
-        patched.setattr(batch_scanner, "_ROOM", rng.choice([1, 2, 3, 4096]))
+        patched.setattr(batch_scanner, "_CAPACITY", rng.choice([1, 2, 3, 4096]))
         fast = audit_store(store)
     with monkeypatch.context() as patched:
         patched.setattr(proof, "check_table", check_single_batches)
@@ -167,9 +167,9 @@ def test_vectorized_transactions_equal_single_rows(log: BuiltLog) -> None:
         assert not list(scanner.feed(segment.log))
         table = scanner.rest()
         selected = np.random.default_rng(len(table)).random(len(table)) < 0.9
-        vectorized.see(table, selected)
+        vectorized.apply(table, selected)
         for row in range(len(table)):
-            single.see(single_row(table, row), selected[row : row + 1])
+            single.apply(single_row(table, row), selected[row : row + 1])
         assert vars(vectorized) == vars(single)
         opened = single.open
 

@@ -133,7 +133,7 @@ def test_client_id_and_rack_unprintable_are_refused() -> None:
     assert "printable" in refusal_message(client__id="a\nb")
     assert "printable" in refusal_message(client__rack="r" * 250)
     assert "zero byte" in refusal_message(client__rack="a\0b")
-    assert "half a character" in refusal_message(client__rack="a\ud800")
+    assert "half of a surrogate pair" in refusal_message(client__rack="a\ud800")
 
 
 @pytest.mark.parametrize("name", REFUSED)

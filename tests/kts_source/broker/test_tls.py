@@ -286,7 +286,7 @@ INLINE = {"truststore.type": "PEM", "truststore.certificates": ROOT}
         ({"truststore.password": "wr0ng-secret"}, "needs kafka.ssl.truststore.location"),
         ({"truststore.certificates": ROOT}, "needs kafka.ssl.truststore.type PEM"),
         (INLINE | {"truststore.location": "/a"}, "have the same meaning"),
-        (INLINE | {"truststore.password": "wr0ng-secret"}, "no meaning with PEM"),
+        (INLINE | {"truststore.password": "wr0ng-secret"}, "no effect with PEM"),
         (INLINE | {"truststore.certificates": "wr0ng-secret"}, "no BEGIN CERTIFICATE"),
         (P12, "'kafka.ssl.keystore.password' needs kafka.ssl.keystore.location"),
         ({"keystore.location": "/a"}, "needs kafka.ssl.keystore.password"),

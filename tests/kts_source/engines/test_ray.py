@@ -106,5 +106,5 @@ def test_ray_pushed_condition_without_translation_is_applied() -> None:
 
 def test_ray_refuses_a_limited_scan() -> None:
     assert len(create_scan("txn").to_ray().take(5)) == 5
-    with pytest.raises(InvalidOptionError, match="its own limit"):
+    with pytest.raises(InvalidOptionError, match=r"call limit\(\) on Ray's dataset"):
         create_scan("txn").limit(5).to_ray()

@@ -184,7 +184,7 @@ class Between(LocalExecutor):
 
 @contextmanager
 def memory_tier(world: World) -> Iterator[None]:
-    """Makes every opened tier the current one of the world."""
+    """Makes every opened tier the current tier of the history."""
 
     def opened(_options: object) -> Tier:
         modified = {

@@ -158,7 +158,7 @@ def test_resuming_with_other_rules_is_refused(
 ) -> None:
     lake.export(source(endingOffsets=offsets_option("txn", {0: 500, 1: 500})))
     before = row_locations(lake.read())
-    with pytest.raises(FingerprintError, match="begun with other rules"):
+    with pytest.raises(FingerprintError, match="created with other rules"):
         lake.export(source(**changed), **arguments)
     assert row_locations(lake.read()) == before
 
@@ -310,7 +310,7 @@ def test_ranges_advance_without_rows_to_write(tmp_path: Path) -> None:
         ({"partition_by": ["date(offset)"]}, "needs a timestamp"),
         ({"partition_by": ["value"]}, "cannot be a partition"),
         ({"partition_by": ["hour(timestamp)"]}, "must be a column"),
-        ({"partition_by": "topic"}, "is a list of columns"),
+        ({"partition_by": "topic"}, "must be a list of columns"),
         ({"sort_within_files": ["nosuch"]}, "nosuch"),
         ({"compression": "rar"}, "compression"),
         ({"row_group_rows": 0}, "row_group_rows"),

@@ -113,7 +113,7 @@ def test_fingerprint_is_compared_as_text_and_as_number(kind: str) -> None:
         check_fingerprint({"transform": stored}, {"transform": rule})
     other = describe_transform(KINDS[kind](2))
     for stored in (other, str(digest_number(other))):
-        with pytest.raises(FingerprintError, match="begun with other rules"):
+        with pytest.raises(FingerprintError, match="created with other rules"):
             check_fingerprint({"transform": stored}, {"transform": rule})
 
 

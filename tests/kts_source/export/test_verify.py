@@ -359,7 +359,7 @@ def test_verify_folder_invalid_parquet_file_fails(folder: Lake) -> None:
         verified(folder)
 
 
-def test_verify_folder_file_of_another_kind_is_skipped(folder: Lake) -> None:
+def test_verify_skips_folder_file_with_other_columns(folder: Lake) -> None:
     rows = exported(folder).rows
     other = pa.table({"topic": ["txn"], "partition": ["west"], "offset": ["a"]})
     pq.write_table(other, folder.folder / "table" / "other.parquet")

@@ -179,11 +179,11 @@ def test_find_of_filtered_scan_searches_its_rows() -> None:
 
 def test_certificate_needs_a_completed_read() -> None:
     result = search("codecs", keys=[None, b"x"])
-    with pytest.raises(RuntimeError, match="read to the end"):
+    with pytest.raises(RuntimeError, match="read the batches to the end"):
         _ = result.certificate
     batches = result.batches()
     batches.close()
-    with pytest.raises(RuntimeError, match="read to the end"):
+    with pytest.raises(RuntimeError, match="read the batches to the end"):
         _ = result.certificate
     result.to_table()
     document = json.loads(result.certificate.to_json())

@@ -66,7 +66,7 @@ def test_concurrent_searches_have_separate_unread_ranges(tmp_path: Path) -> None
     assert search.certificate == certificate
     third = search.batches(threads=1)
     next(third)
-    with pytest.raises(RuntimeError, match="read to the end"):
+    with pytest.raises(RuntimeError, match="read the batches to the end"):
         _ = search.certificate
 
 

@@ -114,7 +114,7 @@ def test_option_typo_raises_with_the_option(option: str) -> None:
         ({"storageOptions": f'{{"a":{"9" * 5000}}}'}, "storageOptions"),
         ({"storageOptions": "[" * 100_000}, "storageOptions"),
         ({"path": "/a\0b"}, "'path' has a zero byte"),
-        ({"planFile": "/\ud800"}, "'planfile' has a zero byte or half a character"),
+        ({"planFile": "/\ud800"}, "'planfile' has a zero byte or half of a surrogate pair"),
     ],
 )
 def test_options_errors_explain_the_fix(changes: dict[str, str | None], words: str) -> None:

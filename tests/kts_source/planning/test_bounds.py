@@ -47,7 +47,7 @@ def test_ending_offset_above_open_transaction_raises_error_with_producer() -> No
     options = tier_options("txn", endingOffsets=format_offsets("txn", p0=ending_offset, p1=-1))
     with pytest.raises(
         OffsetOutOfRangeError,
-        match=f"txn-0: endingOffsets asks for offset {ending_offset}.*producer 6 since offset 3675",
+        match=f"txn-0: endingOffsets names offset {ending_offset}.*producer 6 since offset 3675",
     ):
         plan_scan(parse_options(options))
     uncommitted = plan_scan(parse_options({**options, "isolationLevel": "read_uncommitted"}))
@@ -79,7 +79,7 @@ def test_read_committed_logs_count_of_aborted_transactions(
 ) -> None:
     caplog.set_level(logging.INFO, "kts_source")
     plan = plan_scan(parse_options(tier_options(["txn", "codecs"])))
-    (line,) = [text for text in caplog.messages if "left out" in text]
+    (line,) = [text for text in caplog.messages if "aborted transactions are skipped" in text]
     aborted = {
         partition.partition: sum(
             len(task_slice.aborted) for task_slice in list_slices(plan, partition.partition)
@@ -124,7 +124,7 @@ def test_scan_without_aborted_transactions_logs_no_count(
     caplog.set_level(logging.INFO, "kts_source")
     level = "read_committed" if topic == "codecs" else "read_uncommitted"
     plan_scan(parse_options(tier_options(topic, isolationLevel=level)))
-    assert "left out" not in caplog.text
+    assert "transactions are skipped" not in caplog.text
 
 
 def test_options_without_effect_are_logged_in_one_line(caplog: pytest.LogCaptureFixture) -> None:

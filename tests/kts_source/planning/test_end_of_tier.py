@@ -123,7 +123,7 @@ def test_unreadable_newest_manifest_raises_data_loss_error(
 ) -> None:
     (manifest,) = scene.find_objects(0, "*6-*.rsm-manifest")
     manifest.write_bytes(b"{}")
-    with pytest.raises(DataLossError, match=rf"{manifest.name}.*leave tail=false out"):
+    with pytest.raises(DataLossError, match=rf"{manifest.name}.*remove tail=false"):
         scene.read_offsets()
     assert scene.read_offsets(failOnDataLoss="false") == list(range(6))
     assert manifest.name in caplog.text

@@ -229,7 +229,7 @@ def test_older_incarnation_does_not_replace_incarnation_without_manifests(
     assert len(read_offsets(tmp_path)) == 15
 
 
-def test_damaged_segments_determine_newest_incarnation(tmp_path: Path) -> None:
+def test_newest_incarnation_with_lost_log_raises_data_loss_error(tmp_path: Path) -> None:
     kwargs = {"topic": "t", "partition": 0}
     for topic_id, timestamp_ms in ((OLD, 1_000), (NEW, 2_000)):
         writer = AivenTierWriter(str(tmp_path), topic_id=topic_id, **kwargs)  # type: ignore[arg-type]

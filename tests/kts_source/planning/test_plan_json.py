@@ -32,7 +32,7 @@ def test_plan_with_missing_task_raises_invalid_option_error() -> None:
 
 
 def test_plan_without_tasks_raises_invalid_option_error() -> None:
-    with pytest.raises(InvalidOptionError, match="not all that is to be read of txn-0"):
+    with pytest.raises(InvalidOptionError, match="do not cover the range of txn-0"):
         ScanPlan.from_json(json.dumps({**make_plan_document("txn"), "tasks": []}))
 
 

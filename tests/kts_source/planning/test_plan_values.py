@@ -137,12 +137,12 @@ def test_explain_reports_segments_skipped_by_where() -> None:
     plain = kts_source.plan(tier_options("codecs"))
     assert "where" not in plain.explain()
     text = kts_source.plan(tier_options("codecs", where="offset BETWEEN 200 AND 249")).explain()
-    assert text.count("left out by where") == len(segments) - 1
-    assert f"where leaves out {len(segments) - 1} segments" in text
+    assert text.count("skipped by where") == len(segments) - 1
+    assert f"where skips {len(segments) - 1} segments" in text
     assert "narrows 1 by offsets" in text
     assert "where leaves [200, 250)" in text
     by_rows = kts_source.plan(tier_options("codecs", where="value LIKE '%x%'")).explain()
-    assert "where leaves out 0 segments of 0 bytes and narrows 0" in by_rows
+    assert "where skips 0 segments of 0 bytes and narrows 0" in by_rows
     assert "rows of the others are decided by the tasks" in by_rows
 
 

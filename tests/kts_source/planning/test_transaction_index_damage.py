@@ -299,7 +299,7 @@ def around_an_empty_segment() -> LogBuilder:
 
 
 def emptied(log: BuiltLog) -> dict[str, bytes]:
-    """Returns the tier of a log whose second segment has no byte."""
+    """Returns the tier of a log whose second segment is empty."""
     objects: dict[str, bytes] = {}
     writer = LocalTierWriter(objects, topic="t")
     for number, files in enumerate(log.segments):

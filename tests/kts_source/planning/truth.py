@@ -29,7 +29,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class PartitionTruth:
-    """Expected content of one partition of the incarnation that is read.
+    """Expected content of one partition of the incarnation to read.
 
     Attributes:
         number: Partition number.

@@ -226,7 +226,7 @@ def test_fallback_limits_failures_of_each_scan() -> None:
                 except TieredKafkaError as error:
                     failed.append((location.scan, location.stage, error.message))
     assert [failure[:2] for failure in failed] == [("one", 7), ("other", 7), ("one", 8)] * 2
-    assert all("3 slices before it failed alike" in text for _, _, text in failed)
+    assert all("3 earlier slices failed in the same way" in text for _, _, text in failed)
 
 
 def test_slices_and_ranges_of_a_task_have_the_same_columns() -> None:

@@ -147,7 +147,7 @@ def test_request_iterator_error_is_raised_in_order() -> None:
             next(results)
 
 
-def test_close_ends_requests_under_way() -> None:
+def test_close_cancels_pending_requests() -> None:
     store = RecordingStore()
     results = fetch(store, requests(50), threads=3)
     next(results)

@@ -1,4 +1,4 @@
-"""Tests batches of several threads: all arrive, in order if requested, and few wait."""
+"""Tests batches of several threads: all arrive, in order if requested, and few are queued."""
 
 from __future__ import annotations
 

@@ -344,7 +344,7 @@ def test_wrong_offset_index_raises(tier: Path) -> None:
         relative = int.from_bytes(data[position : position + 4], "big")
         data[position : position + 4] = (relative - first + 1).to_bytes(4, "big")
     indexes.write_bytes(data)
-    with pytest.raises(CorruptSegmentError, match="offset index does not fit"):
+    with pytest.raises(CorruptSegmentError, match="offset index does not match"):
         scan(options_for(tier, "codecs", startingOffsets='{"codecs":{"0":2000}}'))
 
 

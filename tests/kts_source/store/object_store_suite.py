@@ -76,7 +76,7 @@ class ObjectStoreSuite:
 
     @pytest.fixture
     def store(self, root: StoreRoot) -> Iterator[ObjectStore]:
-        """Opens a store with an empty root of its own."""
+        """Opens a store with its own empty root."""
         store = open_store(root.path, root.storage)
         yield store
         store.close()
@@ -328,7 +328,7 @@ class ObjectStoreSuite:
         assert b"".join(contents) == DATA
         assert (tree.counters - before).bytes == 1280
 
-    # Newer Pythons warn of forks in processes with threads, as Spark's daemon makes them.
+    # Newer Pythons warn about forks in processes with threads, as Spark's daemon makes them.
     @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
     def test_forked_child_reads_with_its_own_connections(self, tree: ObjectStore) -> None:
         assert _first_bytes(tree, "tiered") == b"besi"

@@ -243,7 +243,7 @@ def test_permanent_errors_are_not_retried(
 
 def test_short_responses_are_refused(failing: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FailingFileSystem, "short_by", 3)
-    with pytest.raises(StoreUnavailableError, match="7 bytes were answered"):
+    with pytest.raises(StoreUnavailableError, match="the response has 7 bytes"):
         failing.get_range("x", 0, 10)
 
 

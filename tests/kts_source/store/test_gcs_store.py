@@ -64,7 +64,7 @@ def opened(service: OneObject, path: str = "gs://orders/a b", **more: object) ->
 
 @pytest.fixture
 def by_gcsfs(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
-    """Lists the versions that were requested of gcsfs."""
+    """Lists the versions that were requested from gcsfs."""
     versions: list[str | None] = []
 
     def read(_store: Any, _key: str, start: int, stop: int, version: str | None) -> bytes:  # noqa: ANN401
@@ -285,19 +285,19 @@ def test_gcsfs_reads_if_obstore_rejects_a_credentials_file(
     store = opened(service)
     assert store.get_range("x", 0, 4, version=GENERATION) == DATA[:4]
     assert (by_gcsfs, service.seen) == ([GENERATION], [])
-    assert "does not open" in store.remarks[0]
+    assert "cannot open the store" in store.remarks[0]
     store.close()
 
 
-def test_workload_identity_gives_tokens(
+def test_workload_identity_tokens_are_used(
     service: OneObject, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Only gcsfs supports them."""
+    """Only gcsfs supports workload identity."""
     file = tmp_path / "identity.json"
     file.write_text(json.dumps({"type": "external_account", "audience": "x"}))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
     store = opened(service)
-    assert "does not open" in store.remarks[0], "obstore cannot read the file"
+    assert "cannot open the store" in store.remarks[0], "obstore cannot read the file"
     settings = store._ranges._settings
     assert isinstance(settings, GcsSettings)
     use(store, replace(settings, login=Login()))

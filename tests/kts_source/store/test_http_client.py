@@ -329,7 +329,7 @@ def test_cancellation_during_the_handshake_closes_the_connection(tmp_path: Path)
         assert closed.wait(2)
 
 
-def test_late_cancellation_spares_the_next_request() -> None:
+def test_late_cancellation_does_not_affect_next_request() -> None:
     """By the time of the cancellation, the connection may belong to another request."""
     with serving(answers) as server:
         client = client_of(server)

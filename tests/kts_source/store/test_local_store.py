@@ -43,7 +43,8 @@ class Folder:
         path = self.root / key
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-        # File systems keep time in ticks of milliseconds; two writes of a test may fall into one.
+        # File systems keep time in ticks of milliseconds; two writes of a test may have the same
+        # time.
         status = path.stat()
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + next(self._ticks) * 1_000_000))
 

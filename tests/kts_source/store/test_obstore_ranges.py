@@ -55,7 +55,9 @@ TOLD = [
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), TOLD)
-def test_error_text_gives_status_and_code(name: str, text: str, expected: tuple[int, str]) -> None:
+def test_error_text_contains_status_and_code(
+    name: str, text: str, expected: tuple[int, str]
+) -> None:
     failure = read_error(name, text)
     assert (failure.status, failure.code) == expected
     assert failure.was_sent is ("provider" not in text)

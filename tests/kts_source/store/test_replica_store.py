@@ -114,7 +114,7 @@ def test_mirrored_object_of_another_size_is_refused(
     version = store.head("x").version
     (tmp_path / "mirror/x").write_bytes(b"0123456789+")
     stores[0].failure = FAILURES[0]
-    with pytest.raises(ObjectChangedError, match="11 bytes, 10 were planned"):
+    with pytest.raises(ObjectChangedError, match="11 bytes, but 10 were planned"):
         store.get_range("x", 2, 5, version=version)
 
 

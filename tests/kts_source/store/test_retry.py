@@ -42,7 +42,9 @@ def test_success_ends_the_retries(pauses: list[float]) -> None:
 
 def test_error_carries_the_history_of_attempts(pauses: list[float]) -> None:
     tally, operation = Tally(), Flaky(99)
-    with pytest.raises(StoreUnavailableError, match="3 attempts, last: failure 3") as caught:
+    with pytest.raises(
+        StoreUnavailableError, match="all 3 attempts failed, last: failure 3"
+    ) as caught:
         RetryPolicy(max_attempts=3).run(operation, uri="s3://b/k", tally=tally)
     assert operation.calls == 3
     assert tally.snapshot.retries == len(pauses) == 2

@@ -103,8 +103,8 @@ def _environment(name: str, text: str) -> Callable[[pytest.MonkeyPatch], None]:
 
 LEFT: dict[str, tuple[dict[str, str], Callable[[pytest.MonkeyPatch], None] | None]] = {
     "the region": ({}, None),
-    "endpoints of its own": ({"s3.region": "cn-north-1"}, None),
-    "virtual addresses": (
+    "has special endpoints": ({"s3.region": "cn-north-1"}, None),
+    "virtual addressing": (
         {"s3.endpoint": "http://minio", "s3.force-virtual-addressing": "true"},
         None,
     ),
@@ -129,12 +129,12 @@ LEFT: dict[str, tuple[dict[str, str], Callable[[pytest.MonkeyPatch], None] | Non
     "has endpoint_url": ({}, _profile("endpoint_url = http://minio")),
     "has s3": ({}, _profile("s3 =\n  addressing_style = virtual")),
     "has use_fips_endpoint": ({}, _profile("use_fips_endpoint = true")),
-    "of the kind": ({"s3.endpoint": "minio:9000"}, None),
-    "the endpoint is not": ({"s3.endpoint": "http://minio/?x=1"}, None),
-    "not of the kind https": ({"s3.endpoint": "http://minio/a%20b"}, None),
-    "the kind https://host": ({"s3.endpoint": "http://minio/a b"}, None),
-    "region is not an ordinary": ({"s3.endpoint": "http://minio", "s3.region": "aws-global"}, None),
-    "is not an ordinary one": (
+    "does not have the form": ({"s3.endpoint": "minio:9000"}, None),
+    "the endpoint does not": ({"s3.endpoint": "http://minio/?x=1"}, None),
+    "not have the form https": ({"s3.endpoint": "http://minio/a%20b"}, None),
+    "the form https://host": ({"s3.endpoint": "http://minio/a b"}, None),
+    "region is unusual": ({"s3.endpoint": "http://minio", "s3.region": "aws-global"}, None),
+    "the region is unusual": (
         {"s3.endpoint": "http://x", "storageOptions": '{"client_kwargs": {"region_name": ""}}'},
         None,
     ),
@@ -178,7 +178,7 @@ def test_s3fs_reads_with_unsupported_options(
 )
 def test_s3fs_reads_buckets_with_special_names(clean_environment: None, name: str) -> None:
     arguments = s3_arguments({**KEYS, "s3.region": "eu-west-3"})
-    with pytest.raises(FsspecOnlyError, match="ordinary"):
+    with pytest.raises(FsspecOnlyError, match="unusual"):
         s3_settings(name, arguments)
 
 

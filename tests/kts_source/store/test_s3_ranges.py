@@ -65,9 +65,7 @@ def test_keys_are_percent_encoded_as_s3fs_does(bucket: OneObject, key: str) -> N
         store.close()
 
 
-def test_options_win_over_the_environment(
-    bucket: OneObject, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_override_environment(bucket: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in {
         "AWS_SESSION_TOKEN": "of-somebody-else",
         "AWS_TOKEN": "of-somebody-else",

@@ -275,7 +275,7 @@ def test_each_request_has_a_deadline(bucket: Bucket, proxy: FaultyProxy) -> None
     proxy.faults += [Stall()]
     began = time.monotonic()
     with pytest.raises(
-        StoreUnavailableError, match=r"timeout: no complete answer by the deadline 0\.3 s"
+        StoreUnavailableError, match=r"timeout: no complete response by the deadline 0\.3 s"
     ):
         store.get_range("x", 0, 10)
     assert time.monotonic() - began < 20

@@ -195,7 +195,7 @@ def test_records_of_one_byte_are_read(server: TlsCloud, reader: dict[str, str]) 
         read_all(store)
 
 
-def test_new_connections_after_each_response_are_read(
+def test_responses_of_servers_that_close_connections_are_read(
     server: TlsCloud, reader: dict[str, str]
 ) -> None:
     """Session tickets of earlier connections may be used for later ones, or not."""
@@ -223,7 +223,7 @@ def _read_in_child(start: int) -> bytes:
     return bytes(_forked[0].get_range("x", start, start + 100))
 
 
-# Newer Pythons warn of forks in processes with threads, as Spark's daemon makes them.
+# Newer Pythons warn about forks in processes with threads, as Spark's daemon makes them.
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 def test_forked_children_read_after_the_parent(server: TlsCloud, reader: dict[str, str]) -> None:
     with opened(server.url, **reader) as store:
@@ -244,7 +244,7 @@ class ConnectProxy:
 
     Attributes:
         targets: Requested `host:port` of tunnels, or URLs.
-        refusal: The answer instead of a tunnel.
+        refusal: The response instead of a tunnel.
     """
 
     def __init__(self) -> None:

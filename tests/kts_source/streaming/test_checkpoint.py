@@ -62,7 +62,7 @@ def test_end_offsets_of_unread_partitions_are_earliest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "sample", sorted(SAMPLES.glob("v1-*-batch.json")), ids=lambda path: path.stem
 )
-def test_end_offsets_of_committed_samples(tmp_path: Path, sample: Path) -> None:
+def test_end_offsets_equal_positions_of_committed_samples(tmp_path: Path, sample: Path) -> None:
     document = json.loads(sample.read_text())
     offsets = json.loads(end_offsets(write(tmp_path, json.dumps(document))))
     assert offsets == {topic: position["p"] for topic, position in document["topics"].items()}
@@ -114,7 +114,7 @@ def test_end_offsets_read_checkpoint_in_object_store() -> None:
         (['{"lsn":5}'], "v1", "no offset of this source"),
         ([], "v1", "has 0 sources"),
         (["x"], "v2", "cannot be read"),
-        (["x"], "v3", "begins with v1 or v2"),
+        (["x"], "v3", "instead of v1 or v2"),
     ],
 )
 def test_end_offsets_of_invalid_offset_line_raise_stream_offset_error(

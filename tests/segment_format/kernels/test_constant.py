@@ -12,11 +12,11 @@ ROWS = 23
 DATA = b"".join(
     write_batch([SimpleRecord(b"v%d" % row)], base_offset=100 + row) for row in range(ROWS)
 )
-PLACE: dict[str, str | int] = {"topic": "orders-ü", "partition": 7, "unused": "x"}
+LOCATION: dict[str, str | int] = {"topic": "orders-ü", "partition": 7, "unused": "x"}
 
 
 def decoded(*columns: str, max_rows: int = 5) -> pa.Table:
-    decoder = RecordDecoder(columns=columns, constants=PLACE, max_rows=max_rows)
+    decoder = RecordDecoder(columns=columns, constants=LOCATION, max_rows=max_rows)
     return pa.Table.from_batches([*decoder.feed(DATA), *decoder.finish()])
 
 
@@ -38,7 +38,7 @@ def test_single_constant_column_has_a_row_per_record() -> None:
 
 def test_constant_column_grows_with_the_next_batch() -> None:
     """The last batch of a window is smaller than the batches of the next window."""
-    decoder = RecordDecoder(columns=("topic",), constants=PLACE, max_rows=15)
+    decoder = RecordDecoder(columns=("topic",), constants=LOCATION, max_rows=15)
     sizes = [batch.num_rows for batch in (*decoder.feed(DATA[:300]), *decoder.flush())]
     remaining = list(decoder.feed(DATA[300:]))
     assert sizes

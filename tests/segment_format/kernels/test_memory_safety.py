@@ -133,10 +133,10 @@ def test_kernel_does_not_write_past_the_buffers(sizes: tuple[int, ...]) -> None:
     buffers = ColumnBuffers(frame.data, ("key", "value", "headers"), max_rows=3, max_bytes=1 << 20)
     outputs = {}
     for slot, buffers_size in (
-        (c.KEY_BYTES, c.KEY_ROOM),
-        (c.VALUE_BYTES, c.VALUE_ROOM),
-        (c.HEADER_KEY_BYTES, c.HEADER_KEY_ROOM),
-        (c.HEADER_VALUE_BYTES, c.HEADER_VALUE_ROOM),
+        (c.KEY_BYTES, c.KEY_CAPACITY),
+        (c.VALUE_BYTES, c.VALUE_CAPACITY),
+        (c.HEADER_KEY_BYTES, c.HEADER_KEY_CAPACITY),
+        (c.HEADER_VALUE_BYTES, c.HEADER_VALUE_CAPACITY),
     ):
         outputs[slot] = np.full(total + c.COPY_SLACK + 64, MARK, np.uint8)
         frame[slot] = outputs[slot].ctypes.data

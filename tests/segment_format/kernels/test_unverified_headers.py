@@ -140,10 +140,26 @@ def batch_of(base: int, deltas: list[int], last_offset_delta: int) -> bytes:
     ("deltas", "last_offset_delta", "text"),
     [
         ([0, 1, 2], 0, "3 records in a batch that ends at offset 68"),
-        ([0, 3], 2, r"a record of offset 71 where the batch has \[69, 70\] left"),
-        ([1, 1], 2, r"a record of offset 69 where the batch has \[70, 70\] left"),
-        ([1, 0], 2, r"a record of offset 68 where the batch has \[70, 70\] left"),
-        ([-1, 0], 2, r"a record of offset 67 where the batch has \[68, 70\] left"),
+        (
+            [0, 3],
+            2,
+            r"a record has offset 71, but the next records of the batch must be in \[69, 70\]",
+        ),
+        (
+            [1, 1],
+            2,
+            r"a record has offset 69, but the next records of the batch must be in \[70, 70\]",
+        ),
+        (
+            [1, 0],
+            2,
+            r"a record has offset 68, but the next records of the batch must be in \[70, 70\]",
+        ),
+        (
+            [-1, 0],
+            2,
+            r"a record has offset 67, but the next records of the batch must be in \[68, 70\]",
+        ),
     ],
 )
 def test_batch_with_overlapping_offsets_raises(
@@ -163,13 +179,13 @@ def test_batch_with_overlapping_offsets_raises(
 
 def test_key_filter_batch_with_overlapping_offsets_raises() -> None:
     decoder = RecordDecoder(columns=("offset",), keys=KeySet.of([b"other"]))
-    with pytest.raises(CorruptRecordError, match="a record of offset 71"):
+    with pytest.raises(CorruptRecordError, match="a record has offset 71"):
         decode_pieces(decoder, [batch_of(68, [0, 3], 2)])
 
 
 def test_count_batch_with_overlapping_offsets_raises() -> None:
     decoder = RecordDecoder(columns=())
-    with pytest.raises(CorruptRecordError, match="a record of offset 71"):
+    with pytest.raises(CorruptRecordError, match="a record has offset 71"):
         decode_pieces(decoder, [batch_of(68, [0, 3], 2)])
 
 

@@ -158,7 +158,7 @@ def test_wrong_padding_raises() -> None:
         with pytest.raises(DecryptionError, match="does not open"):
             opened(block)
     for message in (b"", DATA_KEY[:16], DATA_KEY + b"x"):
-        with pytest.raises(DecryptionError, match=f"data key of {len(message)} bytes"):
+        with pytest.raises(DecryptionError, match=f"data key has {len(message)} bytes"):
             opened(oaep(message))
 
 

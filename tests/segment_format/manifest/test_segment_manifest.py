@@ -124,7 +124,7 @@ def test_object_sizes_match_manifest(case: str) -> None:
     assert manifest.segment_indexes.transformed_size == indexes.stat().st_size
 
 
-def test_manifest_has_the_length_of_the_plugins() -> None:
+def test_manifest_has_same_length_as_plugins_manifest() -> None:
     # From the plugin's own test: a segment of 10 bytes, chunks of 123, four indexes of 10 bytes.
     manifest = SegmentManifest(
         FixedChunkIndex(123, 10, 123, 10),
@@ -283,15 +283,15 @@ REFUSED: list[tuple[str, Callable[[Document], None], str]] = [
     ("aes", drop("encryption", "aad"), "encryption.aad is missing"),
     ("aes", set_at("encryption", "aad", value="AA"), "encryption.aad is not base64"),
     ("aes", set_at("encryption", "aad", value="ÄÄ=="), "encryption.aad is not base64"),
-    ("aes", set_at("encryption", "dataKey", value="AAECAw=="), "not of the form"),
+    ("aes", set_at("encryption", "dataKey", value="AAECAw=="), "does not have the form"),
     ("aes", set_at("encryption", "dataKey", value="\ud800:AA=="), "surrogate"),
     ("plain", drop(*ID_PATH), "remoteLogSegmentId is missing"),
     ("plain", set_at(*ID_PATH, "id", value="x"), "not a Kafka id"),
     ("plain", drop(METADATA_PATH, "endOffset"), "endOffset is missing"),
-    ("plain", set_at(METADATA_PATH, "endOffset", value=1233), "from offset 1234 to 1233"),
+    ("plain", set_at(METADATA_PATH, "endOffset", value=1233), "invalid offsets 1234 to 1233"),
     ("plain", set_at(METADATA_PATH, "startOffset", value=-1), "is outside .0"),
     ("plain", set_at(METADATA_PATH, "endOffset", value=2**63), "is outside .0"),
-    ("plain", set_at(METADATA_PATH, "segmentLeaderEpochs", value={}), "without leader epochs"),
+    ("plain", set_at(METADATA_PATH, "segmentLeaderEpochs", value={}), "has no leader epochs"),
     ("plain", set_at(METADATA_PATH, "segmentLeaderEpochs", value={"01": 1}), "not a leader epoch"),
     ("plain", set_at(METADATA_PATH, "segmentLeaderEpochs", value={"-1": 1}), "not a leader epoch"),
     ("plain", set_at(METADATA_PATH, "segmentLeaderEpochs", value={"1": -1}), "is outside .0"),

@@ -246,5 +246,5 @@ def test_impossible_epochs_raise(old: str, new: str, reason: str) -> None:
 
 @pytest.mark.parametrize("tags", ["0205000400", "0205000500"])
 def test_tags_out_of_order_raise(tags: str) -> None:
-    with pytest.raises(InvalidMetadataError, match="after tag 5"):
+    with pytest.raises(InvalidMetadataError, match="follows tag 5"):
         read([VALUES["type0"][:-1] + bytes.fromhex(tags)])

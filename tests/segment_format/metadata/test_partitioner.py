@@ -69,5 +69,5 @@ def test_metadata_topic_has_50_partitions_by_default() -> None:
         30,
         8,
     ]
-    with pytest.raises(ValueError, match="0 metadata partitions"):
+    with pytest.raises(ValueError, match="must be at least 1"):
         metadata_partition(uuid.UUID(int=1), 0, 0)

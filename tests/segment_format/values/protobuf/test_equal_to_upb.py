@@ -65,7 +65,7 @@ def run(seed: int) -> None:
     values.append(None)
     random.shuffle(values)
     with (
-        patch.object(decoder_module, "_MIN_ROOM", random.choice((0, 1, 64))),
+        patch.object(decoder_module, "_MIN_CAPACITY", random.choice((0, 1, 64))),
         patch.object(decoder_module, "MAX_BUFFER_BYTES", random.choice((200, 1 << 20, 1 << 20))),
         patch.object(decoder_module, "BYTES_PER_INPUT_BYTE", random.choice((0, 1, 8))),
     ):

@@ -88,7 +88,7 @@ def test_kernel_does_not_write_past_its_memory() -> None:
     with (
         patch.object(arrow_buffers, "resized", marked),
         patch.object(arrow_buffers, "SLACK", 16),
-        patch.object(decoder_module, "_MIN_ROOM", 1),
+        patch.object(decoder_module, "_MIN_CAPACITY", 1),
     ):
         for seed in range(60):
             file = random_file(Random(seed))

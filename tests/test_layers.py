@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.test_rings import ALL_IMPORTS
 
 # Packages and modules of `kts_source`, inner layers first: each imports only earlier layers.
-ROOMS = (
+LAYERS = (
     ("texts",),
     ("errors", "secret", "columns", "processes"),
     ("libraries",),
@@ -27,16 +27,16 @@ ROOMS = (
 
 
 def test_packages_import_only_inner_layers() -> None:
-    level = {room: number for number, rooms in enumerate(ROOMS) for room in rooms}
+    level = {name: number for number, names in enumerate(LAYERS) for name in names}
 
-    def room(module: str) -> str | None:
+    def layer(module: str) -> str | None:
         parts = module.split(".")
         return parts[1] if parts[0] == "kts_source" and len(parts) > 1 else None
 
     internal_imports = [
         (entry, importer, imported)
         for entry in ALL_IMPORTS
-        if (importer := room(entry.importer)) and (imported := room(entry.imported))
+        if (importer := layer(entry.importer)) and (imported := layer(entry.imported))
     ]
     assert {name for _, *pair in internal_imports for name in pair} <= level.keys()
     wrong = [
