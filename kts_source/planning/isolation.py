@@ -131,6 +131,7 @@ def ends_of_reads(
         ranges: Ranges of the log that contain all offsets in `read`.
         read: Offsets [start, stop) that are read, in order.
     """
+    cuts = [*cut_ranges(ranges, len(ranges))]
     start_of_run: int | None = None
     for (start, stop), following in zip_longest(read, read[1:]):
         if start_of_run is None:
@@ -138,8 +139,8 @@ def ends_of_reads(
         if following is not None and following[0] == stop:
             continue
         last = next(n for n, span in enumerate(ranges) if span.start < stop <= span.stop)
-        for number in cut_ranges(ranges, last):
-            if start_of_run < ranges[number].stop:
+        for number in cuts:
+            if number < last and start_of_run < ranges[number].stop:
                 # Its snapshot is of another offset, so tasks cannot look for open transactions.
                 yield number, ranges[number].stop
         if ranges[last].start > start_of_run and stop < ranges[last].stop:

@@ -259,6 +259,7 @@ def _write(cluster: Cluster, topic: str, *, segments: int = 0, records: int = 0)
     while sent < records or len(cluster.admin.local_bases(leader, topic)) < min_segments:
         sent += work.step()
     work.finish()
+    cluster.admin.wait_stable(topic)  # brokers write markers after the producer has its answer
 
 
 def _wait_tiered(admin: Admin, topic: str) -> None:

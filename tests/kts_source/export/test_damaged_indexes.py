@@ -36,14 +36,9 @@ def export_in_waves(
     lake: Lake, root: Path, segments: Iterable[SegmentFiles], **options: str
 ) -> CorruptSegmentError | OldBrokerError | None:
     """Writes a tier, exports it in waves of one segment, and returns the error of a refusal."""
-    objects: dict[str, bytes] = {}
-    writer = LocalTierWriter(objects, topic="t", partition=0, topic_id=TOPIC_ID)
+    writer = LocalTierWriter(str(root), topic="t", partition=0, topic_id=TOPIC_ID)
     for files in segments:
         writer.write_segment(files)
-    for key, content in objects.items():
-        target = root / key
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
     tier = {
         "path": str(root),
         "subscribe": "t",
