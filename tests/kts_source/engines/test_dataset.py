@@ -224,6 +224,7 @@ METHODS: dict[str, Callable[[Any], Any]] = {
     "join_asof": lambda tier: (
         tier.sort_by("timestamp")
         .join_asof(RIGHT, "timestamp", "partition", -(10**9), right_on="then", right_by="partition")
+        .sort_by([("offset", "ascending"), ("partition", "ascending")])  # equal times: any order
         .to_table()
     ),
     "partition_expression": lambda tier: str(tier.partition_expression),
