@@ -1,4 +1,4 @@
-"""Names of the table's columns: the columns of Spark's Kafka source, then further ones."""
+"""Names of the table's columns. The columns of Spark's Kafka source come first."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The exceptions of the source: one root, `TieredKafkaError`, and a class per kind of failure.
+"""The exceptions of the package: the base class `TieredKafkaError`, and a class for each kind of
+failure.
 
-Errors may carry topic, partition, offset, object and byte position. The layer that knows one of
-them adds it with `located`. Texts never have credentials: messages of client libraries pass
-`secret.scrub`.
+Errors may contain topic, partition, offset, object and byte position. The layer that knows one of
+these adds it with `located`. Error texts contain no credentials, because `secret.scrub` removes
+them from the messages of client libraries.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from kts_source.texts import printable
 
 
 class Place(TypedDict, total=False):
-    """The location that an error concerns."""
+    """The location of an error."""
 
     topic: str | None
     partition: int | None
@@ -30,17 +31,17 @@ _LABELS: Final = {name: name for name in Place.__annotations__} | {
 
 
 class TieredKafkaError(Exception):
-    """Root of all errors of the source.
+    """Base class of all errors of the package.
 
     Attributes:
-        retriable: True if the same call may succeed later.
-        message: The text without the location.
+        retriable: True if the same call may succeed when it is repeated later.
+        message: The error text without the location.
         topic: Topic, if known.
         partition: Partition number, if known.
-        offset: Kafka offset, if known.
-        uri: Object or folder, if known, without credentials.
+        offset: Kafka offset of the record, if known.
+        uri: URI of the object or folder, if known, without credentials.
         position: Byte position in that object, if known.
-        span: Range of a segment that was being read, if `SegmentSource.windows` raised the error.
+        span: The range of a segment during whose read `SegmentSource.windows` raised the error.
     """
 
     retriable: ClassVar[bool] = False
@@ -51,7 +52,7 @@ class TieredKafkaError(Exception):
     position: int | None = None
     span: object | None = None
 
-    # Unpickling calls this with `args`, then restores all attributes.
+    # Unpickling calls `__init__` with `args`, and then restores all attributes.
     def __init__(self, message: str, **location: Unpack[Place]) -> None:
         super().__init__(message)
         self.message = message
@@ -60,19 +61,24 @@ class TieredKafkaError(Exception):
     def __str__(self) -> str:
         facts = ((label, getattr(self, name)) for name, label in _LABELS.items())
         where = [f"{label} {value}" for label, value in facts if value is not None]
-        # Object names come from other systems, and terminals and logs show this text.
+        # Control characters are escaped, because object names come from other systems, and
+        # terminals and logs show this text.
         return printable(f"{self.message} [{', '.join(where)}]" if where else self.message)
 
     def located(self, **location: Unpack[Place]) -> Self:
-        """Returns a copy in which missing facts of the location are set to these."""
+        """Returns a copy of the error with this location. Parts of the location that the error
+        already has are kept.
+        """
         return self._changed(self._missing(location))
 
     def extended(self, text: str) -> Self:
-        """Returns a copy with more text at the end of the message."""
+        """Returns a copy of the error with `text` appended to its message."""
         return self._changed({"message": f"{self.message}{text}"})
 
     def in_span(self, span: object, **location: Unpack[Place]) -> Self:
-        """Returns a copy with the location, as `located` does, and with the range of the read."""
+        """Returns a copy of the error with the attribute `span`, and with the location as `located`
+        sets it.
+        """
         return self._changed(self._missing(location) | {"span": span})
 
     def _missing(self, location: Place) -> dict[str, object]:
@@ -82,7 +88,8 @@ class TieredKafkaError(Exception):
     def _changed(self, attributes: dict[str, object]) -> Self:
         twin = copy.copy(self)
         vars(twin).update(attributes)
-        # The copy is raised in place of this error: same cause, same traceback, no chain of both.
+        # The copy replaces this error, so it gets the same cause and traceback and is not chained
+        # to it.
         twin.__cause__ = self.__cause__ if self.__suppress_context__ else self.__context__
         return twin.with_traceback(self.__traceback__)
 
@@ -94,14 +101,14 @@ def _checked(location: Place) -> Place:
 
 
 class InvalidOptionError(TieredKafkaError, ValueError):
-    """An option is unknown, malformed or missing, or contradicts another one."""
+    """An option is unknown, malformed, missing, or contradicts another option."""
 
 
 class KeyPrefixError(InvalidOptionError):
-    """The key prefix is too short: names of topic folders begin with the rest of it.
+    """The key prefix is too short: names of topic folders would begin with the missing part of it.
 
     Attributes:
-        key_prefix: The correct key prefix; empty if unknown.
+        key_prefix: The complete key prefix; empty if unknown.
     """
 
     def __init__(self, message: str, *, key_prefix: str = "", **location: Unpack[Place]) -> None:
@@ -122,11 +129,11 @@ class DataLossError(TieredKafkaError):
 
 
 class OffsetOutOfRangeError(DataLossError):
-    """Requested offsets or timestamps are outside the range that the tier has."""
+    """Requested offsets or timestamps are outside the range of the tier."""
 
 
 class UnsupportedSparkError(TieredKafkaError, ImportError):
-    """Spark is missing, or has no Python data sources (before 4.0)."""
+    """Spark is not installed, or its version is below 4.0 and has no Python data sources."""
 
 
 class PlanTooLargeError(TieredKafkaError):
@@ -145,7 +152,7 @@ class StoreError(TieredKafkaError):
     """A request to the object store failed.
 
     Attributes:
-        attempts: One line per earlier failed attempt, oldest first, free of credentials.
+        attempts: One line for each earlier failed attempt, oldest first, without credentials.
     """
 
     def __init__(
@@ -159,7 +166,9 @@ class StoreError(TieredKafkaError):
 
 
 class ObjectNotFoundError(StoreError, FileNotFoundError):
-    """The object does not exist. Some stores answer 403 instead if listing is not allowed."""
+    """The object does not exist. Some stores return 403 for a missing object if listing is not
+    allowed; that raises AccessDeniedError.
+    """
 
 
 class StoreNotFoundError(StoreError, TierNotFoundError):
@@ -167,7 +176,7 @@ class StoreNotFoundError(StoreError, TierNotFoundError):
 
 
 class ObjectChangedError(StoreError):
-    """The object is no longer the version that was planned."""
+    """The version of the object differs from the version in the plan."""
 
 
 class ArchivedObjectError(StoreError):
@@ -175,11 +184,11 @@ class ArchivedObjectError(StoreError):
 
 
 class TruncatedObjectError(StoreError):
-    """The object ends before the requested range."""
+    """The object ends before the end of the requested range."""
 
 
 class ObjectTooLargeError(StoreError):
-    """The object is larger than the caller accepts."""
+    """The object is larger than the maximum size that the caller accepts."""
 
 
 class AccessDeniedError(StoreError, PermissionError):
@@ -187,49 +196,57 @@ class AccessDeniedError(StoreError, PermissionError):
 
 
 class InvalidKeyError(StoreError, ValueError):
-    """A key points outside the store's root."""
+    """An object key refers to a location outside the root of the store."""
 
 
 class StoreUnavailableError(StoreError):
-    """All attempts failed: throttling, server errors, resets, timeouts or short responses."""
+    """All attempts failed because of throttling, server errors, connection resets, timeouts or
+    truncated responses.
+    """
 
     retriable: ClassVar[bool] = True
 
 
 class StreamOffsetError(TieredKafkaError):
-    """A position in a checkpoint is unreadable for this version, or contradicts options."""
+    """A position in a stream's checkpoint has a format that this version cannot read, or
+    contradicts options.
+    """
 
 
 class BrokerError(TieredKafkaError):
-    """A broker refuses a request, is too old, or returns an invalid response."""
+    """A broker refuses a request, is too old, or sends an invalid response."""
 
 
 class BrokerAccessError(BrokerError):
-    """The user may not describe or read a topic."""
+    """The user has no permission to describe or read a topic."""
 
 
 class BrokerUnavailableError(BrokerError):
-    """No broker answered, in spite of retries."""
+    """No broker answered, although requests were retried."""
 
     retriable: ClassVar[bool] = True
 
 
 class LeaderChangedError(BrokerError):
-    """The leader of a partition changed while the partition was planned."""
+    """The leader of a partition changed while the partition was planned or read."""
 
     retriable: ClassVar[bool] = True
 
 
 class OldBrokerError(BrokerError):
-    """A broker before Kafka 4.0 would read its tier and might return aborted records."""
+    """A broker before Kafka 4.0 would read from its tier, and might return records of aborted
+    transactions.
+    """
 
 
 class RegistryError(TieredKafkaError):
-    """A schema registry returned an error or an invalid response; the rows may be valid."""
+    """A schema registry returned an error or an invalid response. The rows themselves may be
+    valid.
+    """
 
 
 class RegistryUnavailableError(RegistryError):
-    """A schema registry did not answer, in spite of retries."""
+    """A schema registry did not answer, although requests were retried."""
 
     retriable: ClassVar[bool] = True
 
@@ -239,7 +256,7 @@ class ExportError(TieredKafkaError):
 
 
 class RangeGapError(ExportError):
-    """Offsets are missing between the committed ones and the next commit."""
+    """Offsets between the committed offsets and the next commit are missing."""
 
 
 class RangeOverlapError(ExportError):
@@ -247,15 +264,19 @@ class RangeOverlapError(ExportError):
 
 
 class CommitConflictError(ExportError):
-    """Another export committed the same partitions first; nothing was committed."""
+    """Another export committed offsets of the same partitions first. This export committed
+    nothing.
+    """
 
 
 class FingerprintError(ExportError):
-    """The table was created with other settings (isolation, columns, transform, partitioning)."""
+    """The table was created with other settings (isolation level, columns, transform or
+    partitioning).
+    """
 
 
 class SchemaChangedError(ExportError):
-    """Typed columns do not match the columns of the target table."""
+    """Decoded columns do not match the columns of the target table."""
 
 
 class TransformError(ExportError):

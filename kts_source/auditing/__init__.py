@@ -1,1 +1,1 @@
-"""Audits: proves that a tier is complete, or lists every fault."""
+"""Audits a tier: proves that it is complete, or lists every fault."""

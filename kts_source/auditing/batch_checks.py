@@ -1,7 +1,8 @@
-"""The checks of levels `indexes` and `bytes`: indexes, batch headers and transactions of a segment.
+"""The checks of audit levels `indexes` and `bytes`, which read the indexes and batches of a
+segment.
 
-Each table of batches is checked as a whole. If it has a fault, its batches are checked one by one
-to report the first.
+Batches arrive in tables. A table is checked with vectorized operations. If it has a fault, its
+batches are checked one by one to find the first fault of each kind.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BatchFacts:
-    """The checked columns of a row of a `BatchTable`."""
+    """The columns of one row of a `BatchTable` that the checks need. A row is one batch."""
 
     position: int
     base_offset: int
@@ -81,16 +82,16 @@ def segment_tables(
     max_batch_bytes: int,
     start_offset: int = 0,
 ) -> Iterator[BatchTable]:
-    """Yields every batch of a segment, in order.
+    """Yields all batches of a segment in tables, in log order.
 
-    Memory is limited to the read-ahead, one window and one batch.
+    Needs memory for the bytes that are read ahead, one window of bytes and one batch.
 
     Args:
         segment: The segment.
-        source: Reads it.
+        source: Reads the bytes of the segment.
         read_ahead: Number of bytes to read concurrently.
         max_batch_bytes: Maximum size of a batch.
-        start_offset: Records before it are not counted.
+        start_offset: Records below this offset are not included in the record counts of the tables.
 
     Raises:
         SegmentFormatError: Invalid batch. All batches before it were yielded.
@@ -114,7 +115,7 @@ _EMPTY: Final = np.empty(0, np.int64)
 
 
 class SegmentIndexes(SideFileReader):
-    """Compares the offset and time index of a segment with its batches.
+    """Compares the offset index and the time index of a segment with its batches.
 
     Args:
         part: The partition of the segment.
@@ -128,7 +129,7 @@ class SegmentIndexes(SideFileReader):
         super().__init__(partition, segment, source)
         self.offsets = self._offset_index()
         self.times = self._time_index()
-        # Numbers of the next entries that were not compared with a batch.
+        # Row numbers of the first index entries that were not yet compared with a batch.
         self._next_offset = 0
         self._next_time = 0
         self._last_offset = -1
@@ -169,9 +170,11 @@ class SegmentIndexes(SideFileReader):
         return index
 
     def _largest_timestamp(self) -> int:
-        """Returns the segment's largest timestamp, from batch headers if no other source has it.
+        """Returns the largest record timestamp of the segment in ms, or −1 if it is unknown.
 
-        Layouts without manifests read a limited number of headers, so they may not find it.
+        Layouts without manifests read a limited number of batch headers when they describe a
+        segment, so the description may lack the timestamp. In this case the method reads all batch
+        headers.
         """
         segment = self.segment
         if segment.max_timestamp_ms >= 0 or segment.end_is_exact:
@@ -182,7 +185,9 @@ class SegmentIndexes(SideFileReader):
         return max(max_timestamps_from(read, size, 0, segment.start_offset), default=-1)
 
     def check_last_entry(self, max_batch_bytes: int) -> None:
-        """Checks that the last entry of the offset index points at a batch. Reads one chunk."""
+        """Checks that a batch begins at the position in the last entry of the offset index. Reads
+        one chunk of the log.
+        """
         if self.offsets is None or not len(self.offsets):
             return
         segment = self.segment
@@ -191,7 +196,8 @@ class SegmentIndexes(SideFileReader):
         data = _read(self._source, segment, position, stop)
         try:
             entry = read_prefix(data)
-            # A compressed message of format 0 or 1 has the offset of its last record.
+            # The header of a compressed message of format 0 or 1 contains the offset of its last
+            # record.
             base, max_base = entry.offset, segment.end_offset
             if entry.magic == MAGIC_2:
                 base, max_base = RecordBatchHeader.from_bytes(data).base_offset, offset
@@ -203,8 +209,8 @@ class SegmentIndexes(SideFileReader):
             self._report_offset(f"entry for offset {offset} at byte {position}: {text}")
 
     def fits(self, table: BatchTable) -> bool:
-        """Returns whether the index entries for the next batches match; offsets of batches
-        ascend.
+        """Returns whether the index entries that point into the next batches match these batches.
+        The offsets of the batches must ascend.
         """
         positions, offsets = self._due_offsets(table)
         rows = np.searchsorted(table.positions, positions)
@@ -219,7 +225,9 @@ class SegmentIndexes(SideFileReader):
         return not (table.base_offsets[rows] > offsets).any()
 
     def _due_offsets(self, table: BatchTable) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns positions and offsets of the next entries up to the end of the table."""
+        """Returns positions and offsets of the offset index entries that were not compared yet and
+        point into this table or before it.
+        """
         if self.offsets is None or not len(table):
             return _EMPTY, _EMPTY
         positions = self.offsets.positions
@@ -228,7 +236,9 @@ class SegmentIndexes(SideFileReader):
         return positions[due], self.offsets.offsets[due]
 
     def _due_times(self, table: BatchTable) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns timestamps and offsets of the next entries up to the end of the table."""
+        """Returns timestamps and offsets of the time index entries that were not compared yet and
+        have offsets in this table or below it.
+        """
         if self.times is None or not len(table):
             return _EMPTY, _EMPTY
         offsets = self.times.offsets
@@ -237,7 +247,7 @@ class SegmentIndexes(SideFileReader):
         return self.times.timestamps[due], offsets[due]
 
     def skip(self, table: BatchTable) -> None:
-        """Skips batches for which `fits` returned True."""
+        """Advances past the index entries of a table for which `fits` returned True."""
         if not len(table):
             return
         self._next_offset += len(self._due_offsets(table)[0])
@@ -246,7 +256,7 @@ class SegmentIndexes(SideFileReader):
         self._has_time |= bool((table.max_timestamps >= 0).any())
 
     def check(self, batch: BatchFacts) -> None:
-        """Compares the next batch with its index entries."""
+        """Compares the next batch with the index entries that point to it."""
         self._check_offset(batch)
         self._check_time(batch)
         self._last_offset = batch.last_offset
@@ -292,7 +302,9 @@ class SegmentIndexes(SideFileReader):
         self.report("time-index-disagrees", IndexType.TIMESTAMP, text)
 
     def finish(self) -> None:
-        """Reports entries without a batch, and an empty time index of a segment with timestamps."""
+        """Reports index entries to which no batch belongs. Reports an empty time index if batches
+        have timestamps.
+        """
         if self.times is not None and not len(self.times) and self._has_time:
             self._report_time("it has no entry")
         if self.offsets is not None and self._next_offset < len(self.offsets):
@@ -306,8 +318,9 @@ class LogCheck:
     """Checks the batches of a segment, and keeps the first fault of each kind.
 
     Attributes:
-        faults: Kind to first offset, end offset and a text.
-        next_offset: End of the batches seen, exclusive.
+        faults: Maps the kind of a fault to its first offset, its end offset (exclusive) and a
+            description.
+        next_offset: One past the last offset of the batches that were checked so far.
     """
 
     def __init__(self, segment: RemoteSegment) -> None:
@@ -337,13 +350,13 @@ class LogCheck:
         )
 
     def skip(self, table: BatchTable) -> None:
-        """Skips batches for which `fits` returned True."""
+        """Advances `next_offset` past a table for which `fits` returned True."""
         if len(table):
             self._has_batch = True
             self.next_offset = max(self.next_offset, int(table.last_offsets[-1]) + 1)
 
     def check(self, batch: BatchFacts) -> None:
-        """Checks the next batch."""
+        """Checks one batch, the next of the segment, and records its faults."""
         segment, base, last = self._segment, batch.base_offset, batch.last_offset
         if not batch.is_sound:
             self._add("crc", batch, f"the batch at byte {batch.position} of the segment")
@@ -368,7 +381,7 @@ class LogCheck:
 
 
 def check_table(table: BatchTable, check: LogCheck, indexes: SegmentIndexes) -> None:
-    """Checks the next batches of a segment: all at once, or one by one if there is a fault."""
+    """Checks the next batches of a segment: all at once, or one by one if the table has a fault."""
     if check.fits(table) and indexes.fits(table):
         check.skip(table)
         indexes.skip(table)
@@ -379,20 +392,24 @@ def check_table(table: BatchTable, check: LogCheck, indexes: SegmentIndexes) -> 
 
 
 class Transactions:
-    """Follows the transactions of a segment, and compares its index and snapshot with them.
+    """Follows the transactions of a segment, and compares the transaction index and the producer
+    snapshot of the segment with them.
 
-    Headers show a complete transaction only if they were read from its first batch on, so
-    transactions that began below the first offset read are not checked. Compaction may remove
-    batches, but never the marker of a transaction with remaining data. So the index may list more
-    transactions than the headers show, or an earlier first offset if no other marker of the
-    producer is in between.
+    Transactions are found in batch headers. A transaction that began below the first offset that
+    was read is not checked, because its first batch is unknown. Compaction may remove batches, but
+    it keeps the marker of a transaction that still has data. Therefore two differences are no
+    fault: the index may list a transaction without batches, and it may list an earlier first offset
+    than the first remaining batch has. In the second case, no other marker of the producer may be
+    between these two offsets.
 
     Args:
-        open_before: Producer id to first offset of transactions open at the begin of the segment.
+        open_before: Transactions that are open at the start of the segment, as a map from producer
+            id to first offset.
 
     Attributes:
-        open: Producer id to first offset of transactions open after the batches seen so far.
-        own: Like `open`, without transactions that were open before.
+        open: Transactions that are open after the batches that were applied so far, as a map from
+            producer id to first offset.
+        own: Like `open`, but without the transactions of `open_before`.
     """
 
     def __init__(self, open_before: Mapping[int, int]) -> None:
@@ -405,7 +422,7 @@ class Transactions:
         self._last_data: dict[int, int] = {}
 
     def apply(self, table: BatchTable, wanted: NDArray[np.bool_]) -> None:
-        """Applies the wanted rows of the next batches."""
+        """Updates the open transactions with those batches of a table that are `wanted`."""
         if not wanted.any():
             return
         self._seen_from = min(self._seen_from, int(table.base_offsets[wanted].min()))
@@ -420,10 +437,13 @@ class Transactions:
     def _apply_data(
         self, table: BatchTable, wanted: NDArray[np.bool_], first: int, stop: int
     ) -> None:
-        """Applies rows [first, stop), in which no transaction ends."""
+        """Updates the open transactions with the wanted rows of [first, stop), which contain no
+        transaction marker.
+        """
         rows = first + np.flatnonzero(wanted[first:stop] & ~table.are_control[first:stop])
         producers = table.producer_ids[rows]
-        # The last row of each producer.
+        # Reversed, because `np.unique` returns the first row of each producer, and the last is
+        # needed.
         unique, back = np.unique(producers[::-1], return_index=True)
         lasts = table.last_offsets[rows][::-1][back]
         for producer, last in zip(unique.tolist(), lasts.tolist(), strict=True):
@@ -446,7 +466,9 @@ class Transactions:
         self._markers[producer] = base
 
     def missing_in(self, index: Iterable[AbortedTxn]) -> str:
-        """Returns a text about an abort marker that the transaction index lacks, or ""."""
+        """Describes an aborted transaction of the segment that the transaction index lacks. Returns
+        "" if the index is complete.
+        """
         entries = {txn.last_offset: txn for txn in index}
         for producer, first, marker in self._aborted:
             if first is None:  # without data, as far as batches were read
@@ -460,7 +482,9 @@ class Transactions:
         return ""
 
     def unmarked_in(self, index: Iterable[AbortedTxn]) -> str:
-        """Returns a text about an entry of the transaction index without a marker, or ""."""
+        """Describes an entry of the transaction index that has no abort marker in the segment.
+        Returns "" if every entry has its marker.
+        """
         for txn in index:
             is_seen = txn.last_offset >= self._seen_from
             if is_seen and self._aborted_at.get(txn.last_offset) != txn.producer_id:
@@ -468,7 +492,9 @@ class Transactions:
         return ""
 
     def difference(self, snapshot: Iterable[ProducerStateEntry]) -> str:
-        """Returns how the snapshot at the end of the segment differs, or ""."""
+        """Describes a difference between the producer snapshot at the segment's end and the
+        batches. Returns "" if they agree.
+        """
         listed = {}
         for entry in snapshot:
             first, producer = entry.current_txn_first_offset, entry.producer_id

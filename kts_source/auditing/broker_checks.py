@@ -1,10 +1,11 @@
-"""Compares a tier with its brokers: segments, log starts, branches and retention.
+"""Compares a tier with its brokers: segments, log starts, leader epochs and retention.
 
-Brokers write to `__remote_log_metadata` before they copy the first object of a segment, and before
-they delete the first. The audit queries brokers before it lists the tier and again afterwards: a
-segment that is live both times must be listed, and a listed segment must be known at one of the
-times. If there are findings, it queries brokers a third time, because they may have deleted
-segments in the meantime.
+Brokers write to the topic `__remote_log_metadata` before they copy the first object of a segment to
+the tier, and before they delete its first object. The audit queries the brokers before it lists the
+tier, and again after the listing. If both responses contain a segment as copied, the listing must
+contain this segment. A listed segment must be in at least one of the two responses. If there are
+findings, the audit queries the brokers a third time, because they may have deleted segments in the
+meantime.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ _ID_CHARS: Final = 22
 class Retention:
     """The retention of a topic.
 
-    A leader checks its remote segments from the log start on and deletes those that exceed
-    retention by time or size, up to the first that does not.
-    Source: `RemoteLogManager.RLMExpirationTask.cleanupExpiredRemoteLogSegments`.
+    A leader checks its remote segments in offset order, from the log start on. It deletes each
+    segment that exceeds the retention time or size, and stops at the first segment that exceeds
+    neither. Source: `RemoteLogManager.RLMExpirationTask.cleanupExpiredRemoteLogSegments`.
 
     Attributes:
         time_ms: Maximum age of the newest record of a segment; `None` = no limit.
-        size: The oldest segments of a partition above this size are deleted; `None` = no limit.
+        size: Maximum size of the remote segments of a partition in bytes; `None` = no limit.
         refusal: Why the retention is unknown; empty if it is known.
     """
 
@@ -66,13 +67,13 @@ class Retention:
     def overdue(
         self, live: Sequence[RemoteLogSegmentMetadata], log_start: int, old_ms: int
     ) -> list[RemoteLogSegmentMetadata]:
-        """Returns the segments that should have been deleted by some time.
+        """Returns the segments that the leader should have deleted before `old_ms`.
 
         Args:
             live: Segments known to brokers, in any order.
-            log_start: Segments that end below it do not count.
-            old_ms: The time, in ms since 1970. Segments copied later do not count, because the
-                leader may not have checked since.
+            log_start: Log start of the partition. Segments that end below it are ignored.
+            old_ms: A time in ms since 1970. Segments that were copied later are ignored, because
+                the leader may not have checked retention since then.
         """
         counted = [
             segment
@@ -102,9 +103,10 @@ class BrokerSnapshot:
 
     Attributes:
         logs: Logs by topic and partition.
-        named: Segments in the metadata topic, by topic and partition.
-        owned: By topic and partition: epoch to the offsets [start, stop) that it owns on the
-            leader's branch, for the epochs of named segments.
+        named: Segments in the topic `__remote_log_metadata`, by topic and partition.
+        owned: For each topic and partition, a map from leader epoch to the offsets [start, stop)
+            that the epoch has in the leader's log. It contains the epochs of the segments in
+            `named`.
         retention: Retention by topic.
     """
 
@@ -125,8 +127,9 @@ class BrokerSnapshot:
             counts: See `ClusterView`.
 
         Raises:
-            TopicNotFoundError: The cluster lacks the topics, or the metadata topic.
-            InvalidOptionError: The cluster has another topic id than option `topicId`.
+            TopicNotFoundError: The cluster lacks the audited topics or the topic
+                `__remote_log_metadata`.
+            InvalidOptionError: The topic id in the cluster differs from option `topicId`.
             BrokerError: Brokers reject the requests, or do not answer.
         """
         with closing(ClusterView(settings, options, counts=counts)) as view:
@@ -140,7 +143,8 @@ class BrokerSnapshot:
             retention = {
                 name: Retention.of(values) for name, values in view.configs(CONFIGS).items()
             }
-            # Leaders forget epochs below their log start, so it must not be older than `owned`.
+            # Leaders drop epochs below their log start. So the log starts must be requested after
+            # `owned`.
             view.renew(view.logs)
             logs = {
                 key: log for key, log in view.logs.items() if topic_ids.get(key) == log.topic_id
@@ -148,7 +152,9 @@ class BrokerSnapshot:
             return cls(logs, {key: metadata.partitions[key] for key in logs}, owned, retention)
 
     def log_of(self, partition: PartitionObjects) -> BrokerLog | None:
-        """Returns the log of a partition; `None` if brokers lack it, or have another topic id."""
+        """Returns the log of a partition; `None` if brokers lack the partition, or its topic has
+        another topic id there.
+        """
         log = self.logs.get((partition.topic, partition.partition))
         return log if log is not None and log.topic_id == partition.topic_id else None
 
@@ -169,11 +175,12 @@ def check_partition(
 
     Args:
         partition: The partition.
-        statement: Its statement.
-        findings: Its findings so far; they are not repeated.
-        snapshots: Snapshots of the brokers.
-        old_ms: Copies and deletes that began at this time or later, in ms since 1970, may still be
-            running.
+        statement: Statement of the audit about the partition.
+        findings: Findings about the partition so far. The result does not repeat them.
+        snapshots: Snapshots of the brokers from before the listing, after it, and after everything
+            was read.
+        old_ms: A time in ms since 1970. A copy or delete that began at this time or later may still
+            be running, so it is not reported as unfinished.
     """
     before, after, last = snapshots
     key = partition.topic, partition.partition
@@ -214,15 +221,17 @@ def without_deleted(
     snapshots: Sequence[BrokerSnapshot],
     old_ms: int,
 ) -> tuple[PartitionStatement, list[Finding]]:
-    """Drops findings about segments below the log start that brokers deleted during the audit, or
-    are deleting, because a running delete looks like a fault.
+    """Drops findings about segments that brokers deleted during the audit or are deleting now. A
+    running delete looks like a fault in the listing. Only segments below the log start are
+    considered.
 
     Args:
         partition: The partition.
-        statement: Its statement.
-        findings: Its findings.
-        snapshots: Snapshots of the brokers, in order.
-        old_ms: Deletes that began before, in ms since 1970, have failed.
+        statement: Statement of the audit about the partition.
+        findings: Findings about the partition.
+        snapshots: Snapshots of the brokers, oldest first.
+        old_ms: A time in ms since 1970. An unfinished delete that began earlier counts as failed,
+            so its findings are kept.
     """
     key, last = (partition.topic, partition.partition), snapshots[-1]
     log = last.log_of(partition)
@@ -246,7 +255,7 @@ def without_deleted(
         is_gap = finding.name in ("hole", "unsure-gap")
         if is_gap and finding.stop is not None and finding.stop <= log.log_start:
             return finding.stop
-        # Names are `<base offset>-<segment id>.<suffix>`.
+        # Object names are `<base offset>-<segment id>.<suffix>`.
         stops = [deleted.get(name.rpartition(".")[0][-_ID_CHARS:]) for name in finding.objects]
         known_stops = [stop for stop in stops if stop is not None]
         return max(known_stops) if known_stops and len(known_stops) == len(stops) else None
@@ -254,7 +263,7 @@ def without_deleted(
     stops = [(finding, deleted_stop(finding)) for finding in findings]
     low = max((stop for _, stop in stops if stop is not None), default=0)
     start, stop = statement.start, statement.stop
-    # With a digest, everything was read, so the statement stays.
+    # A statement with a digest is not changed, because all its offsets were read.
     if start is not None and stop is not None and start < low and statement.digest is None:
         statement = replace(statement, start=min(low, stop))
     return statement, [finding for finding, stop in stops if stop is None]
@@ -298,7 +307,7 @@ def check_leader_start(
 def check_unlisted(
     partitions: Sequence[PartitionObjects], before: BrokerSnapshot, after: BrokerSnapshot
 ) -> list[Finding]:
-    """Finds missing segments and offsets of partitions without objects in the tier."""
+    """Finds missing segments and offsets of partitions that have no object in the tier."""
     listed = {(partition.topic, partition.partition) for partition in partitions}
     findings: list[Finding] = []
     for key, named in after.named.items():
@@ -316,7 +325,9 @@ def check_unlisted(
 def _check_segments(
     partition: PartitionObjects, before: NamedSegments, after: NamedSegments, old_ms: int
 ) -> Iterator[Finding]:
-    """Finds segments that only one side has, and unfinished copies and deletes."""
+    """Finds segments that only the tier or only the brokers have, and unfinished copies and
+    deletes.
+    """
     entries_by_id = {entry.segment_id: entry for entry in partition.entries}
     rest: dict[int | None, list[str]] = defaultdict(list)
     for orphan in partition.orphans:
@@ -369,15 +380,15 @@ def _check_bounds(
 ) -> Iterator[Finding]:
     """Finds offsets that neither the tier nor the leader's disk has.
 
-    Offsets below the start of the leader's disk before the listing were copied. Offsets above the
-    last log start are still needed.
+    The tier must have all offsets between the log start and the first offset on the leader's disk.
+    The log start is from `last`, and the start of the disk is from `before`.
 
     Args:
         partition: The partition.
         served: The offsets [start, stop) that the tier serves.
         before: The leader's log before the listing.
         last: The leader's log after everything was read.
-        missing: Offsets [start, stop) of missing segments, which have findings of their own.
+        missing: Offsets [start, stop) of missing segments. They were reported already.
     """
     if before.local_start is None or last.log_start >= before.local_start:
         return
@@ -393,8 +404,8 @@ def _check_bounds(
 def _check_branches(
     partition: PartitionObjects, before: BrokerSnapshot, after: BrokerSnapshot
 ) -> Iterator[Finding]:
-    """Finds listed segments that are below the log start or on a branch that the leader does not
-    have.
+    """Finds listed segments that are below the log start, or that have offsets of leader epochs
+    which are not in the leader's log.
     """
     key = partition.topic, partition.partition
     log_start = before.logs[key].log_start
@@ -420,14 +431,14 @@ def _check_branches(
 def _dead_range(
     segment: RemoteLogSegmentMetadata, snapshot: BrokerSnapshot, key: TopicPartition
 ) -> tuple[int, int, int] | None:
-    """Returns the first offsets [start, stop) of a segment that are not on the leader's branch, and
-    their epoch.
+    """Returns the first offsets [start, stop) of a segment that are not in the leader's log, and
+    the leader epoch of these offsets.
     """
     starts = [epoch.start_offset for epoch in segment.segment_leader_epochs[1:]]
     for epoch, end in zip(
         segment.segment_leader_epochs, [*starts, segment.end_offset + 1], strict=True
     ):
-        # The leader does not have epochs below its log start.
+        # The leader drops epochs below its log start, so lower offsets cannot be compared.
         low = max(epoch.start_offset, segment.start_offset, snapshot.logs[key].log_start)
         own = snapshot.owned[key].get(epoch.epoch, (end, end))
         if low < end and not (own[0] <= low and end <= own[1]):
@@ -438,7 +449,9 @@ def _dead_range(
 def _check_retention(
     partition: PartitionObjects, before: BrokerSnapshot, after: BrokerSnapshot, old_ms: int
 ) -> Iterator[Finding]:
-    """Finds segments that retention should have deleted, and topics without known retention."""
+    """Finds segments that the leader should have deleted because of retention, and topics whose
+    retention is unknown.
+    """
     key = partition.topic, partition.partition
     retention = after.retention[partition.topic]
     if retention.refusal:
@@ -449,7 +462,7 @@ def _check_retention(
             yield partition.finding("retention-unknown", None, None, [], text)
         return
     live_before = {_id(segment) for segment in before.named[key].live}
-    # The leader skips segments of other branches.
+    # The leader does not delete segments with offsets that are not in its own log.
     live = [
         segment
         for segment in after.named[key].live

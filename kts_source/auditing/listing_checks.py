@@ -32,7 +32,9 @@ class PartitionObjects:
 
     @classmethod
     def of(cls, partition: ListedPartition) -> PartitionObjects:
-        """Returns the objects of a listed partition, without attributes for planning."""
+        """Returns only the objects of a listed partition. Drops the attributes that only planning
+        needs.
+        """
         return cls(
             partition.topic,
             partition.topic_id,
@@ -43,17 +45,19 @@ class PartitionObjects:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """Key to sort and group partitions: topic, topic id and partition."""
+        """Topic, topic id and partition, to sort and group partitions."""
         return self.topic, self.topic_id, self.partition
 
     @property
     def state_key(self) -> str:
-        """Name of the partition in the state; the same topic id may be copied to another topic."""
+        """Name of the partition in the state file. It contains topic name and topic id, because the
+        objects of a topic id may be copied to a topic of another name.
+        """
         return f"{self.topic}-{self.topic_id}/{self.partition}"
 
     @property
     def stored_bytes(self) -> int:
-        """Size of all listed objects of complete segments."""
+        """Total size of the objects of all complete segments, as listed."""
         return sum(info.size for entry in self.entries for _, info in entry.objects)
 
     @cached_property
@@ -67,7 +71,7 @@ class PartitionObjects:
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:
-        """Listed size of every object, by key."""
+        """Size of every object by object key, as listed."""
         sizes = {info.key: info.size for info in self._infos}
         for orphan in self.orphans:
             sizes.update(zip(orphan.keys, orphan.sizes or (0,) * len(orphan.keys), strict=True))
@@ -85,7 +89,9 @@ class PartitionObjects:
         objects: Sequence[str],
         detail: str,
     ) -> Finding:
-        """Returns a finding about offsets [start, stop) and these objects."""
+        """Returns a finding of kind `name` about offsets [start, stop) and the objects with these
+        keys.
+        """
         by_class: Counter[str] = Counter()
         for key in objects:
             by_class[self._classes.get(key, DEFAULT_CLASS)] += self.sizes.get(key, 0)
@@ -95,7 +101,7 @@ class PartitionObjects:
     def segment_finding(
         self, name: str, segment: RemoteSegment, keys: Sequence[str], detail: str
     ) -> Finding:
-        """Returns a finding about all offsets of a segment."""
+        """Returns a finding of kind `name` about all offsets of a segment."""
         return self.finding(name, segment.start_offset, segment.stop_offset, keys, detail)
 
 
@@ -110,7 +116,7 @@ def is_archived(info: ObjectInfo | ObjectRef) -> bool:
 
 
 def check_topic_id(partition: PartitionObjects, chosen: str) -> list[Finding]:
-    """Reports the objects of a topic id that is not read."""
+    """Reports objects that belong to a topic id which readers do not use."""
     if not partition.sizes:
         return []
     text = (
@@ -121,16 +127,17 @@ def check_topic_id(partition: PartitionObjects, chosen: str) -> list[Finding]:
 
 
 def check_objects(partition: PartitionObjects, empty_logs: Set[str]) -> Iterator[Finding]:
-    """Finds empty and archived objects; each archive class makes one finding.
+    """Finds empty and archived objects. Reports one finding per empty object and one per archive
+    storage class.
 
     Args:
         partition: The partition.
-        empty_logs: Keys of logs that are empty because compaction removed all their records.
+        empty_logs: Keys of the log objects that are empty because compaction removed all records.
     """
     archived: dict[str, list[SegmentEntry]] = defaultdict(list)
     for entry in partition.entries:
         for suffix, info in entry.objects:
-            # Indexes of small segments are empty.
+            # A segment may be too small to have an index entry.
             may_be_empty = suffix in ("index", "timeindex", "txnindex") or info.key in empty_logs
             if info.size == 0 and not may_be_empty:
                 text = f"{info.key} has 0 bytes"
@@ -146,7 +153,7 @@ def check_objects(partition: PartitionObjects, empty_logs: Set[str]) -> Iterator
 
 
 def check_duplicates(partition: PartitionObjects) -> Iterator[Finding]:
-    """Finds segments with the same base offset."""
+    """Finds segments that have the same base offset."""
     by_base: dict[int, list[SegmentEntry]] = defaultdict(list)
     for entry in partition.entries:
         by_base[entry.base_offset].append(entry)
@@ -158,13 +165,13 @@ def check_duplicates(partition: PartitionObjects) -> Iterator[Finding]:
 
 
 class LogGaps(NamedTuple):
-    """Facts from manifests and side files about segments that lack objects.
+    """Facts from manifests and side files that show whether readers need an incomplete segment.
 
     Attributes:
         holes: Offsets that no segment has, including those that may never have had a record.
-        stops: End offset of each segment that lacks objects, by the key of its manifest or other
-            description.
-        in_doubt: Keys of segments without evidence that they do not belong to the log.
+        stops: End offset (exclusive) of each incomplete segment, by the key of the object that
+            describes it, such as the manifest. `None` if unknown.
+        in_doubt: Keys of the objects that describe incomplete segments which may belong to the log.
     """
 
     holes: Sequence[Hole]
@@ -180,23 +187,24 @@ def check_orphans(
     grace_ms: int,
     has_manifests: bool,
 ) -> Iterator[Finding]:
-    """Finds objects that do not make a complete segment.
+    """Finds objects that are not part of a complete segment.
 
     Args:
         partition: The partition.
-        gaps: `None` at level `listing`. Then an incomplete segment above the first complete one
-            counts as missing if it was complete before.
+        gaps: `None` at level `listing`. In this case an incomplete segment counts as missing if it
+            has a manifest and begins above the first complete segment, because its copy was
+            complete once.
         now_ms: The time in ms since 1970.
-        grace_ms: A copy may still be running if its objects are younger.
-        has_manifests: True if the layout describes segments in an object of their own. If not, a
-            segment between complete ones counts as missing at level `listing`.
+        grace_ms: Objects younger than this count as a running copy.
+        has_manifests: True if the layout stores a manifest for each segment. If False, an
+            incomplete segment between two complete segments counts as missing at level `listing`.
     """
     bases = {entry.base_offset for entry in partition.entries}
     first, last = min(bases, default=None), max(bases, default=None)
     lost_all = not bases and len({orphan.base_offset for orphan in partition.orphans} - {None}) > 1
 
     def looks_lost(base: int, is_described: bool) -> bool:
-        """Returns whether names alone suggest that readers need this segment."""
+        """Returns whether the names of the objects suggest that readers need this segment."""
         if is_described:
             return first is None or base > first
         if has_manifests or base in bases or first is None or last is None:
@@ -230,7 +238,9 @@ def check_orphans(
 
 
 def _in_holes(base: int, stop: int | None, holes: Sequence[Hole]) -> list[tuple[int, int | None]]:
-    """Returns the offsets of a segment that are in holes."""
+    """Returns the parts [start, stop) of a segment that are inside holes of the log. If the end of
+    the segment is unknown, the end of its part is `None`.
+    """
     if stop is None:
         return [(base, None)] if any(hole.start <= base < hole.stop for hole in holes) else []
     ranges = ((max(hole.start, base), min(hole.stop, stop)) for hole in holes)

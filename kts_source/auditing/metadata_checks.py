@@ -1,6 +1,6 @@
-"""The checks of level `metadata`: manifests, side files, lineage and open transactions.
+"""The checks of audit level `metadata`: manifests, side files, leader epochs and open transactions.
 
-Which offsets a partition serves comes from the same code that plans a scan.
+The audit and scans use the same code to determine which offsets of a partition readers get.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ _DAY_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class DescribedSegment:
-    """A listed segment with its description.
+    """A listed segment with the result of reading its manifest or other description.
 
     Attributes:
-        segment: The description; `None` if it is unreadable.
-        is_readable: True if names and sizes of its objects match the description.
-        findings: Faults of the segment.
+        segment: The segment as described; `None` if the description is unreadable.
+        is_readable: True if names and sizes of the segment's objects match the description.
+        findings: Faults of the description and of the objects.
     """
 
     entry: SegmentEntry
@@ -78,7 +78,7 @@ class DescribedSegment:
 
     @property
     def stop(self) -> int | None:
-        """End of its offsets, exclusive; `None` if unknown."""
+        """One past the last offset of the segment; `None` if unknown."""
         return None if self.segment is None else self.segment.stop_offset
 
 
@@ -89,11 +89,12 @@ def describe_segment(
     store: ObjectStore,
     now_ms: int,
 ) -> DescribedSegment:
-    """Describes a segment, complete or damaged; reports why a description is impossible.
+    """Describes a complete or damaged segment. If that is impossible, reports the reason in a
+    finding.
 
     Raises:
-        StoreError: The store fails.
-        KeyPrefixError: The key prefix cuts the topic's name.
+        StoreError: A request to the store failed.
+        KeyPrefixError: The key prefix ends inside the topic's name.
     """
     if any(info.key == entry.described_by and is_archived(info) for _, info in entry.objects):
         return DescribedSegment(entry, None, False, ())
@@ -147,7 +148,9 @@ def _check_manifest(
 
 
 def _identity_difference(entry: SegmentEntry, manifest: SegmentManifest) -> str:
-    """Returns how a manifest contradicts its own name; empty if it does not."""
+    """Returns how the contents of a manifest contradict the name of its object; empty if they
+    agree.
+    """
     if manifest.metadata is None:
         return ""
     segment_id = manifest.metadata.segment_id
@@ -170,7 +173,9 @@ def _identity_difference(entry: SegmentEntry, manifest: SegmentManifest) -> str:
 def check_clock(
     partition: PartitionObjects, segment: RemoteSegment, entry: SegmentEntry, now_ms: int
 ) -> list[Finding]:
-    """Finds impossible timestamps."""
+    """Reports a segment with an impossible timestamp: its copy is in the future, or a record is
+    more than a day newer than the copy.
+    """
     copied, newest = segment.event_timestamp_ms, segment.max_timestamp_ms
     if copied is not None and not 0 < copied <= now_ms + _DAY_MS:
         text = f"the segment was copied at {copied} ms since 1970"
@@ -183,13 +188,14 @@ def check_clock(
 
 @dataclass(frozen=True, slots=True)
 class SideFileFacts:
-    """Contents of the side files of a segment; `None` for a file with a fault.
+    """Contents of the side files of a segment. An attribute is `None` if its file has a fault.
 
     Attributes:
         epochs: Entries of the leader-epoch checkpoint.
-        open_after: Entries of the producer snapshot with an open transaction.
+        open_after: Entries of the producer snapshot that have an open transaction.
         aborted: Entries of the transaction index.
-        locked_by: Id of the key that is missing or does not decrypt the segment; empty if none is.
+        locked_by: Id of the private key that is missing or does not decrypt the segment; empty if
+            the segment can be read.
     """
 
     epochs: tuple[EpochEntry, ...] | None
@@ -200,12 +206,12 @@ class SideFileFacts:
 
     @property
     def is_unreadable(self) -> bool:
-        """Returns whether the files are archived, or encrypted with a missing key."""
+        """True if the files are archived, or encrypted with a key that is missing."""
         return self is NO_FACTS or bool(self.locked_by)
 
     @property
     def are_sound(self) -> bool:
-        """Returns whether no file has a fault."""
+        """True if no file has a fault."""
         return None not in (self.epochs, self.open_after, self.aborted)
 
 
@@ -216,10 +222,11 @@ NO_FACTS: Final = SideFileFacts(None, None, None, "", ())
 def read_side_files(
     partition: PartitionObjects, segment: RemoteSegment, tier: Tier, key_ring: KeyRing
 ) -> SideFileFacts:
-    """Reads and checks checkpoint, snapshot and transaction index, with one request if possible.
+    """Reads and checks leader-epoch checkpoint, producer snapshot and transaction index of a
+    segment, with one request if possible.
 
     Raises:
-        StoreError: The store fails.
+        StoreError: A request to the store failed.
     """
     encryption = segment.objects.encryption
     if encryption is not None:
@@ -244,9 +251,10 @@ class SideFileReader:
         self._source = source
 
     def read(self, kind: IndexType, name: str) -> bytes | None:
-        """Returns the file, or `None` and adds a finding of this name.
+        """Returns the contents of a side file. On failure, returns `None` and adds a finding:
+        `object-gone` if the object does not exist, otherwise of kind `name`.
 
-        A missing transaction index counts as empty.
+        If the segment has no transaction index, returns empty contents for it.
         """
         try:
             data = self._source.index(self.segment.objects, kind)
@@ -264,7 +272,9 @@ class SideFileReader:
     def parse(
         self, kind: IndexType, name: str, parse: Callable[[bytes], _Parsed]
     ) -> _Parsed | None:
-        """Reads and parses a file; returns `None` and adds a finding if either fails."""
+        """Reads and parses a side file. On failure, adds a finding of kind `name` and returns
+        `None`.
+        """
         data = self.read(kind, name)
         if data is None:
             return None
@@ -275,7 +285,7 @@ class SideFileReader:
             return None
 
     def report(self, name: str, kind: IndexType, detail: str) -> None:
-        """Adds a finding about a side file."""
+        """Adds a finding of kind `name` about a side file."""
         stored = self.segment.objects.indexes.get(kind)
         keys = [self.segment.objects.log.key if stored is None else stored.source.key]
         self.findings.append(self._part.segment_finding(name, self.segment, keys, detail))
@@ -331,11 +341,12 @@ def _epochs_text(entries: tuple[EpochEntry, ...]) -> str:
 
 
 class CheckedSideFiles(SideFiles):
-    """Side files that were checked before, for the code that decides transactions.
+    """Serves contents of side files that were checked before to the code that decides which
+    transactions were aborted.
 
     Args:
-        facts: Contents by key of the segment's log object.
-        source: Reads logs if headers must be replayed.
+        facts: Contents of the side files, by key of the segment's log object.
+        source: Reads batch headers from logs if the side files do not suffice.
         max_batch_bytes: Maximum size of a record batch.
     """
 
@@ -346,32 +357,39 @@ class CheckedSideFiles(SideFiles):
         self.facts = facts
 
     def epochs(self, segment: RemoteSegment) -> tuple[EpochEntry, ...]:
-        """Returns the lineage at the time of the upload; empty if the file has a fault."""
+        """Returns the leader epochs of the log at the time of the segment's upload; empty if the
+        checkpoint has a fault.
+        """
         return self.facts.get(segment.objects.log.key, NO_FACTS).epochs or ()
 
     def leader_epochs(self, segment: RemoteSegment) -> LeaderEpochCheckpoint:
-        """Returns `epochs` as a checkpoint."""
+        """Returns the result of `epochs` as a checkpoint."""
         return LeaderEpochCheckpoint(self.epochs(segment))
 
     def snapshot(self, segment: RemoteSegment) -> tuple[ProducerStateEntry, ...] | None:
-        """Returns producers with an open transaction at the segment's end."""
+        """Returns the producers that have an open transaction at the segment's end; `None` if the
+        snapshot has a fault.
+        """
         return self.facts[segment.objects.log.key].open_after
 
     def aborted(self, segment: RemoteSegment) -> tuple[AbortedTxn, ...] | None:
-        """Returns the transactions that an abort marker in the segment ends."""
+        """Returns the aborted transactions whose abort marker is in the segment; `None` if the
+        transaction index has a fault.
+        """
         return self.facts[segment.objects.log.key].aborted
 
 
 @dataclass(frozen=True, slots=True)
 class ServedLog:
-    """The offsets that a partition serves.
+    """The offsets of a partition that readers get.
 
     Attributes:
-        log: The surviving log.
-        stable: End of `read_committed`; `None` if side files with faults hide it.
-        in_doubt: Damaged segments that may belong to the log, so a scan fails.
-        is_certain: True if the newest segment shows the lineage; if not, consecutive segments may
-            belong to different branches.
+        log: The log of the partition, assembled from its segments.
+        stable: Last stable offset, the end for `read_committed`; `None` if it is unknown because
+            side files have faults or `is_certain` is False.
+        in_doubt: Damaged segments that may belong to the log. A scan fails because of them.
+        is_certain: True if the checkpoint of the newest segment shows which leader epochs survived.
+            If False, consecutive segments may be from logs of different leaders.
     """
 
     log: PartitionLog
@@ -388,14 +406,15 @@ def check_lineage(
     unserved: Sequence[tuple[int, int | None]],
     files: CheckedSideFiles,
 ) -> ServedLog:
-    """Determines the surviving log of a partition, and reports its faults.
+    """Determines which segments form the log of a partition according to their leader epochs, and
+    reports faults of this log.
 
     Args:
         partition: The partition.
-        readable: Segments with objects of the described names and sizes.
+        readable: Segments whose objects have the names and sizes in their descriptions.
         damaged: Segments that lack objects, or whose objects do not match the manifest.
-        unserved: First offsets and, if known, ends of all damaged segments. They have findings of
-            their own, so they are not reported as holes.
+        unserved: First offset and end (exclusive, `None` if unknown) of all damaged segments. They
+            were reported already, so they are not reported as holes.
         files: The side files of the readable segments.
     """
     facts = files.facts
@@ -404,7 +423,7 @@ def check_lineage(
     with_lineage = [segment for segment in all_segments if files.epochs(segment)]
     newest = newest_segment(with_lineage) if with_lineage else None
     lineage = files.epochs(newest) if newest else ()
-    # If a checkpoint is damaged, the segment's own epochs still count.
+    # For a segment with a damaged checkpoint, use the epochs in the description of the segment.
     ids_with_lineage = {id(segment) for segment in with_lineage}
     without_lineage = [segment for segment in segments if id(segment) not in ids_with_lineage]
     log = partition_log(segments, with_epochs(lineage, without_lineage), damaged)
@@ -422,7 +441,8 @@ def check_lineage(
     skipped = _check_skipped(
         partition, log, {id(described.segment): described.entry for described in readable}
     )
-    # These findings advise to delete, so no evidence may contradict the lineage.
+    # These findings advise to delete segments, so they are dropped if the newest checkpoint is
+    # doubtful.
     findings += [
         finding for finding in skipped if not contradictions or finding.name == "duplicate-upload"
     ]
@@ -446,7 +466,9 @@ def _check_newest_checkpoint(
     segments: Sequence[RemoteSegment],
     files: CheckedSideFiles,
 ) -> list[Finding]:
-    """Reports evidence against the newest checkpoint, in one finding."""
+    """Reports other segments that contradict the leader-epoch checkpoint of the newest segment, in
+    one finding.
+    """
     if newest is None:
         return []
     lineage = files.epochs(newest)
@@ -483,8 +505,9 @@ def _check_log_start(
     segments: Sequence[RemoteSegment],
     files: CheckedSideFiles,
 ) -> Iterator[Finding]:
-    """Finds records of the first served segment that are skipped only because one checkpoint has a
-    higher log start. Complete segments below it have findings of their own.
+    """Finds records at the start of the first served segment that readers do not get, if only the
+    newest checkpoint has such a high log start. Complete segments below the log start are reported
+    elsewhere.
     """
     if newest is None or not log.ranges:
         return
@@ -499,7 +522,7 @@ def _check_log_start(
 def _check_holes(
     partition: PartitionObjects, log: PartitionLog, unserved: Sequence[tuple[int, int | None]]
 ) -> Iterator[Finding]:
-    """Reports the offsets of holes that damaged segments do not explain."""
+    """Reports offsets of holes in the log that are not offsets of damaged segments."""
     for hole in log.holes:
         inside = sorted(
             (base, hole.stop if stop is None else stop, stop is None)
@@ -552,7 +575,8 @@ def _check_skipped(
             name = "duplicate-upload"
         keys = keys_of(entries[id(segment)])
         yield partition.segment_finding(name, segment, keys, skipped.reason)
-    # If a branch survives only up to the start of an epoch, its later offsets are dead.
+    # If only the first offsets of a segment are in the surviving log, its later offsets are not
+    # read.
     for span in log.ranges:
         segment = span.segment
         owner = epoch_at(log.lineage, span.stop)
@@ -565,8 +589,8 @@ def _check_skipped(
 def _check_snapshot_chain(
     partition: PartitionObjects, log: PartitionLog, facts: Mapping[str, SideFileFacts]
 ) -> Iterator[Finding]:
-    """Finds side files with a transaction that began before their segment, but is not open in the
-    snapshot of the previous segment.
+    """Finds side files that list a transaction which began before their segment, although the
+    producer snapshot of the previous segment does not list it as open.
     """
     for before, after in pairwise(log.ranges):
         is_complete = before.stop == before.segment.stop_offset
@@ -610,7 +634,9 @@ def _open_transaction(
 
 
 def _age_ms(began: RemoteSegment, newest: RemoteSegment) -> int:
-    """Returns the time between two copies, or between the newest records if copies have none."""
+    """Returns the milliseconds between the copies of two segments. If a copy time is unknown,
+    returns the milliseconds between their newest records.
+    """
     if began.event_timestamp_ms is not None and newest.event_timestamp_ms is not None:
         return newest.event_timestamp_ms - began.event_timestamp_ms
     return newest.max_timestamp_ms - began.max_timestamp_ms

@@ -1,4 +1,4 @@
-"""The audit of one partition, level by level."""
+"""Audits one partition, from the cheapest check level to the requested one."""
 
 from __future__ import annotations
 
@@ -66,18 +66,19 @@ _GROUP_SEGMENTS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class PartitionAudit:
-    """Audits partitions independently of each other.
+    """Audits partitions, each one independently of the others.
 
     Attributes:
-        options: Options of the audit; only keys and limits of memory and requests are used.
+        options: Options of the audit. Only the private keys and the limits of memory and requests
+            are used.
         level: The level of the audit.
-        grace_ms: A copy may still be running if its objects are younger.
+        grace_ms: Objects of incomplete segments that are younger than this count as a running copy.
         now_ms: The time in ms since 1970.
         tier: The tier.
         layout: The layout of the tier.
         pool: Reads metadata of segments concurrently.
-        on_read: Called with the bytes of every segment that was read.
-        concurrency: Number of partitions audited at a time.
+        on_read: Called after each segment whose log was read, with the size of the log in bytes.
+        concurrency: Number of partitions that are audited concurrently.
     """
 
     options: ScanOptions
@@ -93,16 +94,16 @@ class PartitionAudit:
     def audit(
         self, partition: PartitionObjects, state: PartitionState = NO_STATE
     ) -> tuple[PartitionStatement, list[Finding]]:
-        """Returns the statement about a partition, and its findings.
+        """Audits a partition, and returns a statement about its offsets and the findings.
 
         Args:
             partition: The partition.
-            state: Earlier proofs; new ones are added.
+            state: Proofs of earlier audits. The proofs of this audit are added.
 
         Raises:
-            StoreError: The store fails.
-            KeyPrefixError: The key prefix cuts the topic's name.
-            InvalidOptionError: The state cannot be written.
+            StoreError: A request to the store failed.
+            KeyPrefixError: The key prefix ends inside the topic's name.
+            InvalidOptionError: The state file cannot be written.
         """
         if self.level == LISTING:
             findings = self._check_listing(partition)
@@ -153,7 +154,7 @@ class PartitionAudit:
         )
 
     def _is_proven(self, partition: PartitionObjects, metadata: _Metadata) -> bool:
-        """Returns whether every segment is proven at this level."""
+        """Returns whether every segment has a proof for the level of this audit."""
         segments = [metadata.proven.get(entry.described_by) for entry in partition.entries]
         return all(
             proven is not None
@@ -168,7 +169,9 @@ class PartitionAudit:
     def _read_metadata(
         self, partition: PartitionObjects, key_ring: KeyRing, state: PartitionState
     ) -> _Metadata:
-        """Reads manifests and side files, and checks them and the listing."""
+        """Checks the listing, reads the manifests and side files of all segments, and checks these
+        too.
+        """
         findings = self._check_listing(partition)
         segments, facts, proven = self._read_segments(partition, key_ring, state)
         orphans = [orphan.described for orphan in partition.orphans if orphan.described is not None]
@@ -229,8 +232,12 @@ class PartitionAudit:
     def _read_segments(
         self, partition: PartitionObjects, key_ring: KeyRing, state: PartitionState
     ) -> tuple[list[DescribedSegment], dict[str, SideFileFacts], dict[str, ProvenSegment]]:
-        """Returns the segments, contents of side files by key of the log object, and proofs by key
-        of the manifest. Reads segments without a proof concurrently.
+        """Describes all segments, and reads the side files of segments that have no proof yet.
+
+        Returns:
+            All segments; contents of their side files, by key of the log object; and proofs, by key
+            of
+            the manifest.
         """
 
         def read(group: Sequence[SegmentEntry]) -> list[_Read]:
@@ -285,9 +292,10 @@ class PartitionAudit:
     def _read_lineage(
         self, partition: PartitionObjects, damaged: Sequence[DescribedSegment], key_ring: KeyRing
     ) -> dict[str, SideFileFacts]:
-        """Reads side files of damaged segments, without findings.
+        """Reads the side files of damaged segments, and drops the findings about these files.
 
-        The newest checkpoint shows the lineage, even if its log is lost.
+        The leader-epoch checkpoint of the newest segment is needed, even if the log of this segment
+        is lost.
         """
         return {
             segment.objects.log.key: read_side_files(partition, segment, self.tier, key_ring)
@@ -325,7 +333,7 @@ class PartitionAudit:
             entry = metadata.entries[id(segment)]
             before = metadata.proven.get(entry.described_by)
             if before is not None:
-                # A segment with a new fault loses its proofs.
+                # If a segment has a new fault, its proofs are deleted.
                 proof = replace(before, log=log, has_indexes=before.has_indexes and log is not None)
                 if proof != before:
                     metadata.proven[entry.described_by] = proof
@@ -358,15 +366,15 @@ _Read = tuple[DescribedSegment, SideFileFacts | None]
 
 @dataclass(frozen=True, slots=True)
 class _Metadata:
-    """Manifests and side files of a partition.
+    """Contents of manifests and side files of a partition, and conclusions from them.
 
     Attributes:
-        segments: Segments with objects of the described names and sizes.
-        entries: Their listing, by `id`.
-        facts: Contents of their side files, by key of the log object.
-        served: The offsets that are served.
+        segments: Segments whose objects have the names and sizes in their descriptions.
+        entries: Listed objects of these segments, by the `id()` of the segment.
+        facts: Contents of the side files of all segments, by key of the log object.
+        served: The offsets that readers get.
         source: Reads logs and side files.
-        proven: Proofs of complete segments, by key of the manifest.
+        proven: Proofs of segments without faults, by key of the manifest.
     """
 
     segments: tuple[RemoteSegment, ...]
@@ -388,7 +396,7 @@ def _check_keys(
     segments: Sequence[DescribedSegment],
     facts: Mapping[str, SideFileFacts],
 ) -> Iterator[Finding]:
-    """Finds segments with a missing key; each key makes one finding."""
+    """Finds segments whose private key is missing. Reports one finding per missing key."""
     by_key: dict[str, list[RemoteSegment]] = defaultdict(list)
     for described in segments:
         if described.segment is not None:
@@ -406,7 +414,7 @@ def _check_keys(
 
 
 def _without_repeated(findings: Sequence[Finding]) -> list[Finding]:
-    """Drops findings of empty objects that have another, more specific finding."""
+    """Drops findings about empty objects for which there is a more specific finding."""
     named = {
         key for finding in findings if finding.name != "empty-object" for key in finding.objects
     }
@@ -420,7 +428,9 @@ def _without_repeated(findings: Sequence[Finding]) -> list[Finding]:
 def _with_stop(
     finding: Finding, unserved: Sequence[tuple[int, int | None]], holes: Sequence[Hole]
 ) -> Finding:
-    """Sets the missing end of a finding in a hole: the next damaged segment, or the hole's end."""
+    """If a finding starts in a hole and has no end, sets its end to the first offset of the next
+    damaged segment in this hole, or to the end of the hole.
+    """
     start = finding.start
     if start is None or finding.stop is not None:
         return finding
@@ -450,8 +460,9 @@ def _statement(
 
 
 def _partition_identity(partition: PartitionObjects) -> str:
-    """Identifies the objects of a partition; empty if there are orphans, whose findings depend on
-    the time, or objects without versions.
+    """Returns a digest of the listed objects of a partition and their versions. Returns "" if an
+    object has no version. Also returns "" if there are orphans, because findings about orphans
+    depend on the time.
     """
     if partition.orphans:
         return ""
@@ -472,7 +483,9 @@ def _keep_result(
     segments: Iterable[ProvenSegment],
     result: tuple[PartitionStatement, Sequence[Finding]],
 ) -> None:
-    """Keeps the result of a partition in which every segment is proven."""
+    """Stores the result of a partition in the state, for a partition in which every segment has a
+    proof. A result with a finding about timestamps is not stored, because it depends on the time.
+    """
     statement, findings = result
     if any(finding.name == "clock" for finding in findings):  # depends on the time
         return
@@ -493,8 +506,9 @@ def _kept_result(
     now_ms: int,
     key_ring: KeyRing,
 ) -> tuple[PartitionStatement, list[Finding]] | None:
-    """Returns the result of `_keep_result`. Returns `None` if the level differs, a key is missing,
-    or the clock was set back, because timestamps may then be in the future.
+    """Restores a result that `_keep_result` stored. Returns `None` if the level differs or a
+    private key is missing. Also returns `None` if the clock was set back since then, because
+    timestamps of segments may now be in the future.
     """
     try:
         kept_level, kept_ms, keys, statement, findings = value

@@ -1,10 +1,11 @@
-"""Reads every byte of a partition's segments once, and records a proof of each.
+"""Reads all segments of a partition once, and records a proof of each segment without a fault.
 
-The digest of served batches can be computed in parts. Batches with equal base offset / 4,096,
-rounded down, form a block. For each block, SHA-256 is taken over its batches in order: base offset
-(int64) and stored CRC (uint32), big-endian. The digest is the sum of these numbers modulo 2^256. So
-the digest part of a segment is the sum over its inner blocks, and the batches of its first and last
-block, because these blocks may continue in neighboring segments.
+The digest of the served batches can be computed segment by segment. Batches form a block if their
+base offsets have the same quotient when divided by 4,096. The hash of a block is the SHA-256 over
+base offset (int64) and stored CRC (uint32) of each of its batches in log order, both big-endian.
+The digest is the sum of the hashes of all blocks, as 256-bit numbers, modulo 2^256. A segment's
+part of the digest is the sum over its inner blocks, plus the batches of its first and last block as
+plain bytes, because these two blocks may continue in the neighboring segments.
 """
 
 from __future__ import annotations
@@ -61,12 +62,13 @@ _MODULUS: Final = 1 << 256
 
 @dataclass(frozen=True, slots=True)
 class DigestPart:
-    """Digest of consecutive batches.
+    """Part of a digest, for consecutive batches.
 
     Attributes:
-        first: Batches of the first block, or empty.
-        last: Batches of the last block; empty if there is only one block.
-        between: Sum over the blocks in between.
+        first: Base offsets and CRCs of the batches in the first block; empty without batches.
+        last: Base offsets and CRCs of the batches in the last block; empty if there is only one
+            block.
+        between: Sum of the hashes of the blocks between the first and the last block.
     """
 
     first: bytes
@@ -75,7 +77,9 @@ class DigestPart:
 
 
 class PartDigest:
-    """Computes a digest from batches and from digests of consecutive batches, in order."""
+    """Computes a digest from batches, or from parts for consecutive batches. Input must be in log
+    order.
+    """
 
     def __init__(self) -> None:
         self._first: bytes | None = None
@@ -84,7 +88,7 @@ class PartDigest:
         self._sum = 0
 
     def update(self, base_offsets: NDArray[np.int64], crcs: NDArray[np.int64]) -> None:
-        """Adds batches with ascending base offsets."""
+        """Adds batches, given their ascending base offsets and their stored CRCs."""
         if not len(base_offsets):
             return
         chained = np.empty(len(base_offsets), _CHAINED)
@@ -98,7 +102,7 @@ class PartDigest:
             self._add(int(blocks[start]), batches)
 
     def add(self, other: DigestPart) -> None:
-        """Adds another digest."""
+        """Adds the part of the batches that follow."""
         for data in (other.first, other.last):
             if data:
                 self._add(int.from_bytes(data[:8], "big", signed=True) >> _BLOCK_BITS, data)
@@ -119,13 +123,13 @@ class PartDigest:
         self._open.clear()
 
     def part(self) -> DigestPart:
-        """Returns the digest so far."""
+        """Returns the part for all batches that were added so far."""
         if self._first is None:
             return DigestPart(bytes(self._open), b"", 0)
         return DigestPart(self._first, bytes(self._open), self._sum % _MODULUS)
 
     def text(self) -> str:
-        """Returns the final digest in hex."""
+        """Returns the digest of all added batches as 64 hex digits."""
         sums = self.part()
         edges = sum(_number(data) for data in (sums.first, sums.last) if data)
         return f"{(sums.between + edges) % _MODULUS:064x}"
@@ -137,18 +141,21 @@ def _number(data: bytes | bytearray) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LogProof:
-    """Proof that all batches of a segment were read, and that they and the side files are valid.
+    """Proof that all batches of a segment were read, and that the batches and the side files are
+    valid.
 
     Attributes:
-        start: First served offset of the segment, inclusive.
-        stop: End of the served offsets, exclusive; `start` if it serves none.
-        counted_from: Batches below it were counted in the previous segment.
-        first_base: Base offset of the first batch with served offsets; `stop` if there is none.
-        is_first: True if no segment before it is served, although it begins below `start`.
-        open_before: Producer id to first offset of transactions open at the segment's start.
-        open_after: Like `open_before`, at the segment's end.
-        own_after: Like `open_after`, without knowledge of transactions open at the start.
-        next_offset: End of the batches counted up to the segment's end, exclusive.
+        start: First offset of the segment that readers get, inclusive.
+        stop: End of the offsets that readers get, exclusive; `start` if readers get no offset.
+        counted_from: Batches that begin below this offset were counted in the previous segment.
+        first_base: Base offset of the first batch with an offset in [start, stop); `stop` if there
+            is no such batch.
+        is_first: True if this is the first segment that readers get, and it begins below `start`.
+        open_before: Transactions that are open at the segment's start, as a map from producer id to
+            first offset.
+        open_after: Like `open_before`, but for the segment's end.
+        own_after: Transactions of `open_after` that began in this segment.
+        next_offset: One past the last offset of the counted batches.
         batches: Number of counted batches.
         records: Number of counted records.
         digest: Digest of the counted batches.
@@ -168,7 +175,9 @@ class LogProof:
     digest: DigestPart
 
     def open_after_given(self, known_open: Mapping[int, int]) -> dict[int, int]:
-        """Returns the transactions open at the segment's end, given those known at its start."""
+        """Returns the transactions that are open at the segment's end, if those in `known_open` are
+        open at its start.
+        """
         from_before = self.open_after.items() & self.open_before.items()
         return {**self.own_after, **dict(from_before & known_open.items())}
 
@@ -179,13 +188,14 @@ class LogProof:
         is_first: bool,
         known_open: Mapping[int, int],
     ) -> bool:
-        """Returns whether reading the segment again would have the same result.
+        """Returns whether the segment need not be read again, because the result would be the same.
 
         Args:
             span: Served offsets [start, stop).
-            counted_from: End of the batches counted in earlier segments, exclusive.
-            is_first: See the attribute.
-            known_open: Transactions known to be open at the start, possibly fewer than in
+            counted_from: One past the last offset of the batches that were counted in earlier
+                segments.
+            is_first: See the attribute `is_first`.
+            known_open: Transactions known to be open at the segment's start. It may be a subset of
                 `open_before`.
         """
         return (
@@ -199,7 +209,7 @@ class LogProof:
         )
 
     def to_json(self) -> list[Any]:
-        """Returns the proof as a JSON array of its attributes, in order."""
+        """Returns the attributes of the proof in order, as a JSON array."""
         *values, digest = (getattr(self, name) for name in LogProof.__slots__)
         edges = (base64.b64encode(data).decode() for data in (digest.first, digest.last))
         values = [[*value.items()] if isinstance(value, dict) else value for value in values]
@@ -207,7 +217,7 @@ class LogProof:
 
     @classmethod
     def from_json(cls, document: Any) -> LogProof:  # noqa: ANN401
-        """Restores a proof from the result of `to_json`.
+        """Restores a proof from a result of `to_json`.
 
         Raises:
             ValueError: The document has another form.
@@ -221,14 +231,15 @@ class LogProof:
 
 @dataclass(frozen=True, slots=True)
 class ProvenSegment:
-    """A segment without faults.
+    """A segment that was checked and has no fault.
 
     Attributes:
-        segment: Its description.
-        files: Its checkpoint, snapshot and transaction index, without faults.
-        has_indexes: True if its offset and time index were checked.
-        log: The proof of its bytes, if they were read.
-        opened_by: Fingerprint of the private key that decrypted it; empty if it is not encrypted.
+        segment: The segment as its manifest describes it.
+        files: Contents of leader-epoch checkpoint, producer snapshot and transaction index.
+        has_indexes: True if the offset index and the time index were checked.
+        log: The proof that all batches are valid; `None` if they were not read.
+        opened_by: Fingerprint of the private key that decrypted the segment; empty if the segment
+            is not encrypted.
     """
 
     segment: RemoteSegment
@@ -239,16 +250,22 @@ class ProvenSegment:
 
     @property
     def key_id(self) -> str:
-        """Id of the private key that decrypts it; empty if it is not encrypted."""
+        """Id of the private key that decrypts the segment; empty for a segment without
+        encryption.
+        """
         encryption = self.segment.objects.encryption
         return "" if encryption is None else encryption.data_key.key_id
 
     def opens_with(self, key_ring: KeyRing) -> bool:
-        """Returns whether the key ring has the key that the segment was proven with."""
+        """Returns whether the key ring has the private key that decrypted the segment for the
+        proof.
+        """
         return not self.key_id or self.opened_by == key_ring.fingerprint(self.key_id) != ""
 
     def to_json(self, entry: SegmentEntry) -> list[Any] | None:
-        """Returns the segment as values of JSON; `None` if its facts depend on other objects."""
+        """Returns the proven segment as a JSON array. Returns `None` if its description cannot be
+        restored from this segment's listed objects alone.
+        """
         suffixes = {info.key: suffix for suffix, info in entry.objects}
         segment, files = self.segment, self.files
         if any(index.content is not None for index in segment.objects.indexes.values()):
@@ -268,7 +285,7 @@ class ProvenSegment:
 
     @classmethod
     def from_json(cls, entry: SegmentEntry, document: Any) -> ProvenSegment:  # noqa: ANN401
-        """Restores a listed segment from the result of `to_json`.
+        """Restores a proven segment from its listed objects and a result of `to_json`.
 
         Raises:
             ValueError: The document has another form.
@@ -300,9 +317,10 @@ class PartitionProof:
     """Result of reading a whole partition.
 
     Attributes:
-        is_sound: True if all served offsets were read and have no fault.
-        records: Served records, without markers.
-        batches: Served batches, including markers.
+        is_sound: True if all segments that readers get were read completely and their logs have no
+            fault.
+        records: Number of records that readers get, without transaction markers.
+        batches: Number of batches that readers get, including transaction markers.
         digest: See `PartitionStatement`.
     """
 
@@ -318,12 +336,14 @@ class PartitionReader:
 
     Args:
         part: The partition.
-        source: Reads it.
+        source: Reads the bytes of the segments.
         read_ahead: Number of bytes to read concurrently.
         max_batch_bytes: Maximum size of a batch.
-        facts: Contents of the side files, by key of the log object.
-        on_read: Called with the original bytes of every segment that was read.
-        on_proof: Called with the proof of every segment that was read; `None` if it has a fault.
+        facts: Contents of the side files of each segment, by key of the log object.
+        on_read: Called after each segment that was read, with the original size of its log in
+            bytes.
+        on_proof: Called with every segment that was read or could not be read, and its proof. The
+            proof is `None` if the segment has a fault.
     """
 
     def __init__(
@@ -356,13 +376,13 @@ class PartitionReader:
         others: Sequence[RemoteSegment],
         proofs: Mapping[str, LogProof],
     ) -> PartitionProof:
-        """Reads the served segments in order, then all others.
+        """Reads the segments of the log in order, then all other segments.
 
         Args:
-            log: The surviving log.
-            others: Segments that serve no offsets.
-            proofs: Proofs of earlier audits, by key of the log object. Segments are not read again
-                while these hold.
+            log: The log of the partition, assembled from its segments.
+            others: Segments that are not part of the log.
+            proofs: Proofs of earlier audits, by key of the log object. A segment with a proof that
+                is still valid is not read again.
         """
         is_sound, stop = True, log.log_start
         opened: Mapping[int, int] = {}
@@ -370,7 +390,7 @@ class PartitionReader:
             if span.start != stop:
                 opened = {}
             stop = span.stop
-            # The segment has batches before it only if it contains the log start.
+            # Batches below `span.start` exist only in the segment that contains the log start.
             is_first = not self._batches and span.start > span.segment.start_offset
             proof = proofs.get(span.segment.objects.log.key)
             context = self._next_offset, is_first, opened
@@ -394,7 +414,9 @@ class PartitionReader:
     def _read(
         self, span: SegmentRange, counted_from: int, is_first: bool, opened: Mapping[int, int]
     ) -> LogProof | None:
-        """Reads a segment, and returns its proof if its log has no fault."""
+        """Reads a segment. Returns its proof, or `None` if the batches have a fault or cannot be
+        read.
+        """
         segment = span.segment
         key = segment.objects.log.key
         if self._facts[key].is_unreadable or is_archived(segment.objects.log):
@@ -452,13 +474,14 @@ class PartitionReader:
 
 
 class _BatchCounter:
-    """Counts the served batches of a segment, and follows their transactions.
+    """Counts those batches of a segment that readers get, and follows the transactions in them.
 
     Args:
-        span: The served offsets of the segment.
-        counted_from: Batches below it were counted before.
+        span: The offsets of the segment that readers get.
+        counted_from: Batches that begin below this offset were counted in earlier segments.
         is_first: See `LogProof`.
-        opened: Transactions open at its begin.
+        opened: Transactions that are open at the segment's start, as a map from producer id to
+            first offset.
     """
 
     def __init__(
@@ -476,16 +499,16 @@ class _BatchCounter:
         self._records = 0
 
     def count(self, table: BatchTable) -> None:
-        """Counts the served rows of the next batches."""
+        """Counts the rows of a table that have offsets in `span`. A row is one batch."""
         is_before_stop = table.base_offsets < self.span.stop
         is_inside = is_before_stop & (table.last_offsets >= self.span.start)
-        # In the first segment, transactions may begin below the served offsets.
+        # In the first segment, transactions may begin below the first offset that readers get.
         is_first = self._is_first and not self._batches
         self.transactions.apply(table, is_before_stop if is_first else is_inside)
         inside = np.flatnonzero(is_inside)
         if len(inside):
             self._first_base = min(self._first_base, int(table.base_offsets[inside[0]]))
-        # If a later copy starts inside a batch, both segments have the batch.
+        # If a segment starts inside a batch, the previous segment has the same batch.
         served = inside[table.base_offsets[inside] >= self._next_offset]
         if not len(served):
             return
@@ -496,7 +519,7 @@ class _BatchCounter:
         self._records += int(table.records[served][is_data].sum())
 
     def proof(self) -> LogProof:
-        """Returns the counts, for a segment without faults."""
+        """Returns the proof with all counts. Call it only for a segment without faults."""
         return LogProof(
             start=self.span.start,
             stop=self.span.stop,
@@ -516,7 +539,7 @@ class _BatchCounter:
 def _compare_side_files(
     span: SegmentRange, facts: SideFileFacts, transactions: Transactions, indexes: SegmentIndexes
 ) -> None:
-    """Compares transaction index and snapshot with the batches of a segment."""
+    """Compares the transaction index and the producer snapshot with the batches of a segment."""
     if span.stop != span.segment.stop_offset:
         return  # the rest is of a dead branch, or nothing is served
     if facts.aborted is not None:

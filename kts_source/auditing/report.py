@@ -1,4 +1,4 @@
-"""The report of an audit: kinds of findings, findings, and what each partition serves.
+"""The report of an audit: kinds of findings, findings, and a statement about each partition.
 
 Reports are written as JSON, as HTML for notebooks, and as metrics in the text format of Prometheus.
 """
@@ -39,12 +39,12 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of finding.
+    """A kind of finding, for example `hole`.
 
     Attributes:
         name: Name in reports and metrics.
-        severity: Its severity.
-        level: The first level that checks it.
+        severity: Severity of all findings of this kind.
+        level: The first audit level that finds it. Higher levels find it, too.
         meaning: The problem and its consequence.
         advice: The action to take.
     """
@@ -57,12 +57,14 @@ class Kind:
 
     @property
     def loses_data(self) -> bool:
-        """Returns whether offsets that the tier should have are missing."""
+        """True if findings of this kind report missing offsets that the tier should have."""
         return self.name in ("object-missing", "hole", "named-not-there")
 
     @property
     def is_orphan(self) -> bool:
-        """Returns whether the objects cost money although neither brokers nor readers use them."""
+        """True if findings of this kind are about objects that cost money although neither brokers
+        nor readers use them.
+        """
         return self.name in _ORPHANS
 
 
@@ -328,7 +330,7 @@ _JSON_TYPES: Final[dict[str, tuple[type, ...]]] = {
 
 
 class _JsonValue:
-    """A dataclass that can be written to JSON and read back with its types checked."""
+    """Base of dataclasses that are written to JSON and restored from it with type checks."""
 
     __slots__ = ()
 
@@ -361,7 +363,7 @@ class Finding(_JsonValue):
     """A problem at one location.
 
     Attributes:
-        name: Name of the kind, a key of `KINDS`.
+        name: Name of the kind of the finding, a key of `KINDS`.
         topic: Topic.
         topic_id: Id of the topic.
         partition: Partition number.
@@ -386,17 +388,17 @@ class Finding(_JsonValue):
 
     @property
     def kind(self) -> Kind:
-        """Severity, meaning and advice."""
+        """The kind of the finding, with severity, meaning and advice."""
         return KINDS[self.name]
 
     @property
     def severity(self) -> Severity:
-        """Severity of its kind."""
+        """Severity of the kind of the finding."""
         return self.kind.severity
 
     @property
     def location(self) -> str:
-        """Partition and offsets, for messages."""
+        """Topic, partition and offsets as text for messages."""
         if self.start is None:
             return f"{self.topic}-{self.partition}"
         stop = "…" if self.stop is None else self.stop
@@ -405,27 +407,28 @@ class Finding(_JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatement(_JsonValue):
-    """The offsets that the tier serves of a partition, and the evidence for them.
+    """States which offsets of a partition readers get from the tier, and which checks prove it.
 
     Attributes:
         topic: Topic.
-        topic_id: Id of the topic that is read.
+        topic_id: Id of the topic that readers use.
         partition: Partition number.
-        start: First served offset, inclusive. This and the next two are `None` if the level does
-            not determine them.
-        stop: End of the served offsets, exclusive.
-        last_stable_offset: End of `read_committed`, exclusive; also `None` if side files are
-            damaged.
-        segments: Number of complete segments, served or not.
+        start: First offset that readers get, inclusive. `start`, `stop` and `last_stable_offset`
+            are `None` at level `listing`, which does not determine them.
+        stop: End of the offsets that readers get, exclusive.
+        last_stable_offset: End of the offsets for `read_committed`, exclusive; also `None` if side
+            files are damaged.
+        segments: Number of complete segments, including those that readers do not get.
         stored_bytes: Size of all listed objects of the partition.
-        is_whole: True if every offset of [start, stop) is served and the partition has no error,
-            as far as the level checks.
-        records: Number of records with served offsets, without markers. This and the following are
-            set only at level `bytes`, and only if every served offset was read and is valid.
-        batches: Number of batches with served offsets, including markers.
-        digest: SHA-256 sum over base offsets and checksums of these batches, 256 bits in hex; see
-            `kts_source.auditing.proof`. It does not depend on chunks, encryption, compression or
-            segment borders.
+        is_whole: True if the checks of this level found no error in the partition. Missing offsets
+            in [start, stop) are errors.
+        records: Number of records that readers get, without transaction markers. `records`,
+            `batches` and `digest` are set only at level `bytes`, and only if all batches of these
+            offsets were read and are valid.
+        batches: Number of batches that readers get, including transaction markers.
+        digest: Sum of SHA-256 hashes over base offsets and checksums of these batches, as 64 hex
+            digits; see `kts_source.auditing.proof`. It does not depend on chunks, encryption,
+            compression or segment borders.
     """
 
     topic: str
@@ -442,7 +445,7 @@ class PartitionStatement(_JsonValue):
     digest: str | None = None
 
     def to_row(self) -> tuple[object, ...]:
-        """Returns offsets, segments, records and a verdict, for tables."""
+        """Returns start, stop, last stable offset, segments, records and a verdict, for tables."""
         return (
             *("?" if end is None else end for end in (self.start, self.stop)),
             "?" if self.last_stable_offset is None else self.last_stable_offset,
@@ -458,10 +461,10 @@ class AuditReport:
 
     Attributes:
         level: The level of the audit.
-        audited_ms: When it began, in ms since 1970.
+        audited_ms: Time when the audit began, in ms since 1970.
         path: Root of the tier, without credentials.
-        findings: Worst first, then by topic, partition and offset.
-        partitions: In order of topic and partition.
+        findings: Findings, sorted by severity (worst first), topic, partition and offset.
+        partitions: Statements about all partitions, sorted by topic and partition.
     """
 
     level: str
@@ -477,31 +480,33 @@ class AuditReport:
 
     @property
     def exit_code(self) -> int:
-        """0 without errors, 3 if offsets that the tier should have are missing, else 1."""
+        """3 if offsets that the tier should have are missing, 1 if there are other errors, 0
+        without errors.
+        """
         if any(finding.kind.loses_data for finding in self.errors):
             return 3
         return 1 if self.errors else 0
 
     @property
     def orphan_bytes(self) -> int:
-        """Stored bytes of objects that neither brokers nor readers use."""
+        """Stored bytes of the objects that neither brokers nor readers use."""
         return sum(finding.stored_bytes for finding in self.findings if finding.kind.is_orphan)
 
     @property
     def orphan_dollars_a_month(self) -> float:
-        """Approximate cost of these objects."""
+        """Approximate monthly cost of the objects in `orphan_bytes`, in US dollars."""
         return sum(
             (finding.dollars_a_month for finding in self.findings if finding.kind.is_orphan), 0.0
         )
 
     @property
     def records(self) -> int | None:
-        """Records of all partitions; `None` if unknown for one of them."""
+        """Number of records of all partitions; `None` if the number is unknown for a partition."""
         counts = [partition.records for partition in self.partitions]
         return None if None in counts else sum(count for count in counts if count is not None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the report as values of JSON; the page on audits has the schema."""
+        """Returns the report as JSON values. The documentation page about audits has the schema."""
         return {
             "version": REPORT_VERSION,
             "level": self.level,
@@ -516,11 +521,13 @@ class AuditReport:
         }
 
     def to_json(self) -> str:
-        """Returns the report as JSON in ASCII, because terminals interpret control characters."""
+        """Returns the report as JSON text. It is pure ASCII, because terminals interpret control
+        characters.
+        """
         return json.dumps(self.to_dict(), indent=1)
 
     def _repr_html_(self) -> str:
-        """Tables for notebooks: the findings, and a row per partition."""
+        """Returns two HTML tables for notebooks: the findings, and a row per partition."""
         title = (
             f"Audit at level {self.level}: {len(self.errors):,} errors,"
             f" {len(self.findings):,} findings in {self.path}"
@@ -547,22 +554,22 @@ class AuditReport:
 
     @classmethod
     def from_json(cls, text: str) -> AuditReport:
-        """Restores a report from the result of `to_json`.
+        """Restores a report from a result of `to_json`.
 
         Raises:
             ValueError: The text is not a report, or has another version.
         """
         document = json.loads(text)
         if not isinstance(document, dict) or document.get("version") != REPORT_VERSION:
-            raise ValueError(f"it is not a report of version {REPORT_VERSION}")
+            raise ValueError(f"the text is not an audit report of version {REPORT_VERSION}")
         try:
             findings = tuple(_without_texts(finding) for finding in document["findings"])
             partitions = tuple(PartitionStatement.from_dict(p) for p in document["partitions"])
             level, audited_ms, path = (document[name] for name in ("level", "auditedMs", "path"))
             if type(level) is not str or type(audited_ms) is not int or type(path) is not str:
-                raise TypeError("level, auditedMs or path has another type")
+                raise TypeError("level, auditedMs or path has a wrong type")
         except (KeyError, TypeError) as error:
-            raise ValueError(f"it is malformed: {error}") from None
+            raise ValueError(f"the audit report is malformed: {error}") from None
         return cls(level, audited_ms, path, findings, partitions)
 
 
@@ -581,7 +588,7 @@ def _without_texts(document: Any) -> Finding:  # noqa: ANN401  # of JSON
 
 
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Sorts findings, worst first and then by location, and drops duplicates."""
+    """Sorts findings by severity (worst first) and location, and drops duplicates."""
 
     def order(finding: Finding) -> tuple[object, ...]:
         start = -1 if finding.start is None else finding.start
@@ -619,7 +626,7 @@ _GAUGES = {
 
 
 def to_prometheus(report: AuditReport) -> str:
-    """Returns the metrics of a report, one gauge per line, with escaped names."""
+    """Returns the metrics of a report in Prometheus' text format, one sample per line."""
     samples = [
         ("kts_audit_timestamp_seconds", {"level": report.level}, report.audited_ms / 1000),
         *_finding_samples(report.findings),
@@ -654,7 +661,9 @@ def _finding_samples(findings: Iterable[Finding]) -> Iterator[_Sample]:
 
 
 def _orphan_samples(report: AuditReport) -> Iterator[_Sample]:
-    """Yields samples for all partitions, with 0 for no orphans: a missing gauge is ambiguous."""
+    """Yields the bytes and the cost of orphans for every partition. A partition without orphans
+    gets 0, because a missing gauge could also mean that the audit did not run.
+    """
     keys = {(statement.topic, statement.partition) for statement in report.partitions}
     keys |= {(finding.topic, finding.partition) for finding in report.findings}
     for name in ("stored_bytes", "dollars_a_month"):
@@ -679,6 +688,6 @@ def _lines(samples: Iterable[tuple[str, Mapping[str, str], float]]) -> Iterator[
 
 
 def _escape(text: str) -> str:
-    # The format cannot escape unprintable characters and does not allow invalid UTF-8.
+    # Prometheus' format cannot escape unprintable characters and does not allow invalid UTF-8.
     text = "\n".join(map(printable, text.split("\n")))
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

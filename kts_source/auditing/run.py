@@ -62,15 +62,17 @@ _Result = tuple[PartitionStatement, "Sequence[Finding]"]
 
 @dataclass(frozen=True, slots=True)
 class AuditJob:
-    """Settings of all tasks. They include credentials, so they are only pickled.
+    """Settings that all tasks of an audit share. They contain credentials, so they are only
+    pickled, never printed or written to JSON.
 
     Attributes:
-        options: Options of the audit, with loaded key ring.
+        options: Options of the audit. If tasks run in other processes, the private keys are loaded
+            already.
         level: The level of the audit.
-        grace_ms: A copy may still be running if its objects are younger.
+        grace_ms: Objects of incomplete segments that are younger than this count as a running copy.
         now_ms: The time in ms since 1970.
-        has_state: True if the audit has a state.
-        state: The file of the state, if the task can write into it.
+        has_state: True if the audit has a state file.
+        state: Path of the state file if tasks can write to it; otherwise `None`.
     """
 
     options: ScanOptions
@@ -83,14 +85,14 @@ class AuditJob:
 
 @dataclass(frozen=True, slots=True)
 class AuditOutcome:
-    """The result of a task.
+    """The result of a task, which audits one partition.
 
     Attributes:
         number: Number of the task.
-        statement: Statement about the partition.
-        findings: Findings in it.
-        lines: New lines for the state.
-        read_bytes: Original bytes of the segments that were read, at level `bytes`.
+        statement: The statement about the partition.
+        findings: Findings in the partition.
+        lines: New lines for the state file.
+        read_bytes: Original size of the segments that were read at level `bytes`, in bytes.
     """
 
     number: int
@@ -107,7 +109,7 @@ class AuditOutcome:
 
     @classmethod
     def from_text(cls, text: str) -> AuditOutcome:
-        """Restores an outcome from the result of `to_text`."""
+        """Restores an outcome from a result of `to_text`."""
         number, statement, findings, lines, read_bytes = json.loads(text)
         return cls(
             number,
@@ -120,12 +122,12 @@ class AuditOutcome:
 
 @dataclass(frozen=True, slots=True)
 class AuditTask:
-    """The audit of one partition. It has no credentials.
+    """A task that audits one partition. It contains no credentials.
 
     Attributes:
         number: Number of the task.
         part: The partition.
-        lines: Its lines in the state.
+        lines: The lines of the partition in the state file, by segment id; see `PartitionState`.
     """
 
     number: int
@@ -161,16 +163,16 @@ class AuditTask:
 
 
 class AuditExecutor(Protocol):
-    """Runs the tasks of an audit somewhere.
+    """Interface for running the tasks of an audit in other processes or on other machines.
 
     Attributes:
-        is_near: True if tasks can write files of this machine.
+        is_near: True if tasks run on this machine, so that they can write to the state file.
     """
 
     is_near: bool
 
     def run(self, tasks: Sequence[AuditTask], job: AuditJob) -> Iterator[AuditOutcome]:
-        """Yields an outcome per task in any order, and raises errors of tasks."""
+        """Yields the outcomes of all tasks in any order. Raises the error of a task that fails."""
         ...
 
 
@@ -190,7 +192,7 @@ class AuditProcesses:
         """See `AuditExecutor.run`."""
         if not tasks:
             return
-        # Largest first, so that processes finish at about the same time.
+        # Run the largest partitions first, so that the processes finish at about the same time.
         tasks = sorted(tasks, key=lambda task: -task.part.stored_bytes)
         try:
             yield from in_processes(partial(_run, job), tasks, min(self._workers, len(tasks)))
@@ -206,7 +208,7 @@ def _run(job: AuditJob, task: AuditTask) -> AuditOutcome:
 
 
 class AuditArguments(TypedDict, total=False):
-    """See `audit`."""
+    """Keyword arguments of `audit`."""
 
     level: str
     grace_ms: int
@@ -234,19 +236,22 @@ def audit(
     Args:
         source: Options as for the data source.
         level: The level of the audit.
-        grace_ms: A copy may still be running if its objects are younger.
-        store: The store of the tier, only for an audit in this process; opened from the options by
-            default.
-        now_ms: The current time in ms since 1970; by default from the clock.
-        on_read: Called with the bytes of segments that were read, at level `bytes`.
-        state: File that keeps proofs.
+        grace_ms: Objects of incomplete segments that are younger than this count as a running copy.
+        store: The store of the tier. By default, the audit opens it from the options. It can only
+            be given if the audit runs in this process.
+        now_ms: The current time in ms since 1970; by default the time of the clock.
+        on_read: Called at level `bytes` with the original size of each segment that was read, in
+            bytes.
+        state: Path of the state file, which keeps proofs for the next audit; `None` keeps no
+            proofs.
         jobs: Number of processes.
-        executor: Runs the audits of partitions, instead of processes.
+        executor: Runs the tasks. By default, they run in `jobs` processes of this machine.
 
     Raises:
         InvalidOptionError: See `kts_source.audit`.
-        TopicNotFoundError: Neither the tier nor the given brokers have a topic.
-        StoreError: The store fails.
+        TopicNotFoundError: A requested topic is neither in the tier nor on the brokers in the
+            options.
+        StoreError: A request to the store failed.
     """
     options = source if isinstance(source, ScanOptions) else parse_options(source)
     _check(options, level, jobs)
@@ -254,7 +259,7 @@ def audit(
         executor = AuditProcesses(jobs)
     if store is not None and executor is not None:
         raise InvalidOptionError(
-            "a store object cannot be passed to other processes: leave out store or jobs"
+            "a store object cannot be passed to other processes: remove argument store or jobs"
         )
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     is_near = executor is None or executor.is_near
@@ -264,7 +269,7 @@ def audit(
         ThreadPoolExecutor(PLANNING_THREADS, "kts-describe") as describing,
         ThreadPoolExecutor(PLANNING_THREADS, "kts-audit") as pool,
         _open_state(state, tier, options) as kept,
-        # Reading bytes may take days, too long without garbage collection.
+        # Level `bytes` may run for days, so it must not run without garbage collection.
         nullcontext() if level == BYTES else paused_collector(),
     ):
         return _audit_tier(job, tier, (describing, pool), kept, on_read, executor)
@@ -281,7 +286,7 @@ def _audit_tier(
     options = job.options
     layout = find_layout(options.layout)
     before = _ask_brokers(options)
-    # Brokers may have topics that were never tiered, or that have lost all objects.
+    # Brokers may have topics that were never tiered, or whose objects were all deleted.
     in_cluster = set() if before is None else {topic for topic, _ in before.logs}
     partitions, findings = _list_partitions(options, tier, layout, pools, in_cluster)
     after = _ask_brokers(options, partitions)
@@ -334,7 +339,9 @@ def _list_partitions(
     pools: tuple[Executor, Executor],
     in_cluster: Collection[str],
 ) -> tuple[list[PartitionObjects], list[Finding]]:
-    """Returns the objects of every partition, and findings about other topic ids."""
+    """Returns the objects of every partition, and findings about objects of topic ids that readers
+    do not use.
+    """
     tolerant = replace(options, fail_on_data_loss=False)
     describing, pool = pools
     catalog = SegmentCatalog(tier, layout, describing, fail_on_data_loss=False)
@@ -368,7 +375,8 @@ def _audit_here(
             partition, NO_STATE if state is None else state.partition(partition.state_key)
         )
 
-    # At level `bytes`, partitions are audited one after the other: read-ahead keeps the store busy.
+    # At level `bytes`, partitions are audited one after the other, because the read-ahead within
+    # one partition sends enough concurrent requests.
     return (map if run.level == BYTES else pool.map)(audit_partition, partitions)
 
 
@@ -401,11 +409,11 @@ def _audit_elsewhere(
 def _ask_brokers(
     options: ScanOptions, partitions: Sequence[PartitionObjects] = ()
 ) -> BrokerSnapshot | None:
-    """Returns the current state of the brokers, if the options name any.
+    """Returns a snapshot of the brokers' current state, or `None` if the options have no brokers.
 
     Raises:
-        BrokerUnavailableError: Brokers do not describe all partitions with objects in the tier
-            under the same topic id.
+        BrokerUnavailableError: Brokers do not describe all partitions that have objects of the same
+            topic id in the tier.
     """
     if options.brokers is None:
         return None
@@ -425,8 +433,8 @@ def _compare(
     after: BrokerSnapshot,
     old_ms: int,
 ) -> tuple[list[PartitionStatement], list[Finding]]:
-    """Compares the result with the brokers' responses before and after the listing, and corrects
-    it.
+    """Compares statements and findings with the brokers' responses from before and after the
+    listing, and returns corrected statements and findings.
     """
     from kts_source.auditing.broker_checks import (
         check_leader_start,

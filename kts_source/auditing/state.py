@@ -1,18 +1,20 @@
 """The state of audits: a file of proofs, so that the next audit reads only new segments.
 
-It has a line for each segment without faults, and for each partition in which all segments are
-proven. A later line replaces an earlier one of the same segment or partition:
+It has a line for each segment without faults, and for each partition in which all segments have
+a proof. A later line replaces an earlier line about the same segment or partition. A line has
+these fields, separated by tabs:
 
-    CRC-32C of the rest in hex (8), kind, partition, name, identity, JSON; separated by tabs
+    CRC-32C of the other fields (8 hex digits), kind, partition, name, identity, JSON
 
-Kind `S`: the name is the segment id, the identity the listed objects with size, version and storage
-class, the JSON a `ProvenSegment`. Kind `P`: the name is empty, the identity a digest over the
-identities of all segments, the JSON [level, time of the audit, keys, statement, findings]. The
-first line is of kind `V`: the partition is the version, the name the tier.
+Kind `S` is a segment: the name is the segment id, the identity is the list of its objects with
+size, version and storage class, and the JSON is a `ProvenSegment`. Kind `P` is a partition: the
+name is empty, the identity is a digest over the identities of all segments, and the JSON is
+[level, time of the audit, keys, statement, findings]. The first line has kind `V`: its field
+partition is the version of the format, and its field name is the name of the tier.
 
-A line is valid only while exactly the same objects are listed. Lines are appended at once, so an
-interrupted audit can be resumed; truncated and damaged lines are skipped. Segments with a fault are
-never kept, so they are read each time.
+A line is valid only if exactly the same objects are listed now. New lines are written
+immediately, so an interrupted audit can be resumed. Truncated and damaged lines are skipped.
+Segments with a fault have no line, so each audit reads them again.
 """
 
 from __future__ import annotations
@@ -51,12 +53,12 @@ _Lines = dict[str, str]
 
 
 class PartitionState:
-    """The state of one partition, used by one thread at a time.
+    """The lines of one partition in the state file. Used by one thread at a time.
 
     Args:
         partition: Name of the partition in the file.
-        lines: Segment id to line; the line of the partition itself has an empty id.
-        write: Called with new lines; `None` discards them.
+        lines: Maps segment id to line. The line of the partition itself has the key "".
+        write: Called with new lines to write them to the file. `None` discards new lines.
     """
 
     def __init__(
@@ -70,7 +72,9 @@ class PartitionState:
         self._write = write
 
     def segment(self, entry: SegmentEntry) -> ProvenSegment | None:
-        """Returns the proof of the segment if its objects are unchanged."""
+        """Returns the proof of a segment; `None` if there is no proof or the objects of the segment
+        changed.
+        """
         value = self._value(_SEGMENT, entry.segment_id, identity_of(entry))
         if value is None:
             return None
@@ -80,11 +84,15 @@ class PartitionState:
             return None
 
     def whole(self, identity: str) -> Any:  # noqa: ANN401
-        """Returns the result of the partition if its objects are unchanged, or `None`."""
+        """Returns the stored result of the partition; `None` if there is no result or its objects
+        changed.
+        """
         return self._value(_PARTITION, "", identity)
 
     def add_segments(self, segments: Iterable[tuple[SegmentEntry, ProvenSegment]]) -> None:
-        """Keeps proofs of segments whose objects all have a version, in one write."""
+        """Stores proofs of segments with one write. Skips segments that have an object without a
+        version.
+        """
         if self._write is None:
             return
         lines = []
@@ -97,7 +105,7 @@ class PartitionState:
             self._write(lines)
 
     def add_whole(self, identity: str, value: object) -> None:
-        """Keeps the result of the whole partition."""
+        """Stores the result of the partition, a JSON value, unless `identity` is empty."""
         if self._write is not None and identity:
             self._write([self._keep(_PARTITION, "", identity, value)])
 
@@ -120,15 +128,15 @@ NO_STATE: Final = PartitionState("", {})
 
 
 class AuditState:
-    """The state file, locked by one audit at a time.
+    """The state file. Only one audit at a time can open it, because it is locked.
 
     Args:
-        path: The file; created with mode 0600 if it does not exist.
+        path: Path of the file. The file is created with mode 0600 if it does not exist.
         tier: Name of the audited tier.
 
     Raises:
-        InvalidOptionError: The file cannot be written, is not a state, belongs to another tier, or
-            is used by another audit.
+        InvalidOptionError: The file cannot be written, is not a state file, belongs to another
+            tier, or is used by another audit.
     """
 
     def __init__(self, path: str, tier: str) -> None:
@@ -177,20 +185,22 @@ class AuditState:
         os.close(self._file)
 
     def partition(self, name: str) -> PartitionState:
-        """Returns the state of a partition, which writes into this file."""
+        """Returns the state of a partition. New lines of this state are written to the file."""
         return PartitionState(name, self.lines(name), self._append)
 
     def lines(self, partition: str) -> _Lines:
-        """Returns the lines of a partition, for a process that cannot open the file."""
+        """Returns the lines of a partition by name, for processes that cannot open the file."""
         return self._partitions.setdefault(partition, {})
 
     def _append(self, lines: Sequence[str]) -> None:
-        """Writes lines with one call, because threads do it concurrently."""
+        """Appends lines to the file with one call, because several threads append concurrently."""
         self._count += len(lines)
         _write(self._file, self._path, _checked_lines(lines))
 
     def merge(self, partition: str, lines: Sequence[str], *, are_written: bool) -> None:
-        """Adds new lines of a partition from another process, which may have written them."""
+        """Adds lines of a partition that another process created. If `are_written` is True, that
+        process has already appended them to the file.
+        """
         line_by_name = self.lines(partition)
         for line in lines:
             line_by_name[line.split("\t", 3)[2]] = line
@@ -200,10 +210,10 @@ class AuditState:
             self._append(lines)
 
     def finish(self, listed: Mapping[str, Collection[str]]) -> None:
-        """Rewrites the file if most of its lines are obsolete.
+        """Rewrites the file without obsolete lines, if most of its lines are obsolete.
 
         Args:
-            listed: The existing segment ids of each audited partition.
+            listed: Ids of the listed segments by name of the partition, for the audited partitions.
         """
         for partition, names in listed.items():
             line_by_name, wanted = self._partitions.get(partition, {}), {"", *names}
@@ -231,13 +241,13 @@ class AuditState:
             data = file.read()
         lines = data.decode(errors="replace").split("\n") if data else []
         if len(lines) < 2 and self._head.startswith(lines[0] if lines else ""):
-            # New, or its first write was interrupted.
+            # The file is new, or its first write was interrupted.
             self._restart()
             return
         head = lines[0].split("\t")
         if len(head) < 4 or head[1] != _VERSION or not head[2].startswith("kts-audit-state "):
             raise InvalidOptionError(
-                f"{self._path} is not the state of an audit. Name another file, or delete it."
+                f"{self._path} is not the state of an audit. Use another path, or delete the file."
             )
         if head[2] != VERSION:
             log.warning(
@@ -248,8 +258,8 @@ class AuditState:
             return
         if lines[0] + "\n" != self._head:
             raise InvalidOptionError(
-                f"state {self._path} is of another tier, {head[3]}, not of {json.dumps(tier)}."
-                " Use one file per tier."
+                f"state {self._path} belongs to tier {head[3]}, but this audit reads"
+                f" {json.dumps(tier)}. Use a separate state file for each tier."
             )
         damaged, is_of_tier = 0, True
         for line in lines[1:-1]:
@@ -277,10 +287,11 @@ class AuditState:
 
 @contextlib.contextmanager
 def open_to_append(path: str) -> Iterator[Callable[[Sequence[str]], None]]:
-    """Opens a state that another process of this machine has locked; yields a writer of lines.
+    """Opens the state file without a lock, for a task of the audit that holds the lock. Yields a
+    function that appends lines.
 
     Raises:
-        InvalidOptionError: It cannot be opened, or written.
+        InvalidOptionError: The file cannot be opened or written.
     """
     try:
         file = os.open(local_file(path), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -314,7 +325,9 @@ def _with_checksum(line: str) -> str:
 
 
 def identity_of(entry: SegmentEntry) -> str:
-    """Identifies the listed objects of a segment; empty if one has no version."""
+    """Returns a text with the listed objects of a segment and their versions; empty if an object
+    has no version.
+    """
     names = []
     for suffix, info in entry.objects:
         if info.version is None:

@@ -1,4 +1,4 @@
-"""A range of offsets that brokers serve, as a plan stores it."""
+"""A range of offsets to read from brokers, as stored in a plan."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ class BrokerRange:
     """Offsets of one partition that are read from brokers.
 
     Attributes:
-        topic_id: Id of the incarnation, so that a re-created topic returns no rows.
-        leader_epoch: Leader epoch when the range was planned. A leader of another epoch must still
-            have the records of this epoch up to the end of the range.
+        topic_id: Id of the topic when the range was planned. If the topic was deleted and created
+            again, its id differs, and the read fails instead of returning rows of the new topic.
+        leader_epoch: Leader epoch of the partition when the range was planned. A new leader must
+            still have the records of this epoch up to the end of the range.
         start_offset: First offset, inclusive.
-        stop_offset: One past the last offset; the log reached it when it was planned.
-        read_committed: True if brokers report aborted transactions; otherwise all batches count.
-        nominal_bytes: Estimated bytes of the range.
+        stop_offset: One past the last offset. The log had all offsets below it when the range was
+            planned.
+        read_committed: True if brokers report aborted transactions, so that their records are
+            skipped. If False, the records of all batches are returned.
+        nominal_bytes: Estimated size of the range in bytes.
     """
 
     topic: str
@@ -30,11 +33,13 @@ class BrokerRange:
 
     @property
     def work(self) -> int:
-        """Estimated work, in bytes of a plain segment."""
+        """Estimated work to read the range, in bytes of an uncompressed and unencrypted segment."""
         return self.nominal_bytes
 
     def part(self, start_offset: int, stop_offset: int) -> BrokerRange:
-        """Returns a part of the range, offsets [start, stop)."""
+        """Returns offsets [start_offset, stop_offset) of the range, with a proportional share of
+        the estimated bytes.
+        """
         offsets = self.stop_offset - self.start_offset
         share = self.nominal_bytes * (stop_offset - start_offset) // max(offsets, 1)
         return replace(
@@ -45,9 +50,13 @@ class BrokerRange:
         )
 
     def between(self, start_offset: int, stop_offset: int) -> BrokerRange:
-        """Returns the range with other offsets, without scaling the estimate of bytes."""
+        """Returns the range with offsets [start_offset, stop_offset), and with the same estimated
+        bytes.
+        """
         return replace(self, start_offset=start_offset, stop_offset=stop_offset)
 
     def from_offset(self, offset: int) -> BrokerRange:
-        """Returns the part of the range from an offset on."""
+        """Returns the part of the range that begins at `offset`, or the whole range if it begins
+        later.
+        """
         return self if offset <= self.start_offset else self.part(offset, self.stop_offset)

@@ -1,13 +1,15 @@
-"""Requests to a cluster: metadata and configurations of topics, offsets and epochs of leaders.
+"""Requests to a Kafka cluster: metadata and configurations of topics, offsets and epochs of
+leaders.
 
-Requests about partitions name the leader epoch of the metadata, so that a replaced leader cannot
-answer in place of the new one.
+Requests about partitions contain the leader epoch from the metadata. Therefore a broker that is
+no longer the leader returns an error instead of old data.
 
-Brokers before Kafka 4.0 do not report all aborted transactions of records that they read from their
-tier (KAFKA-17801). For records on their own disks, their reports are exact.
+Brokers before Kafka 4.0 do not report all aborted transactions of records that they read from
+their tier (KAFKA-17801). For records on their own disks, they report all.
 
 A login takes as long as a small read, so tasks reuse connections: a task borrows a `Cluster` and
-returns it at its end. A cluster is used by one task at a time, as responses arrive in order.
+returns it at the task's end. Two tasks never use a cluster at the same time, because responses
+arrive in the order of requests.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ TopicPartition: TypeAlias = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """The leader of a partition: id of the broker, −1 for none, and its leader epoch."""
+    """The leader of a partition: the id of the broker (−1 = no leader), and the leader epoch."""
 
     node: int
     epoch: int
@@ -54,11 +56,12 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class ClusterTopic:
-    """A topic in the metadata of the cluster.
+    """A topic, as described by the metadata of the cluster.
 
     Attributes:
-        topic_id: Id of its incarnation, 22 characters.
-        leaders: Partition number to its leader, all partitions, ascending.
+        topic_id: Id of the topic as text of 22 characters. A topic that is created again has a new
+            id.
+        leaders: Maps every partition number, in ascending order, to the leader of the partition.
     """
 
     topic: str
@@ -68,11 +71,12 @@ class ClusterTopic:
 
 @dataclass(frozen=True, slots=True)
 class EpochEnd:
-    """A leader's response about an epoch.
+    """A leader's response to the question where a leader epoch ends.
 
     Attributes:
-        epoch: Largest known epoch up to the requested one; −1 = none.
-        end_offset: One past that epoch's last offset; −1 = none.
+        epoch: Largest epoch in the leader's log that is not above the requested epoch; −1 if there
+            is no such epoch.
+        end_offset: One past the last offset of `epoch`; −1 if `epoch` is −1.
     """
 
     epoch: int
@@ -80,7 +84,7 @@ class EpochEnd:
 
 
 def by_topic(topic_partitions: Iterable[TopicPartition]) -> list[tuple[str, list[int]]]:
-    """Groups partition numbers by topic, as requests need them."""
+    """Groups partition numbers by topic, because requests have this form."""
     numbers: dict[str, list[int]] = defaultdict(list)
     for topic, number in topic_partitions:
         numbers[topic].append(number)
@@ -95,8 +99,8 @@ class TopicConfigs:
     """Some configurations of a topic.
 
     Attributes:
-        values: Name to text, including the broker's defaults.
-        refusal: Error of the broker if it returns no configuration; else empty.
+        values: Maps the name of a configuration to its text. Contains the broker's defaults, too.
+        refusal: The broker's error if it returned no configuration; otherwise empty.
     """
 
     values: Mapping[str, str]
@@ -106,7 +110,8 @@ class TopicConfigs:
 def topic_configs(
     cluster: Cluster, topics: Iterable[str], names: Sequence[str]
 ) -> dict[str, TopicConfigs]:
-    """Requests configurations of topics (DescribeConfigs, KIP-133); needs ACL DescribeConfigs.
+    """Requests configurations of topics (DescribeConfigs, KIP-133). The user needs the permission
+    DescribeConfigs on the topics.
 
     Args:
         cluster: Client of the cluster.
@@ -150,11 +155,11 @@ _KAFKA_4_0: Final = 10
 
 
 def knows_local_start(cluster: Cluster, topic_partition: TopicPartition) -> bool:
-    """Returns whether the leader can report the first offset on its disk. Brokers before Kafka 3.6
-    have no tier, so all their records are on disk.
+    """Returns whether the leader can report the first offset on its disk. Old leaders cannot, but
+    Kafka before 3.6 has no tier, so all their records are on disk.
 
     Raises:
-        LeaderChangedError: The leader no longer answers.
+        LeaderChangedError: The leader does not answer, so there may be a new leader.
     """
     from kafka.protocol.consumer import ListOffsetsRequest
 
@@ -162,12 +167,13 @@ def knows_local_start(cluster: Cluster, topic_partition: TopicPartition) -> bool
 
 
 def reports_aborted_from(cluster: Cluster, topic_partition: TopicPartition) -> int:
-    """Returns the offset from which on the leader reports all aborted transactions, 0 if always.
-    The offset never decreases, so responses about higher offsets stay exact.
+    """Returns an offset. For records from this offset on, the leader reports all aborted
+    transactions. It is 0 if the leader reports all of them for all records. The offset never
+    decreases, so an earlier response for higher offsets was complete.
 
     Raises:
-        LeaderChangedError: Another broker leads.
-        BrokerError: Brokers refuse, or do not answer.
+        LeaderChangedError: Another broker is the leader now.
+        BrokerError: Brokers refuse the request, or do not answer.
     """
     if reports_all_aborted(cluster, topic_partition):
         return 0
@@ -175,10 +181,10 @@ def reports_aborted_from(cluster: Cluster, topic_partition: TopicPartition) -> i
 
 
 def reports_all_aborted(cluster: Cluster, topic_partition: TopicPartition) -> bool:
-    """Returns whether the leader reports all aborted transactions of all its records.
+    """Returns whether the leader reports all aborted transactions for all its records.
 
     Raises:
-        LeaderChangedError: The leader no longer answers.
+        LeaderChangedError: The leader does not answer, so there may be a new leader.
     """
     from kafka.protocol.consumer import ListOffsetsRequest
 
@@ -187,8 +193,8 @@ def reports_all_aborted(cluster: Cluster, topic_partition: TopicPartition) -> bo
 
 
 def node_reports_all_aborted(cluster: Cluster, node: int) -> bool:
-    """Returns whether a broker, leader or follower, reports all aborted transactions. During a
-    rolling upgrade, the leader's version does not apply to its followers.
+    """Returns whether a broker reports all aborted transactions. Call it for leader and followers,
+    because they may have different versions during a rolling upgrade.
 
     Raises:
         LostConnectionError: The broker cannot be reached.
@@ -215,10 +221,12 @@ _NO_LEADER: Final = -1
 
 
 class Cluster:
-    """A client of one cluster with one connection per broker. Any thread may use it, one at a time.
+    """A client of one cluster with one connection per broker. Any thread may use it, but only one
+    at a time.
 
     Attributes:
-        tier_failures: Failures of the tier that brokers replaced, by run of a scan.
+        tier_failures: For each run of a scan, counts failed reads of the tier after which the
+            records were read from brokers instead.
     """
 
     def __init__(self, settings: BrokerSettings) -> None:
@@ -246,18 +254,20 @@ class Cluster:
         counts: Mapping[str, int] | None = None,
         selects: Callable[[Iterable[str]], Collection[str]] | None = None,
     ) -> dict[str, ClusterTopic]:
-        """Returns the topics that exist, by name.
+        """Returns the existing topics by name.
 
         Args:
-            names: Names of topics; `None` = all that the user may describe, except internal ones.
-            counts: Topic id to the minimum number of partitions, which Kafka never removes.
-                Metadata with fewer are requested again.
-            selects: Filters names of topics; metadata of other topics may be incomplete. `None` =
-                all names.
+            names: Names of topics; `None` = all topics that the user may describe, except internal
+                topics.
+            counts: Maps topic id to a minimum number of partitions. Kafka never removes partitions,
+                so metadata with fewer partitions are incomplete and are requested again.
+            selects: Returns those of the given names whose metadata must be complete. `None` =
+                metadata of all topics must be complete.
 
         Raises:
             BrokerError: The cluster refuses to describe a named topic.
-            BrokerUnavailableError: No broker answers, or metadata stay incomplete.
+            BrokerUnavailableError: No broker answers, or metadata are still incomplete after all
+                retries.
         """
         wanted = None if names is None else sorted(set(names))
         began = time.monotonic()
@@ -275,11 +285,13 @@ class Cluster:
         raise AssertionError
 
     def known_leader(self, topic_partition: TopicPartition) -> Leader | None:
-        """Returns the leader in the last metadata, if any."""
+        """Returns the leader of a partition according to the last metadata; `None` if unknown."""
         return self._leaders.get(topic_partition)
 
     def renew_leader(self, topic_partition: TopicPartition, topic_id: str) -> ClusterTopic | None:
-        """Requests the metadata of a partition's topic again; `None` if the topic is gone."""
+        """Requests the metadata of a partition's topic again. Returns `None` if the topic or the
+        partition does not exist.
+        """
         topic = self.topics([topic_partition[0]], counts={topic_id: topic_partition[1] + 1}).get(
             topic_partition[0]
         )
@@ -291,10 +303,12 @@ class Cluster:
         """Requests offsets from leaders (ListOffsets).
 
         Args:
-            topic_partitions: Partitions with a leader that `topics` has returned.
-            timestamp: `LATEST`, `EARLIEST`, `EARLIEST_LOCAL`, or milliseconds: the first offset of
-                a record with this or a later timestamp, −1 without such a record.
-            read_committed: True if `LATEST` is the last stable offset, not the high watermark.
+            topic_partitions: Partitions whose leaders `topics` has returned.
+            timestamp: `LATEST`, `EARLIEST`, `EARLIEST_LOCAL`, or a time in ms since 1970. For a
+                time, brokers return the first offset of a record with this or a later timestamp, or
+                −1 if there is no such record.
+            read_committed: If True, `LATEST` is the last stable offset; otherwise it is the high
+                watermark.
 
         Raises:
             LeaderChangedError: A partition has another leader now.
@@ -324,7 +338,7 @@ class Cluster:
             )
 
         def parse(answer: Any) -> dict[TopicPartition, tuple[int, int]]:  # noqa: ANN401
-            # Every log has a start and an end: a response without one counts as an error.
+            # Every log has a start and an end, so a response without an offset counts as an error.
             always = timestamp in (LATEST, EARLIEST)
             return {
                 (topic.name, result.partition_index): (
@@ -342,8 +356,8 @@ class Cluster:
     def epoch_ends(
         self, wanted: Mapping[TopicPartition, Sequence[int]]
     ) -> dict[TopicPartition, list[EpochEnd]]:
-        """Requests the ends of epochs from leaders, in the given order (OffsetForLeaderEpoch,
-        KIP-320).
+        """Requests the ends of leader epochs from leaders (OffsetForLeaderEpoch, KIP-320). For each
+        partition, returns the ends in the order of the requested epochs.
 
         Raises:
             LeaderChangedError: A partition has another leader now.
@@ -395,9 +409,11 @@ class Cluster:
         return {topic_partition: answered.get(topic_partition, []) for topic_partition in wanted}
 
     def last_epochs(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Returns, for each partition, the epoch of the last record below an offset.
+        """Returns, for each partition, the leader epoch of the last record below the offset in
+        `ends`.
 
-        An epoch without records is in no follower's log, so the next leader does not have it.
+        The current epoch of the leader cannot be used instead, because it may have no record yet.
+        Followers do not store such an epoch, so the next leader would not know it.
 
         Raises:
             LeaderChangedError: A partition has another leader now.
@@ -416,7 +432,8 @@ class Cluster:
             unsure = {
                 topic_partition: end.epoch
                 for topic_partition, (end,) in before.items()
-                # The end of the earlier epochs is the start of this one.
+                # The end of the previous epoch is the start of this epoch. If the start is not
+                # below the end of the range, the record belongs to an earlier epoch.
                 if end.end_offset >= ends[topic_partition]
                 and 0 <= end.epoch < unsure[topic_partition]
             }
@@ -428,17 +445,18 @@ class Cluster:
 
         Raises:
             LostConnectionError: The broker did not answer.
-            BrokerError: The broker refuses.
+            BrokerError: The broker refuses the request.
         """
         with self._locks.setdefault(node, threading.Lock()):
             return self.connection(node).ask(request, patience_seconds=patience_seconds)
 
     def connection(self, node: int) -> Connection:
-        """Returns the connection to a broker, a new one if none is usable.
+        """Returns the connection to a broker. Opens a new connection if the existing one is not
+        usable.
 
         Raises:
             LostConnectionError: The broker cannot be reached.
-            BrokerError: The broker refuses.
+            BrokerError: The broker refuses the connection or the login.
         """
         connection = self._connections.get(node)
         if connection is not None and connection.is_usable(_EXPIRES_EARLY_SECONDS):
@@ -453,8 +471,8 @@ class Cluster:
         return opened
 
     def _taken_over(self, node: int) -> Connection | None:
-        """Returns the connection for metadata if it is to this broker. That saves a login, and
-        metadata are seldom requested again.
+        """Returns the connection that was used for metadata, if it is a connection to this broker.
+        That saves a login, and metadata are seldom requested again.
         """
         with self._any_lock:
             connection = self._any
@@ -470,7 +488,7 @@ class Cluster:
         """Returns whether the leader of a partition supports this version of a request.
 
         Raises:
-            LeaderChangedError: The leader no longer answers.
+            LeaderChangedError: The leader does not answer, so there may be a new leader.
         """
         try:
             return self.node_knows(self._leaders[topic_partition].node, request, version)
@@ -493,7 +511,9 @@ class Cluster:
         request: Callable[[Sequence[TopicPartition]], Any],
         parse: Callable[[Any], Mapping[TopicPartition, tuple[int, Any]]],
     ) -> dict[TopicPartition, Any]:
-        """Sends a request to each leader about its partitions; retries after transient errors."""
+        """Sends one request to each leader about all its partitions. Retries after transient
+        errors.
+        """
         waiting = dict.fromkeys(topic_partitions, "not asked yet")
         answered: dict[TopicPartition, Any] = {}
         began = time.monotonic()
@@ -521,13 +541,15 @@ class Cluster:
                 return answered
             if time.monotonic() - began > _PATIENCE_SECONDS:
                 texts = [f"{topic}-{number}: {why}" for (topic, number), why in waiting.items()]
-                raise BrokerUnavailableError(f"brokers do not answer for {some(texts)}")
+                raise BrokerUnavailableError(f"brokers return no result for {some(texts)}")
             pause()
             self._check_leaders(waiting)
         raise AssertionError
 
     def _check_leaders(self, waiting: Iterable[TopicPartition]) -> None:
-        """Raises LeaderChangedError if a partition has another leader now."""
+        """Requests metadata again, and raises LeaderChangedError if the leader of a partition
+        changed.
+        """
         before = {topic_partition: self._leaders[topic_partition] for topic_partition in waiting}
         self.topics({topic for topic, _ in before})
         for topic_partition, leader in before.items():
@@ -542,8 +564,12 @@ class Cluster:
     def _described(
         self, names: Sequence[str] | None, counts: Mapping[str, int]
     ) -> tuple[dict[str, ClusterTopic], dict[str, str], dict[str, str]]:
-        """Requests metadata once. Returns topics by name, and error texts of topics that brokers
-        cannot describe yet and of topics with incomplete metadata.
+        """Requests metadata once.
+
+        Returns:
+            Topics by name; error texts by name for topics that brokers cannot describe yet; and
+            error
+            texts by name for topics with incomplete metadata.
         """
         from kafka.protocol.metadata import MetadataRequest
 
@@ -586,8 +612,8 @@ class Cluster:
         return topics, undecided, incomplete
 
     def ask_any(self, request: Any) -> Any:  # noqa: ANN401
-        """Sends a request to any broker, if possible over the open connection; returns the
-        response.
+        """Sends a request to any broker and returns the response. Uses the open connection if there
+        is one.
 
         Raises:
             BrokerError: See `topics`.
@@ -616,12 +642,12 @@ class Cluster:
                 pause()
         raise BrokerUnavailableError(
             f"no broker of kafka.bootstrap.servers answers: {some(dict.fromkeys(failures))}."
-            " If the cluster no longer exists, remove that option to read the tier alone"
+            " If the cluster no longer exists, remove this option to read only the tier"
         )
 
 
 def _refuse(topic_partition: TopicPartition, code: int) -> None:
-    """Raises the exception of an error code unless it is transient."""
+    """Raises the exception for an error code. Returns if the error is transient."""
     if code in PASSING or code in NEW_LEADER:
         return
     topic, number = topic_partition
@@ -629,7 +655,9 @@ def _refuse(topic_partition: TopicPartition, code: int) -> None:
 
 
 def _pauses() -> Iterable[Callable[[], None]]:
-    """Yields functions to call between attempts; each one sleeps longer than the previous one."""
+    """Yields functions that sleep between attempts. Each function sleeps longer than the previous
+    one.
+    """
     seconds = _FIRST_PAUSE_SECONDS
     while True:
         yield lambda wait=seconds: time.sleep(wait)  # type: ignore[misc]
@@ -657,7 +685,9 @@ def borrowed_cluster(settings: BrokerSettings) -> Iterator[Cluster]:
 
 
 def _taken(settings: BrokerSettings) -> Cluster | None:
-    """Returns the cluster with these settings that was used last."""
+    """Removes a cluster with these settings from the idle clusters and returns it; `None` if there
+    is none. Prefers the cluster that was used last.
+    """
     with _lock:
         for number in reversed(range(len(_idle))):
             if _idle[number].settings == settings:
@@ -674,7 +704,9 @@ def _close_all() -> None:
 
 
 def _forget() -> None:
-    """Drops the clusters of the parent process in a forked child: they share its sockets."""
+    """Drops all idle clusters in a forked child process, because parent and child share their
+    sockets.
+    """
     global _lock
     _lock = threading.Lock()
     _idle.clear()

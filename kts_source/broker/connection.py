@@ -1,7 +1,7 @@
-"""One blocking connection to one broker, and the error codes of Kafka's protocol (`Errors`).
+"""One blocking connection to one broker, and the error codes of Kafka's protocol.
 
-kafka-python encodes and decodes the messages. Its own transport is not used: it receives 4 KiB at
-a time and copies four times.
+kafka-python encodes and decodes the messages. Its transport is not used, because it receives only 4
+KiB at a time and copies the bytes four times.
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ TOPIC_GONE: Final = frozenset({UNKNOWN_TOPIC_ID, _CODES["INCONSISTENT_TOPIC_ID"]
 
 
 def error_name(code: int) -> str:
-    """Returns Kafka's name of an error code, and its number."""
+    """Returns Kafka's name of an error code, followed by the code as a number."""
     return f"{_NAMES[code]} ({code})" if code in _NAMES else f"error {code}"
 
 
 def refusal(code: int, **location: Unpack[Place]) -> BrokerError:
-    """Returns the exception for an error code after which a retry cannot succeed."""
+    """Returns the exception for an error code that no retry can change."""
     if code in DENIED:
         return BrokerAccessError(
             "not allowed to read the topic: the user needs Describe and Read on it", **location
@@ -114,17 +114,17 @@ _NO_ERROR: Final = 0
 
 
 class LostConnectionError(Exception):
-    """The connection is no longer usable. The text has no credentials."""
+    """The connection is no longer usable. The error text contains no credentials."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A request that waits for its response.
+    """A request that was sent and whose response has not been received.
 
     Attributes:
         header: The header that kafka-python needs to decode the response.
-        timeout_seconds: Timeout from the call of `receive` on; before that, the caller may be busy
-            with earlier responses.
+        timeout_seconds: Timeout of the response. It starts when `receive` is called for this
+            request, because the caller may be busy with earlier responses before that.
     """
 
     header: Any
@@ -132,15 +132,15 @@ class Pending:
 
 
 class Connection:
-    """An authenticated connection to a broker. Used by one thread at a time.
+    """An authenticated connection to a broker. Only one thread at a time may use it.
 
     Args:
-        settings: Timeouts, client id and security.
-        host: Name or address.
+        settings: Timeouts, client id and security settings.
+        host: Host name or IP address.
         port: TCP port.
 
     Attributes:
-        address: Host and port.
+        address: Host and TCP port of the broker.
 
     Raises:
         LostConnectionError: The broker cannot be reached, or closed the connection.
@@ -167,13 +167,13 @@ class Connection:
             raise
 
     def is_usable(self, seconds: float) -> bool:
-        """Returns whether the socket is open and the login stays valid for some seconds
+        """Returns whether the socket is open and the login stays valid for this number of seconds
         (KIP-368).
         """
         return self._socket.fileno() >= 0 and time.monotonic() + seconds < self._expires
 
     def version(self, request: Any) -> int:  # noqa: ANN401  # kafka-python's message class
-        """Returns the newest version of a request that both sides support."""
+        """Returns the newest version of a request that kafka-python and the broker support."""
         return int(self._versions.api_version(request))
 
     def ask(self, request: Any, *, patience_seconds: float = 0.0) -> Any:  # noqa: ANN401
@@ -181,7 +181,7 @@ class Connection:
 
         Args:
             request: A message of kafka-python.
-            patience_seconds: Time added to `request.timeout.ms`.
+            patience_seconds: Seconds to wait for the response in addition to `request.timeout.ms`.
 
         Raises:
             LostConnectionError: No complete response arrived.
@@ -190,7 +190,9 @@ class Connection:
         return self.receive(self.send(request, patience_seconds=patience_seconds))
 
     def send(self, request: Any, *, patience_seconds: float = 0.0) -> Pending:  # noqa: ANN401
-        """Sends a request; `receive` returns its response. Responses arrive in order."""
+        """Sends a request. `receive` returns the response. Brokers send responses in the order of
+        requests.
+        """
         if request.API_VERSION is None:
             request.API_VERSION = self._known_version(request)
         self._correlation += 1
@@ -204,12 +206,12 @@ class Connection:
         return Pending(request.header, timeout)
 
     def receive(self, pending: Pending, *, max_bytes: int = _MAX_ANSWER_BYTES) -> Any:  # noqa: ANN401
-        """Returns the response to the oldest pending request. Its bytes are views of a buffer that
-        the next call overwrites.
+        """Returns the response to the oldest pending request. Byte fields of the response are views
+        of a buffer, which the next call overwrites.
 
         Args:
-            pending: The oldest pending request.
-            max_bytes: Maximum size of the response.
+            pending: The oldest request whose response has not been received.
+            max_bytes: Maximum size of the response in bytes.
 
         Raises:
             LostConnectionError: No complete and valid response arrived.
@@ -241,14 +243,15 @@ class Connection:
             return self.version(request)
         except IncompatibleBrokerVersion:
             raise BrokerError(
-                f"broker {self._place} does not know request {type(request).__name__}: it is too"
-                " old, or no Kafka"
+                f"broker {self._place} does not support request {type(request).__name__}: it is too"
+                " old, or it is not a Kafka broker"
             ) from None
 
     def _decoded(self, header: Any, data: memoryview) -> Any:  # noqa: ANN401
         message = header.get_response_class()
         is_flexible = message[None].flexible_version_q(header.request_api_version)
-        # The header of ApiVersions never has tags, so that old clients can read it.
+        # Responses to ApiVersions have no tagged fields in the header, because old clients must be
+        # able to read it.
         start = 5 if is_flexible and message.API_KEY != _API_VERSIONS_KEY else 4
         try:
             return message.decode(data[start:])
@@ -258,7 +261,9 @@ class Connection:
             ) from None
 
     def _read(self, size: int, deadline: float) -> memoryview:
-        """Reads the next bytes into the buffer."""
+        """Reads the next `size` bytes from the socket into the buffer, and returns a view of
+        them.
+        """
         if len(self._buffer) < size:
             self._buffer = bytearray(size)
         view = memoryview(self._buffer)[:size]
@@ -276,7 +281,9 @@ class Connection:
 
     @contextlib.contextmanager
     def _closing_on_error(self) -> Any:  # noqa: ANN401
-        """Closes the socket after an error: a partly read response cannot be skipped."""
+        """Closes the socket if the block raises an error, because the rest of a response that was
+        read partly cannot be skipped.
+        """
         try:
             yield
         except LostConnectionError:
@@ -337,7 +344,7 @@ class Connection:
             raise BrokerError(
                 f"broker {self._place} is older than Kafka 3.1 and cannot fetch by topic id, which"
                 " detects topics that were created again. Upgrade it, or remove"
-                " kafka.bootstrap.servers to read the tier alone"
+                " kafka.bootstrap.servers to read only the tier"
             )
         self._versions = BrokerVersionData(api_versions=versions)
 

@@ -1,9 +1,9 @@
-"""Fetches a range of offsets of one partition from its leader or a follower.
+"""Fetches a range of offsets of one partition from the leader or a follower.
 
-Each response is trimmed to complete batches, because the last one is usually truncated. The next
-request is sent before the batches are returned, so the broker works while they are decoded. An
-empty response does not mean the end: a broker that waits for its tier, or throttles, returns no
-records and no error.
+Brokers usually truncate the last batch of a response, so each response is cut after its last
+complete batch. The next request is sent before these batches are returned, so the broker works
+while the caller decodes them. An empty response does not mean that the range is complete: a
+broker that waits for its tier, or throttles the client, also returns no records and no error.
 
 Source: `FetchRequest`, `FetchResponse` (KIP-227, KIP-392, KIP-516), `CompletedFetch`.
 """
@@ -64,11 +64,13 @@ class FetchedBatches:
     """Complete batches of one response.
 
     Attributes:
-        data: Their bytes; valid until the next response is received.
-        start_offset: First requested offset; rows below it are skipped.
+        data: Bytes of the batches. They are valid until the next response is received.
+        start_offset: First offset that was requested. Brokers return whole batches, so the caller
+            must skip rows below this offset.
         next_offset: One past the last offset of the last batch.
-        aborted: Aborted transactions to skip in these batches; empty for `read_uncommitted`.
-        listed: Producer id and first offset of the aborted transactions in the response.
+        aborted: Offset intervals of aborted transactions, whose records must be skipped; empty for
+            `read_uncommitted`.
+        listed: Producer id and first offset of each aborted transaction that the response lists.
     """
 
     data: memoryview
@@ -79,15 +81,16 @@ class FetchedBatches:
 
 
 def whole_batches(data: memoryview) -> tuple[int, int]:
-    """Returns the size of the complete entries at the start of a response, and one past their last
-    offset.
+    """Returns the size in bytes of the complete batches at the start of a response, and one past
+    their last offset.
 
     Raises:
-        CorruptRecordError: The bytes are not entries, or their offsets do not ascend.
+        CorruptRecordError: The bytes are not valid batches, or the offsets of the batches do not
+            ascend.
     """
     from segment_format.arrow import RecordDecoder
 
-    # No column of any entry is needed, so the kernel only walks their headers.
+    # No columns are requested, so the kernel reads only the headers of the batches.
     walk = RecordDecoder(
         columns=(),
         start_offset=_MAX_OFFSET - 1,
@@ -101,11 +104,11 @@ def whole_batches(data: memoryview) -> tuple[int, int]:
 
 
 def begins_at_or_after(data: memoryview, offset: int) -> bool:
-    """Returns whether the first entry of a response has no record below an offset.
+    """Returns whether the first batch of a response has no record below an offset.
 
-    A compressed message set (formats 0 and 1) has the offset of its last record in its offset
-    field, so its records must be decoded to find its first offset. Returns `False` if the entry
-    cannot be read.
+    The offset field of a compressed message set (formats 0 and 1) contains the offset of its last
+    record, so its records are decoded to find its first offset. Returns `False` if the batch cannot
+    be read.
     """
     try:
         entry = read_entry(data, 0)
@@ -120,12 +123,13 @@ def begins_at_or_after(data: memoryview, offset: int) -> bool:
 def aborted_intervals(
     listed: frozenset[tuple[int, int]], data: memoryview, next_offset: int
 ) -> AbortedIntervals:
-    """Returns the intervals of the aborted transactions of a response.
+    """Returns the offset intervals of the aborted transactions that a response lists.
 
     Args:
-        listed: Producer id and first offset; brokers do not return the end.
-        data: Complete batches.
-        next_offset: One past their last offset.
+        listed: Producer id and first offset of each transaction. Brokers do not return the end, so
+            it is taken from the abort marker in `data`, or is `next_offset` without a marker.
+        data: The complete batches of the response.
+        next_offset: One past the last offset of these batches.
     """
     producers = {producer for producer, _ in listed}
     markers: list[tuple[int, int]] = []
@@ -166,7 +170,7 @@ _NO_SESSION: Final = (0, -1)
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A fetch was sent and its response is pending."""
+    """State after a fetch request was sent. The response was not received yet."""
 
     connection: Connection
     pending: Pending
@@ -174,11 +178,11 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """The same offset must be requested again after a pause.
+    """State in which the same offset must be requested again after a pause.
 
     Attributes:
-        reason: For the error after too many attempts.
-        is_empty: True if a response had neither an error nor a record.
+        reason: Reason of the pause, for the error after too many attempts.
+        is_empty: True if the reason is a response without error and without records.
     """
 
     reason: str
@@ -187,7 +191,7 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """Offsets below `stop` are lost."""
+    """State after the brokers lost the offsets from the requested one up to `stop`, exclusive."""
 
     stop: int
     error: DataLossError
@@ -197,7 +201,7 @@ _State = _Pending | _Waiting | _Lost | FetchedBatches
 
 
 class _Patience:
-    """Pauses between attempts since the last batch."""
+    """Sleeps between attempts, and limits the time since the last batch."""
 
     def __init__(self) -> None:
         self.silent = 0
@@ -205,30 +209,31 @@ class _Patience:
         self._pause = _FIRST_PAUSE_SECONDS
 
     def is_exhausted(self) -> bool:
-        """Returns whether the time since the last batch exceeds the limit."""
+        """Returns whether no batch arrived for longer than the limit."""
         return time.monotonic() - self._progress > _PATIENCE_SECONDS
 
     def sleep(self) -> None:
-        """Waits twice as long as before."""
+        """Sleeps, each time twice as long as the previous time, up to a maximum."""
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, _MAX_PAUSE_SECONDS)
 
 
 class RangeFetcher:
-    """Fetches one range. Used by one thread.
+    """Fetches one range of offsets. Used by one thread.
 
     Args:
-        cluster: Brokers; no other thread may use its connections in the meantime.
+        cluster: The client of the cluster. No other thread may use it at the same time.
         wanted: Range to fetch.
-        max_batch_bytes: Maximum size of one batch.
-        on_loss: Called with lost offsets [start, stop) and the reason. The fetch continues after
-            them, or ends if it returns True. Without `on_loss`, lost offsets are an error.
+        max_batch_bytes: Maximum size of one batch in bytes.
+        on_loss: Called with the start and the end (exclusive) of lost offsets, and the error that
+            describes the reason. If it returns True, the fetch ends; otherwise the fetch continues
+            after the lost offsets. Without `on_loss`, the error is raised.
 
     Attributes:
-        bytes: Bytes of complete batches so far.
-        requests: Requests sent so far.
-        lost_offsets: True if some of the range is lost.
-        met_hole: True if the brokers' own tier lacks some offsets of the range.
+        bytes: Number of bytes in the complete batches that were received so far.
+        requests: Number of fetch requests that were sent so far.
+        lost_offsets: True if the brokers have lost some offsets of the range.
+        met_hole: True if some offsets of the range are missing in the tier that the brokers use.
     """
 
     def __init__(
@@ -259,9 +264,9 @@ class RangeFetcher:
         """Yields the batches of the range, in order.
 
         Raises:
-            DataLossError: The log start has passed the range, the topic was deleted, or another
-                leader does not have the offsets that were planned.
-            BrokerError: Brokers refuse, or do not respond for too long.
+            DataLossError: Retention deleted offsets of the range, the topic was deleted, or a new
+                leader does not have the planned offsets.
+            BrokerError: Brokers refuse a request, or do not respond for too long.
         """
         offset, stop = self._wanted.start_offset, self._wanted.stop_offset
         if offset >= stop:
@@ -306,7 +311,9 @@ class RangeFetcher:
                 state.connection.close()
 
     def _skip(self, offset: int, lost: _Lost) -> int:
-        """Reports lost offsets. Returns the first one after them, or the range's end to stop."""
+        """Reports lost offsets to `on_loss`. Returns the offset at which the fetch continues, which
+        is the end of the range if the fetch must end.
+        """
         self.lost_offsets = True
         stop = min(lost.stop, self._wanted.stop_offset)
         if self._on_loss is None or stop <= offset:
@@ -314,7 +321,7 @@ class RangeFetcher:
         return self._wanted.stop_offset if self._on_loss(offset, stop, lost.error) else stop
 
     def _ask(self, offset: int) -> _Pending | _Waiting | _Lost:
-        """Sends a fetch to the leader, or to the follower that it prefers."""
+        """Sends a fetch request to the leader, or to the follower that the leader recommended."""
         try:
             if self._leader < 0 and not self._takes_known_leader():
                 problem = self._find_leader()
@@ -347,8 +354,8 @@ class RangeFetcher:
             return self._changed_node(error)
 
     def _changed_node(self, error: LostConnectionError | LeaderChangedError) -> _Waiting:
-        """Makes the next attempt look for another leader, because this broker may stay
-        unreachable.
+        """Handles a lost connection or a new leader: the next attempt uses another broker if
+        possible.
         """
         if isinstance(error, LeaderChangedError):
             self._leader = -1
@@ -357,8 +364,8 @@ class RangeFetcher:
         return _Waiting(str(error))
 
     def _lose_node(self) -> None:
-        """Drops a broker that does not respond: a leader may have been replaced, and a follower is
-        not used again.
+        """Stops using a broker that does not respond. If it is the leader, its successor is looked
+        up. If it is a follower, only the leader is used from now on.
         """
         if self._node == self._leader:
             self._leader = -1
@@ -367,10 +374,13 @@ class RangeFetcher:
         self._node = -1
 
     def _is_over(self, offset: int) -> bool:
-        """Returns whether no batch of the range is left.
+        """Returns whether the partition has no more batches between `offset` and the end of the
+        range. Called after several empty responses.
 
-        Empty responses are no proof: compaction may have removed the last batches below the last
-        stable offset. After empty responses from a follower, the leader decides.
+        Compaction may have removed the last batches of the range. Then all responses for
+        `read_committed` are empty if later batches are above the last stable offset. So a request
+        for `read_uncommitted` checks whether the next batch begins after the range. After empty
+        responses from a follower, returns `False` and makes the next request go to the leader.
         """
         if self._node != self._leader:
             self._node, self._rack = -1, ""
@@ -387,7 +397,7 @@ class RangeFetcher:
         except LostConnectionError:
             self._lose_node()
             return False
-        # If this response has an error, the next one will have it, too.
+        # An error in this response is ignored, because the next fetch will return it, too.
         partitions = [partition for topic in answer.responses for partition in topic.partitions]
         if len(partitions) != 1 or not partitions[0].records:
             return False
@@ -396,7 +406,9 @@ class RangeFetcher:
     def _request(
         self, offset: int, *, read_committed: bool | None = None, max_bytes: int | None = None
     ) -> Any:  # noqa: ANN401
-        """Returns a fetch request; `max_bytes` is given only for probes of the leader itself."""
+        """Returns a fetch request. `max_bytes` is given only for requests that test whether the
+        leader itself has an offset.
+        """
         from kafka.protocol.consumer import FetchRequest
 
         wanted, settings = self._wanted, self._settings
@@ -425,10 +437,11 @@ class RangeFetcher:
         )
 
     def _takes_known_leader(self) -> bool:
-        """Uses the cached leader once, if it has the planned epoch.
+        """Uses the cached leader once, if its leader epoch is the planned one. Returns whether it
+        did.
 
-        A broker that is no longer the leader returns an error, because requests have the topic's
-        id.
+        If the cached leader is no longer the leader, it returns an error, because requests contain
+        the leader epoch and the topic id.
         """
         leader = self._cluster.known_leader((self._wanted.topic, self._wanted.partition))
         if self._asked or leader is None or leader.epoch != self._wanted.leader_epoch:
@@ -438,7 +451,9 @@ class RangeFetcher:
         return True
 
     def _find_leader(self) -> _Waiting | _Lost | None:
-        """Looks up the leader; a new one must have the offsets that were planned."""
+        """Requests the current leader. Returns a state if there is no usable leader: a new leader
+        must have all planned offsets.
+        """
         wanted = self._wanted
         key = wanted.topic, wanted.partition
         topic = self._cluster.renew_leader(key, self._wanted.topic_id)
@@ -467,11 +482,13 @@ class RangeFetcher:
         return _Lost(self._wanted.stop_offset, error)
 
     def _check_refused(self, offset: int) -> _Lost | _Waiting:
-        """Finds the lost offsets after the leader refused an offset: the response does not list
-        them.
+        """Determines which offsets are lost after the leader refused an offset as out of range. The
+        leader's response does not contain them.
 
-        Retention or DeleteRecords passed the offset, or the brokers' own tier lacks the segment
-        that has it. If the log has the offset, the request is repeated.
+        Either the log start is above the offset now, because of retention or DeleteRecords, or the
+        tier of the brokers lacks a segment. If the log start is not above the offset, the request
+        is
+        repeated once before a segment counts as missing.
         """
         key = self._wanted.topic, self._wanted.partition
         if self._cluster.known_leader(key) is None:
@@ -496,11 +513,13 @@ class RangeFetcher:
         return _Lost(stop, DataLossError(text, **self._location(offset)))
 
     def _first_served(self, refused: int) -> int:
-        """Returns the first offset above a refused one that the leader serves, at most the range's
-        end.
+        """Returns an offset above a refused one from which the leader returns records again, at
+        most the end of the range.
 
-        Brokers do not report it. Everything on the leader's own disk is served, so only offsets
-        below that are tried: each one in a short range, evenly spaced ones in a long range.
+        Brokers do not report this offset, so it is searched with test requests. The leader returns
+        all records on its own disk, so only offsets below the start of its disk are tested. A short
+        range is tested offset by offset. A long range is tested in equal steps first, and then by
+        bisection between two steps.
         """
         key = self._wanted.topic, self._wanted.partition
         limit = self._wanted.stop_offset
@@ -518,10 +537,10 @@ class RangeFetcher:
         return high
 
     def _serves(self, offset: int) -> bool:
-        """Returns whether the leader serves an offset.
+        """Returns whether the leader returns records from an offset on.
 
         Raises:
-            LeaderChangedError: The broker reports an error other than that it lacks the offset.
+            LeaderChangedError: The broker returned an error other than OFFSET_OUT_OF_RANGE.
         """
         connection = self._cluster.connection(self._leader)
         request = self._request(offset, read_committed=False, max_bytes=1)
@@ -535,7 +554,9 @@ class RangeFetcher:
         return bool(code == 0)
 
     def _check_answer(self, answer: Any, offset: int) -> FetchedBatches | _Waiting | _Lost:  # noqa: ANN401
-        """Checks a response, and returns its complete batches if it has any."""
+        """Checks a response. Returns its complete batches, or the state that follows from an error
+        or an empty response.
+        """
         code = answer.error_code
         partitions = [partition for topic in answer.responses for partition in topic.partitions]
         if not code and not partitions:  # throttled by a client quota
@@ -590,26 +611,28 @@ class RangeFetcher:
         return FetchedBatches(data, offset, next_offset, aborted, listed)
 
     def _check_reported(self, offset: int) -> None:
-        """Refuses batches that an old broker has read from its tier since the plan was made."""
+        """Raises OldBrokerError if an old leader has moved the offset to its tier since the plan
+        was made, because it does not report all aborted transactions there.
+        """
         exact_from = reports_aborted_from(
             self._cluster, (self._wanted.topic, self._wanted.partition)
         )
         if offset < exact_from:
             raise OldBrokerError(
-                f"offsets up to {exact_from} have moved into the tier since the plan was made, and"
-                f" {LEAK}"
-                ": plan again, or read with isolationLevel=read_uncommitted",
+                f"brokers have moved offsets up to {exact_from} into their tier since the plan was"
+                f" made, and {LEAK}: plan again, or read with isolationLevel=read_uncommitted",
                 **self._location(offset),
             )
 
     def _handle(self, code: int, offset: int) -> _Waiting | _Lost:
-        """Handles an error code.
+        """Returns the state that follows from an error code of a response.
 
         Raises:
             BrokerError: The broker refuses the request.
         """
         if self._node != self._leader and code in {OFFSET_OUT_OF_RANGE, *PASSING}:
-            # A follower may lag, and the leader would prefer it again.
+            # The follower may lag. Without a rack in the requests, the leader does not recommend it
+            # again.
             self._node, self._rack = -1, ""
             return _Waiting(f"a follower returned {error_name(code)}")
         if code in TOPIC_GONE or code in PASSING:

@@ -1,15 +1,16 @@
-r"""Parses the `kafka.*` options of one `load()` into `BrokerSettings`. Opens key stores, too.
+r"""Parses the `kafka.*` options of one `load()` into `BrokerSettings`. Also reads the key stores
+that they name.
 
-Errors show no values or paths, because users may put passwords into the wrong options.
+Error texts contain no values and no paths, because users may put a password into the wrong option.
 
-`sasl.jaas.config` has one login module with its options:
+`sasl.jaas.config` contains one login module and its options:
 
     org.apache.kafka.common.security.plain.PlainLoginModule required username="a" password="b";
 
-It is read as by Kafka's `JaasConfig` with Java's `StreamTokenizer`: values in double or single
-quotes with backslash escapes (`\n`, `\"`, `\101`), or plain words; `//` and `/* */` comments. Line
-ends in quotes, repeated names and several modules are refused. Errors quote no word of the text,
-because an unquoted password may look like a name.
+It is parsed like Kafka's `JaasConfig`, which uses Java's `StreamTokenizer`: values are plain words,
+or texts in double or single quotes with backslash escapes (`\n`, `\"`, `\101`). Comments are `//`
+and `/* */`. Line ends in quotes, repeated names and several modules are errors. Error texts quote
+no word of the configuration, because a password without quotes may look like an option name.
 """
 
 from __future__ import annotations
@@ -86,23 +87,26 @@ _TOKEN: Final = re.compile(
 _ESCAPE: Final = re.compile(r"\\([0-3][0-7]{0,2}|[4-7][0-7]?|.)", re.DOTALL)
 _CONTROLS: Final = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 _NAME: Final = re.compile(r"[A-Za-z_][\w$.-]{0,80}", re.ASCII)
-# Class prefixes of platforms that relocate Kafka.
+# Package prefixes of class names on platforms that bundle a relocated Kafka client.
 _SHADED: Final = re.compile(r"(?:kafkashaded|shadedmskiam)\.")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LoginModule:
-    """A login module: its SASL mechanisms, and its options by name."""
+    """A login module of `sasl.jaas.config`: the SASL mechanisms that it can be used with, and its
+    options by name.
+    """
 
     mechanisms: tuple[str, ...]
     options: Mapping[str, str]
 
 
 def parse_jaas(text: str) -> LoginModule:
-    """Parses a text with one login module.
+    """Parses the text of `sasl.jaas.config`, which must contain one login module.
 
     Raises:
-        InvalidOptionError: The syntax is invalid, or the module is unknown or not the only one.
+        InvalidOptionError: The syntax is invalid, the module is unknown, or there are several
+            modules.
     """
     tokens = _tokens(text)
     if not tokens:
@@ -122,7 +126,7 @@ def parse_jaas(text: str) -> LoginModule:
         number = len(options) + 1
         pair = tokens[next_token + 1 : next_token + 3]
         if len(pair) < 2 or pair[0] != ("mark", "=") or pair[1][0] == "mark":
-            # The name is not shown: it may be a value without its quotes.
+            # The name is not shown, because it may be part of a password without quotes.
             raise _invalid(_JAAS, f'must give its option number {number} as name="value"')
         if name in options:
             raise _invalid(_JAAS, f"gives its option number {number} a second time")
@@ -131,12 +135,14 @@ def parse_jaas(text: str) -> LoginModule:
     if next_token == len(tokens):
         raise _invalid(_JAAS, "must end with a semicolon")
     if next_token != len(tokens) - 1:
-        raise _invalid(_JAAS, "must have one login module and end with its semicolon")
+        raise _invalid(_JAAS, "must contain only one login module and end with a semicolon")
     return LoginModule(_LOGIN_MODULES[module], options)
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:
-    """Splits a text into pairs of kind (`word`, `text` or `mark`) and value; drops comments."""
+    """Splits a JAAS text into pairs of kind (`word`, `text` or `mark`) and value. Drops
+    comments.
+    """
     tokens: list[tuple[str, str]] = []
     position = 0
     while position < len(text):
@@ -172,7 +178,7 @@ _MSK_HANDLER: Final = re.compile(
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _EXTENSION: Final = "extension_"
 
-# Options of Java's login modules without effect here.
+# Options of Java's login modules that have no effect here.
 _WITHOUT_EFFECT: Final = frozenset({"debug", "awsDebugCreds"})
 _TAKEN: Final[Mapping[str, frozenset[str]]] = {
     PLAIN: frozenset({"username", "password", "serviceName"}),
@@ -200,15 +206,16 @@ _REFUSED: Final = frozenset(
 
 
 def login_from(options: Mapping[str, str], mechanism: str, protocol: str) -> Login:
-    """Returns the credentials of a mechanism, or their source.
+    """Returns the credentials for a mechanism, or the source that returns them when a connection is
+    opened.
 
     Args:
-        options: Name in lower case, without `kafka.`, to text.
+        options: Maps the name of each `kafka.*` option (lower case, without `kafka.`) to its text.
         mechanism: One of `MECHANISMS`.
-        protocol: A protocol with SASL.
+        protocol: The security protocol, SASL_PLAINTEXT or SASL_SSL.
 
     Raises:
-        InvalidOptionError: Malformed, missing or contradictory options.
+        InvalidOptionError: Options are malformed, missing or contradictory.
     """
     module_options = _module_options(options, mechanism)
     _check_handlers(options, mechanism)
@@ -254,12 +261,13 @@ def _module_options(options: Mapping[str, str], mechanism: str) -> Mapping[str, 
             continue
         if mechanism == PLAIN and name.startswith("user_"):  # accounts on brokers
             continue
-        # An unknown name may be the rest of a password with a quote in it.
+        # An unknown name is not shown, because it may be the rest of a password that contains a
+        # quote.
         shown = name if name in possible else f"an option, number {number},"
         raise _invalid(
             _JAAS,
-            f"has {shown} which is not supported; for {mechanism} it may"
-            f" have {', '.join(sorted(_TAKEN[mechanism]))}",
+            f"has {shown} which is not supported; for {mechanism} the supported options"
+            f" are {', '.join(sorted(_TAKEN[mechanism]))}",
         )
     return module.options
 
@@ -291,7 +299,10 @@ def _token_source(
     handler = options.get(_LOGIN_HANDLER, "")
     if is_callback(handler):
         if _ENDPOINT in options:
-            raise _invalid(_ENDPOINT, f"and the function of {PREFIX}{_LOGIN_HANDLER}: give one")
+            raise _invalid(
+                _ENDPOINT,
+                f"and the function in {PREFIX}{_LOGIN_HANDLER} both return tokens: remove one",
+            )
         return TokenCallback(handler, extensions)
     if _ENDPOINT not in options:
         raise InvalidOptionError(
@@ -330,11 +341,13 @@ def _check_url(text: str) -> None:
     if url.username is not None or url.password is not None:
         raise _invalid(_ENDPOINT, f"must not have a user: clientId goes into {JAAS_OPTION}")
     if url.scheme != "https" and (url.scheme != "http" or url.hostname not in _LOOPBACK):
-        raise _invalid(_ENDPOINT, "must be https: the client's secret is sent there")
+        raise _invalid(_ENDPOINT, "must be an https URL, because the client's secret is sent to it")
 
 
 def _extensions(options: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Returns SASL extensions (RFC 7628, 3.1), such as the logical cluster of a cloud."""
+    """Returns names and values of the SASL extensions (RFC 7628, 3.1), such as the logical cluster
+    id of a cloud.
+    """
     extensions = tuple(
         (name.removeprefix(_EXTENSION), value)
         for name, value in options.items()
@@ -363,7 +376,7 @@ def _kerberos(options: Mapping[str, str], module_options: Mapping[str, str]) -> 
     if module_options.get("useKeyTab", "false").strip().lower() == "true":
         keytab = module_options.get("keyTab", "")
         if not keytab or not module_options.get("principal"):
-            raise _invalid(_JAAS, "needs keyTab and principal")
+            raise _invalid(_JAAS, "has useKeyTab=true, so it needs keyTab and principal")
     return Kerberos(services.pop(), module_options.get("principal", ""), keytab)
 
 
@@ -372,13 +385,15 @@ _OLDER_VERSIONS: Final = ("SSLv2Hello", "SSLv3", "TLSv1", "TLSv1.1")
 
 
 def security_from(options: Mapping[str, str]) -> tuple[Security, frozenset[str]]:
-    """Returns the security settings of connections, and the names of options without effect.
+    """Returns the security settings of connections, and the names of the options that have no
+    effect.
 
     Args:
-        options: Name in lower case, without `kafka.`, to text. Without unsupported options.
+        options: Maps the name of each `kafka.*` option (lower case, without `kafka.`) to its text.
+            It must contain no unsupported option.
 
     Raises:
-        InvalidOptionError: Malformed, missing or contradictory options, or a file that cannot be
+        InvalidOptionError: Options are malformed, missing or contradictory, or a file cannot be
             opened.
     """
     of_tls = frozenset(name for name in options if name.startswith("ssl."))
@@ -403,7 +418,7 @@ def security_from(options: Mapping[str, str]) -> tuple[Security, frozenset[str]]
         idle |= of_tls
     security = Security(protocol, tls, mechanism, login)
     if tls is not None:
-        # Not at import time: `ssl` is needed only with brokers.
+        # Not imported at import time, because `ssl` is needed only with brokers.
         from kts_source.broker.tls import ssl_context
 
         ssl_context(security)  # a key that does not match the certificate fails here
@@ -429,7 +444,9 @@ def _versions(options: Mapping[str, str]) -> tuple[str, str]:
     if _choice(options, "ssl.protocol", TLS_1_3, ("TLS", *versions)) == TLS_1_2:
         allowed = [version for version in allowed if version == TLS_1_2]
     if not allowed:
-        raise _invalid(name, f"and {PREFIX}ssl.protocol must leave {TLS_1_2} or {TLS_1_3}")
+        raise _invalid(
+            name, f"and {PREFIX}ssl.protocol together allow neither {TLS_1_2} nor {TLS_1_3}"
+        )
     return allowed[0], allowed[-1]
 
 
@@ -459,7 +476,9 @@ def _trusted(options: Mapping[str, str]) -> tuple[bytes, ...]:
 
 
 def _identity(options: Mapping[str, str]) -> tuple[tuple[bytes, ...], bytes]:
-    """Returns the client's certificate chain and key; empty without one."""
+    """Returns the certificate chain and the private key of the client; both are empty if the
+    options name no key.
+    """
     location, key, chain, word = (
         f"ssl.keystore.{last}" for last in ("location", "key", "certificate.chain", "password")
     )
@@ -502,7 +521,7 @@ def _check_inline(
     if kind != PEM:
         raise _invalid(name, f"needs {PREFIX}{type_name} PEM")
     if location in options:
-        raise _invalid(name, f"and {PREFIX}{location} have the same meaning: give one")
+        raise _invalid(name, f"and {PREFIX}{location} have the same meaning: remove one of them")
 
 
 def _kind(options: Mapping[str, str], name: str) -> str:
@@ -531,7 +550,7 @@ def _text(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise KeyStoreError("is not PEM: it is not text") from None
+        raise KeyStoreError("is not PEM, because it is not UTF-8 text") from None
 
 
 def _choice(options: Mapping[str, str], name: str, default: str, choices: tuple[str, ...]) -> str:
@@ -558,18 +577,18 @@ _MAX_NAME: Final = 249
 def broker_settings(
     kafka_texts: Mapping[str, str],
 ) -> tuple[BrokerSettings | None, tuple[str, ...]]:
-    """Returns the settings of brokers. Reads the files that options name.
+    """Returns the settings of connections to brokers. Reads the files that options name.
 
     Args:
-        kafka_texts: Name in lower case, including `kafka.`, to text.
+        kafka_texts: Maps the name of each option (lower case, including `kafka.`) to its text.
 
     Returns:
-        The settings, `None` without `kafka.bootstrap.servers`, and the names of options without
-        effect, sorted.
+        The settings, which are `None` without `kafka.bootstrap.servers`, and the sorted names of
+        the options that have no effect.
 
     Raises:
-        InvalidOptionError: An option is malformed, unsupported or lacks another one, or a file
-            cannot be opened.
+        InvalidOptionError: An option is malformed or unsupported, or needs another option that is
+            missing, or a file cannot be opened.
     """
     options = {name.removeprefix(PREFIX): text for name, text in kafka_texts.items()}
     if _BOOTSTRAP not in options:
@@ -612,17 +631,17 @@ def _servers(text: str, protocol: str) -> tuple[tuple[str, int], ...]:
         if match is None or not 0 < port <= 65_535:
             raise _invalid(
                 _BOOTSTRAP,
-                f"must be like host:9092,[::1]:9092; its entry {len(servers) + 1} is not",
+                f"must be like host:9092,[::1]:9092; its entry {len(servers) + 1} is invalid",
             )
         if match["protocol"] and match["protocol"].upper() != protocol:
             raise _invalid(
                 _BOOTSTRAP,
-                f"has another protocol before :// than"
+                f"has a protocol before :// that differs from"
                 f" kafka.security.protocol, which is {protocol}",
             )
         servers[(match["ip6"] or match["host"], port)] = None
     if not servers:
-        raise _invalid(_BOOTSTRAP, "names no broker")
+        raise _invalid(_BOOTSTRAP, "contains no broker address")
     return tuple(servers)
 
 
@@ -644,6 +663,6 @@ def _check_characters(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise _invalid(name, "has half of a surrogate pair") from None
+        raise _invalid(name, "contains half of a surrogate pair, so it is not valid text") from None
     if "\0" in text:
         raise _invalid(name, "has a zero byte")

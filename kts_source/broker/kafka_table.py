@@ -1,7 +1,8 @@
-"""The table of `kafka.*` options: supported, rejected (with the reason) and ignored options.
+"""The table of `kafka.*` options: which options are supported, rejected (with the reason) and
+ignored.
 
-Parser, errors and docs use it. Names are those of Kafka's consumer (`ConsumerConfig`,
-`SaslConfigs`, `SslConfigs`), without `kafka.` in front.
+The parser, error texts and the documentation use the table. It contains the option names of Kafka's
+consumer (`ConsumerConfig`, `SaslConfigs`, `SslConfigs`), without the prefix `kafka.`.
 """
 
 from __future__ import annotations
@@ -172,10 +173,11 @@ _OF_SECURITY: Final = re.compile(r"(?:ssl|sasl|security)\.")
 
 
 def refusal(name: str) -> str | None:
-    """Returns why an option is rejected, and what to do; `None` if it is accepted.
+    """Returns why an option is rejected and what to do instead; `None` if the option is accepted or
+    ignored.
 
     Args:
-        name: In lower case, without `kafka.`.
+        name: Name of the option in lower case, without `kafka.`.
     """
     if name in COUNTED:
         return None
@@ -189,7 +191,9 @@ def refusal(name: str) -> str | None:
 
 
 def kafka_tables() -> dict[str, str]:
-    """Returns the tables of `kafka.*` options for the docs, in Markdown, by name."""
+    """Returns the Markdown tables of `kafka.*` options for the documentation, by the name of the
+    table.
+    """
     return {
         "kafka-options": _table(("option", "default", "meaning"), _rows(PLAIN_OPTIONS)),
         "kafka-security": _table(("option", "default", "meaning"), _rows(SECURITY_OPTIONS)),

@@ -1,15 +1,19 @@
-"""SASL authentication, with the mechanisms of kafka-python.
+"""SASL authentication with the mechanisms of kafka-python.
+
+A login consists of these requests:
 
     SaslHandshake(mechanism), then SaslAuthenticate(auth_bytes) until the exchange is done
 
-A client produces and consumes the bytes of SaslAuthenticate; the connection sends them.
+A `SaslClient` creates the bytes of each SaslAuthenticate request and reads the bytes of the
+response. The connection sends and receives them.
 
-OAUTHBEARER's tokens come from an endpoint (OAuth's client credentials grant) or from a user's
-function. They are fetched in the process that connects, and reused for most of their lifetime.
+Tokens for OAUTHBEARER come from an endpoint (OAuth's client credentials grant) or from a user's
+function. The process that opens the connection fetches them. Tokens of an endpoint are reused for
+most of their lifetime.
 
-Importing any module of kafka-python also imports its consumer, producer and admin client, which
-takes more than twice as long (0.50 s instead of 0.22 s per process). So `load_messages` delays the
-import of the package's `__init__` until one of its attributes is used.
+An import of any module of kafka-python runs the package's `__init__`, which also imports the
+consumer, producer and admin client. This takes 0.50 s instead of 0.22 s per process. Therefore
+`load_messages` delays `__init__` until an attribute of the package is used.
 """
 
 from __future__ import annotations
@@ -67,11 +71,12 @@ _lock: Final = threading.Lock()
 
 
 def token(source: TokenEndpoint | TokenCallback) -> str:
-    """Returns a valid token.
+    """Returns a valid token for OAUTHBEARER, from the endpoint or the function.
 
     Raises:
-        BrokerUnavailableError: The endpoint cannot be reached, or fails.
-        BrokerError: The endpoint rejects the client, or endpoint or function return no token.
+        BrokerUnavailableError: The endpoint cannot be reached, or returns a server error.
+        BrokerError: The endpoint rejects the client, or the endpoint or the function returns no
+            token.
     """
     if isinstance(source, TokenCallback):
         return _from_callback(source)
@@ -85,7 +90,9 @@ def token(source: TokenEndpoint | TokenCallback) -> str:
 
 
 def forget(source: TokenEndpoint | TokenCallback) -> None:
-    """Drops a token that a broker rejected, so that the next connection fetches a new one."""
+    """Drops the cached token of an endpoint after a broker rejected it, so that the next connection
+    fetches a new one.
+    """
     with _lock:
         if isinstance(source, TokenEndpoint):
             _held.pop(source, None)
@@ -95,7 +102,7 @@ def _from_callback(source: TokenCallback) -> str:
     try:
         token = call_callback(source.function)
     except Exception as error:  # noqa: BLE001  # the user's code may raise anything
-        # Its own error may quote a credential: not chained.
+        # The user's error is not chained, because its text may contain a credential.
         raise BrokerError(
             f"the callback {source.function} failed to return a token: {type(error).__name__}"
         ) from None
@@ -108,7 +115,7 @@ def _from_callback(source: TokenCallback) -> str:
 
 
 def _from_endpoint(source: TokenEndpoint) -> tuple[str, float]:
-    """Fetches a token. Returns it and its lifetime in seconds, 0 if unknown."""
+    """Fetches a token. Returns the token and its lifetime in seconds, which is 0 if unknown."""
     endpoint = f"the token endpoint at {urlsplit(source.url).hostname}"
     problem = ""
     for attempt in range(_ATTEMPTS):
@@ -129,11 +136,13 @@ def _from_endpoint(source: TokenEndpoint) -> tuple[str, float]:
                 " the scope"
             )
         problem = f"{endpoint} answered {status}"
-    raise BrokerUnavailableError(f"{problem}; asked {_ATTEMPTS} times")
+    raise BrokerUnavailableError(f"{problem}; all {_ATTEMPTS} attempts failed")
 
 
 def _posted(source: TokenEndpoint) -> tuple[int, bytes]:
-    """Returns status and body of one request. Ignores redirects: they would leak the secret."""
+    """Sends one request to the endpoint and returns the HTTP status and the body. Does not follow
+    redirects, because they would send the secret to another server.
+    """
     url = urlsplit(source.url)
     assert url.hostname is not None
     deadline = time.monotonic() + _TIMEOUT_SECONDS
@@ -186,7 +195,9 @@ def _parsed(endpoint: str, body: bytes) -> tuple[str, float]:
 
 
 def _reason(body: bytes) -> str:
-    """Returns the code of an OAuth error (RFC 6749, 5.2); free text may quote the request."""
+    """Returns the OAuth error code in a response (RFC 6749, 5.2), or "". Other texts of the
+    response are not used, because they may quote the request.
+    """
     try:
         code = json.loads(body[:_MAX_ANSWER_BYTES]).get("error")
     except (ValueError, AttributeError, RecursionError):
@@ -207,28 +218,30 @@ _MSK_REGION: Final = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazona
 
 
 class SaslClient(Protocol):
-    """A login. Its methods raise only BrokerError, without credentials in the text."""
+    """The client side of one login. Its methods raise only BrokerError, and error texts contain no
+    credentials.
+    """
 
     def auth_bytes(self) -> bytes:
-        """Returns the bytes to send next."""
+        """Returns the bytes of the next SaslAuthenticate request."""
 
     def receive(self, auth_bytes: bytes) -> None:
-        """Processes the broker's response."""
+        """Processes the bytes of a SaslAuthenticate response."""
 
     def is_done(self) -> bool:
-        """Returns whether the exchange is complete."""
+        """Returns whether the login is complete."""
 
 
 def sasl_client(security: Security, host: str) -> SaslClient:
-    """Starts a login.
+    """Creates the client for a login with the mechanism of the security settings.
 
     Args:
-        security: Settings with a mechanism.
-        host: Host name that the connection was opened with.
+        security: Security settings with a SASL mechanism.
+        host: Host name with which the connection was opened.
 
     Raises:
-        InvalidOptionError: A package is missing.
-        BrokerError: There are no credentials.
+        InvalidOptionError: A package that the mechanism needs is not installed.
+        BrokerError: There are no credentials for the mechanism on this machine.
     """
     require_kafka()
     name = security.mechanism
@@ -248,7 +261,9 @@ def sasl_client(security: Security, host: str) -> SaslClient:
 
 
 class _Client:
-    """A mechanism of kafka-python with checks of responses and with this package's errors."""
+    """Wraps a mechanism of kafka-python. Checks the broker's responses, and converts errors to this
+    package's exceptions.
+    """
 
     def __init__(self, security: Security, mechanism: Any) -> None:  # noqa: ANN401  # untyped there
         self._name = security.mechanism
@@ -284,15 +299,15 @@ def _check_scram(name: str, message: bytes) -> None:
     count = int(first[1])
     if count < _MIN_ITERATIONS:
         raise BrokerError(
-            f"the broker asks for {count} iterations of {name}, less than Kafka's minimum of"
-            f" {_MIN_ITERATIONS}, so no proof of the password is sent"
+            f"login by {name} failed: the broker asks for {count} iterations, less than Kafka's"
+            f" minimum of {_MIN_ITERATIONS}, so no proof of the password is sent"
         )
 
 
 @contextmanager
 def _explained(name: str, what: str) -> Iterator[None]:
-    """Converts errors to BrokerError with only their class name: their texts may quote the
-    request.
+    """Converts any error in the block to BrokerError. The text contains only the class name of the
+    error, because its message may quote the request.
     """
     try:
         yield
@@ -328,9 +343,11 @@ def _token_mechanism(login: TokenEndpoint | TokenCallback) -> Any:  # noqa: ANN4
 
 
 class _MskIam:
-    """AWS_MSK_IAM: one message, signed with the credentials that botocore finds on this machine.
+    """AWS_MSK_IAM: sends one message, signed with the credentials that botocore finds on this
+    machine.
 
-    kafka-python's own class supports neither profiles nor the region in a broker's name.
+    kafka-python's own class is not used, because it supports neither profiles nor the region in a
+    broker's host name.
     """
 
     def __init__(self, login: AwsCredentials, host: str) -> None:
@@ -375,12 +392,15 @@ def _kerberos_mechanism(login: Kerberos, host: str) -> Any:  # noqa: ANN401
         import gssapi
     except (ImportError, OSError):  # the package, or the library below it
         raise InvalidOptionError(
-            "option kafka.sasl.mechanism GSSAPI needs Kerberos and its binding: pip install gssapi"
+            "option kafka.sasl.mechanism=GSSAPI needs Kerberos and its Python binding:"
+            " pip install gssapi"
         ) from None
     from kafka.net.sasl.gssapi import SaslMechanismGSSAPI
 
     class Mechanism(SaslMechanismGSSAPI):  # type: ignore[misc]  # kafka-python is not typed
-        """Starts the context with credentials, which the parent does not support."""
+        """Starts the security context with the configured credentials, which the base class does
+        not support.
+        """
 
         def __init__(self) -> None:
             self._is_done = self._is_authenticated = False
@@ -411,12 +431,15 @@ def require_kafka() -> None:
 
 
 class _EmptyPackage(ModuleType):
-    """A package that runs its `__init__` only when an attribute other than a module is used."""
+    """Placeholder for the package `kafka`. It runs the package's `__init__` when an attribute is
+    used that is not a submodule.
+    """
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         global _loading
         with _package_lock:
-            # Code that scans `sys.modules` reads such names without using the package.
+            # Code that scans `sys.modules` reads special names such as `__file__` of every module
+            # without using the package.
             is_used = not name.startswith("__") or name in _OF_THE_PACKAGE
             if type(self) is _EmptyPackage and is_used and not _loading:
                 _loading = True
@@ -438,12 +461,12 @@ def _execute(package: ModuleType) -> None:
 
 
 def load_messages() -> None:
-    """Imports the messages of Kafka's protocol.
+    """Imports the message classes of Kafka's protocol without the rest of kafka-python.
 
-    With `KTS_TUNING=off` (`docs/tuning.md`) the whole package is imported.
+    With `KTS_TUNING=off` (see `docs/tuning.md`), imports the whole package instead.
 
     Raises:
-        ImportError: kafka-python is missing, or another package has its name.
+        ImportError: kafka-python is missing, or another package with the name `kafka` is installed.
     """
     with _package_lock:
         if is_on() and _PACKAGE not in sys.modules:

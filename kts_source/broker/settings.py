@@ -1,8 +1,8 @@
 """Settings of connections to brokers: addresses, timeouts, sizes and authentication.
 
-`BrokerSettings` may be shown and logged: all secrets are in its `security`. Values that expire
-(tokens, AWS credentials, Kerberos tickets) are not part of it: the worker that opens a connection
-fetches them.
+`BrokerSettings` may be printed and logged, because all secrets are in its attribute `security`,
+which hides them. Values that expire (tokens, AWS credentials, Kerberos tickets) are not part of the
+settings. The worker that opens a connection fetches them.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ MAX_FETCH_BYTES: Final = 57_671_680
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Tls:
-    """Certificates and versions of TLS.
+    """Certificates and TLS versions of connections.
 
     Attributes:
-        trusted: Trusted certificates (X.509, DER); empty = the machine's certificate authorities.
-        chain: The client's certificate and its intermediates (X.509, DER), its own first; empty =
-            none is sent.
-        key: The client's private key (PKCS#8, DER, not encrypted); empty without a chain.
+        trusted: Trusted certificates (X.509, DER); empty = trust the machine's certificate
+            authorities.
+        chain: The client's certificate, followed by intermediate certificates (X.509, DER); empty =
+            the client sends no certificate.
+        key: The client's private key (PKCS#8, DER, not encrypted); empty if `chain` is empty.
         check_host_name: True if a broker's certificate must match its host name.
-        oldest: Oldest version of TLS, inclusive.
-        newest: Newest version of TLS, inclusive.
+        oldest: Oldest allowed TLS version, inclusive.
+        newest: Newest allowed TLS version, inclusive.
     """
 
     trusted: tuple[bytes, ...]
@@ -59,7 +60,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Password:
-    """Name and password, for PLAIN and SCRAM."""
+    """User name and password, for the mechanisms PLAIN and SCRAM."""
 
     username: str
     password: str
@@ -70,12 +71,13 @@ class TokenEndpoint:
     """An OAuth endpoint for OAUTHBEARER (client credentials grant, RFC 6749, 4.4).
 
     Attributes:
-        url: The endpoint: https, or http on this machine.
+        url: URL of the endpoint. It may be http only if the endpoint runs on this machine.
         client_id: Id of the client.
         client_secret: Secret of the client.
-        scope: Requested scope; empty = the server's default.
-        urlencoded: True if id and secret are URL-encoded in the header.
-        extensions: Names and values sent to the broker with the token.
+        scope: Requested scope; empty = the endpoint's default.
+        urlencoded: True if id and secret are URL-encoded in the Authorization header.
+        extensions: Names and values of SASL extensions, which are sent to the broker with the
+            token.
     """
 
     url: str
@@ -88,11 +90,12 @@ class TokenEndpoint:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TokenCallback:
-    """A user's function that returns OAUTHBEARER's token.
+    """A user's function that returns a token for OAUTHBEARER.
 
     Attributes:
         function: `module:function`, called without arguments when a connection is opened.
-        extensions: Names and values sent to the broker with the token.
+        extensions: Names and values of SASL extensions, which are sent to the broker with the
+            token.
     """
 
     function: str
@@ -101,10 +104,11 @@ class TokenCallback:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class AwsCredentials:
-    """Credentials of AWS_MSK_IAM: botocore's chain on the machine that connects.
+    """Settings of AWS_MSK_IAM. The credentials come from botocore's default chain on the machine
+    that opens the connection.
 
     Attributes:
-        profile: Profile of the AWS configuration files; empty = the default of the chain.
+        profile: Profile in the AWS configuration files; empty = the default profile.
     """
 
     profile: str
@@ -112,12 +116,13 @@ class AwsCredentials:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Kerberos:
-    """The Kerberos ticket for GSSAPI.
+    """Settings of GSSAPI, which authenticates with a Kerberos ticket.
 
     Attributes:
-        service: The brokers' service name, the first part of their principal.
-        principal: The client's principal; empty = the one of the ticket cache.
-        keytab: Path of its keys on the machine that connects; empty = the ticket cache.
+        service: Service name of the brokers, which is the first part of their Kerberos principal.
+        principal: The client's principal; empty = the principal of the ticket cache.
+        keytab: Path of a keytab file with the principal's keys, on the machine that opens the
+            connection; empty = use the ticket cache.
     """
 
     service: str
@@ -130,13 +135,15 @@ Login: TypeAlias = Password | TokenEndpoint | TokenCallback | AwsCredentials | K
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Security:
-    """Encryption and authentication of connections. Pass it around inside `Secret` only.
+    """Encryption and authentication of connections. Contains secrets, so pass it only inside a
+    `Secret`.
 
     Attributes:
         protocol: One of `PROTOCOLS`.
-        tls: With SSL and SASL_SSL, else `None`.
-        mechanism: One of `MECHANISMS` with SASL_PLAINTEXT and SASL_SSL, else empty.
-        login: Credentials of the mechanism, or `None`.
+        tls: TLS settings for the protocols SSL and SASL_SSL; otherwise `None`.
+        mechanism: One of `MECHANISMS` for the protocols SASL_PLAINTEXT and SASL_SSL; otherwise
+            empty.
+        login: Credentials for the mechanism; `None` without a mechanism.
     """
 
     protocol: str = PLAINTEXT
@@ -145,7 +152,9 @@ class Security:
     login: Login | None = None
 
     def secret_values(self) -> frozenset[str]:
-        """Returns texts to erase from messages of libraries and brokers (`secret.scrub`)."""
+        """Returns the secret texts that must be erased from messages of libraries and brokers (see
+        `secret.scrub`).
+        """
         match self.login:
             case Password(password=value) | TokenEndpoint(client_secret=value):
                 return frozenset({value})
@@ -154,19 +163,21 @@ class Security:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """The effective `kafka.*` options, typed.
+    """The parsed `kafka.*` options.
 
     Attributes:
-        bootstrap: Hosts (names, IPv4, or IPv6 without brackets) and ports.
+        bootstrap: Host and port of each bootstrap broker. A host is a name, an IPv4 address, or an
+            IPv6 address without brackets.
         security: Encryption and authentication, including credentials.
-        client_id: Name for logs and quotas of brokers.
-        rack: Rack of this client, so that nearby followers serve it; empty = unknown.
-        request_timeout_seconds: Timeout of one request.
-        connect_timeout_seconds: Timeout of opening one connection.
-        fetch_max_wait_ms: Maximum time that a broker waits for `fetch_min_bytes`.
-        fetch_max_bytes: Maximum size of one response.
-        partition_fetch_bytes: Maximum size of one partition in a response; at most
-            `MAX_FETCH_BYTES`.
+        client_id: Client id, which brokers use in logs and for quotas.
+        rack: Rack of this client. Brokers use it to recommend a nearby follower; empty = unknown.
+        request_timeout_seconds: Timeout of one request in seconds.
+        connect_timeout_seconds: Timeout of opening one connection in seconds.
+        fetch_max_wait_ms: Maximum time in ms that a broker waits until it has `fetch_min_bytes` for
+            a response.
+        fetch_max_bytes: Maximum size of the records in one response, in bytes.
+        partition_fetch_bytes: Maximum size of the records of one partition in a response, in bytes;
+            at most `MAX_FETCH_BYTES`.
     """
 
     bootstrap: tuple[tuple[str, int], ...]

@@ -1,6 +1,6 @@
-"""Reads Java key stores and trust stores (PEM, PKCS12, JKS), and makes SSL contexts from them.
+"""Reads Java key stores and trust stores (PEM, PKCS12, JKS), and creates SSL contexts from them.
 
-JKS (`sun.security.provider.JavaKeyStore`), big-endian:
+Format of JKS (`sun.security.provider.JavaKeyStore`), big-endian:
 
     u4 0xFEEDFEED, u4 version (1 or 2), u4 count, entries,
     20 bytes SHA-1(password in UTF-16BE, "Mighty Aphrodite", all bytes before)
@@ -9,8 +9,9 @@ JKS (`sun.security.provider.JavaKeyStore`), big-endian:
         tag 1, a private key: u4 length, encrypted key, u4 count, certificates
     certificate: UTF type (version 2 only), u4 length, DER
 
-Private keys in JKS are encrypted by a cipher of Sun's own and are refused. Like Java, which also
-opens PKCS12 files with its default type JKS, this module detects the type by the first bytes.
+Private keys in JKS are encrypted with a proprietary cipher of Sun, so they are rejected. The
+default type JKS also accepts PKCS12 files, as in Java, because the type is detected from the first
+bytes of the file.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _PEM_KEYS: Final = ("PRIVATE KEY", "ENCRYPTED PRIVATE KEY")
 
 
 class KeyStoreError(Exception):
-    """A store that cannot be opened. The text never has a password or key."""
+    """A key store or trust store cannot be opened. The text contains no password and no key."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -68,8 +69,8 @@ class KeyEntry:
     """A private key and its certificate chain.
 
     Attributes:
-        key: PKCS#8, DER, not encrypted.
-        chain: X.509, DER, the key's own first.
+        key: The private key (PKCS#8, DER, not encrypted).
+        chain: The certificate of the key, followed by intermediate certificates (X.509, DER).
     """
 
     key: bytes
@@ -77,10 +78,11 @@ class KeyEntry:
 
 
 def pem_certificates(text: str) -> tuple[bytes, ...]:
-    """Returns all certificates in a text as DER; blanks may replace line ends.
+    """Returns all certificates in a PEM text as DER. Line ends in the text may be replaced by
+    spaces.
 
     Raises:
-        KeyStoreError: The text has no certificate, or an invalid one.
+        KeyStoreError: The text contains no certificate or an invalid certificate.
     """
     certificates = tuple(
         _der(match) for match in _PEM_BLOCK.finditer(text) if match["label"] == "CERTIFICATE"
@@ -93,11 +95,12 @@ def pem_certificates(text: str) -> tuple[bytes, ...]:
 
 
 def pem_key(text: str, password: str | None) -> bytes:
-    """Returns the only private key in a text, decrypted: PKCS#8, DER.
+    """Returns the private key in a PEM text, decrypted (PKCS#8, DER). The text must contain exactly
+    one key.
 
     Raises:
-        KeyStoreError: The number of keys is not one, the key is not PKCS#8, or the password is
-            wrong.
+        KeyStoreError: The text does not contain exactly one key, the key is not PKCS#8, or the
+            password is wrong.
     """
     from cryptography.hazmat.primitives.serialization import load_der_private_key
 
@@ -126,10 +129,10 @@ def pem_key(text: str, password: str | None) -> bytes:
 
 
 def key_entry(data: bytes, password: str) -> KeyEntry:
-    """Returns the key and its chain in a PKCS12 store.
+    """Returns the private key in a PKCS12 store and its certificate chain.
 
     Raises:
-        KeyStoreError: The store is of another kind or has no key, or the password is wrong.
+        KeyStoreError: The store is not PKCS12, contains no key, or the password is wrong.
     """
     if data.startswith(_JKS_MAGIC):
         raise KeyStoreError(f"is a JKS key store, whose keys only Java opens; {_CONVERT}")
@@ -146,11 +149,12 @@ def key_entry(data: bytes, password: str) -> KeyEntry:
 
 
 def trusted_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]:
-    """Returns the DER certificates that a PKCS12 or JKS store trusts. As in Java, the digest of a
-    JKS store is not checked without a password.
+    """Returns the certificates that a PKCS12 or JKS store trusts, as DER. Without a password, the
+    checksum of a JKS store is not verified, as in Java.
 
     Raises:
-        KeyStoreError: The store is of another kind, damaged or empty, or the password is wrong.
+        KeyStoreError: The store is neither PKCS12 nor JKS, is damaged or empty, or the password is
+            wrong.
     """
     if data.startswith(_JKS_MAGIC):
         certificates = _jks_certificates(data, password)
@@ -265,23 +269,26 @@ def _certificate_der(certificate: object) -> bytes:
 
 
 def ssl_context(security: Security) -> ssl.SSLContext:
-    """Returns the context of connections to brokers; raises as `tls_context`."""
+    """Returns the SSL context for connections to brokers. Raises the same errors as
+    `tls_context`.
+    """
     assert security.tls is not None, security.protocol
     return tls_context(security.tls, "kafka.ssl.truststore.…", "kafka.ssl.keystore.…")
 
 
 @functools.lru_cache(maxsize=8)
 def tls_context(tls: Tls, trust_options: str, key_options: str) -> ssl.SSLContext:
-    """Returns an SSL context. Contexts are cached: loading the authorities of the machine takes as
-    long as a handshake.
+    """Returns an SSL context. Contexts are cached, because loading the machine's certificate
+    authorities takes as long as a TLS handshake.
 
     Args:
-        tls: Certificates and versions.
-        trust_options: Names of the options with trusted certificates, for errors.
-        key_options: Names of the options with the client's key, for errors.
+        tls: Certificates and TLS versions.
+        trust_options: Names of the options that set the trusted certificates, for error texts.
+        key_options: Names of the options that set the client's key, for error texts.
 
     Raises:
-        InvalidOptionError: OpenSSL rejects the certificates or the key, or they do not match.
+        InvalidOptionError: OpenSSL rejects the certificates or the key, or the key does not belong
+            to the client's certificate.
     """
     import ssl  # not at import time: most scans open no connection to a broker
 
@@ -290,7 +297,7 @@ def tls_context(tls: Tls, trust_options: str, key_options: str) -> ssl.SSLContex
     context.check_hostname = tls.check_host_name
     context.minimum_version = versions[tls.oldest]
     context.maximum_version = versions[tls.newest]
-    # As in Java, intermediate certificates may be trusted, too.
+    # Allows a trust store to contain only an intermediate certificate, as in Java.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if tls.trusted:
         try:
@@ -307,7 +314,9 @@ def tls_context(tls: Tls, trust_options: str, key_options: str) -> ssl.SSLContex
 
 
 def _load_identity(context: ssl.SSLContext, tls: Tls, options: str) -> None:
-    """Loads the client's certificate and key into a context. `ssl` accepts only files."""
+    """Loads the client's certificate and key into a context. They are written to a file, because
+    `ssl` cannot load them from memory.
+    """
     import ssl
 
     blocks = [_pem("PRIVATE KEY", tls.key), *(_pem("CERTIFICATE", der) for der in tls.chain)]
@@ -316,15 +325,15 @@ def _load_identity(context: ssl.SSLContext, tls: Tls, options: str) -> None:
             context.load_cert_chain(path)
     except ssl.SSLError:
         raise InvalidOptionError(
-            f"OpenSSL rejects the key and the certificates of options {options}: the first"
-            " certificate must be the key's"
+            f"OpenSSL rejects the key and the certificates of options {options}: the key must"
+            " belong to the first certificate"
         ) from None
 
 
 @contextmanager
 def _file_of(data: bytes) -> Iterator[str]:
-    """Yields the path of a file with the bytes: in memory if the system can, else a file of mode
-    0600 that is deleted at the end.
+    """Yields the path of a file that contains these bytes. The file is in memory if the system
+    supports it. Otherwise it has mode 0600 and is deleted afterwards.
     """
     if hasattr(os, "memfd_create") and Path("/proc/self/fd").is_dir():
         descriptor = os.memfd_create("tls", os.MFD_CLOEXEC)

@@ -1,18 +1,18 @@
-"""The caches of one tier on this machine's disk, and reads of object versions through them.
+"""The caches of one tier on this machine's disk, and reads of objects through these caches.
 
-One cache has descriptions of segments: side files, and facts of manifests (see `SegmentPack`). An
-optional cache has chunks of segments. The name of an entry consists of the object's URI, its
-version and the byte range. Objects without a version and listings are not cached. Bytes are cached
-as stored: encrypted segments stay encrypted, and keys are never cached. Chunks are cached decrypted
-and decompressed only if the settings ask for it.
+The index cache contains side files, and facts from manifests (see `SegmentPack`). The optional
+chunk cache contains chunks of segments. The name of an entry consists of the object's URI, the
+object's version and the byte range. Listings and objects without a version are not cached. Bytes
+are cached as stored: encrypted segments stay encrypted, and keys are never cached. Only if the
+settings ask for it, chunks are cached decrypted and decompressed.
 
-Concurrent tasks of a machine fetch a range once: the second one waits for the first, at most for
-the read timeout, and then fetches the range itself.
+If two tasks of a machine need the same range at the same time, it is fetched once: the second
+task waits for the first. If it has waited for the read timeout, it fetches the range itself.
 
-A `Bundle` stores several values in one entry, since creating a file costs more than the few bytes
-that a plan of one partition stores:
+A `Bundle` stores several values in one entry, because creating a file costs more than the few
+bytes that a plan of one partition stores. Its format is:
 
-    a JSON object of name to number of bytes, ended by LF
+    a JSON object that maps the name of each value to its number of bytes, followed by LF
     the bytes of all values, concatenated
 """
 
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 class Bundle:
-    """The values of one cache entry. Used by one thread at a time."""
+    """Several named values that are stored in one cache entry. Used by one thread at a time."""
 
     def __init__(self, cache: DiskCache, name: str) -> None:
         self._cache = cache
@@ -53,16 +53,16 @@ class Bundle:
         self._changed = False
 
     def get(self, value_name: str) -> bytes | None:
-        """Returns the value of this name, or `None`."""
+        """Returns the value with this name; `None` if it does not exist."""
         return self._all().get(value_name)
 
     def put(self, value_name: str, data: bytes) -> None:
-        """Sets a value; `save` writes it."""
+        """Sets a value in memory. `save` writes it to the cache."""
         self._all()[value_name] = data
         self._changed = True
 
     def save(self) -> None:
-        """Writes the entry if a value was set, and drops it from memory."""
+        """Writes the entry if a value was set since the last call, and releases its memory."""
         values, self._values = self._values, None
         if self._changed and values is not None:
             sizes = json.dumps({name: len(data) for name, data in values.items()})
@@ -81,7 +81,7 @@ class Bundle:
             start = data.index(b"\n") + 1
             for name, size in json.loads(data[:start]).items():
                 if not 0 <= size <= len(data) - start:
-                    raise ValueError("not of this length")
+                    raise ValueError("the size of a value exceeds the entry")
                 values[name] = data[start : start + size]
                 start += size
         except (ValueError, TypeError, AttributeError):
@@ -96,15 +96,16 @@ _FORMAT: Final = "v1"
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """Settings of the caches on local disk; limits of `None` turn a cache off.
+    """Settings of the caches on local disk. A cache whose limits are `None` is off.
 
     Attributes:
-        index: Limits of the cache of manifests and side files.
-        chunks: Limits of the cache of chunks.
-        folder: Folder of the caches; `None` = the user's cache folder.
-        patience_seconds: Time to wait for another task that fetches the same range.
+        index: Limits of the index cache, which contains facts from manifests and side files.
+        chunks: Limits of the chunk cache.
+        folder: Folder that contains the caches; `None` = the user's cache folder.
+        patience_seconds: Maximum time in seconds to wait for another task that fetches the same
+            range.
         plaintext: True if chunks are cached decrypted and decompressed.
-        schemas: Limits of the cache of registered schemas.
+        schemas: Limits of the cache of schemas from a schema registry.
     """
 
     index: CacheLimits | None = None
@@ -123,11 +124,12 @@ class Caches:
 
     Args:
         settings: Limits and folder.
-        scope: Distinguishes stores with equal URIs, such as S3 servers with equal bucket names.
+        scope: Part of all entry names. It distinguishes stores that have equal URIs, such as two S3
+            servers with the same bucket name.
 
     Attributes:
-        index: The cache of manifests and side files, or `None`.
-        chunks: The cache of chunks, or `None`.
+        index: The cache of facts from manifests and of side files; `None` if it is off.
+        chunks: The cache of chunks; `None` if it is off.
         plaintext: True if chunks are cached decrypted and decompressed.
     """
 
@@ -139,12 +141,12 @@ class Caches:
 
     @property
     def counters(self) -> CacheCounters:
-        """Counters of both caches in this process."""
+        """Sum of the counters of both caches in this process."""
         caches = (self.index, self.chunks)
         return sum((cache.counters for cache in caches if cache), CacheCounters())
 
     def entry_name(self, *names: str) -> str:
-        """Returns the name of an index entry that belongs to this tier."""
+        """Returns the name of an entry in the index cache, made unique for this tier."""
         return "\n".join((self._scope, *names))
 
     def side_file(self, store: ObjectStore, source: ObjectRef, start: int, stop: int) -> Data:
@@ -158,17 +160,20 @@ class Caches:
     def chunk_run(
         self, store: ObjectStore, source: ObjectRef, spans: Sequence[Span], restore: Restore | None
     ) -> Data:
-        """Returns the bytes of adjacent chunks, from the cache or with few requests from the store.
+        """Returns the bytes of adjacent chunks. Reads from the store what is not cached, with one
+        request for several adjacent chunks.
 
         Args:
             store: Store of the object.
-            source: The object.
-            spans: Stored bytes [start, stop) of each chunk, at least one, without gaps.
-            restore: Decrypts and decompresses a chunk, given its number and stored bytes; the
-                result is cached and returned. `None` unless `plaintext` is set.
+            source: The object that contains the chunks.
+            spans: Byte range [start, stop) of each chunk in the object. The chunks must be
+                adjacent, and there must be at least one.
+            restore: Called with the index of a chunk in `spans` and its stored bytes; returns the
+                decrypted and decompressed chunk, which is cached and returned. `None` if
+                `plaintext` is False.
 
         Raises:
-            TieredKafkaError: See `ObjectStore.get_range`, and errors of `restore`.
+            TieredKafkaError: See `ObjectStore.get_range`. Errors of `restore` are raised, too.
         """
         return self._read(self.chunks, _Ranges(store, source, spans, restore))
 
@@ -183,8 +188,9 @@ class Caches:
             if not is_missing:
                 continue
             numbers = list(run)
-            # Overlapping requests nearly always share their first or last chunk (adjacent slices,
-            # the same scan run twice), so locks on these two chunks are enough.
+            # Two requests overlap if they are for adjacent slices, or if the same scan runs twice.
+            # They nearly always share the first or last chunk then, so locks on these two chunks
+            # are enough.
             held = names[numbers[0]], names[numbers[-1]]
             with cache.flight(held, patience_seconds=self._patience_seconds):
                 for number in numbers:
@@ -200,7 +206,9 @@ class Caches:
 
 @dataclass(frozen=True, slots=True)
 class _Ranges:
-    """Adjacent byte ranges of one object, and the form in which they are cached."""
+    """Adjacent byte ranges of one object, and the function that converts them to the cached
+    form.
+    """
 
     store: ObjectStore
     source: ObjectRef
@@ -213,12 +221,14 @@ class _Ranges:
         return [f"{start}{low}-{high}" for low, high in self.spans]
 
     def stored(self, first: int, end: int) -> Data:
-        """Returns ranges [first, end) as stored, with one request."""
+        """Reads the ranges with indexes [first, end) as stored, with one request."""
         start, stop = self.spans[first][0], self.spans[end - 1][1]
         return self.store.get_range(self.source.key, start, stop, version=self.source.version)
 
     def fetch(self, first: int, end: int) -> Iterator[bytes]:
-        """Yields these ranges, in the form in which they are cached."""
+        """Reads the ranges with indexes [first, end), and yields each range in the form that is
+        cached.
+        """
         view = memoryview(self.stored(first, end))
         base = self.spans[first][0]
         for number in range(first, end):
@@ -228,7 +238,9 @@ class _Ranges:
 
 
 def default_folders() -> Iterator[Path]:
-    """Yields possible folders of caches, best first; executors may have no home folder."""
+    """Yields the possible folders of the caches, best first. Executors may have no home folder, so
+    the last one is in the folder for temporary files.
+    """
     cache_home = os.environ.get("XDG_CACHE_HOME", "")
     if cache_home.startswith("/"):
         yield Path(cache_home) / _FOLDER_NAME
@@ -241,19 +253,21 @@ def default_folders() -> Iterator[Path]:
 def opened_cache(
     settings: CacheSettings, name: str, limits: CacheLimits | None
 ) -> DiskCache | None:
-    """Opens another cache next to the tier's caches, in the first usable folder.
+    """Opens a cache in the first usable folder, next to the index and chunk caches.
 
     Args:
-        settings: Settings with the folder.
-        name: Name of the cache.
-        limits: Its limits; `None` = no cache.
+        settings: Settings that contain the folder.
+        name: Name of the cache and of its folder.
+        limits: Limits of the cache; `None` = return `None` instead of a cache.
     """
     (cache,) = _all_opened(settings, [(name, limits)])
     return cache
 
 
 def _opened(settings: CacheSettings) -> tuple[DiskCache | None, DiskCache | None]:
-    """Opens the caches of side files and of chunks, in the first usable folder."""
+    """Opens the index cache and the chunk cache in the first usable folder. A cache that is off is
+    `None`.
+    """
     index, chunks = _all_opened(settings, [("index", settings.index), ("chunks", settings.chunks)])
     return index, chunks
 

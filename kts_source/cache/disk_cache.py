@@ -1,30 +1,32 @@
 """A cache on this machine's disk, shared by all processes of one user, limited in bytes and age.
 
-A folder of mode 0700 has one file per entry:
+A folder of mode 0700 contains one file per entry, with this format:
 
     "KTC1", CRC-32C of the rest (u32), length of the name (u32), length of the data (u64), name,
     data
 
-Files are written under another name and renamed, so readers never see partial entries. A truncated
-or damaged file fails its checksum and counts as a miss. The modification time is the time of the
-last access. There is no daemon: readers drop expired entries, and some writes sweep the folder.
+Files are written under a temporary name and then renamed, so readers never see partial entries.
+A truncated or damaged file fails its checksum and counts as a miss. The modification time of a
+file is the time of the last access. There is no daemon: readers delete expired entries, and some
+writes sweep the folder, which means that they delete entries until the limits are met.
 
-A segmented LRU drops entries that were used once before those that were used again, so one large
-scan does not flush frequently used entries. The modification time of a reused entry ends in exactly
-half a second, which a sweep sees without opening the file. File systems with coarser times get a
-plain LRU.
+A segmented LRU deletes entries that were used only once before entries that were used again, so
+one large scan does not evict frequently used entries. The modification time of an entry that was
+used again has a fraction of exactly half a second. So a sweep recognizes it without opening the
+file. On file systems with a coarser time resolution, the cache is a plain LRU.
 
-Why not a library: `diskcache` writes to an SQLite database on every read, pickles values, and has
-locks that outlive a killed holder; `cachetools` and `theine` keep all data in one process.
+Existing libraries do not fit: `diskcache` writes to an SQLite database on every read, pickles
+values, and has locks that stay locked after their holder was killed. `cachetools` and `theine`
+keep all data in the memory of one process.
 
-The folder is opened once, and its files are named relative to its descriptor, so a folder or link
-that another user puts in its place is never used.
+The folder is opened once, and its files are opened relative to its descriptor. If another user
+replaces the folder by another folder or a link, the replacement is never used.
 
-Errors of the disk never fail a scan.
+Disk errors never fail a scan.
 
-Locks use `flock`, which belongs to an open file: it excludes threads as well as processes and ends
-with the process. The holder deletes the lock file; a process that locked a deleted file retries
-with the new file.
+Locks use `flock`. Such a lock belongs to an open file, so it excludes threads as well as
+processes, and it ends with the process. The holder deletes the lock file. A process that locked a
+deleted file retries with the new file.
 """
 
 from __future__ import annotations
@@ -63,18 +65,19 @@ _LONGEST_PAUSE_SECONDS: Final = 0.05
 def locked(
     paths: Sequence[str], patience_seconds: float, *, folder: int | None = None
 ) -> Iterator[bool]:
-    """Holds the locks of all paths for the block.
+    """Holds the locks of all paths while the block runs.
 
     Args:
-        paths: Lock files, in the same order in all callers.
-        patience_seconds: Timeout of taking all locks.
-        folder: Descriptor of the folder of relative paths.
+        paths: Paths of the lock files. All callers must use the same order.
+        patience_seconds: Timeout for acquiring all locks, in seconds.
+        folder: Descriptor of the folder that relative paths refer to.
 
     Yields:
-        True if all locks are held; false after the timeout or if the file system has no locks.
+        True if all locks are held. False after the timeout, or if the file system does not support
+        locks.
 
     Raises:
-        CancelledFetchError: The caller's scope was cancelled while waiting.
+        CancelledFetchError: The caller's cancellation scope was cancelled during the wait.
     """
     deadline = time.monotonic() + patience_seconds
     held: list[tuple[str, int]] = []
@@ -126,7 +129,7 @@ def _release(path: str, descriptor: int, folder: int | None) -> None:
     with contextlib.suppress(OSError):
         os.unlink(path, dir_fd=folder)
     with contextlib.suppress(OSError):
-        # Explicit, as a forked child may hold a copy of the descriptor.
+        # Unlocked explicitly, because a forked child may hold a copy of the descriptor.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
@@ -155,9 +158,9 @@ class CacheCounters:
     """Counters of a cache in this process.
 
     Attributes:
-        hits: Entries served.
-        misses: Entries that did not exist, were expired or damaged.
-        bytes_served: Bytes of the hits.
+        hits: Number of reads that found their entry.
+        misses: Number of reads whose entry did not exist, was expired or was damaged.
+        bytes_served: Number of bytes that hits returned.
     """
 
     hits: int = 0
@@ -165,7 +168,7 @@ class CacheCounters:
     bytes_served: int = 0
 
     def __add__(self, other: CacheCounters) -> CacheCounters:
-        """Adds the counters of two caches."""
+        """Returns the sums of two caches' counters."""
         return CacheCounters(
             self.hits + other.hits,
             self.misses + other.misses,
@@ -173,7 +176,7 @@ class CacheCounters:
         )
 
     def __sub__(self, other: CacheCounters) -> CacheCounters:
-        """Returns the difference to earlier counters."""
+        """Returns the increase since the earlier counters `other`."""
         return CacheCounters(
             self.hits - other.hits,
             self.misses - other.misses,
@@ -186,9 +189,9 @@ class CacheLimits:
     """Limits of a cache.
 
     Attributes:
-        max_bytes: Bytes of all files; `None` = no limit. Each writing process may exceed the limit
-            by 1/32.
-        ttl_seconds: Seconds since the last access; `None` = no limit.
+        max_bytes: Maximum total size of all files; `None` = no limit. Each writing process may
+            exceed it by 1/32 of the limit.
+        ttl_seconds: Maximum time since the last access of an entry; `None` = no limit.
     """
 
     max_bytes: int | None
@@ -196,11 +199,12 @@ class CacheLimits:
 
 
 class DiskCache:
-    """Entries of one folder, by name. Safe for all threads of all processes.
+    """A cache in one folder, which maps names to bytes. Safe for use by several threads and
+    processes.
 
     Args:
-        folder: Created with mode 0700 if necessary.
-        limits: Limits in bytes and age.
+        folder: Folder of the cache. It is created with mode 0700 if it does not exist.
+        limits: Maximum size and age.
 
     Raises:
         OSError: The folder cannot be created, or belongs to another user.
@@ -218,18 +222,20 @@ class DiskCache:
 
     @property
     def counters(self) -> CacheCounters:
-        """Counters of this process."""
+        """Counters of the reads in this process."""
         return self._counters
 
     def get(self, name: str) -> bytes | None:
-        """Returns the data of an entry; `None` if it does not exist, is expired or damaged."""
+        """Returns the data of an entry; `None` if the entry does not exist, is expired or is
+        damaged.
+        """
         data = self.peek(name)
         if data is None:
             self._count(CacheCounters(misses=1))
         return data
 
     def peek(self, name: str) -> bytes | None:
-        """Returns the data like `get`, but does not count misses."""
+        """Returns the data of an entry like `get`, but does not count a miss."""
         path = self._path(name)
         try:
             with open(path, "rb", opener=self._open_private) as file:
@@ -265,20 +271,23 @@ class DiskCache:
     def flight(
         self, names: Iterable[str], *, patience_seconds: float
     ) -> contextlib.AbstractContextManager[bool]:
-        """Locks names before they are fetched: one holder on this machine at a time.
+        """Locks entries by name while the block fetches them, so that only one holder on this
+        machine fetches them at a time.
 
         The lock is released if its holder dies. After `patience_seconds`, the block runs without
-        the lock. Callers check the cache again inside the block: the previous holder may have
+        the lock. The block must look into the cache again, because the previous holder may have
         stored the entries.
 
         Raises:
-            CancelledFetchError: The caller's scope was cancelled while waiting.
+            CancelledFetchError: The caller's cancellation scope was cancelled during the wait.
         """
         paths = sorted({self._path(name, LOCK_SUFFIX) for name in names})
         return locked(paths, patience_seconds, folder=self._descriptor)
 
     def sweep(self) -> None:
-        """Drops expired entries and entries above the limit, unless another process is sweeping."""
+        """Deletes expired entries. If the cache is too large, deletes more entries. Does nothing if
+        another process is sweeping.
+        """
         try:
             with locked([f"{_SWEEP}{LOCK_SUFFIX}"], 0.0, folder=self._descriptor) as held:
                 if held:
@@ -289,7 +298,8 @@ class DiskCache:
     # -- inside
 
     def _path(self, name: str, suffix: str = _ENTRY_SUFFIX) -> str:
-        # Not a `Path`: plans of large topics call this tens of thousands of times.
+        # Returns a `str`, not a `Path`, because plans of large topics call this tens of thousands
+        # of times.
         digest = hashlib.blake2b(name.encode(), digest_size=20).hexdigest()
         return f"{digest}{suffix}"
 
@@ -389,7 +399,9 @@ class _Kept(NamedTuple):
 
 
 def _dropping_order(entries: list[_Kept], protected_bytes: int) -> list[_Kept]:
-    """Sorts entries by last access, oldest first, but puts the newest reused entries last."""
+    """Returns entries in the order in which to delete them: least recently used first. The newest
+    entries that were used again come last, up to a total of `protected_bytes`.
+    """
     entries.sort()
     protected: list[_Kept] = []
     left = protected_bytes
@@ -403,7 +415,7 @@ def _dropping_order(entries: list[_Kept], protected_bytes: int) -> list[_Kept]:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Creates a folder with mode 0700, or sets that mode.
+    """Creates a folder with mode 0700. If it exists, sets this mode.
 
     Raises:
         OSError: The folder cannot be created, is a link or a file, or belongs to another user.
@@ -412,7 +424,7 @@ def make_private_folder(folder: Path) -> None:
 
 
 def _opened_private_folder(folder: Path) -> int:
-    """Creates a private folder like `make_private_folder`, and returns its descriptor."""
+    """Does the same as `make_private_folder`, and returns a descriptor of the folder."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -433,7 +445,9 @@ def _opened_private_folder(folder: Path) -> int:
 
 
 def _checked(file: BufferedReader, name: bytes, file_size: int) -> bytes | None:
-    """Reads an entry; `None` if the file is damaged or belongs to another name."""
+    """Reads an entry from its file. Returns `None` if the file is damaged or contains the entry of
+    another name.
+    """
     header = file.read(_HEADER.size + len(name))
     if len(header) != _HEADER.size + len(name):
         return None

@@ -1,28 +1,30 @@
-"""Two values of the index cache per partition: side files, and facts of segments.
+"""Two values in the index cache for each partition: a pack of side files and a pack of segment
+facts.
 
-`SideFilePack` has the small side files that plans of one partition read, as stored:
+A `SideFilePack` contains the small side files that plans of one partition read, as stored:
 
-    a JSON list of [object key, version, first byte, one past the last], ended by LF
+    a JSON list of [object key, version, first byte, one past the last byte], followed by LF
     the bytes of these ranges, concatenated
 
-Objects without a version are not in it (nor in the cache), and it has at most `MAX_PACK_BYTES`:
-side files of the last plan come before older ones.
+It contains at most `MAX_PACK_BYTES`. If more side files were read, files that the last plan read
+have priority. Objects without a version are neither in the pack nor in the cache.
 
-`SegmentPack` has the facts of all described segments, so that a second plan of 100,000 segments
-reads only hundreds of files. It has one line per segment, ended by LF, of three parts separated by
-tabs:
+A `SegmentPack` contains the facts of all described segments, so that a second plan of 100,000
+segments reads only hundreds of files. It has one line per segment, ended by LF, with three fields
+separated by tabs:
 
     segment id
     base offset, then suffix, size and version of every listed object of the segment
     facts, as a JSON list (see `layout.segment_facts`), which names objects by their suffixes
 
-A line is used only if the listed objects are exactly the same, so the listing alone decides which
-segments exist, and it is parsed only when its segment is needed. Segments with an object without
-version are not cached. Data keys stay encrypted, as in manifests.
+A line is used only if the listed objects of the segment are exactly the same, so the listing
+alone decides which segments exist. A line is parsed only when its segment is needed. Segments
+that have an object without a version are not cached. Data keys stay encrypted, as in manifests.
 
-Planners that start concurrently with an empty cache each read the manifests; the last one writes
-the pack. Locks would save few requests (3,200 for 32 partitions of 100 segments, a tenth of a cent)
-and hardly any time, and one stuck planner would block all others.
+If several planners start at the same time with an empty cache, each of them reads the manifests,
+and the last one writes the pack. A lock would save few requests (3,200 for 32 partitions of 100
+segments, which cost a tenth of a cent) and hardly any time, and a planner that hangs would block
+all others.
 """
 
 from __future__ import annotations
@@ -49,11 +51,11 @@ _DECODER: Final = json.JSONDecoder()
 
 
 class SegmentPack:
-    """Facts of the segments of one partition. Used by one thread at a time.
+    """Facts about the segments of one partition, kept in a cache. Used by one thread at a time.
 
     Args:
-        cache: Cache of the packs; `None` = nothing is stored.
-        name: Name of the pack.
+        cache: Cache that stores the pack; `None` = nothing is stored.
+        name: Name of the pack in the cache.
     """
 
     def __init__(self, cache: DiskCache | Bundle | None, name: str) -> None:
@@ -63,7 +65,9 @@ class SegmentPack:
         self._changed = False
 
     def find(self, entry: SegmentEntry) -> RemoteSegment | None:
-        """Returns the segment as described earlier, if its objects are the same."""
+        """Returns the segment as an earlier plan described it; `None` if it is not in the pack or
+        its listed objects changed.
+        """
         if self._cache is None:
             return None
         line = self._loaded(self._cache).get(entry.segment_id)
@@ -79,7 +83,9 @@ class SegmentPack:
             return None
 
     def add(self, entry: SegmentEntry, segment: RemoteSegment) -> None:
-        """Adds a described segment."""
+        """Adds a segment after its manifest was read. Ignores segments that have an object without
+        a version.
+        """
         if self._cache is None or not _is_certain(entry):
             return
         if any(index.content is not None for index in segment.objects.indexes.values()):
@@ -93,7 +99,9 @@ class SegmentPack:
         self._changed = True
 
     def save(self, entries: Sequence[SegmentEntry]) -> None:
-        """Writes the pack if segments were added; drops segments that are no longer listed."""
+        """Writes the pack if segments were added. Drops segments that are not in `entries`, the
+        current listing.
+        """
         if self._cache is None or self._lines is None or not self._changed:
             return
         self._changed = False
@@ -110,13 +118,15 @@ class SegmentPack:
 
 
 def _identity(entry: SegmentEntry) -> str:
-    """Formats the listed objects as text that ends in a tab."""
+    """Returns base offset and listed objects of a segment as text that ends with a tab."""
     texts = [f"{suffix} {info.size} {info.version}" for suffix, info in entry.objects]
     return f"{entry.base_offset}|{'|'.join(texts)}\t"
 
 
 def _is_certain(entry: SegmentEntry) -> bool:
-    """Returns whether all objects have versions, and no text breaks the format of a line."""
+    """Returns whether a segment can be a line of the pack: all its objects have versions, and no
+    text contains a control character.
+    """
     versions = [info.version for _, info in entry.objects]
     texts = [entry.segment_id, *(version for version in versions if version is not None)]
     return len(texts) == len(versions) + 1 and all(text.isprintable() for text in texts)
@@ -128,11 +138,11 @@ _ByteRange = tuple[int, int, "bytes | memoryview"]  # first byte, one past the l
 
 
 class SideFilePack:
-    """Byte ranges of objects with side files. Used by one thread at a time.
+    """Byte ranges with side files of one partition, kept in a cache. Used by one thread at a time.
 
     Args:
-        cache: Cache of the value; `None` = the instance is not stored.
-        name: Name of the value.
+        cache: Cache that stores the pack; `None` = nothing is stored.
+        name: Name of the pack in the cache.
     """
 
     def __init__(self, cache: DiskCache | Bundle | None = None, name: str = "") -> None:
@@ -144,7 +154,9 @@ class SideFilePack:
         self._changed = False
 
     def find(self, source: ObjectRef, start: int, stop: int) -> bytes | None:
-        """Returns bytes [start, stop) of this version of an object, if they were read before."""
+        """Returns bytes [start, stop) of an object, if the pack has them for this version of the
+        object; otherwise `None`.
+        """
         if source.version is None:
             return None
         object_version = source.key, source.version
@@ -158,17 +170,21 @@ class SideFilePack:
         return bytes(byte_range[2][start - byte_range[0] : stop - byte_range[0]])
 
     def add(self, source: ObjectRef, start: int, data: bytes) -> None:
-        """Adds bytes from `start` on, if there is room."""
+        """Adds bytes of an object that begin at position `start`. Does nothing if the pack is
+        full.
+        """
         if source.version is None:
             return
         self._changed |= self._take((source.key, source.version), (start, start + len(data), data))
 
     def has_room(self, size: int) -> bool:
-        """Returns whether this many more bytes fit."""
+        """Returns whether the pack can take `size` more bytes."""
         return self._used_bytes + size <= MAX_PACK_BYTES
 
     def save(self) -> None:
-        """Writes the value if it changed, with ranges of earlier plans as far as they fit."""
+        """Writes the pack if ranges were added. It contains the ranges that this plan used, and
+        then ranges of earlier plans until it is full.
+        """
         if self._cache is None or not self._changed:
             return
         self._changed = False
@@ -202,7 +218,7 @@ class SideFilePack:
             for key, version, start, stop in json.loads(data[:low]):
                 high = low + stop - start
                 if not low <= high <= len(data) or start < 0:
-                    raise ValueError("not of this length")
+                    raise ValueError("the size of a range exceeds the value")
                 byte_range = start, stop, memoryview(data)[low:high]
                 by_object.setdefault((key, version), []).append(byte_range)
                 low = high

@@ -1,4 +1,4 @@
-"""The command `kts`; `python -m kts_source.cli` is the same."""
+"""The command `kts`, which can also be run as `python -m kts_source.cli`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ _NEEDS = ("click", "rich")
 
 
 def main() -> int:
-    """Runs `kts` and returns its exit code; without the extra `cli`, prints what to install."""
+    """Runs `kts` and returns its exit code. If the extra `cli` is not installed, prints how to
+    install it.
+    """
     try:
         from kts_source.cli.app import main as run
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""`python -m kts_source.cli` is `kts`."""
+"""Runs `kts` for `python -m kts_source.cli`."""
 
 import sys
 

@@ -1,11 +1,12 @@
 """`kts`: inspect, plan, read, audit, search and export a tier, without Spark.
 
-PATH and TOPIC are short for `--path` and `--subscribe`. Options of the data source keep their names
-(`--keyPrefix`, `--subscribe`, …). Options in families (`s3.…`, `kafka.…`) are given as
-`-o name=value`. `--json` prints one JSON document instead of a table.
+The arguments PATH and TOPIC set the options `--path` and `--subscribe`. Options of the data source
+keep their names (`--keyPrefix`, `--subscribe`, …). Options with a prefix (`s3.…`, `kafka.…`) are
+set with `-o name=value`. `--json` prints one JSON document instead of a table.
 
-Exit codes: 0 done; 1 the tier, its data or the target failed (corrupt, missing, unreachable); 2 the
-command or an option is invalid; 3 offsets that the tier should have are missing; 130 interrupted.
+Exit codes: 0 = success; 1 = the tier, its data or the target is corrupt, missing or unreachable; 2
+= the command or an option is invalid; 3 = offsets that the tier should have are missing; 130 =
+interrupted.
 """
 
 from __future__ import annotations
@@ -64,14 +65,15 @@ _MS_PER_MINUTE = 60_000
 
 
 def topic_rows(options: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Returns a row per partition with the columns of `TierDescription.to_arrow` and `keys_needed`.
+    """Returns a row for each partition, with the columns of `TierDescription.to_arrow` and
+    `keys_needed`.
 
-    If a private key is missing, a row has only the facts of manifests: offsets are null, and
-    `keys_needed` lists the key ids. If no key prefix is set and the tier has exactly one likely
-    prefix, that prefix is used and printed to standard error.
+    If the private key of a partition is missing, its row contains only facts from manifests:
+    offsets are null, and `keys_needed` lists the ids of the missing keys. If the options have no
+    key prefix and exactly one prefix is likely, this prefix is used and printed to standard error.
 
     Raises:
-        TieredKafkaError: See `describe`, except for missing keys.
+        TieredKafkaError: See `describe`. Missing keys raise no error.
     """
     original = parsed = replace(parse_options(options), fail_on_data_loss=False)
     while True:
@@ -97,7 +99,9 @@ def topic_rows(options: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def _likely_prefix(options: ScanOptions, error: TierNotFoundError | KeyPrefixError) -> str:
-    """Returns the key prefix that would fix an error if exactly one is likely; else empty."""
+    """Returns the key prefix that would fix the error, if exactly one prefix is likely; otherwise
+    "".
+    """
     if isinstance(error, KeyPrefixError):
         return error.key_prefix
     if isinstance(error, StoreError):
@@ -136,7 +140,7 @@ def topics(options: Mapping[str, str], *, as_json: bool) -> None:
 @json_flag
 @scan_options("path", "topic", every_topic=True)
 def segments(options: Mapping[str, str], *, as_json: bool) -> None:
-    """Print segments: the offsets that each one serves, or why it is not read."""
+    """Print all segments: the offsets that are read from each segment, or why it is not read."""
     rows = list(_segment_rows(plan_scan(parse_options({**options, "failOnDataLoss": "false"}))))
     if as_json:
         print_json(rows)
@@ -177,7 +181,7 @@ def _segment_rows(plan: ScanPlan) -> Iterator[dict[str, Any]]:
 @click.option("--json", "as_json", is_flag=True, help="Print the plan for option planFile.")
 @scan_options("path", "topic")
 def plan(options: Mapping[str, str], *, as_json: bool) -> None:
-    """Print what a read would fetch, skip and cost, without running it."""
+    """Print what a read would fetch, skip and cost. Reads no records."""
     made = plan_scan(parse_options(options))
     click.echo(made.to_json() if as_json else made.explain())
 
@@ -199,7 +203,7 @@ def cat(options: Mapping[str, str], *, form: str, limit: int | None) -> None:
         options = {**options, "columns": "value"}
     rows = scan(options)
     if form == "raw" and not is_bytes(rows.schema.field("value")):
-        raise InvalidOptionError("--format raw prints bytes: remove option value.format")
+        raise InvalidOptionError("--format raw needs values as bytes: remove option value.format")
     with closing((rows if limit is None else rows.limit(limit)).batches()) as batches:
         for batch in batches:
             write_records(batch, form)
@@ -216,7 +220,7 @@ def cat(options: Mapping[str, str], *, form: str, limit: int | None) -> None:
 )
 @scan_options("path", "topic")
 def schema(options: Mapping[str, str], *, as_json: bool, of: str) -> None:
-    """Print the type of values as DDL. For JSON without a schema, infer it from a sample."""
+    """Print the type of values as DDL. For JSON without a schema, infer the type from a sample."""
     from segment_format.values.json.ddl import print_ddl
 
     ddls = {
@@ -228,7 +232,7 @@ def schema(options: Mapping[str, str], *, as_json: bool, of: str) -> None:
         return
     if not ddls[of].isprintable():
         raise InvalidOptionError(
-            "the name of a field has a control character: use --json, which escapes it"
+            "a field name contains a control character: use --json, which escapes it"
         )
     click.echo(ddls[of])
 
@@ -425,7 +429,7 @@ def export(
     as_json: bool,
     **settings: Any,  # noqa: ANN401  # `ExportArguments`
 ) -> None:
-    """Write the selected topics to TARGET, each offset once. Run it again to continue."""
+    """Write the selected topics to TARGET, each offset once. Run the command again to continue."""
     from kts_source.export.settings import export_settings  # other commands do not need it
 
     *tier, target = locations
@@ -500,7 +504,7 @@ def _run(
 @click.group(help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="tiered-kafka", prog_name="kts")
 def kts() -> None:
-    """The group of all commands."""
+    """Group of all commands."""
 
 
 for command in (
@@ -511,7 +515,7 @@ for command in (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs a command and returns its exit code."""
+    """Runs a command with these arguments (default: of the process) and returns its exit code."""
     try:
         code = kts.main(args=arguments, prog_name="kts", standalone_mode=False)
     except click.exceptions.Abort:

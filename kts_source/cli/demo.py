@@ -1,6 +1,6 @@
-"""`kts demo`: reads a tier written by a real broker and prints its contents.
+"""`kts demo`: reads a tier that a real broker wrote, and prints its contents.
 
-The sample is in the checkout, not in the wheel. `--path` selects another tier.
+The sample tier is in the source repository, not in the wheel. `--path` selects another tier.
 """
 
 from __future__ import annotations
@@ -46,10 +46,12 @@ SHOWN_ROWS = 5
 @click.option("--path", help="Read this tier instead of the sample.")
 @click.option("--keyPrefix", "--key-prefix", "key_prefix", default="", help="Its key.prefix.")
 def demo(given_path: str | None, path: str | None, key_prefix: str) -> None:
-    """Read the sample tier of a checkout, or PATH, also with Spark if it is installed."""
+    """Read the sample tier of the repository, or the tier at PATH. Use Spark, too, if it is
+    installed.
+    """
     other = given_path or path
     options = {"path": other, "keyPrefix": key_prefix} if other else _sample_options()
-    # Warnings of planning appear in the output.
+    # Prints the warnings of planning as part of the output.
     logging.basicConfig(format="note: %(message)s", level=logging.WARNING, stream=sys.stdout)
     topics = _show_tier({**options, "subscribePattern": ".*"})
     topic = SAMPLE_TOPIC if SAMPLE_TOPIC in topics else topics[0]
@@ -82,7 +84,7 @@ def _sample_options() -> dict[str, str]:
 
 
 def _show_tier(options: Mapping[str, str]) -> list[str]:
-    """Plans and reads everything in this process, and returns the topics."""
+    """Plans and reads the whole tier in this process, prints a summary, and returns the topics."""
     from segment_format.kernels.decoder import load_kernel
 
     scan_options = parse_options(options)
@@ -134,7 +136,9 @@ def _print_plan(plan: ScanPlan) -> None:
 
 @contextmanager
 def _spark(builder: SparkSession.Builder) -> Iterator[SparkSession]:
-    """Starts Spark in local mode with the data source; prints its log only on failure."""
+    """Starts Spark in local mode and registers the data source. Prints Spark's log only after an
+    error.
+    """
     from kts_source import register
 
     with (
@@ -162,7 +166,9 @@ def _spark(builder: SparkSession.Builder) -> Iterator[SparkSession]:
 
 @contextmanager
 def _held_back_stderr(file: Path) -> Iterator[None]:
-    """Redirects stderr of this process and its children to a file; prints it on an error."""
+    """Redirects stderr of this process and its children to a file while the block runs. After an
+    error, prints the file to stderr.
+    """
     sys.stderr.flush()
     kept = os.dup(2)
     with file.open("wb") as sink:

@@ -1,10 +1,11 @@
-"""`kts find`, which finds and certifies records, and `kts index`, which writes filters of keys.
+"""`kts find`, which finds records and certifies what it searched, and `kts index`, which writes
+filters of keys.
 
-Formats of files of keys:
+Formats of files that contain keys:
 
 lines    a key per line in UTF-8, without empty lines, control characters, or spaces at either end
 hex      a key per line in hex digits
-length   for each key its length as big-endian int32, −1 for records without a key, and its bytes
+length for each key its length (big-endian int32) and its bytes; length −1 = records without key
 """
 
 from __future__ import annotations
@@ -46,17 +47,19 @@ _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 def read_keys(path: str, form: str) -> list[bytes | None]:
-    """Reads the keys of a file with one of `FORMATS`.
+    """Reads keys from a file in one of the `FORMATS`.
 
-    Ambiguous lines are errors, because the search would certify that such keys have no records.
+    An ambiguous line is an error. A search for a wrong key would find nothing, and would certify
+    that there are no records.
 
     Raises:
-        InvalidOptionError: The file is unreadable, empty, or has another format.
+        InvalidOptionError: The file is unreadable, contains no key, or does not have the format
+            `form`.
     """
     data = _read_file(path)
     keys = _parse_lengths(path, data) if form == LENGTH else _parse_lines(path, data, form)
     if not keys:
-        raise InvalidOptionError(f"{path} has no key: write at least one")
+        raise InvalidOptionError(f"{path} contains no key: write at least one key into the file")
     return keys
 
 
@@ -92,23 +95,25 @@ def _parse_lines(path: str, data: bytes, form: str) -> list[bytes | None]:
 
 
 def _check_line(line: bytes, name: str) -> None:
-    """Rejects a line that may be in another encoding or have several columns."""
+    """Rejects a line that is not UTF-8, contains a control character, or begins or ends with a
+    space.
+    """
     try:
         text = line.decode()
     except UnicodeDecodeError:
         raise InvalidOptionError(f"{name} is not in UTF-8: write the key in format {HEX}") from None
     if text != text.strip() or any(ord(char) < 32 or ord(char) == 127 for char in text):
         raise InvalidOptionError(
-            f"{name} has a control character, or a space at an end: if the key has it, write it in"
-            f" format {HEX}"
+            f"{name} contains a control character, or begins or ends with a space: if this is part"
+            f" of the key, write the key in format {HEX}"
         )
 
 
 def from_hex(text: str, name: str) -> bytes:
-    """Returns the bytes of hex digits.
+    """Parses hex digits to bytes.
 
     Raises:
-        InvalidOptionError: The text is invalid; the error has `name`.
+        InvalidOptionError: The text is not hex. The error text begins with `name`.
     """
     try:
         return bytes.fromhex(text)
@@ -179,7 +184,7 @@ def find_command(
     offsets: bool,
     **flags: Any,  # noqa: ANN401  # texts, flags and numbers
 ) -> None:
-    """Print all records that meet all conditions, and certify what was searched."""
+    """Print all records that match all conditions, and a certificate of what was searched."""
     if offsets:
         if "columns" in options:
             raise InvalidOptionError("--offsets and --columns both select columns: give one")
@@ -236,7 +241,9 @@ def _headers(texts: Sequence[str]) -> list[str | tuple[str, bytes]]:
 
 
 def _utf8(text: str, flag: str) -> bytes:
-    """Encodes an argument as UTF-8; rejects one that the shell passed in another encoding."""
+    """Encodes an argument as UTF-8. Rejects an argument that was not valid UTF-8 on the command
+    line.
+    """
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -245,7 +252,7 @@ def _utf8(text: str, flag: str) -> bytes:
 
 
 def _print_certificate(proof: Certificate) -> None:
-    """Prints to standard error, because records are on standard output."""
+    """Prints the certificate to standard error, because the records are on standard output."""
     lines = [f"NOT SEARCHED: {fault}" for fault in proof.faults]
     lines += [f"not part of the search: {text}" for text in proof.outside]
     for partition in proof.partitions:
@@ -283,7 +290,7 @@ def _print_certificate(proof: Certificate) -> None:
 )
 @scan_options("path", "topic", every_topic=True)
 def index_command(options: Mapping[str, str], *, folder: str, secret_file: str | None) -> None:
-    """Write filters of the keys of each segment, so that searches read fewer segments."""
+    """Write a filter of the keys in each segment, so that searches read fewer segments."""
     report = index_keys(options, folder, secret=read_secret(secret_file))
     for key, reason in report.left_out:
         echo_printable(f"no filter: {key}: {reason}", err=True)
@@ -295,9 +302,9 @@ def index_command(options: Mapping[str, str], *, folder: str, secret_file: str |
 
 
 def read_secret(path: str | None) -> bytes | None:
-    """Returns the contents of a file.
+    """Returns the contents of a file; `None` if `path` is `None`.
 
     Raises:
-        InvalidOptionError: It cannot be read.
+        InvalidOptionError: The file cannot be read.
     """
     return None if path is None else _read_file(path)

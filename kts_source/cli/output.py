@@ -1,4 +1,6 @@
-"""Output of the commands: tables, JSON, records, progress, and files written atomically."""
+"""Output of the commands: tables, JSON, records, progress bars, and files that are replaced
+atomically.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,10 @@ if TYPE_CHECKING:
 
 
 def write_atomically(path: str, text: str) -> None:
-    """Replaces a file, so that readers see the old or the new text.
+    """Replaces a file atomically, so that readers see either the old or the new text.
 
     Raises:
-        InvalidOptionError: It cannot be written.
+        InvalidOptionError: The file cannot be written.
     """
     target = local_file(path)
     fresh = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -48,10 +50,10 @@ def write_atomically(path: str, text: str) -> None:
 
 
 def remove_file(path: str) -> None:
-    """Removes a file that will be written later.
+    """Removes a file that the command will write later.
 
     Raises:
-        InvalidOptionError: It cannot be removed.
+        InvalidOptionError: The file cannot be removed.
     """
     try:
         local_file(path).unlink(missing_ok=True)
@@ -61,7 +63,9 @@ def remove_file(path: str) -> None:
 
 @contextmanager
 def progress_bar(name: str, *, is_shown: bool = True) -> Iterator[Callable[..., None]]:
-    """Shows a progress bar of bytes on a terminal, and yields `Progress.update` for it."""
+    """Shows a progress bar in bytes if stderr is a terminal. Yields a function that updates it,
+    like `rich.progress.Progress.update`.
+    """
     console = Console(stderr=True)
     columns = (*Progress.get_default_columns(), DownloadColumn())
     is_hidden = not console.is_terminal or not is_shown
@@ -70,7 +74,7 @@ def progress_bar(name: str, *, is_shown: bool = True) -> Iterator[Callable[..., 
 
 
 def echo_printable(text: str, *, err: bool = False) -> None:
-    """Prints a line with escaped control characters."""
+    """Prints a line. Escapes control characters in it."""
     click.echo(printable(text), err=err)
 
 
@@ -86,7 +90,9 @@ def print_json(value: object) -> None:
 
 
 def json_text(value: object, indent: int | None = None) -> str:
-    """Returns JSON in which control characters for terminals are escaped."""
+    """Returns a value as JSON text, in which control characters that terminals interpret are
+    escaped.
+    """
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     if text.isprintable():
         return text
@@ -99,7 +105,9 @@ def _escaped(text: str) -> str:
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Prints aligned columns; numbers are right-aligned, with thousands separators."""
+    """Prints a table with aligned columns. Columns with numbers are right-aligned, with thousands
+    separators.
+    """
     table = Table(box=None, header_style="bold")
     for number, name in enumerate(header):
         numeric = any(isinstance(row[number], int) for row in rows)
@@ -108,7 +116,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
         # `Text`, because values must not be interpreted as markup.
         table.add_row(*(Text(_shown(cell)) for cell in row))
     console = Console()
-    # Ids must not be truncated: the terminal wraps wide tables.
+    # Wide tables are not truncated, because ids must stay complete. The terminal wraps the lines.
     needed = Measurement.get(console, console.options.update(max_width=_MAX_WIDTH), table).maximum
     Console(width=max(needed, console.width)).print(table)
 
@@ -118,7 +126,9 @@ def _shown(cell: object) -> str:
 
 
 def preview_bytes(value: bytes | None, width: int) -> str:
-    """Returns bytes as text if it is printable, else in hex, truncated to `width` characters."""
+    """Returns bytes as text if it is printable, otherwise as hex digits. Truncates to `width`
+    characters.
+    """
     if value is None:
         return "null"
     try:
@@ -132,11 +142,13 @@ def preview_bytes(value: bytes | None, width: int) -> str:
 
 
 def time_text(microseconds: int, precision: str = "milliseconds") -> str:
-    """Returns a time since the epoch in any year as ISO 8601 in UTC.
+    """Returns a time in microseconds since 1970 as ISO 8601 text in UTC. The year may be any
+    number.
 
-    Years after 9999 have a sign and more digits; the year before 1 is 0, earlier ones are negative.
+    Years after 9999 have a sign and more than four digits. The year before year 1 is 0, and earlier
+    years are negative.
     """
-    # The calendar repeats every 400 years, and Python has only the years 1 to 9999.
+    # Python supports only years 1 to 9999, but the calendar repeats every 400 years.
     cycles, rest = divmod(microseconds, _MICROSECONDS_OF_400_YEARS)
     time = _EPOCH + datetime.timedelta(microseconds=rest)
     year = time.year + 400 * cycles
@@ -148,8 +160,9 @@ _MICROSECONDS_OF_A_DAY: Final = 86_400_000_000
 
 
 def json_values(array: pa.Array) -> list[Any]:
-    """Returns structs and maps as objects, lists as arrays, decimals, dates and times as texts, and
-    bytes as text if they are UTF-8, else as `{"base64": …}`.
+    """Converts an Arrow array to JSON values: structs and maps to objects, lists to arrays, and
+    decimals, dates and times to texts. Bytes become text if they are UTF-8, otherwise `{"base64":
+    …}`.
     """
     import pyarrow as pa
 
@@ -172,7 +185,7 @@ def json_values(array: pa.Array) -> list[Any]:
         rows = [items[start:stop] for start, stop in _spans(array)]
     elif pa.types.is_timestamp(kind):
         texts = [_time(value) for value in array.view(pa.int64()).to_pylist()]
-        # Local times have no zone.
+        # A timestamp column without a time zone contains local times.
         rows = texts if kind.tz else [text and text.removesuffix("+00:00") for text in texts]
     elif pa.types.is_date(kind):
         days = array.view(pa.int32()).to_pylist()
@@ -208,7 +221,9 @@ def _plain(value: Any) -> Any:  # noqa: ANN401  # any value of Arrow
 
 
 def write_records(batch: pa.RecordBatch, form: str) -> None:
-    """Writes records to standard output: values with form `raw`, else lines of JSON."""
+    """Writes records to standard output. With form `raw`, writes only values; otherwise, a line of
+    JSON for each record.
+    """
     out = sys.stdout.buffer
     if form == "raw":
         for value in batch.column("value"):
@@ -231,16 +246,17 @@ def write_records(batch: pa.RecordBatch, form: str) -> None:
 
 
 def is_bytes(field: pa.Field) -> bool:
-    """Returns whether a column holds bytes."""
+    """Returns whether a column contains bytes."""
     import pyarrow as pa
 
     return bool(pa.types.is_binary(field.type))
 
 
 def dated_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Returns rows as Python values with timestamps as texts.
+    """Converts rows to Python values, in which timestamps are texts.
 
-    Python cannot represent all timestamps, such as microseconds sent as milliseconds.
+    Python cannot represent years after 9999. Such timestamps exist if a producer sends microseconds
+    instead of milliseconds.
     """
     import pyarrow as pa
 
@@ -255,7 +271,9 @@ def dated_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def _json_record(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a record with bytes as text if they are UTF-8, else in base64 as `<name>Base64`."""
+    """Converts the bytes of a record for JSON: to text if they are UTF-8, otherwise to base64 in a
+    field `<name>Base64`.
+    """
     record: dict[str, Any] = {}
     for name, value in row.items():
         if name == "headers" and value is not None:

@@ -27,15 +27,17 @@ def scan_options(
     by_option_only: tuple[str, ...] = (),
     bare: str | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds every option of the data source to a command, and `-o` for families of options.
+    """Returns a decorator that adds every option of the data source to a command, and `-o` for
+    options with a prefix such as `s3.`.
 
-    The command gets the given options as its first argument.
+    The command gets a dict of the options that the user set as its first argument.
 
     Args:
-        arguments: `path` and `topic` if they may also be given as arguments.
-        every_topic: True if all topics are selected by default.
-        by_option_only: Options only for `-o`, because the command has a flag of that name.
-        bare: Parameter of the command that `-o` sets if its value has no `=`.
+        arguments: `path` and `topic`, if users may also give them as arguments instead of options.
+        every_topic: If True, the command selects all topics by default.
+        by_option_only: Options that can only be set with `-o`, because the command has a flag of
+            the same name.
+        bare: Parameter of the command that gets the value of `-o` if this value contains no `=`.
     """
     flags = [option for option in OPTIONS if option.name not in by_option_only]
 
@@ -56,7 +58,7 @@ def scan_options(
                     values[bare] = pair
                     continue
                 if not equals:
-                    raise InvalidOptionError(f"-o {pair!r} has no value: give -o NAME=VALUE")
+                    raise InvalidOptionError(f"-o {pair!r} has no value: use -o NAME=VALUE")
                 options[name] = text
             if every_topic and not any(name in options for name in _SELECTIONS):
                 options["subscribePattern"] = ".*"
@@ -83,21 +85,21 @@ def scan_options(
 
 
 def _variable(option: Option) -> str:
-    """Returns the name of an option as a Python identifier."""
+    """Returns the name of an option as a Python identifier, with `_` for other characters."""
     return re.sub(r"\W", "_", option.name)
 
 
 def add_location(
     options: dict[str, str], path: str | None = None, topic: str | None = None
 ) -> None:
-    """Adds the arguments PATH and TOPIC to the options.
+    """Sets the options `path` and `subscribe` from the arguments PATH and TOPIC.
 
     Raises:
-        InvalidOptionError: One is given twice.
+        InvalidOptionError: An argument and its option are both given.
     """
     for option, text in (("path", path), ("subscribe", topic)):
         if text is None:
             continue
         if option in options:
-            raise InvalidOptionError(f"{text!r} and --{option} are both given: give one")
+            raise InvalidOptionError(f"argument {text!r} and --{option} are both given: remove one")
         options[option] = text

@@ -1,1 +1,1 @@
-"""Arrow rows for any engine: one scan, and thin adapters for Polars, DuckDB and Ray."""
+"""Arrow rows for any engine: a scan, and small adapters for Polars, DuckDB and Ray."""

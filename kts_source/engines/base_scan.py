@@ -1,4 +1,6 @@
-"""A planned scan that engines restrict; reads its tasks in one or several threads."""
+"""A planned scan that engines can restrict to columns and rows. Reads its tasks in one or several
+threads.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ _SMALL_LIMIT: Final = 1 << 16
 
 
 class SharedPlan:
-    """The plan of a scan and of all scans derived from it, made at its first use."""
+    """The plan that a scan shares with all scans derived from it. It is made when it is first
+    needed.
+    """
 
     def __init__(self, options: ScanOptions, made: ScanPlan | None = None) -> None:
         self.made = made
@@ -46,7 +50,7 @@ class SharedPlan:
         self._lock = threading.Lock()
 
     def plan(self) -> ScanPlan:
-        """Returns the plan."""
+        """Returns the plan. The first call plans the scan."""
         with self._lock:
             if self.made is None:
                 self.made = plan_scan(self._options)
@@ -54,7 +58,7 @@ class SharedPlan:
 
 
 class BaseScan:
-    """The part of `Scan` that adapters of engines use."""
+    """The methods of `Scan` that the adapters for engines use."""
 
     def __init__(
         self,
@@ -76,20 +80,24 @@ class BaseScan:
 
     @property
     def is_limited(self) -> bool:
-        """True if the scan has a limit. A condition must then be applied after the limit."""
+        """True if the scan has a limit. An engine's condition must then be applied after the
+        limit.
+        """
         return self._max_rows is not None
 
     @property
     def schema(self) -> pa.Schema:
-        """Schema of the rows; keys and values are binary unless their formats have other types."""
+        """Schema of the rows. Keys and values are binary, unless their formats decode them to other
+        types.
+        """
         return read_schema(self.columns, self._options.formats)
 
     @property
     def plan(self) -> ScanPlan:
-        """The plan, made at its first use.
+        """The plan of the scan. It is made when it is first needed.
 
         Raises:
-            TieredKafkaError: The tier cannot be planned.
+            TieredKafkaError: Planning failed.
         """
         plan = replace(self._shared_plan.plan(), columns=self.columns)
         if self._where is None:
@@ -98,14 +106,17 @@ class BaseScan:
 
     @property
     def tasks(self) -> tuple[ScanTask, ...]:
-        """Tasks that can be read anywhere, in any order; they have no credentials."""
+        """The tasks of the plan. They can be read in any process and in any order. They contain no
+        credentials.
+        """
         return self.plan.tasks
 
     @property
     def task_reader(self) -> TaskReader:
-        """A small, picklable reader of tasks for other processes, with credentials as `Secret`.
+        """A small reader for tasks, which can be pickled and used in other processes. It contains
+        credentials as `Secret`.
 
-        A limit of the scan holds for each task.
+        The reader applies the limit of the scan to each task separately.
         """
         return TaskReader(replace(self._options, where=self._condition), self._max_rows)
 
@@ -113,7 +124,7 @@ class BaseScan:
         """Yields the rows of one task. Close the generator to cancel pending requests.
 
         Raises:
-            TieredKafkaError: The bytes do not match the plan.
+            TieredKafkaError: Reading failed, for example because an object differs from the plan.
         """
         return self.task_reader(task)
 
@@ -121,25 +132,25 @@ class BaseScan:
         """Returns a scan of the same rows with only these columns, in this order.
 
         Args:
-            columns: Any columns of the table.
+            columns: Names of columns of the table.
 
         Raises:
-            InvalidOptionError: An unknown or repeated name.
+            InvalidOptionError: A name is unknown or repeated.
         """
         checked = checked_columns("columns", columns, self._options.formats)
         return self._like(replace(self._options, columns=checked))
 
     def where_predicate(self, condition: Predicate) -> Self:
-        """Returns a scan of the rows for which a parsed condition is true; see `where`."""
+        """Returns a scan of the rows for which a parsed condition is true; see `Scan.where`."""
         return self._like(self._options, where=conjunction(self._where, condition))
 
     def limit(self, rows: int) -> Self:
-        """Returns a scan of the first rows by topic, partition and offset.
+        """Returns a scan of the first rows in the order of topic, partition and offset.
 
-        If batches are not read in order, it returns any rows.
+        If batches are read unordered, the scan returns any `rows` rows.
 
         Raises:
-            ValueError: A negative number.
+            ValueError: The number is negative.
         """
         if rows < 0:
             raise ValueError(f"a limit of {rows} rows")
@@ -149,19 +160,19 @@ class BaseScan:
     def batches(
         self, *, threads: int = 1, ordered: bool = True, progress: Progress | None = None
     ) -> Generator[pa.RecordBatch]:
-        """Yields the rows. Close the generator to cancel pending requests.
+        """Yields the rows in batches. Close the generator to cancel pending requests.
 
         Args:
-            threads: Number of tasks that are read concurrently; each takes a core and up to about
-                `prefetchBytes` of memory.
-            ordered: True if rows come in the order of topic, partition and offset; else in the
-                order in which they become ready.
-            progress: Called from any thread after each task with the original bytes of the tasks
-                that were read, and of all tasks.
+            threads: Number of tasks that are read concurrently. Each one uses a core and up to
+                about `prefetchBytes` of memory.
+            ordered: If True, rows are in the order of topic, partition and offset. If False,
+                batches are in the order in which they were read.
+            progress: Called after each task, from any thread, with two numbers: the original bytes
+                of the tasks that were read so far, and of all tasks.
 
         Raises:
             TieredKafkaError: See `plan` and `read_task`.
-            ValueError: Fewer than one thread.
+            ValueError: The number of threads is less than 1.
         """
         return self._batches(threads, ordered=ordered, progress=progress, whole=False)
 
@@ -171,7 +182,7 @@ class BaseScan:
         threads: int | None = None,
         progress: Progress | None = None,
     ) -> pa.Table:
-        """Returns all rows in memory."""
+        """Reads all rows into memory."""
         import pyarrow as pa
 
         batches = self._batches(thread_count(threads), ordered=True, progress=progress, whole=True)
@@ -180,7 +191,7 @@ class BaseScan:
     def _batches(
         self, threads: int, *, ordered: bool, progress: Progress | None, whole: bool
     ) -> Generator[pa.RecordBatch]:
-        """Yields the rows. `whole` promises that the consumer takes every row."""
+        """Yields the rows. Set `whole` only if the consumer takes every row."""
         if threads < 1:
             raise ValueError(f"{threads} threads")
         if self._max_rows != 0:
@@ -215,8 +226,8 @@ class BaseScan:
         return f"Scan({', '.join(f'{name}={text}' for name, text in self._facts().items())})"
 
     def _repr_html_(self) -> str:
-        """Returns a small table for notebooks, without plan figures if the scan is not planned
-        yet.
+        """Returns a small table for notebooks. It contains figures of the plan if the scan was
+        planned already.
         """
         facts = self._facts()
         if self._shared_plan.made is not None:
@@ -243,7 +254,7 @@ class BaseScan:
 
 
 def thread_count(threads: int | None) -> int:
-    """Returns a number of threads; by default one per core."""
+    """Returns the number of threads to use; by default one per core."""
     threads = (os.cpu_count() or 1) if threads is None else threads
     if threads < 1:
         raise ValueError(f"{threads} threads")
@@ -252,11 +263,11 @@ def thread_count(threads: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TaskReader:
-    """Reads any task of a scan, in any process. Picklable, with credentials as `Secret`.
+    """Reads any task of a scan, in any process. It can be pickled, with credentials as `Secret`.
 
     Attributes:
         options: Options of the scan.
-        max_rows: Maximum rows of each task; `None` = all.
+        max_rows: Maximum number of rows to read of each task; `None` = all.
     """
 
     options: ScanOptions
@@ -266,7 +277,7 @@ class TaskReader:
         """Yields the rows of one task. Close the generator to cancel pending requests.
 
         Raises:
-            TieredKafkaError: The bytes do not match the plan.
+            TieredKafkaError: Reading failed, for example because an object differs from the plan.
         """
         from kts_source.read.read_task import run_task
 
@@ -285,7 +296,7 @@ class TaskReader:
         progress: Progress | None,
         whole: bool,
     ) -> Generator[pa.RecordBatch]:
-        """Yields the first `max_rows` rows of several tasks; see `BaseScan.batches`."""
+        """Yields the rows of several tasks, at most `max_rows` in total; see `BaseScan.batches`."""
         limit = self.max_rows
         whole = whole and limit is None
         run = TaskRun(self.options, tasks, self._limits, progress, whole=whole)
@@ -299,9 +310,10 @@ class TaskReader:
 
     @property
     def _limits(self) -> BatchLimits:
-        """Limits batches to the wanted rows, so that they do not wait for bytes of later rows.
+        """Limits of a batch: at most `max_rows` rows, so that the first batch does not wait for the
+        bytes of later rows.
 
-        With a condition, the number of rows to read is unknown.
+        With a condition, the number of rows to read is unknown, so `max_rows` is not used.
         """
         if not self.max_rows or self.options.where is not None:
             return FOR_ENGINES
@@ -321,7 +333,7 @@ class TaskReader:
 
 @dataclass(slots=True)
 class TaskRun:
-    """One run of a scan's tasks. Close it after all threads have ended.
+    """One run of all tasks of a scan. Close it after all its threads have ended.
 
     Attributes:
         options: Options of the scan.
@@ -348,16 +360,16 @@ class TaskRun:
 
     @property
     def reads(self) -> list[Callable[[], Generator[pa.RecordBatch]]]:
-        """Returns a function per task that reads the task."""
+        """Functions that each read one task, in the order of tasks."""
         return [partial(self._read, number) for number in range(len(self.tasks))]
 
     def read_all(self) -> Generator[pa.RecordBatch]:
-        """Yields the rows of all tasks in this thread."""
+        """Yields the rows of all tasks in order. Reads them in the calling thread."""
         for number in range(len(self.tasks)):
             yield from self._read(number)
 
     def close(self) -> None:
-        """Closes connections and releases reused memory."""
+        """Closes connections and releases memory that was kept for reuse."""
         self._tiers.close()
         release_idle()
 

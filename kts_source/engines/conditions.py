@@ -1,10 +1,10 @@
-"""Translates conditions of engines to conditions of option `where` with the same meaning.
+"""Translates conditions of engines to conditions of option `where` that have the same meaning.
 
-The text of a `pyarrow.compute.Expression` is ambiguous: it escapes neither names nor literals. So
-this module parses the pickled form of expressions, see `_tree`. It translates comparisons of
-offset, partition and timestamp with a literal, `topic = 'name'`, and the comparisons of
-`field_comparison`, if the outermost operator is AND. The caller evaluates the whole expression
-again, so terms that are not translated only cost time.
+The text of a `pyarrow.compute.Expression` is ambiguous, because it escapes neither names nor
+literals. Therefore this module parses the pickled form of expressions (see `_tree`). It translates
+these terms of the outermost AND: comparisons of offset, partition and timestamp with a literal,
+`topic = 'name'`, and comparisons that `field_comparison` supports. The caller evaluates the whole
+expression again, so a term that is not translated only costs time.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ _MICROSECONDS: Final = {"s": 1_000_000, "ms": 1000, "us": 1}
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
-    """A column or a nested field, as names from the column down."""
+    """A reference to a column or to a nested field, as the names from the column to the field."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Literal:
-    """A scalar of Arrow."""
+    """A literal, as an Arrow scalar."""
 
     scalar: Any
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call of an Arrow function."""
+    """A call of an Arrow compute function."""
 
     function: str
     arguments: tuple[_Node, ...]
@@ -73,14 +73,15 @@ _Node = _Reference | _Literal | _Call
 
 
 def certain_part(expression: pc.Expression, schema: pa.Schema) -> Predicate | None:
-    """Returns a condition that is true for all rows for which the expression is true.
+    """Translates the supported terms of an expression. The result is true for all rows for which
+    the expression is true.
 
     Args:
-        expression: A condition.
+        expression: A boolean expression over the rows.
         schema: Schema of the rows.
 
     Returns:
-        `None` if no part of the expression could be translated.
+        The condition; `None` if no term could be translated.
     """
     tree = _tree(expression)
     if tree is None:
@@ -89,9 +90,9 @@ def certain_part(expression: pc.Expression, schema: pa.Schema) -> Predicate | No
 
 
 def columns_in(expression: pc.Expression, columns: Iterable[str]) -> tuple[str, ...]:
-    """Returns the table's columns that an expression needs, in the order of `columns`.
+    """Returns the columns of the table that an expression uses, in the order of `columns`.
 
-    All columns if the expression refers to columns by number, or cannot be read.
+    Returns all columns if the expression refers to columns by number, or cannot be parsed.
     """
     tree = _tree(expression)
     if tree is None:
@@ -113,12 +114,18 @@ def columns_in(expression: pc.Expression, columns: Iterable[str]) -> tuple[str, 
 def _tree(expression: pc.Expression) -> _Node | None:
     """Returns the expression as a tree; `None` if a node is unknown.
 
-    A pickle of an expression has an Arrow file with one record batch. The metadata of its schema
-    lists the nodes in prefix order as pairs: `call` and a function, its arguments, `options` and a
-    column's number if it has options, `end` and the function again; `literal` and a column's
-    number; `field_ref` and a name; `nested_field_ref`, a number of names, and that many
-    `field_ref`. The columns have literals and options, one row each. pyarrow refuses to pickle
-    references by number.
+    A pickled expression contains an Arrow file with one record batch of one row. The metadata of
+    its
+    schema is a list of pairs (key, value), which contains the nodes in prefix order:
+
+    * A call: `call` with the function's name, the nodes of the arguments, and `end` with the name
+      again. If the call has options, `options` with the number of their column precedes `end`.
+    * A literal: `literal` with the number of its column.
+    * A column: `field_ref` with its name.
+    * A nested field: `nested_field_ref` with the number of names, and a `field_ref` for each name.
+
+    The columns of the batch contain the literals and options. pyarrow cannot pickle references to
+    columns by number.
     """
     try:
         _, (data, *_) = expression.__reduce__()
@@ -150,7 +157,7 @@ def _parsed(pairs: list[tuple[str, str]], batch: pa.RecordBatch) -> _Node:
         elif key == "nested_field_ref" and int(text) > 0:
             siblings.append(_Reference(tuple(_names(entries, int(text)))))
         else:
-            raise ValueError(f"an expression has the unknown entry {key}, {text!r}")
+            raise ValueError(f"a pickled expression has the unknown entry {key}, {text!r}")
     ((_, roots),) = calls
     (root,) = roots
     return root
@@ -165,7 +172,7 @@ def _names(entries: Iterator[tuple[str, str]], count: int) -> Iterator[str]:
 
 
 class _ArrowSchema(ctypes.Structure):
-    """The beginning of `ArrowSchema` in Arrow's C data interface."""
+    """The first members of the struct `ArrowSchema` in Arrow's C data interface."""
 
     _fields_ = (
         ("format", ctypes.c_char_p),
@@ -175,13 +182,15 @@ class _ArrowSchema(ctypes.Structure):
 
 
 def _metadata(schema: pa.Schema) -> list[tuple[str, str]]:
-    """Returns a schema's metadata in order. `Schema.metadata` is a dict and loses repeated keys."""
+    """Returns the metadata of a schema as pairs in order. `Schema.metadata` cannot be used, because
+    it is a dict and drops repeated keys.
+    """
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     capsule = schema.__arrow_c_schema__()  # owns the memory
     position = _ArrowSchema.from_address(pointer(capsule, b"arrow_schema")).metadata
     if not position:
-        raise ValueError("an expression has no metadata")
+        raise ValueError("a pickled expression has no metadata")
 
     def number() -> int:
         nonlocal position
@@ -201,7 +210,7 @@ def _metadata(schema: pa.Schema) -> list[tuple[str, str]]:
 
 
 def _terms(tree: _Node) -> Iterator[_Node]:
-    """Yields the terms of the outermost AND."""
+    """Yields the terms that the outermost AND operators of an expression combine."""
     pending = [tree]
     while pending:
         node = pending.pop()
@@ -247,14 +256,16 @@ def _comparison(
 
 
 def _whole_number(scalar: Any) -> int | None:  # noqa: ANN401
-    """Returns the value of an integer that fits int64. Excludes uint64, because Arrow casts it."""
+    """Returns the value of an integer scalar; `None` for other types. Also returns `None` for
+    uint64, because Arrow casts it before a comparison.
+    """
     if not pa.types.is_integer(scalar.type) or scalar.type == pa.uint64():
         return None
     return int(scalar.as_py())
 
 
 def _text(scalar: Any) -> str | None:  # noqa: ANN401
-    """Returns the value of a string that is valid UTF-8."""
+    """Returns the value of a string scalar; `None` for other types and for invalid UTF-8."""
     if not (pa.types.is_string(scalar.type) or pa.types.is_large_string(scalar.type)):
         return None
     try:
@@ -264,7 +275,9 @@ def _text(scalar: Any) -> str | None:  # noqa: ANN401
 
 
 def _instant(scalar: Any) -> int | None:  # noqa: ANN401
-    """Returns the microseconds of a timestamp with a zone, in a unit that converts exactly."""
+    """Returns the value of a timestamp scalar with time zone, in microseconds since 1970. Returns
+    `None` for other types and for units that cannot be converted exactly.
+    """
     kind = scalar.type
     if not pa.types.is_timestamp(kind) or kind.tz is None or kind.unit not in _MICROSECONDS:
         return None
@@ -275,10 +288,12 @@ def _instant(scalar: Any) -> int | None:  # noqa: ANN401
 def field_comparison(
     schema: pa.Schema, names: Sequence[str], op: Op, literal: int | str
 ) -> Predicate | None:
-    """Returns a comparison of a field with a literal; `None` if engines may compare differently.
+    """Returns the comparison of a decoded field with a literal; `None` if engines may compare in a
+    different way.
 
-    Supports integers that fit the field, because no engine rounds them, and equality of texts. Both
-    sides drop null fields.
+    Supports integer literals in the range of an integer field, because no engine rounds them. For
+    text fields, supports only equality. For a null field, the comparison is not true, as in all
+    engines.
     """
     source, *path = names
     if not path or source not in ("key", "value") or source not in schema.names:

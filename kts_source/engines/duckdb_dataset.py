@@ -1,8 +1,8 @@
-"""A scan as a `pyarrow.dataset.Dataset`, for DuckDB and other engines that query datasets.
+"""A scan as a `pyarrow.dataset.Dataset`, for DuckDB and other engines that can query datasets.
 
-pyarrow's own scanner over Python batches reads ahead in Arrow threads. These call Python while the
-interpreter exits, so the process hangs or aborts. `TierScanner` therefore reads a batch only when
-its consumer requests one.
+pyarrow's own scanner for batches from Python reads ahead in threads of Arrow. If these threads call
+Python while the interpreter exits, the process hangs or aborts. Therefore `TierScanner` reads a
+batch only when its consumer requests one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ _NO_FILES: Final = (
 
 
 class _NoFile(io.RawIOBase):
-    """A file that raises an error with an explanation at the first read."""
+    """A file object whose first read raises an error. The error explains which methods of the
+    dataset work.
+    """
 
     def readable(self) -> bool:
         return True
@@ -71,18 +73,19 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
         tier = kts_source.scan(source).to_dataset()
         duckdb.sql("select count(*) from tier where partition = 1")
 
-    DuckDB does not repeat a filter that it passes to a dataset, so the condition is applied here.
+    DuckDB does not evaluate a filter again after it passed the filter to a dataset, so the dataset
+    evaluates it.
 
     The methods of `pyarrow.dataset.Dataset` work. Functions of pyarrow that scan a dataset without
     calling its methods, such as `Scanner.from_dataset` and `write_dataset`, raise an error.
 
     Args:
         scan: Scan to read.
-        condition: Rows for which it is not true are skipped.
+        condition: Condition of the rows. Rows for which it is not true are skipped.
     """
 
     def __init__(self, scan: BaseScan, condition: pc.Expression | None = None) -> None:
-        # Arrow scans this file instead of dereferencing a null pointer.
+        # Arrow scans this file. Without it, Arrow would dereference a null pointer.
         fragment = ds.IpcFileFormat().make_fragment(_NoFile())
         no_files = ds.FileSystemDataset([fragment], scan.schema, ds.IpcFileFormat())
         super().__init__(scan.schema, [no_files])
@@ -96,7 +99,7 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
 
     @property
     def children(self) -> list[ds.Dataset]:
-        """Returns an empty list."""
+        """An empty list, because the dataset is not a union of other datasets."""
         return []
 
     def scanner(
@@ -106,16 +109,18 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
         batch_size: int | None = None,
         **arguments: Any,  # noqa: ANN401  # pyarrow's own, for its reading of files
     ) -> TierScanner:
-        """Returns an object that reads the rows of one query, as a pyarrow `Scanner` does.
+        """Returns an object that reads the rows of one query. It has the methods of a pyarrow
+        `Scanner`.
 
         Args:
-            columns: Names in order, or expressions by name; default: all columns.
-            filter: Rows for which it is not true are skipped.
-            batch_size: Rows of a batch at most.
+            columns: Names of columns in order, or expressions by name of the result column;
+                default: all columns.
+            filter: Condition of the rows. Rows for which it is not true are skipped.
+            batch_size: Maximum number of rows of a batch.
             **arguments: Other arguments of `pyarrow.dataset.Dataset.scanner`; they have no effect.
 
         Raises:
-            TypeError: An argument that pyarrow does not have.
+            TypeError: An argument is not an argument of pyarrow's method.
         """
         if unknown := arguments.keys() - _IGNORED:
             raise TypeError(f"scanner() got an unexpected keyword argument {min(unknown)!r}")
@@ -127,17 +132,17 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
         return TierScanner(self._scan, columns, condition, batch_size)
 
     def filter(self, expression: pc.Expression) -> TierDataset:
-        """Returns a dataset of the rows for which the expression is also true."""
+        """Returns a dataset of those rows of this dataset for which the expression is true."""
         if not isinstance(expression, pc.Expression):
             raise TypeError(f"filter() takes a pyarrow.compute.Expression, not {expression!r}")
         condition = expression if self._condition is None else self._condition & expression
         return TierDataset(self._scan, condition)
 
     def get_fragments(self, filter: pc.Expression | None = None) -> Iterator[ds.Fragment]:
-        """Yields a fragment in memory for each task of the plan.
+        """Reads each task of the plan into memory and yields its rows as a fragment.
 
         Args:
-            filter: Tasks without such rows may be skipped.
+            filter: Condition of the rows. Rows for which it is not true may be skipped.
         """
         scan = self._scan
         if scan.is_limited:
@@ -151,10 +156,10 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
             yield from ds.InMemoryDataset(table).get_fragments()
 
     def replace_schema(self, schema: pa.Schema) -> TierDataset:
-        """Returns the dataset, if the schema is its own.
+        """Returns this dataset if `schema` is the schema of the dataset.
 
         Raises:
-            ValueError: Another schema; select or cast columns instead.
+            ValueError: The schema differs. Select or cast columns instead.
         """
         if not self.schema.equals(schema):
             raise ValueError(
@@ -164,11 +169,11 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
         return TierDataset(self._scan, self._condition)
 
     def sort_by(self, sorting: Any, **arguments: Any) -> ds.InMemoryDataset:  # noqa: ANN401
-        """Returns the rows in order, in memory; see `pyarrow.Table.sort_by`."""
+        """Reads all rows into memory and sorts them; see `pyarrow.Table.sort_by`."""
         return ds.InMemoryDataset(self.to_table().sort_by(sorting, **arguments))
 
     def join(self, right_dataset: ds.Dataset, *arguments: Any, **named: Any) -> ds.InMemoryDataset:  # noqa: ANN401
-        """Returns a join in memory; see `pyarrow.dataset.Dataset.join`."""
+        """Reads all rows into memory and joins them; see `pyarrow.dataset.Dataset.join`."""
         left = ds.InMemoryDataset(self.to_table())
         return left.join(_in_memory(right_dataset), *arguments, **named)
 
@@ -178,12 +183,12 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
         *arguments: Any,  # noqa: ANN401
         **named: Any,  # noqa: ANN401
     ) -> ds.InMemoryDataset:
-        """Returns a join in memory; see `pyarrow.dataset.Dataset.join_asof`."""
+        """Reads all rows into memory and joins them; see `pyarrow.dataset.Dataset.join_asof`."""
         left = ds.InMemoryDataset(self.to_table())
         return left.join_asof(_in_memory(right_dataset), *arguments, **named)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the scan; it has credentials as `Secret`."""
+        """Pickles the scan and the condition. The pickle contains credentials as `Secret`."""
         return type(self), (self._scan, self._condition)
 
     def _repr_html_(self) -> str:
@@ -191,16 +196,18 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
 
 
 class TierScanner:
-    """Reads the rows of one query over a `TierDataset`, with the methods of a pyarrow `Scanner`.
+    """Reads the rows of one query on a `TierDataset`. Has the methods of a pyarrow `Scanner`.
 
     Args:
         scan: Scan to read.
-        columns: Names in order, or expressions by name; `None` = all columns.
-        condition: Rows for which it is not true are skipped; `None` = all rows.
-        batch_size: Rows of a batch at most.
+        columns: Names of columns in order, or expressions by name of the result column; `None` =
+            all columns.
+        condition: Condition of the rows. Rows for which it is not true are skipped; `None` = all
+            rows.
+        batch_size: Maximum number of rows of a batch.
 
     Raises:
-        ArrowInvalid: A column that does not exist, or a condition that cannot be evaluated.
+        ArrowInvalid: A column does not exist, or the condition cannot be evaluated.
     """
 
     def __init__(
@@ -211,7 +218,7 @@ class TierScanner:
         batch_size: int | None,
     ) -> None:
         self.dataset_schema = scan.schema
-        # pyarrow checks the arguments, as for any dataset of this schema.
+        # A pyarrow scanner on an empty table with the same schema checks the arguments.
         empty = ds.InMemoryDataset(scan.schema.empty_table())
         self.projected_schema = empty.scanner(columns=columns, filter=condition).projected_schema
         self._columns = columns
@@ -220,26 +227,28 @@ class TierScanner:
         self._scan = _needed(scan, columns, condition)
 
     def to_batches(self) -> Generator[pa.RecordBatch]:
-        """Yields the rows. Close the generator to cancel pending requests."""
+        """Yields the rows in batches. Close the generator to cancel pending requests."""
         with closing(in_threads([self._batches], 1, ordered=True)) as batches:
             yield from batches
 
     def scan_batches(self) -> Iterator[ds.TaggedRecordBatch]:
-        """Yields the rows, each batch with a fragment in memory."""
+        """Yields the rows in batches, each together with a fragment that contains the batch in
+        memory.
+        """
         for batch in self.to_batches():
             (fragment,) = ds.InMemoryDataset(batch).get_fragments()
             yield ds.TaggedRecordBatch(batch, fragment)
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """Returns a stream of the rows."""
+        """Returns the rows as a stream of batches."""
         return pa.RecordBatchReader.from_batches(self.projected_schema, self.to_batches())
 
     def to_table(self) -> pa.Table:
-        """Returns all rows."""
+        """Reads all rows into memory."""
         return pa.Table.from_batches(self.to_batches(), self.projected_schema)
 
     def head(self, num_rows: int) -> pa.Table:
-        """Returns the first rows, and stops after the task that has the last of these rows."""
+        """Returns the first `num_rows` rows. Reads no tasks after the last of these rows."""
         batches: list[pa.RecordBatch] = []
         missing = num_rows
         with closing(self.to_batches()) as rows:
@@ -249,15 +258,15 @@ class TierScanner:
         return pa.Table.from_batches(batches, self.projected_schema)
 
     def take(self, indices: Any) -> pa.Table:  # noqa: ANN401  # as pyarrow's
-        """Returns the rows at these positions."""
+        """Returns the rows with these numbers, counted from 0. Reads all rows."""
         return self.to_table().take(indices)
 
     def count_rows(self) -> int:
-        """Returns the number of rows."""
+        """Returns the number of rows. Reads all rows."""
         return sum(batch.num_rows for batch in self.to_batches())
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Returns a new stream of the rows."""
+        """Exports the rows as a new stream to other Arrow libraries."""
         return self.to_reader().__arrow_c_stream__(requested_schema)
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
@@ -267,7 +276,7 @@ class TierScanner:
                     yield from _pieces(rows, self._batch_size)
 
     def _selected(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
-        """Filters and projects one batch."""
+        """Applies the condition and the columns of the query to one batch."""
         names = self.projected_schema.names
         plain = self._columns is None or not isinstance(self._columns, dict)
         if plain and self._condition is None and set(names) <= set(batch.schema.names):
@@ -283,7 +292,9 @@ class TierScanner:
         return chain(table.to_batches())
 
     def _padded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Adds nulls for columns that were not read: expressions may refer to columns by number."""
+        """Adds columns of nulls for the columns that were not read, because expressions may refer
+        to columns by number.
+        """
         if batch.schema.equals(self.dataset_schema):
             return batch
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -299,7 +310,9 @@ class TierScanner:
 
 
 def _needed(scan: BaseScan, columns: Columns | None, condition: pc.Expression | None) -> BaseScan:
-    """Returns the scan of the columns and rows that a query needs."""
+    """Restricts a scan to the columns that a query uses, and to rows for which its condition can be
+    true.
+    """
     needed = set(scan.columns)
     if isinstance(columns, dict):
         needed = set(chain(*(columns_in(value, scan.columns) for value in columns.values())))
@@ -314,7 +327,7 @@ def _needed(scan: BaseScan, columns: Columns | None, condition: pc.Expression | 
 
 
 def _filtered(table: pa.Table, condition: pc.Expression | None) -> pa.Table:
-    """Returns the rows for which the condition is true, computed in the calling thread."""
+    """Returns the rows of a table for which a condition is true. Uses no other threads."""
     if condition is None:
         return table
     from pyarrow import acero

@@ -34,7 +34,9 @@ _OPS: Final = {"Eq": Op.EQ, "Lt": Op.LT, "LtEq": Op.LE, "Gt": Op.GT, "GtEq": Op.
 
 
 def lazy_frame(scan: BaseScan, threads: int) -> pl.LazyFrame:
-    """Returns a lazy frame. Its queries read only the columns, offsets and rows that they need."""
+    """Returns the scan as a lazy frame. Its queries read only the columns, offsets and rows that
+    they need.
+    """
     schema = pl.DataFrame(scan.schema.empty_table()).schema
 
     def rows(
@@ -53,7 +55,8 @@ def lazy_frame(scan: BaseScan, threads: int) -> pl.LazyFrame:
             certain = certain_part(predicate, scan.schema)
             narrowed = narrowed if certain is None else narrowed.where_predicate(certain)
         if with_columns is not None:
-            # Polars 1.30 takes columns by position, in the order of the schema; later ones by name.
+            # Polars 1.30 takes columns by position in the order of the schema. Later versions take
+            # them by name.
             with_columns = [name for name in scan.columns if name in with_columns]
             narrowed = narrowed.select(with_columns or scan.columns[:1])
         with closing(_read_in_threads(narrowed, threads)) as batches:
@@ -63,16 +66,16 @@ def lazy_frame(scan: BaseScan, threads: int) -> pl.LazyFrame:
                     frame = frame.filter(predicate)
                 yield frame if with_columns is None else frame.select(with_columns)
 
-    # Polars 1.30 does not know that a source can be pure.
+    # Polars 1.30 has no argument `is_pure`.
     parameters = inspect.signature(register_io_source).parameters
     pure: dict[str, Any] = {"is_pure": True} if "is_pure" in parameters else {}
     return register_io_source(rows, schema=schema, validate_schema=True, **pure)
 
 
 def _read_in_threads(scan: BaseScan, threads: int) -> Generator[pa.RecordBatch]:
-    """Yields the rows; other threads read them.
+    """Reads the rows in other threads and yields them in the calling thread.
 
-    The calling thread is busy: it converts each batch to Polars' layout.
+    The calling thread does not read, because it converts each batch to Polars' layout.
     """
     if min(threads, len(scan.tasks)) > 1:
         return scan.batches(threads=threads)
@@ -80,14 +83,15 @@ def _read_in_threads(scan: BaseScan, threads: int) -> Generator[pa.RecordBatch]:
 
 
 def applicable_part(predicate: pl.Expr) -> pl.Expr | None:
-    """Drops the terms of the outermost AND that Polars adds for speed and cannot evaluate here.
+    """Drops those terms of the outermost AND that Polars adds as an optimization and that
+    `DataFrame.filter` cannot evaluate.
 
-    Polars 1.3x and 1.4x derive conditions from the rows that a top-k has seen so far. A source gets
-    them as expressions that only have a text, on which `DataFrame.filter` panics. Polars applies
-    them to the result anyway.
+    Polars 1.3x and 1.4x derive such conditions from the rows that a top-k operator has seen so far.
+    A source gets them as expressions that contain only a display text, and `DataFrame.filter`
+    panics on them. They can be dropped, because Polars applies them to the result again.
 
     Returns:
-        `None` if no other terms are left.
+        The other terms; `None` if there are no others.
     """
     terms = list(_terms(predicate))
     kept = [term for term in terms if not _is_dynamic(term)]
@@ -122,10 +126,11 @@ def _is_dynamic(term: pl.Expr) -> bool:
 
 
 def certain_part(predicate: pl.Expr, schema: pa.Schema) -> Predicate | None:
-    """Returns a condition that is true for all rows for which the predicate is true, or `None`.
+    """Translates the supported terms of a predicate. The result is true for all rows for which the
+    predicate is true. Returns `None` if no term is supported.
 
-    It reads Polars' own JSON, whose format may change. Unknown parts are ignored, because Polars
-    applies the whole predicate again.
+    It parses the JSON form of Polars expressions, whose format may change. Unknown terms are
+    ignored, because the whole predicate is applied to the rows again.
     """
     try:
         tree = json.loads(predicate.meta.serialize(format="json"))
@@ -150,7 +155,9 @@ def _certain(node: Any, schema: pa.Schema) -> Predicate | None:  # noqa: ANN401 
 
 
 def _names(node: Any) -> tuple[str, ...]:  # noqa: ANN401  # JSON
-    """Returns a column and the names below it; empty for anything else."""
+    """Returns the names of a column and the nested fields below it; empty if the node is another
+    expression.
+    """
     match node:
         case {"Column": str(name)}:
             return (name,)
@@ -177,7 +184,7 @@ def _comparison(
 
 
 def _whole_number(literal: Any) -> int | None:  # noqa: ANN401  # JSON
-    """Returns the integer of a literal, or `None`."""
+    """Returns the value of an integer literal; `None` for other nodes."""
     match literal:
         case {"Literal": {"Dyn": {"Int": int(number)}}}:
             return number

@@ -1,4 +1,4 @@
-"""A scan as a Ray `Dataset`: a read task for each task of the plan."""
+"""A scan as a Ray `Dataset`, with a Ray read task for each task of the plan."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 
 
 def ray_dataset(scan: BaseScan, **arguments: Any) -> Any:  # noqa: ANN401  # Ray's Dataset is not typed
-    """Returns the rows of a scan as a Ray `Dataset`, read by Ray's workers.
+    """Returns the rows of a scan as a Ray `Dataset`. Ray's workers read them.
 
     Args:
-        scan: Scan to read; planned immediately.
-        **arguments: For `ray.data.read_datasource`.
+        scan: Scan to read. It is planned immediately.
+        **arguments: Other arguments of `ray.data.read_datasource`.
 
     Raises:
-        InvalidOptionError: The scan has a limit, which independent tasks cannot apply.
+        InvalidOptionError: The scan has a limit. Ray's tasks are independent, so they cannot apply
+            it.
     """
     if scan.is_limited:
         raise InvalidOptionError(
@@ -41,7 +42,9 @@ def ray_dataset(scan: BaseScan, **arguments: Any) -> Any:  # noqa: ANN401  # Ray
 
 
 class TierDatasource(Datasource):  # type: ignore[misc]  # Ray ships no types for it
-    """Data source for Ray. Ray passes columns and conditions, and does not filter again."""
+    """Data source for Ray. Ray passes columns and conditions to it and does not filter the rows
+    again.
+    """
 
     def __init__(self, scan: BaseScan) -> None:
         super().__init__()
@@ -50,19 +53,21 @@ class TierDatasource(Datasource):  # type: ignore[misc]  # Ray ships no types fo
         self._size = scan.plan.nominal_bytes  # planned once, however often Ray asks for tasks
 
     def get_name(self) -> str:
-        """Returns the name for Ray's progress."""
+        """Returns the name that Ray shows in its progress output."""
         return "tiered-kafka"
 
     def estimate_inmemory_data_size(self) -> int | None:
-        """Returns the original bytes of the segments; compressed batches need more memory."""
+        """Returns the original size of the segments in bytes. The rows of compressed batches need
+        more memory.
+        """
         return self._size
 
     def supports_projection_pushdown(self) -> bool:
-        """Returns True."""
+        """Returns True: Ray passes the needed columns to the data source."""
         return True
 
     def supports_predicate_pushdown(self) -> bool:
-        """Returns True."""
+        """Returns True: Ray passes conditions to the data source."""
         return True
 
     def get_read_tasks(
@@ -71,7 +76,7 @@ class TierDatasource(Datasource):  # type: ignore[misc]  # Ray ships no types fo
         per_task_row_limit: int | None = None,
         data_context: object = None,
     ) -> list[ReadTask]:
-        """Returns a read task for each task of the plan."""
+        """Returns a Ray read task for each task of the plan."""
         columns = self._get_data_columns()
         condition = None if self._predicate_expr is None else self._predicate_expr.to_pyarrow()
         scan = self._scan

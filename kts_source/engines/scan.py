@@ -1,4 +1,4 @@
-"""`kts_source.scan(source)`: the rows of a tier as Arrow, without Spark."""
+"""`kts_source.scan(source)`: reads the rows of a tier as Arrow batches, without Spark."""
 
 from __future__ import annotations
 
@@ -28,46 +28,47 @@ _TASK_BYTES: Final = 64 << 20
 
 
 def scan(source: Mapping[str, str]) -> Scan:
-    """Returns a scan of topics, for any engine that reads Arrow.
+    """Returns a scan of topics. Any engine that reads Arrow can use it.
 
-    The store is not accessed before the plan or a row is needed, except to sample JSON without a
-    schema. A scan and all scans derived from it are planned once, so they have the same offsets.
+    The store is not accessed until the plan or a row is needed. There is one exception: if values
+    are JSON without a schema, a sample is read immediately. A scan and all scans derived from it
+    share one plan, so they read the same offsets.
 
     Args:
         source: Options as for `spark.read.format("tiered-kafka")`.
 
     Raises:
-        InvalidOptionError: Options that are unknown, malformed or contradictory; see `with_types`.
+        InvalidOptionError: An option is unknown, malformed or contradicts another option; see
+            `with_types`.
     """
     check_for_batch(options := parse_any_options(source))
     if "targetPartitionBytes" not in options.given:
         options = replace(options, target_partition_bytes=_TASK_BYTES)
-    # The key files are on this machine.
+    # Key files are loaded now, because they may exist only on this machine.
     return Scan(replace(with_types(options), key_ring=options.key_ring.loaded()))
 
 
 class Scan(BaseScan):
     """A table of Kafka records that is read lazily; see `scan`.
 
-    `select`, `where` and `limit` return a new scan. A scan can be pickled, with its plan; the
-    pickle has credentials as `Secret`.
+    `select`, `where` and `limit` return a new scan. A scan can be pickled together with its plan.
+    The pickle contains credentials as `Secret`.
 
     Args:
         options: Options of the scan.
-        where: Condition in addition to the condition of the options; only matching rows are
-            returned.
-        max_rows: Maximum number of rows, from the first one on; `None` = all.
-        shared_plan: The plan of the scan from which this one is derived.
+        where: Condition of the rows, in addition to option `where`.
+        max_rows: The scan returns only this number of rows, the first ones; `None` = all rows.
+        shared_plan: The plan of the scan from which this scan is derived.
     """
 
     def where(self, condition: str) -> Self:
-        """Returns a scan of the rows for which a condition is true.
+        """Returns a scan of those rows for which a condition is true.
 
-        The existing plan only drops tasks without such rows. Option `where` of the source skips
-        more data, because planning then uses the time indexes, too.
+        The plan is not made again. Tasks that cannot contain such rows are skipped. Option `where`
+        of the source skips more data, because planning then also uses the time indexes.
 
         Args:
-            condition: As for option `where`.
+            condition: A condition in the syntax of option `where`.
 
         Raises:
             InvalidOptionError: The condition cannot be parsed.
@@ -85,7 +86,8 @@ class Scan(BaseScan):
         ordered: bool = True,
         progress: Callable[[int, int], object] | None = None,
     ) -> pa.RecordBatchReader:
-        """Returns a stream of the rows. Close or drop it to cancel pending requests.
+        """Returns the rows as a stream of batches. Close or drop the stream to cancel pending
+        requests.
 
         Args:
             threads: See `batches`; default: one per core.
@@ -98,7 +100,8 @@ class Scan(BaseScan):
         return pa.RecordBatchReader.from_batches(self.schema, batches)
 
     def to_pandas(self, *, threads: int | None = None) -> Any:  # noqa: ANN401  # pandas is not a dependency
-        """Returns all rows as a pandas frame; its Arrow-backed columns keep nulls and integers.
+        """Reads all rows into a pandas frame. The columns are Arrow-backed, so nulls and integers
+        are kept.
 
         Raises:
             InvalidOptionError: pandas is not installed.
@@ -109,7 +112,8 @@ class Scan(BaseScan):
         return self.to_table(threads=threads).to_pandas(types_mapper=pd.ArrowDtype)
 
     def to_polars(self, *, threads: int | None = None) -> Any:  # noqa: ANN401  # nor is Polars
-        """Returns all rows as a Polars frame. A query on `to_lazy` reads only what it needs.
+        """Reads all rows into a Polars frame. To read only what a query needs, use `to_lazy`
+        instead.
 
         Raises:
             InvalidOptionError: Polars is not installed.
@@ -123,11 +127,12 @@ class Scan(BaseScan):
         """Returns a Polars `LazyFrame`, which passes columns, conditions and limits to the scan.
 
         Args:
-            threads: Number of reading threads in addition to Polars' own; default: one per core.
+            threads: Number of threads that read, in addition to Polars' own threads; default: one
+                per core.
 
         Raises:
             InvalidOptionError: Polars is not installed.
-            ValueError: Fewer than one thread.
+            ValueError: The number of threads is less than 1.
         """
         require("polars", "polars", "to_lazy()")
         from kts_source.engines.polars_source import lazy_frame
@@ -135,16 +140,18 @@ class Scan(BaseScan):
         return lazy_frame(self, thread_count(threads))
 
     def to_dataset(self) -> TierDataset:
-        """Returns a `pyarrow.dataset.Dataset`, to which DuckDB passes columns and conditions."""
+        """Returns the scan as a `pyarrow.dataset.Dataset`. DuckDB passes columns and conditions to
+        it.
+        """
         from kts_source.engines.duckdb_dataset import TierDataset
 
         return TierDataset(self)
 
     def to_ray(self, **arguments: Any) -> Any:  # noqa: ANN401  # nor is Ray
-        """Returns a Ray `Dataset` with a read task for each task of the plan.
+        """Returns the rows as a Ray `Dataset`, with a read task for each task of the plan.
 
         Args:
-            **arguments: For `ray.data.read_datasource`.
+            **arguments: Other arguments of `ray.data.read_datasource`.
 
         Raises:
             InvalidOptionError: Ray is not installed.
@@ -155,12 +162,12 @@ class Scan(BaseScan):
         return ray_dataset(self, **arguments)
 
     def find(self, **conditions: Unpack[Conditions]) -> Search:
-        """Searches for records and certifies that there are no others; see `kts_source.find`.
+        """Searches for records, and certifies that no other records match; see `kts_source.find`.
 
-        The search makes its own plan.
+        The search does not use the plan of the scan. It makes its own plan.
 
         Raises:
-            InvalidOptionError: Conditions that contradict each other, or a limit.
+            InvalidOptionError: Conditions contradict each other, or the scan has a limit.
         """
         from kts_source.finding.query import query_of
         from kts_source.finding.search import Search
@@ -178,15 +185,15 @@ class Scan(BaseScan):
         return sum(batch.num_rows for batch in batches)
 
     def __arrow_c_schema__(self) -> object:
-        """Exports the schema to other Arrow libraries."""
+        """Exports the schema of the rows to other Arrow libraries."""
         return self.schema.__arrow_c_schema__()
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Exports a new stream of the rows to other Arrow libraries."""
+        """Exports the rows as a new stream to other Arrow libraries."""
         return self.to_reader().__arrow_c_stream__(requested_schema)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the scan, with its plan if it was planned."""
+        """Pickles the scan, together with its plan if it was planned."""
         return _restored, (self._options, self._where, self._max_rows, self._shared_plan.made)
 
 

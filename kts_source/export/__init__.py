@@ -1,1 +1,3 @@
-"""Writes a topic's rows into Parquet files, Delta or Iceberg tables, each offset exactly once."""
+"""Writes the rows of topics into Parquet files, Delta or Iceberg tables. Each offset is written
+exactly once.
+"""

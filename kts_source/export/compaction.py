@@ -1,16 +1,18 @@
-"""Compacts a table: keeps the latest record of every key, as Kafka's log cleaner does.
+"""Compacts a table: keeps only the latest record of every key, as Kafka's log cleaner does.
 
-There are two rounds of tasks. The first round reads segments and spreads records over buckets by
-key; of the records in memory, it keeps only the latest per key. In the second round, each task
-reads one bucket and writes its latest records. Memory is bounded: the first round spills to files.
-The second round reads a bucket that exceeds the memory several times, each time for a share of its
-keys.
+There are two rounds of tasks. In the first round, tasks read segments and distribute the records to
+buckets by key. When the records in memory reach a limit, a task writes only the latest record per
+key to temporary files, one file per bucket. In the second round, each task reads the files of one
+bucket and writes the latest record of each key into the table. If a bucket does not fit into
+memory, the task reads it several times, each time for a part of its keys.
 
-Later runs do not read old records from the tier again: the files of the table are input of the
-first round, and the commit that moves the ranges replaces them by the new files.
+Later runs do not read old records from the tier again. Instead, the files of the table are input of
+the first round, too. The commit replaces these files by the new files and records the new end
+offsets.
 
-Source: `org.apache.kafka.storage.internals.log.Cleaner` (latest offset per key wins; tombstones are
-dropped once they are older than `delete.retention.ms`; records without a key are not allowed).
+Source: `org.apache.kafka.storage.internals.log.Cleaner` (keeps the record with the largest offset
+per key; drops tombstones that are older than `delete.retention.ms`; does not allow records without
+a key).
 """
 
 from __future__ import annotations
@@ -68,11 +70,13 @@ _MAX_NAMED: Final = 5
 _ROWS: Final = 4096
 
 
-# -- first round: records into buckets
+# -- first round: distributes records to buckets
 
 
 def latest(table: pa.Table) -> pa.Table:
-    """Returns the row with the greatest offset of each topic id, partition and key, unordered."""
+    """Returns, for each topic id, partition and key, the row with the largest offset. The result is
+    not sorted.
+    """
     if table.num_rows == 0:
         return table
     table = table.combine_chunks()
@@ -87,7 +91,9 @@ def latest(table: pa.Table) -> pa.Table:
 
 
 class Buckets:
-    """Spreads the records of a task over files of buckets."""
+    """Distributes the records of one task to buckets by key, and writes a temporary file per
+    bucket.
+    """
 
     def __init__(self, number: int, buckets: int, job: ExportJob) -> None:
         self._began = time.monotonic()
@@ -100,7 +106,9 @@ class Buckets:
         self._newest: dict[tuple[str, int], int] = {}
 
     def hold(self, batch: pa.RecordBatch) -> None:
-        """Adds rows with a column of topic ids."""
+        """Adds rows, which must have a column of topic ids. Writes temporary files if the rows in
+        memory reach a limit.
+        """
         if batch.num_rows == 0:
             return
         self._note_newest(batch)
@@ -127,7 +135,9 @@ class Buckets:
                 self._newest[owner] = max(time_ms, self._newest.get(owner, time_ms))
 
     def completed(self, report: TaskReport) -> TaskReport:
-        """Spills the records in memory, and adds the spilled files to a report."""
+        """Writes the rows in memory to temporary files. Returns the report with the keys of all
+        these files.
+        """
         self._spill()
         return replace(
             report,
@@ -137,11 +147,11 @@ class Buckets:
         )
 
     def close(self) -> None:
-        """Closes connections."""
+        """Closes the connections to the target store."""
         self._target.close()
 
     def _spill(self) -> None:
-        """Writes the latest records in memory, one file per bucket."""
+        """Writes the latest record of each key in memory to temporary files, one per bucket."""
         if not self._held:
             return
         table = latest(pa.Table.from_batches(self._held))
@@ -162,18 +172,20 @@ class Buckets:
 
 
 def spill_folder(job: ExportJob) -> str:
-    """Returns the folder of a run's spilled files."""
+    """Returns the folder of the temporary files of a run."""
     return f"_kts/attempts/{job.run_id}/spill/"
 
 
 def bucket_count(nominal_bytes: int) -> int:
-    """Returns the number of buckets for original bytes, including the files of the table."""
+    """Returns the number of buckets for this number of bytes: the original bytes of the segments,
+    and of the records in the table's files.
+    """
     return max(1, min(MAX_BUCKETS, -(-nominal_bytes // BUCKET_BYTES)))
 
 
 @dataclass(frozen=True, slots=True)
 class SpreadTask:
-    """First round for slices of the tier."""
+    """Task of the first round that reads slices of the tier."""
 
     number: int
     scan: ScanTask
@@ -192,7 +204,7 @@ class SpreadTask:
 
 @dataclass(frozen=True, slots=True)
 class BaseTask:
-    """First round for files of the table."""
+    """Task of the first round that reads files of the table."""
 
     number: int
     files: tuple[DataFile, ...]
@@ -212,7 +224,9 @@ class BaseTask:
 
 
 def base_tasks(files: Sequence[DataFile], first: int, buckets: int) -> list[BaseTask]:
-    """Returns tasks for the files of the table, numbered from `first`."""
+    """Returns tasks of the first round that read all files of the table. `first` is the number of
+    the first task.
+    """
     groups: list[list[DataFile]] = []
     size = _TASK_BYTES
     for file in files:
@@ -227,7 +241,7 @@ def base_tasks(files: Sequence[DataFile], first: int, buckets: int) -> list[Base
 def _with_topic_id(
     batch: pa.RecordBatch, topic_ids: Mapping[tuple[str, int], str]
 ) -> pa.RecordBatch:
-    """Adds a column with the topic id to rows of one partition.
+    """Adds a column with the topic id to rows of one partition. Checks that all records have a key.
 
     Raises:
         ExportError: A record has no key.
@@ -252,7 +266,7 @@ def _with_topic_id(
 def _rows_of(
     target: WriteTarget, files: Sequence[DataFile], schema: pa.Schema
 ) -> Generator[pa.RecordBatch, None, None]:
-    """Yields some columns of all rows of data files.
+    """Yields all rows of data files, with the columns of `schema`.
 
     Raises:
         ExportError: A file lacks a column.
@@ -284,17 +298,17 @@ def _with_partition_values(
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-# -- second round: buckets into files
+# -- second round: writes the latest records of buckets
 
 
 @dataclass(frozen=True, slots=True)
 class BucketTask:
-    """Second round: writes the latest records of a bucket.
+    """Task of the second round: writes the latest record of each key in one bucket.
 
     Attributes:
-        buckets: Number of all buckets.
-        spills: Keys of the bucket's files.
-        newest_ms: Timestamps of the newest records of all partitions.
+        buckets: Total number of buckets.
+        spills: Object keys of the temporary files of the bucket.
+        newest_ms: Timestamp of the newest record of each partition, in ms since 1970.
     """
 
     number: int
@@ -305,7 +319,8 @@ class BucketTask:
 
     def run(self, job: ExportJob) -> TaskReport:
         """See `RunnableTask.run`."""
-        # Shares of the keys by remainder of their hash. A share that exceeds the memory is halved.
+        # A share is a pair (modulus, remainder): the keys whose hash has this remainder. A share
+        # that does not fit into memory is split into two.
         shares = [(1, 0)]
         with TaskWriter(self.number, {}, job) as writer:
             while shares:
@@ -322,7 +337,9 @@ class BucketTask:
     def _latest_of_share(
         self, target: TargetStore, modulus: int, remainder: int
     ) -> pa.Table | None:
-        """Returns the latest records of a share; `None` if they do not fit into memory."""
+        """Returns the latest records of those keys whose hash has the given remainder. Returns
+        `None` if these records do not fit into memory.
+        """
         merged: pa.Table | None = None
         for spill in self.spills:
             table = pq.read_table(pa.BufferReader(target.read(spill)))
@@ -363,7 +380,9 @@ def bucket_tasks(
     compaction: Compaction,
     newest: Mapping[PartitionKey, int],
 ) -> list[BucketTask]:
-    """Returns the tasks of the second round, from the reports of the first."""
+    """Returns the tasks of the second round, one per bucket. `reports` are the reports of the first
+    round.
+    """
     spills: dict[int, list[str]] = {}
     for report in reports:
         for spill in report.spills:
@@ -377,8 +396,8 @@ def bucket_tasks(
 def newest_timestamps(
     reports: Sequence[TaskReport], recorded: Callable[[PartitionKey], int | None]
 ) -> dict[PartitionKey, int]:
-    """Returns the newest timestamp of every partition that was read: from this run or
-    `recorded`.
+    """Returns the timestamp of the newest record of every partition that was read, in ms since
+    1970. It is the maximum of this run's timestamps and the timestamp that `recorded` returns.
     """
     newest: dict[PartitionKey, int] = {}
     for report in reports:
@@ -392,7 +411,7 @@ def newest_timestamps(
 
 
 def _split_by_owner(table: pa.Table) -> Iterator[pa.Table]:
-    """Yields the rows of each topic id and partition, in offset order."""
+    """Yields a table for each topic id and partition, with its rows in offset order."""
     table = table.sort_by(
         [(TOPIC_ID, "ascending"), (PARTITION, "ascending"), (OFFSET, "ascending")]
     )
@@ -404,13 +423,14 @@ def _split_by_owner(table: pa.Table) -> Iterator[pa.Table]:
             start = row
 
 
-# -- merge or rebuild
+# -- decides between merging with the table's files and rebuilding the table
 
 
 def can_merge(options: ScanOptions, settings: ExportSettings) -> bool:
-    """Returns whether the files of the table have all columns that the next compaction needs.
+    """Returns whether a later compaction can use the files of the table, because they have all
+    columns that it needs.
 
-    Otherwise the table is rebuilt from the tier.
+    If not, each compaction reads all records from the tier again and replaces the whole table.
     """
     if settings.compaction is None or settings.table_format == PARQUET:
         return False
@@ -427,7 +447,8 @@ def check_rebuild(
     committed: CommittedRanges,
     planned: AbstractSet[PartitionKey],
 ) -> None:
-    """Checks that a rebuild from the tier reads all partitions that have rows in the table.
+    """Checks that a rebuild of the table from the tier reads all partitions that have rows in the
+    table.
 
     Raises:
         RangeGapError: The table has rows of topics or partitions that are no longer in the tier.
@@ -440,7 +461,8 @@ def check_rebuild(
         owners.update(tuple(row[name] for name in schema.names) for row in distinct)
     keys: set[PartitionKey] = set()
     for topic_id, *partition in owners:
-        # Without a partition column, look up the recorded ranges of possible partitions.
+        # Without a partition column, every partition counts for which the table has committed
+        # offsets.
         numbers = partition or [
             number
             for number in range(_MAX_PARTITIONS)
@@ -463,10 +485,11 @@ def check_lost(
     committed: CommittedRanges,
     lost: Mapping[PartitionKey, Sequence[tuple[int, int]]],
 ) -> None:
-    """Checks that the table has no rows of offsets that a rebuild does not read.
+    """Checks that the table has no rows with offsets that a rebuild from the tier cannot read.
 
-    `lost` are offsets [start, stop), whether loss is allowed or not. If the columns of the table do
-    not show partitions or offsets, every row counts.
+    `lost` contains the unreadable offsets [start, stop) of each partition. The check does not
+    depend on `failOnDataLoss`. If the table has no column with the partition or the offset, any row
+    of the topic counts as a row with a lost offset.
 
     Raises:
         RangeGapError: The table has such rows.
@@ -507,6 +530,6 @@ _ADVICE: Final = (
 
 
 def _table_columns(options: ScanOptions, *names: str) -> pa.Schema:
-    """Selects the columns that the table has."""
+    """Returns the schema of those columns in `names` that the table has."""
     schema = compacted_schema(options.columns)
     return pa.schema([schema.field(name) for name in names if name in schema.names])

@@ -1,11 +1,11 @@
 """Stores rejected rows in separate files, each row with its offset and the reason.
 
-Tasks write the files as attempts below `_kts/`. The driver writes a list of the files of successful
-attempts, and the commit of their offsets records the number of the list in the table. Right after
-the commit the listed files get their final names. If the driver dies in between, the next run
-publishes the list that the table records; a commit does the same before it records another number.
-So each rejected row is in exactly one published file, and files of failed commits are never
-published.
+Tasks write the files under temporary names below `_kts/`. The driver writes a list of the files of
+successful task attempts, and the commit records the number of the list in the table, together with
+the offsets. Right after the commit, the driver publishes the list: it moves the listed files to
+their final names. If the driver dies before that, the next run publishes the list whose number is
+in the table. A commit also does this before it records another number. So each rejected row is in
+exactly one published file, and files of failed commits are never published.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LIST_SUFFIX: Final = ".letters.json"
 
 
 class DeadLetters:
-    """The rejected rows of one attempt of a task."""
+    """Writes the rejected rows of one attempt of a task to a file."""
 
     def __init__(self, job: ExportJob) -> None:
         self._job = job
@@ -52,7 +52,7 @@ class DeadLetters:
         self._key = f"{ATTEMPTS}{job.run_id}/{self._name}{_SUFFIX}"
 
     def add(self, batch: pa.RecordBatch, rejected: Sequence[Rejected]) -> None:
-        """Writes the rejected rows of a batch, as they were before the transform.
+        """Writes the rejected rows of a batch, in the form that they had before the transform.
 
         Raises:
             TransformError: The export has no folder for rejected rows.
@@ -82,7 +82,7 @@ class DeadLetters:
         self._file.add(rows)
 
     def close(self) -> DeadLetterFile | None:
-        """Completes the file; returns `None` if no row was rejected."""
+        """Completes the file and returns its description; `None` if no row was rejected."""
         if self._file is None or self._target is None:
             return None
         size, _ = self._file.close()
@@ -90,7 +90,7 @@ class DeadLetters:
         return DeadLetterFile(self._key, f"{self._name}.parquet", self._file.rows, size)
 
     def abandon(self) -> None:
-        """Deletes the file."""
+        """Deletes the incomplete file."""
         if self._file is not None and self._target is not None:
             self._file.abandon()
             with contextlib.suppress(Exception):
@@ -101,10 +101,10 @@ class DeadLetters:
 def list_dead_letters(
     settings: ExportSettings, files: Iterable[DeadLetterFile | None]
 ) -> int | None:
-    """Writes the list of the files that a commit accepts.
+    """Writes a list of the files of rejected rows that belong to the next commit.
 
     Returns:
-        The number of the list, which the commit records in the table; `None` without files.
+        The number of the list, which the commit records in the table; `None` if there are no files.
     """
     entries = [dataclasses.asdict(file) for file in files if file is not None]
     if not entries or settings.dead_letters is None:
@@ -121,16 +121,18 @@ def list_dead_letters(
 
 
 def publish_dead_letters(settings: ExportSettings, letters: int | None) -> None:
-    """Moves the files of a list to their final names, unless that was done before.
+    """Moves the files of a list to their final names. Does nothing if the list was published
+    before.
 
     Raises:
-        ExportError: A file of the list is missing, or the list has another version.
+        ExportError: A file of the list is missing, or this version of the package cannot read the
+            list.
     """
     _settle(settings, letters, lambda target, file: target.publish(file.key, file.name, file.size))
 
 
 def drop_dead_letters(settings: ExportSettings, letters: int | None) -> None:
-    """Deletes a list that was not committed, and its files."""
+    """Deletes the files of a list that was not committed, and the list."""
     _settle(settings, letters, lambda target, file: target.delete(file.key))
 
 
@@ -139,7 +141,7 @@ def _settle(
     letters: int | None,
     settle: Callable[[TargetStore, DeadLetterFile], None],
 ) -> None:
-    """Calls `settle` for every file of a list, then deletes the list."""
+    """Calls `settle` for every file of a list, and then deletes the list."""
     if letters is None or settings.dead_letters is None:
         return
     with closing(open_target(settings.dead_letters, settings.storage)) as target:
@@ -149,7 +151,9 @@ def _settle(
 
 
 def _listed_files(target: TargetStore, letters: int) -> list[DeadLetterFile]:
-    """Returns the files of a list; none if the list was published or dropped before."""
+    """Returns the files of a list. Returns no files if the list does not exist, because it was
+    published or dropped before.
+    """
     key = _list_key(letters)
     try:
         document = json.loads(target.read(key))
@@ -170,27 +174,31 @@ def _list_key(letters: int) -> str:
 
 
 def _owner(settings: ExportSettings) -> list[str]:
-    """Identifies the table that records the commit of a list, because exports may share a folder of
-    dead letters.
+    """Returns values that identify the table of a list. Several exports may use the same folder for
+    rejected rows.
     """
     warehouse = settings.catalog.reveal().get("warehouse", "")
     return [settings.table_format, warehouse, settings.target, settings.export_id]
 
 
 def is_unpublished(key: str) -> bool:
-    """Returns whether a file is an unpublished file of rejected rows, or a list of such files."""
+    """Returns whether an object is an unpublished file of rejected rows, or a list of such
+    files.
+    """
     return key.endswith((_SUFFIX, _LIST_SUFFIX))
 
 
 def unpublished_dead_letters(settings: ExportSettings) -> list[ObjectInfo]:
-    """Lists unpublished files and lists, except those that other exports may have committed."""
+    """Lists unpublished files of rejected rows and their lists. Omits files on lists of other
+    tables, because they may have been committed.
+    """
     if settings.dead_letters is None:
         return []
     with closing(open_target(settings.dead_letters, settings.storage)) as target:
         files = [file for file in target.list_objects(ATTEMPTS) if is_unpublished(file.key)]
         kept: set[str] = set()
         for key in (file.key for file in files if file.key.endswith(_LIST_SUFFIX)):
-            # An incomplete list was never committed.
+            # A list that cannot be parsed is incomplete, so it was never committed.
             with contextlib.suppress(ObjectNotFoundError, ValueError):
                 document = json.loads(target.read(key))
                 if document.get("owner") != _owner(settings):
@@ -199,7 +207,7 @@ def unpublished_dead_letters(settings: ExportSettings) -> list[ObjectInfo]:
 
 
 def remove_dead_letters(settings: ExportSettings, files: Sequence[ObjectInfo]) -> None:
-    """Deletes unpublished files of dead letters."""
+    """Deletes unpublished files of rejected rows and their lists."""
     if settings.dead_letters is not None and files:
         with closing(open_target(settings.dead_letters, settings.storage)) as target:
             for file in files:

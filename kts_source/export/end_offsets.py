@@ -1,4 +1,6 @@
-"""Returns the end offsets of a table, for streams and batches that continue after it."""
+"""Returns the end offsets of an exported table, so that a stream or batch can continue after the
+table.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +32,18 @@ def end_offsets(
     partitions: Mapping[str, int] | None = None,
     **arguments: Unpack[ExportArguments],
 ) -> str:
-    """Returns the ends of the offsets in a table of `backfill`, as `startingOffsets` for
-    `format("kafka")` or for a stream or batch of this source.
+    """Returns the end offsets of all partitions in a table that `backfill` writes. The result has
+    the format of option `startingOffsets` of `format("kafka")` and of this data source.
 
-    Stop the export first: the result does not contain later commits.
+    Stop the export first, because the result does not include later commits.
 
     Args:
-        source: Options of the export; the tier, or the cluster, has the ids of its topics.
+        source: Options of the export. The ids of the topics are read from the tier or the cluster.
         target: See `backfill`.
-        partitions: Number of partitions by topic. Partitions that the table lacks get −2
-            (earliest), because Spark's Kafka source needs every partition. With
-            `kafka.bootstrap.servers` in `source`, this argument is not needed. Without either,
-            partitions above the highest partition of the tier are missing.
+        partitions: Number of partitions by topic. Spark's Kafka source needs an offset for every
+            partition, so partitions that the table lacks get −2 (earliest). This argument is not
+            needed if `source` contains `kafka.bootstrap.servers`. Without both, the result lacks
+            partitions above the highest partition in the tier.
         arguments: Arguments of `backfill` that identify the table and the export: `table_format`,
             `export_id`, `target_options`, `catalog`.
 
@@ -62,8 +64,8 @@ def end_offsets(
         state = table.load()
         committed = state.committed
         check_rollback(requested, state)
-        # The plan starts at the end of the table, because the source may no longer have earlier
-        # offsets.
+        # The plan starts at the end offsets of the table, because the source may no longer have
+        # earlier offsets.
         plan = plan_scan(options, progress=Continuation(options, committed, resume=True))
         held_partitions = [
             partition
@@ -87,13 +89,13 @@ def end_offsets(
 def _ends_of_topic(
     settings: ExportSettings, committed: CommittedRanges, topic: str, topic_id: str, count: int
 ) -> dict[int, int]:
-    """Returns the end of each partition below `count`, including partitions that are no longer in
-    the tier.
+    """Returns the end offset of each partition from 0 to `count - 1`, including partitions that are
+    no longer in the tier. A partition that the table lacks gets −2 (earliest).
     """
     held = {number: held_range(committed, topic, topic_id, number) for number in range(count)}
     if all(offsets is None for offsets in held.values()):
         raise ExportError(
-            f"the table holds no offsets of topic id {topic_id} for the export"
+            f"the table has no offsets of topic id {topic_id} for the export"
             f" {settings.export_id!r}: give the target, format and export_id of the export"
             " that wrote it. If the topic was created again, export its new id first,"
             " or start at earliest",

@@ -1,11 +1,12 @@
-"""Plans an export: a scan that continues after the offsets of the table, split into waves.
+"""Plans an export: a scan of the offsets after the table's offsets, split into the tasks of several
+commits.
 
-A table grows upwards only. It has offsets [start, stop) of a partition, so the plan begins at
-`stop`, and every gap is an error or reported as skipped. Offsets that the table has are not read
-again, so the tier may have deleted them.
+A table has offsets [start, stop) of a partition, and an export can only add offsets from `stop` on.
+So the plan begins at `stop`. Every gap after it is an error, or is reported as skipped if data loss
+is allowed. Offsets that the table has are not read again, so the tier may have deleted them.
 
-A wave is committed as a whole. It ends between segments, because only there the end of every
-partition is known.
+A wave is the group of tasks that one commit makes visible. A wave ends at the end of a segment,
+because only there the end offsets of all partitions are known.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _TopicPartition: TypeAlias = "tuple[str, int]"
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """Tasks of one commit, and the ranges that the commit moves."""
+    """The tasks of one commit, and the offsets that the commit adds to each partition."""
 
     tasks: tuple[ExportTask, ...]
     advances: tuple[RangeAdvance, ...]
@@ -66,12 +67,12 @@ class Wave:
 
 @dataclass(frozen=True, slots=True)
 class ExportPlan:
-    """All that an export writes.
+    """The tasks of an export, grouped by commit, and the offsets that it skips.
 
     Attributes:
-        scan: Scan of the missing offsets.
-        waves: Waves in commit order.
-        skipped: Requested offsets that are not written.
+        scan: Plan of a scan of the offsets that the table lacks.
+        waves: Groups of tasks, one group per commit, in commit order.
+        skipped: Requested offsets that the export does not write.
     """
 
     scan: ScanPlan
@@ -82,18 +83,20 @@ class ExportPlan:
 def plan_export(
     options: ScanOptions, state: TableState, *, resume: bool, commit_bytes: int
 ) -> ExportPlan:
-    """Plans an export after the committed offsets.
+    """Plans an export that continues after the committed offsets of a table.
 
     Args:
         options: Options of the source.
         state: State of the table.
-        resume: Continues after the committed offsets; otherwise a request for committed offsets is
-            an error.
-        commit_bytes: Minimum original bytes of a wave.
+        resume: If True, the export continues after the committed offsets. If False, a request that
+            includes committed offsets is an error.
+        commit_bytes: Minimum original bytes that are read for one commit.
 
     Raises:
-        RangeGapError: Offsets between the committed and the requested ones would be missing.
-        RangeOverlapError: Requested offsets are committed already, or are below them.
+        RangeGapError: Offsets between the committed offsets and the requested offsets would be
+            missing.
+        RangeOverlapError: Requested offsets are committed already, or are below the committed
+            offsets.
         DataLossError: See `check_rollback` and `check_logs`.
         TieredKafkaError: See `plan_scan` and `check_early_stops`.
     """
@@ -105,10 +108,11 @@ def plan_export(
 
 
 def plan_rebuild(options: ScanOptions, committed: CommittedRanges) -> ExportPlan:
-    """Plans to rebuild a table from all requested offsets; returns no wave if no offset is new.
+    """Plans to rebuild a table from all requested offsets. The plan has no tasks if no offset is
+    new.
 
     Raises:
-        RangeGapError: The tier no longer has all offsets that the table was built from.
+        RangeGapError: The tier no longer has all offsets from which the table was built.
         RangeOverlapError: The tier ends below the end of the table.
     """
     scan = plan_scan(options)
@@ -117,7 +121,7 @@ def plan_rebuild(options: ScanOptions, committed: CommittedRanges) -> ExportPlan
         if held is None or held.start == held.stop:
             continue
         name = f"{partition.topic}-{partition.partition}"
-        source = f"the table was built from [{held.start}, {held.stop})"
+        source = f"the table was built from offsets [{held.start}, {held.stop})"
         if partition.start > held.start:
             raise RangeGapError(
                 f"offsets [{held.start}, {partition.start}) of {name} are {_GONE}, and {source}: a"
@@ -128,7 +132,8 @@ def plan_rebuild(options: ScanOptions, committed: CommittedRanges) -> ExportPlan
             )
         if partition.stop < held.stop:
             raise RangeOverlapError(
-                f"{name} ends at {partition.stop} now, and {source}. Export into another table",
+                f"{name} ends at offset {partition.stop} now, and {source}. Export into another"
+                " table",
                 topic=partition.topic,
                 partition=partition.partition,
                 offset=partition.stop,
@@ -139,11 +144,12 @@ def plan_rebuild(options: ScanOptions, committed: CommittedRanges) -> ExportPlan
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Reports the offsets of a table to the planner (`planning.bounds.Progress`).
+    """Tells the planner which offsets the table has; implements `planning.bounds.Progress`.
 
     Attributes:
         resume: See `plan_export`.
-        skipped: Offsets that are skipped because loss is allowed. Shared by planning threads.
+        skipped: Requested offsets that are skipped because data loss is allowed. Planning threads
+            share this list.
     """
 
     options: ScanOptions
@@ -187,21 +193,24 @@ class Continuation:
     def _first_offset(
         self, location: Place, held: OffsetRange, start: int, stop: int, log_start: int
     ) -> int:
-        """Returns the first offset in [start, stop) to write; `stop` if there is none."""
+        """Returns the first offset in [start, stop) that must be written; `stop` if there is none.
+        `held` is the range of offsets that the table has.
+        """
         if start >= stop:
             return stop
-        holds = f"the table holds [{held.start}, {held.stop})"
+        holds = f"the table has offsets [{held.start}, {held.stop})"
         if start < held.start:
             end = min(stop, held.start)
             error = RangeOverlapError(
-                f"{location}: offsets [{start}, {end}) were requested, and {holds}: a table grows"
-                " upwards only. Export them into another table, or continue with startingOffsets"
-                f" from {held.start} to {held.stop}; failOnDataLoss=false skips and reports them",
+                f"{location}: offsets [{start}, {end}) were requested, and {holds}: lower offsets"
+                " cannot be added to a table. Export them into another table, or set"
+                f" startingOffsets to an offset from {held.start} to {held.stop};"
+                " failOnDataLoss=false skips and reports the lower offsets",
                 topic=location.topic,
                 partition=location.partition,
                 offset=start,
             )
-            self._skip(location, start, end, "below what the table holds", error)
+            self._skip(location, start, end, "below the offsets of the table", error)
         if not self.resume and start < held.stop and stop > held.start:
             low, high = max(start, held.start), min(stop, held.stop)
             raise RangeOverlapError(
@@ -230,7 +239,7 @@ class Continuation:
         if self.options.fail_on_data_loss:
             raise error
         gap = Skipped(location.topic, location.partition, start, stop, reason)
-        # The planner may call this again for the same partition.
+        # The planner may call this method several times for a partition.
         if gap not in self.skipped:
             log.warning("%s: skipping offsets [%d, %d): %s", location, start, stop, reason)
             self.skipped.append(gap)
@@ -247,7 +256,7 @@ def _gap_error(location: Place, start: int, stop: int, reason: str, holds: str) 
 
 
 def _with_held(tier: PartitionLog, held: OffsetRange) -> PartitionLog:
-    """Returns the log as if it still had all offsets of the table."""
+    """Returns the log as if it still had all offsets of `held`, the range that the table has."""
     return replace(
         tier,
         log_start=min(tier.log_start, held.start),
@@ -258,14 +267,15 @@ def _with_held(tier: PartitionLog, held: OffsetRange) -> PartitionLog:
 
 
 def _held_offset_dated(tier: PartitionLog, timestamp_ms: int, held: OffsetRange) -> int | None:
-    """Returns an offset of the table if the first record at or after a timestamp is in the table.
+    """If the first record with this or a later timestamp is in the table, returns an offset in the
+    table that is not above this record. Otherwise returns `None`.
 
-    Uses manifests only, to read no index. Returns `None` if they are not sufficient.
+    Uses only manifests, so that no index must be read. Returns `None` if they do not suffice.
     """
     for span in tier.ranges:
         segment = span.segment
         if not segment.is_dated_before(timestamp_ms):
-            # The record with this timestamp may be outside the range of a clipped segment.
+            # If only a part of the segment is in the log, the record may be outside this part.
             is_whole = (span.start, span.stop) == (segment.start_offset, segment.stop_offset)
             is_held = held.start <= span.start and span.stop <= held.stop
             is_sure = segment.max_timestamp_ms > 0 and is_whole and is_held
@@ -277,10 +287,10 @@ def _held_offset_dated(tier: PartitionLog, timestamp_ms: int, held: OffsetRange)
 
 
 def check_rollback(options: ScanOptions, state: TableState) -> None:
-    """Checks that the table still has the rows of the offsets it records.
+    """Checks that the table still has the rows of all offsets that it records.
 
     Raises:
-        DataLossError: An earlier state of the table was restored, and loss is not allowed.
+        DataLossError: An earlier state of the table was restored, and data loss is not allowed.
     """
     text = state.rollback() if state.fingerprint else None
     if text is None:
@@ -297,11 +307,12 @@ def check_rollback(options: ScanOptions, state: TableState) -> None:
 def check_logs(
     options: ScanOptions, partitions: Sequence[PartitionPlan], state: TableState
 ) -> None:
-    """Checks that the planned logs are the logs that the table was written from.
+    """Checks that the planned partitions are the ones from which the table was written.
 
     Raises:
-        DataLossError: A log ends below the end of the table, another leader wrote offsets of the
-            table, a topic was created again, or a new partition has lost its first records.
+        DataLossError: A log ends below the end of the table; or offsets of the table belong to
+            another leader epoch now; or a topic was created again; or a new partition has lost its
+            first records.
     """
     if not state.fingerprint:
         return
@@ -327,8 +338,8 @@ def check_logs(
 
 
 def epoch_before(partition: PartitionPlan, stop: int, options: ScanOptions) -> int | None:
-    """Returns the leader epoch that owns offset `stop - 1`; `None` if that is unknown."""
-    # A plan file with brokers has only the epochs of the tier's segments.
+    """Returns the leader epoch to which offset `stop - 1` belongs; `None` if that is unknown."""
+    # A plan from a file with brokers contains only the epochs of the tier's segments.
     if options.plan_file is not None and partition.brokers is not None:
         return None
     epochs = [entry.epoch for entry in partition.surviving.lineage if entry.start_offset < stop]
@@ -393,7 +404,9 @@ def _check_recreated(options: ScanOptions, topic: str, before: str, topic_id: st
 
 
 def _check_identities(partitions: Iterable[PartitionPlan]) -> None:
-    """Raises `ExportError` if the table could not distinguish two topics."""
+    """Raises `ExportError` if two topics have the same topic id, because the table could not
+    distinguish them.
+    """
     names: dict[str, str] = {}
     for partition in partitions:
         other = names.setdefault(
@@ -407,7 +420,7 @@ def _check_identities(partitions: Iterable[PartitionPlan]) -> None:
             )
 
 
-# -- waves
+# -- groups of tasks, one per commit
 
 
 def _held(committed: CommittedRanges, partition: PartitionPlan) -> OffsetRange | None:
@@ -415,7 +428,9 @@ def _held(committed: CommittedRanges, partition: PartitionPlan) -> OffsetRange |
 
 
 def _named_offset(bound: object, partition: PartitionPlan, default: int) -> int:
-    """Returns the offset of a bound for a partition."""
+    """Returns the offset that option `startingOffsets` or `endingOffsets` names for a partition;
+    `default` if it names none.
+    """
     offsets = bound.offsets if isinstance(bound, OffsetsBound) else {}
     return offsets.get(partition.topic, {}).get(partition.partition, default)
 
@@ -438,7 +453,7 @@ def _plan_waves(
 
 
 def _early_stops(scan: ScanPlan, waves: Iterable[Wave]) -> list[EarlyStop]:
-    """Returns the ends of waves that are below the end of the partition's plan."""
+    """Returns the commits' end offsets that are below the planned end of their partition."""
     plans = {_key(plan): plan for plan in scan.partitions}
     return [
         EarlyStop(plans[advance.key], advance.start, advance.stop)
@@ -451,7 +466,9 @@ def _early_stops(scan: ScanPlan, waves: Iterable[Wave]) -> list[EarlyStop]:
 def _gaps(
     partition: PartitionPlan, options: ScanOptions, held: OffsetRange | None
 ) -> Iterator[Skipped]:
-    """Yields requested offsets of a partition that are not written, if loss is allowed."""
+    """Yields the requested offset ranges that the export skips when data loss is allowed, each with
+    its reason. `held` is the range that the table already has.
+    """
     tier = partition.surviving
 
     def gap(start: int, stop: int, reason: str) -> Skipped:
@@ -481,7 +498,9 @@ def _gaps(
 
 
 class _Waves:
-    """Splits the tasks of a scan into waves, and tracks the end of each partition."""
+    """Groups the tasks of a scan by commit, and computes the end offset of each partition after
+    each commit.
+    """
 
     def __init__(self, scan: ScanPlan, committed: CommittedRanges, options: ScanOptions) -> None:
         self._tasks = scan.tasks
@@ -492,7 +511,8 @@ class _Waves:
         self._ahead: dict[_TopicPartition, RangeAdvance] = {}
         for topic_partition, partition in self._partitions.items():
             held = _held(committed, partition)
-            # A rebuild reads the table's offsets again, and advances from the end of the table.
+            # A rebuild reads the table's offsets again, but its commit moves the end of the table's
+            # range, too.
             expected = None if held is None else held.stop
             start = max(partition.start, expected or 0)
             self._ahead[topic_partition] = RangeAdvance(
@@ -505,7 +525,9 @@ class _Waves:
         }
 
     def split(self, commit_bytes: int) -> Iterator[Wave]:
-        """Yields waves of at least `commit_bytes` original bytes, except for the last."""
+        """Yields the tasks of each commit. All commits except the last have at least `commit_bytes`
+        original bytes.
+        """
         group: list[ScanTask] = []
         size = done = 0
         for number, task in enumerate(self._tasks):
@@ -520,10 +542,10 @@ class _Waves:
                 yield last
 
     def _ends_segment(self, number: int) -> bool:
-        """Returns whether no later task reads the segment in which a task ends.
+        """Returns whether the task with this number is the last one that reads its last segment.
 
-        Slices of a segment rely on the comparison of all transactions in it, also if each of them
-        has separate offsets.
+        All slices of a segment must be in the same commit. The read compares the transactions of
+        the whole segment with the index, so a fault in one slice affects the others.
         """
         if number + 1 == len(self._tasks):
             return True
@@ -554,7 +576,9 @@ class _Waves:
     def _stops(
         self, tasks: Sequence[ScanTask], first: int, new: set[_TopicPartition]
     ) -> dict[_TopicPartition, int]:
-        """Returns the ends of partitions after some tasks."""
+        """Returns the end offsets of partitions after these tasks. `first` is the number of the
+        first task.
+        """
         stops = {
             topic_partition: self._partitions[topic_partition].start for topic_partition in new
         }
@@ -563,7 +587,7 @@ class _Waves:
             for task in tasks
             for partition in task.parts
         }
-        # After the last task of a partition, and in partitions without tasks, only holes are left.
+        # If a partition has no later task, only holes follow, so its planned end is reached.
         stops |= {
             topic_partition: partition.stop
             for topic_partition, partition in self._partitions.items()
@@ -572,9 +596,9 @@ class _Waves:
         return stops
 
     def _new_partitions(self) -> set[_TopicPartition]:
-        """Returns partitions without their first records that are new to the table.
+        """Returns the partitions that are new to the table and whose first records were deleted.
 
-        The first commit records their first offsets, because this run may end before it reads them.
+        The first commit records where they begin, because the run may end before it reads them.
         """
         return {
             topic_partition

@@ -1,10 +1,11 @@
-"""Rules that determine the rows of a table. An export only continues a table with equal rules.
+"""Rules that determine the rows of a table. An export continues a table only if both have the same
+rules.
 
-The rule of a transform is a digest of its code and of all objects that are bound to it: the source
-of functions and classes, closures, defaults, arguments of `functools.partial`, and the attributes
-of objects, at any depth. It does not cover module globals, attributes that a class gets later, and
-code that a function calls, unless it is bound in one of those ways. A text attribute `fingerprint`
-on any of these objects replaces its digest.
+The rule of a transform is a digest of its source code and of all objects that it refers to
+directly: closures, default arguments, arguments of `functools.partial`, and attributes, at any
+depth. The digest does not cover global variables, functions that the code calls by a global name,
+and attributes that are added to a class later. If one of these objects has an attribute
+`fingerprint` of type str, this text is used instead of a digest of the object.
 """
 
 from __future__ import annotations
@@ -36,16 +37,17 @@ _ATOMS: Final = (str, bytes, bool, int, float, complex, type(None), type(Ellipsi
 
 
 def own_fingerprint(value: object) -> str | None:
-    """Returns the attribute `fingerprint` of an object; `None` if it has no such text."""
+    """Returns the attribute `fingerprint` of an object if it is a str; otherwise `None`."""
     own = None if isinstance(value, type) else getattr(value, "fingerprint", None)
     return own if isinstance(own, str) else None
 
 
 def digest_transform(transform: object) -> str:
-    """Returns a digest that is equal in every process that binds equal values.
+    """Returns a digest of a transform. It is equal in every process if the code and the bound
+    objects are equal.
 
     Raises:
-        FingerprintError: A bound object has no content that identifies it.
+        FingerprintError: The content of a bound object cannot be determined.
     """
     try:
         return _Digest().of(transform).hex()[:32]
@@ -54,10 +56,12 @@ def digest_transform(transform: object) -> str:
 
 
 class _Digest:
-    """Digests objects by content, regardless of shared references and the order of sets."""
+    """Computes digests of objects from their contents. Shared references and the order of sets have
+    no effect.
+    """
 
     def __init__(self) -> None:
-        # Keeps the values alive, so that no id is reused.
+        # References keep the objects alive, so that Python does not reuse their ids.
         self._known: dict[int, tuple[object, bytes]] = {}
 
     def of(self, value: object) -> bytes:
@@ -75,7 +79,7 @@ class _Digest:
 
     @singledispatchmethod
     def _by_kind(self, value: Any) -> bytes:  # noqa: ANN401
-        """Digests an object by the parts that pickle would store."""
+        """Computes the digest of an object from the values that pickle would store."""
         try:
             registered = copyreg.dispatch_table.get(type(value))
             reduced = registered(value) if registered else value.__reduce_ex__(_PICKLE_PROTOCOL)
@@ -149,13 +153,15 @@ class _Digest:
                 for constant in code.co_consts
             ]
             return _hash("code", code.co_code, repr(code.co_names), *constants)
-        # Several lambdas of one line have the same source.
+        # If a line contains several lambdas, their source is the same.
         position = repr(_body_position(code)) if code.co_name == "<lambda>" else ""
         return _hash("source", source, position)
 
 
 def _body_position(code: types.CodeType) -> tuple[int, int] | None:
-    """Returns line and column where the body of a function begins, relative to its first line."""
+    """Returns line and column of the first instruction in the body of a function, relative to the
+    first line of the function.
+    """
     positions = [
         (span.lineno - code.co_firstlineno, span.col_offset)
         for instruction in dis.get_instructions(code)
@@ -169,7 +175,9 @@ def _body_position(code: types.CodeType) -> tuple[int, int] | None:
 
 
 def source_of(value: Any) -> bytes | None:  # noqa: ANN401
-    """Returns the source of a function, class or code object; `None` if Python cannot find it."""
+    """Returns the source code of a function, class or code object; `None` if Python cannot find
+    it.
+    """
     try:
         return inspect.getsource(value).encode()
     except (OSError, TypeError):
@@ -177,14 +185,14 @@ def source_of(value: Any) -> bytes | None:  # noqa: ANN401
 
 
 def _is_of_stdlib(value: Any) -> bool:  # noqa: ANN401
-    """Returns whether an object is in the standard library, whose source changes with every
-    version.
+    """Returns whether an object belongs to Python's standard library. Its source is not used,
+    because it changes with Python versions.
     """
     return str(getattr(value, "__module__", "")).partition(".")[0] in sys.stdlib_module_names
 
 
 def qualified_name(value: Any) -> str:  # noqa: ANN401
-    """Returns module and name of a function or class."""
+    """Returns module and qualified name of a function or class."""
     return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
 
 
@@ -210,10 +218,11 @@ Fingerprint: TypeAlias = Mapping[str, str]
 
 
 def fingerprint(options: ScanOptions, settings: ExportSettings) -> Fingerprint:
-    """Returns the rules of an export."""
+    """Returns the rules of an export by name."""
     compact = ""
     if (how := settings.compaction) is not None:
-        # A rebuild replaces the whole table, so it must read the same selection.
+        # A rebuild replaces the whole table, so it must read the same topics and partitions as
+        # before.
         compact = f"{how.tombstones},{how.delete_retention_ms},{options.selection!r}"
     return {
         "isolationLevel": options.isolation_level,
@@ -226,10 +235,10 @@ def fingerprint(options: ScanOptions, settings: ExportSettings) -> Fingerprint:
 
 
 def _column_rules(options: ScanOptions, settings: ExportSettings) -> Iterator[str]:
-    """Yields the columns and how they are decoded.
+    """Yields a text for each column, with its name and how it is decoded.
 
-    Types are part of a rule only with a transform. Otherwise the columns of the table have them,
-    and may get new fields.
+    The text contains the decoded type only if there is a transform. Without a transform, the
+    columns of the table show the type, and the type may get new fields.
     """
     formats = {form.column: form for form in options.formats}
     for name in options.columns:
@@ -241,18 +250,18 @@ def _column_rules(options: ScanOptions, settings: ExportSettings) -> Iterator[st
 
 
 def _decoding_rule(form: ColumnFormat, settings: ExportSettings) -> str:
-    # Tables have no malformed values if these stop the run or are dropped, so an export may switch
-    # between both modes.
+    # The table contains no malformed values in both other modes (fail, or drop), so an export may
+    # switch between these modes.
     mode = f":{PERMISSIVE}" if form.mode == PERMISSIVE else ""
     kind = "" if settings.transform is None else f":{digest_number(str(form.type))}"
     return f"{form.column}:{form.format}{mode}{kind}"
 
 
 def describe_transform(transform: Transform | None) -> str:
-    """Returns a text that changes when the transform changes, as far as this is detectable.
+    """Returns a text that changes when the transform changes, as far as changes can be detected.
 
-    The text is the attribute `fingerprint` of the transform. Without it, it is the name, a digest
-    of the source, and a digest of all bound objects.
+    If the transform has an attribute `fingerprint`, the text is this attribute. Otherwise it
+    consists of the name, a digest of the source code, and a digest of all bound objects.
 
     Raises:
         FingerprintError: See `digest_transform`.
@@ -269,20 +278,22 @@ def describe_transform(transform: Transform | None) -> str:
 
 
 def digest_number(text: str) -> int:
-    """Returns a digest of 63 bits, which fits into the version of a Delta `txn` action."""
+    """Returns a digest of a text as a number of 63 bits, which fits into the version of a Delta
+    `txn` action.
+    """
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def is_stored_text(stored: str, text: str) -> bool:
-    """Returns whether `stored` is a text, or the digest number of the text."""
+    """Returns whether `stored` is either the text itself or its digest number."""
     return stored in (text, str(digest_number(text)))
 
 
 def check_fingerprint(stored: Fingerprint, rules: Fingerprint) -> None:
-    """Compares the rules in a table with the rules of an export.
+    """Compares the rules that are stored in a table with the rules of an export.
 
     Raises:
-        FingerprintError: Names every rule that differs.
+        FingerprintError: Rules differ. The error text names all of them.
     """
     different = [
         f"{name} is {rules[name]!r} now"

@@ -1,7 +1,8 @@
-"""Follows a source: bounded rounds, each an ordinary export that continues after the table.
+"""Follows a source: runs rounds, and each round is an export that continues after the table.
 
-Between two rounds only sums are kept: the table records where the next round begins. Each round
-reads options, keys and credentials again, so renewed credentials take effect.
+Between two rounds, only the sums for the report are kept in memory, because the table records where
+the next round begins. Each round reads options, keys and credentials again, so renewed credentials
+take effect.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 @dataclass(frozen=True, slots=True)
 class RoundMetrics:
-    """Figures of a round; see `BackfillReport`. They are zero or empty if the round failed.
+    """Figures of one round; see `BackfillReport`. If the round failed, they are zero or empty.
 
     Attributes:
-        round: Number, from 0.
-        outcome: `done`; `idle` if nothing was new or nothing could be committed; `abandoned` after
-            a signal; or the name of the error.
-        seconds: Duration of the round.
-        ranges: Written offsets, such as `orders-0 [0, 100)`.
-        skipped: Skipped offsets, with reasons.
+        round: Number of the round, counted from 0.
+        outcome: `done`; `idle` if there was nothing new or nothing that could be committed;
+            `abandoned` after a signal; or the class name of the error.
+        seconds: Duration of the round in seconds.
+        ranges: Offsets that were written, as texts such as `orders-0 [0, 100)`.
+        skipped: Offsets that were skipped, with reasons, as texts.
     """
 
     round: int
@@ -71,7 +72,7 @@ class RoundMetrics:
     skipped: tuple[str, ...]
 
     def to_json(self) -> str:
-        """Returns one line of JSON."""
+        """Returns the figures as one line of JSON."""
         return json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":"))
 
 
@@ -84,30 +85,31 @@ def follow(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], object] = time.sleep,
 ) -> BackfillReport:
-    """Exports round by round until SIGTERM or SIGINT arrives, and then returns.
+    """Exports in rounds until SIGTERM or SIGINT arrives, and then returns.
 
-    A signal abandons the current round: commits are kept, and the same call continues after them.
-    Only the main thread of a process receives signals. A round that fails because of an outage is
-    retried after an interval, without a limit.
+    A signal stops the current round. Its commits are kept, and a later call continues after them.
+    Only the main thread of a process receives signals. If a round fails because of an outage, it is
+    retried after the interval, any number of times.
 
     Args:
         source: Options as for the data source.
-        settings: Settings of the export, with `following`.
+        settings: Settings of the export. `following` must be set.
         executor: Runs the tasks.
-        on_round: Called with the figures of each round, which are also logged.
-        clock: Returns seconds.
+        on_round: Called with the figures of each round. They are also logged.
+        clock: Returns the current time in seconds, as `time.monotonic` does.
         pause: Sleeps for a number of seconds.
 
     Returns:
-        The sum of all successful rounds. If an outage or a signal occurs right after a commit, its
-        rows are in the table but not in the report.
+        The sum of the reports of all successful rounds. If an outage or a signal stops a round
+        after a commit, the rows of this commit are in the table but not in the report.
 
     Raises:
-        InvalidOptionError: The source has an end, or the table cannot be merged.
-        TieredKafkaError: See `export`; temporary errors are retried instead.
+        InvalidOptionError: The options of the source set an end, or the table cannot be compacted
+            in rounds.
+        TieredKafkaError: See `export`. Temporary errors are not raised, but retried.
     """
     if settings.following is None:
-        raise InvalidOptionError("the settings lack follow=True")
+        raise InvalidOptionError("follow() needs settings with follow=True")
     rounds = _Rounds(source, settings, executor, on_round, clock)
     stop = _Stop()
     with stop.listening():
@@ -124,7 +126,7 @@ def follow(
 
 
 class _Rounds:
-    """Runs rounds with the same arguments, and adds up their reports.
+    """Runs rounds with the same arguments and adds up their reports.
 
     Raises:
         InvalidOptionError: See `follow`.
@@ -150,7 +152,9 @@ class _Rounds:
         self._is_checked = self._try_check()
 
     def run(self, stop: _Stop) -> float | None:
-        """Runs a round; returns the seconds until the next one, or `None` if it was abandoned."""
+        """Runs one round. Returns the seconds to wait until the next round, or `None` if a signal
+        stopped the round.
+        """
         began = self._clock()
         report, error = self._attempt()
         if report is not None:  # first, since a signal may arrive at any time
@@ -183,9 +187,10 @@ class _Rounds:
             return None, error
 
     def _try_check(self) -> bool:
-        """Checks the arguments; returns False if the registry that has the schema is unavailable.
+        """Checks the arguments. Returns False if the check needs a schema registry that is
+        unavailable.
 
-        In this case the first round waits for the registry.
+        In this case, the first round repeats the check.
         """
         try:
             self._check()
@@ -199,13 +204,16 @@ class _Rounds:
         check_typed(options, self._settings)
         if self._settings.compaction is not None and not can_merge(options, self._settings):
             raise InvalidOptionError(
-                "compact=True with follow=True merges round by round: columns must have topic,"
-                " partition, offset and key, and timestamp if old tombstones are removed"
+                "compact=True with follow=True merges each round into the table: option columns"
+                " must include topic, partition, offset and key, and timestamp if old tombstones"
+                " are removed"
             )
 
 
 def _is_temporary(error: BaseException) -> bool:
-    """Returns whether a store, brokers, a registry or a catalog was unavailable."""
+    """Returns whether an error means that a store, brokers, a schema registry or a catalog was
+    unavailable.
+    """
     if isinstance(error, TieredKafkaError):
         return error.retriable
     return is_outage(error)
@@ -214,7 +222,7 @@ def _is_temporary(error: BaseException) -> bool:
 def _outcome(report: BackfillReport | None, error: BaseException | None, stop: _Stop) -> str:
     if report is not None:
         return DONE if report.commits else IDLE
-    # Libraries may raise their own errors after an interrupt.
+    # Libraries may convert the interrupt to an error of their own.
     if stop.is_requested or isinstance(error, KeyboardInterrupt):
         return ABANDONED
     return type(error).__name__
@@ -238,7 +246,7 @@ def _metrics(number: int, outcome: str, seconds: float, report: BackfillReport) 
 
 
 class _Stop:
-    """Handles SIGTERM and SIGINT: the first signal interrupts the round, later signals are
+    """Handles SIGTERM and SIGINT. The first signal interrupts the round. Later signals are
     ignored.
     """
 
@@ -247,7 +255,7 @@ class _Stop:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Installs the handlers, if this is the main thread."""
+        """Installs the signal handlers while the block runs, if this is the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -1,4 +1,4 @@
-"""Parquet files of a table: writes them in bounded memory, and opens them in a store."""
+"""Parquet files of a table: writes them with bounded memory, and opens them in a store."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ SORT_BYTES: Final = 64 << 20
 """Maximum rows to sort in memory, and thus of a sorted file."""
 
 _REPEATING: Final = ("topic", "partition", "timestampType")
-# Smaller than the defaults. Keys and values stay PLAIN: from DELTA_LENGTH_BYTE_ARRAY pages with
-# nulls the vectorized reader of Spark 4.0.0 returns wrong bytes without an error (4.3 does not).
+# These encodings make files smaller than the defaults. Keys and values use PLAIN: if pages with
+# DELTA_LENGTH_BYTE_ARRAY contain nulls, the vectorized reader of Spark 4.0.0 returns wrong bytes
+# without an error (Spark 4.3 does not).
 _PACKED: Final = ("offset", "timestamp")
 _EPOCH: Final = datetime.datetime(1970, 1, 1)  # `_plain_bound` appends the zone
 _PER_MILLISECOND: Final = {"s": 1, "ms": 1, "us": 1000, "ns": 1_000_000}
@@ -45,16 +46,18 @@ _READ_AHEAD: Final = 1 << 20
 
 
 class ParquetFile:
-    """Writes one file.
+    """Writes one Parquet file.
 
     Args:
-        sink: Binary file for the bytes; `close` closes it.
-        schema: Schema of the rows, without partition columns that are dropped.
-        compression: Codec of the pages.
-        row_group_rows: Maximum rows of a row group.
-        sort_by: Columns to sort by; all rows are then kept in memory until `close`.
-        bounded: Columns for which bounds are always written.
-        constants: Text columns with the same text in all rows, and the text.
+        sink: Open binary file that receives the bytes. `close` closes it.
+        schema: Schema of the rows, without the partition columns that are not stored in the file.
+        compression: Compression codec of the pages.
+        row_group_rows: Maximum number of rows of a row group.
+        sort_by: Columns by which the rows of the file are sorted. All rows then stay in memory
+            until `close` or `flush`.
+        bounded: Columns for which minimum and maximum are always written.
+        constants: Maps the name of each text column that has the same text in all rows to this
+            text.
     """
 
     def __init__(
@@ -70,7 +73,8 @@ class ParquetFile:
     ) -> None:
         self._sink = sink
         self._schema = schema
-        # Sorted rows are written with the columns of the batches.
+        # A sorted file is written with the columns of the batches, without replacement by
+        # constants.
         self._constants = {} if sort_by else dict(constants)
         self._row_group_rows = row_group_rows
         self._sort_by = sort_by
@@ -105,16 +109,16 @@ class ParquetFile:
 
     @property
     def is_full_to_sort(self) -> bool:
-        """True if the rows fill the memory for sorting."""
+        """True if the rows of a sorted file have reached the memory limit."""
         return bool(self._sort_by) and self.held_bytes >= SORT_BYTES
 
     @property
     def written_bytes(self) -> int:
-        """Bytes written so far, without the rows in memory."""
+        """Bytes that were written to the sink so far, without the rows in memory."""
         return int(self._sink.tell())
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Adds rows; writes a row group if enough are in memory."""
+        """Adds rows. Writes a row group if enough rows are in memory and the file is not sorted."""
         rows = batch.num_rows
         self._held.append(batch)
         self._held_rows += rows
@@ -125,7 +129,7 @@ class ParquetFile:
             self.flush()
 
     def flush(self) -> None:
-        """Writes the rows in memory, in row groups."""
+        """Writes all rows in memory as row groups."""
         if not self._held:
             return
         table = pa.Table.from_batches(self._held, self._schema)
@@ -137,8 +141,8 @@ class ParquetFile:
             self._writer.write_table(self._with_constants(table), self._row_group_rows)
 
     def _with_constants(self, table: pa.Table) -> pa.Table:
-        """Replaces constant texts by dictionaries of one entry, so that the writer does not hash
-        each text.
+        """Replaces the columns in `constants` by dictionary columns with one entry, so that the
+        writer does not hash the text of each row.
         """
         for name, text in self._constants.items():
             index = table.schema.get_field_index(name)
@@ -146,7 +150,9 @@ class ParquetFile:
         return table
 
     def _write_sorted(self, table: pa.Table) -> None:
-        """Sorts row group by row group: a sorted copy of all rows would double the memory."""
+        """Sorts the rows and writes them. Copies only one row group at a time, because a sorted
+        copy of all rows would double the memory.
+        """
         keys = {str(n): column_at(table, name) for n, name in enumerate(self._sort_by)}
         order = pc.sort_indices(pa.table(keys), sort_keys=[(name, "ascending") for name in keys])
         groups = -(-table.nbytes // ROW_GROUP_BYTES)
@@ -155,7 +161,7 @@ class ParquetFile:
             self._writer.write_table(table.take(order.slice(start, rows)), rows)
 
     def close(self) -> tuple[int, dict[str, ColumnStatistics]]:
-        """Completes the file; returns its size and the bounds of its columns."""
+        """Completes the file. Returns its size in bytes, and minimum and maximum of its columns."""
         self.flush()
         self._writer.close()
         size = int(self._sink.tell())
@@ -163,7 +169,7 @@ class ParquetFile:
         return size, statistics_of(self._collected[0], self._schema)
 
     def abandon(self) -> None:
-        """Closes the file without completing it."""
+        """Closes the sink without completing the file."""
         self._held = []
         for closing in (self._writer.close, self._sink.close):
             with contextlib.suppress(Exception):  # the original error is reported
@@ -171,7 +177,9 @@ class ParquetFile:
 
 
 def _as_dictionaries(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
-    """Returns the schema for the writer; in the file these columns are texts."""
+    """Returns the schema with dictionary types for these text columns, for Arrow's writer. In the
+    file, they are plain texts.
+    """
     for name in names:
         field = pa.field(name, pa.dictionary(pa.int8(), pa.string()))
         schema = schema.set(schema.get_field_index(name), field)
@@ -179,7 +187,9 @@ def _as_dictionaries(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
 
 
 def _constant(text: str, rows: int) -> pa.DictionaryArray:
-    """Returns a column with the same text in every row; `pa.array` would import pandas."""
+    """Returns a column with the same text in every row. Does not use `pa.array`, because that would
+    import pandas.
+    """
     data = text.encode()
     ends = pa.py_buffer(np.array([0, len(data)], np.int32))
     texts = pa.StringArray.from_buffers(1, ends, pa.py_buffer(data))
@@ -195,8 +205,8 @@ def _has_bounds(kind: pa.DataType) -> bool:
 
 
 def statistics_of(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, ColumnStatistics]:
-    """Returns bounds over all row groups by path, for integers, dates, timestamps, and texts in
-    structs.
+    """Returns null count, minimum and maximum over all row groups, by path of the column. Covers
+    columns of integers, dates and timestamps, and fields of structs that are texts or decimals.
     """
     statistics: dict[str, ColumnStatistics] = {}
     columns = list(leaves(schema))
@@ -228,10 +238,11 @@ def statistics_of(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, Col
 
 
 def _is_bounded(leaf: Leaf) -> bool:
-    """Returns whether bounds of a column are kept.
+    """Returns whether minimum and maximum of a column are kept.
 
-    Floating-point columns have no bounds: Parquet's bounds ignore NaN, which Spark sorts above all
-    numbers. Texts and decimals have bounds only as fields of decoded values.
+    They are not kept for floating-point columns, because Parquet ignores NaN, and Spark sorts NaN
+    above all numbers. For texts and decimals, they are kept only if the column is a field of a
+    decoded key or value.
     """
     if leaf.repeats:
         return False
@@ -266,8 +277,9 @@ class DataFile:
     """A data file of a table.
 
     Attributes:
-        key: Key relative to the target's root.
-        values: Texts of the partition columns that are not in the file, by name.
+        key: Object key of the file, relative to the target's root.
+        values: Values of the partition columns that are not stored in the file, as texts by column
+            name.
     """
 
     key: str
@@ -276,7 +288,7 @@ class DataFile:
 
 
 class _ObjectFile(io.RawIOBase):
-    """Reads an object of a store as a seekable file."""
+    """A seekable file object that reads a data file from a store."""
 
     def __init__(self, store: ObjectStore, file: DataFile) -> None:
         self._store = store
@@ -306,7 +318,7 @@ def open_parquet(store: ObjectStore, file: DataFile) -> pq.ParquetFile:
     """Opens a data file of a table.
 
     Raises:
-        ExportError: The file is not a Parquet file.
+        ExportError: The file is not a valid Parquet file.
     """
     try:
         return pq.ParquetFile(io.BufferedReader(_ObjectFile(store, file), _READ_AHEAD))
@@ -319,7 +331,7 @@ def open_parquet(store: ObjectStore, file: DataFile) -> pq.ParquetFile:
 
 
 def count_rows(store: ObjectStore, file: DataFile) -> int:
-    """Returns the number of rows that the footer of a data file records."""
+    """Returns the number of rows in a data file, according to its footer."""
     with open_parquet(store, file) as parquet:
         rows: int = parquet.metadata.num_rows
         return rows

@@ -1,8 +1,8 @@
-"""Partition columns such as `topic` or `date(timestamp)`, and fields of structs by path.
+"""Partition columns such as `topic` or `date(timestamp)`, and paths of fields in structs.
 
-A plain name is the value of a column; `date(column)` is the UTC day of a timestamp column, as a
-column `<column>_date`. A field of a decoded key or value, `value.user.id`, becomes a column
-`value_user_id`.
+A plain name partitions by the values of a column. `date(column)` partitions by the UTC day of a
+timestamp column, and the partition column is named `<column>_date`. A field of a decoded key or
+value, such as `value.user.id`, is copied to a partition column `value_user_id`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _LISTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A leaf column of a Parquet file: one without fields or items.
+    """A leaf column of a Parquet file, which has no fields and no items.
 
     Attributes:
         path: Parquet's name, such as `value.tags.list.element`.
-        is_inner: True if it is a field or an item of a column.
-        repeats: True if a row may have several values.
+        is_inner: True if the leaf is a field or an item inside a column.
+        repeats: True if a row may have several values of the leaf.
     """
 
     path: str
@@ -48,7 +48,7 @@ class Leaf:
 
 
 def leaves(schema: pa.Schema) -> Iterator[Leaf]:
-    """Yields the leaf columns of a file, in their order."""
+    """Yields the leaf columns of a file, in the order of the file."""
     for field in schema:
         yield from _leaves(field.name, field.type, is_inner=False, repeats=False)
 
@@ -69,7 +69,7 @@ def _leaves(path: str, kind: pa.DataType, *, is_inner: bool, repeats: bool) -> I
 
 
 def type_at(schema: pa.Schema, path: str) -> pa.DataType | None:
-    """Returns the type of a column or of a field in it; `None` if it does not exist."""
+    """Returns the type of a column or of a field inside a column; `None` if it does not exist."""
     if path in schema.names:
         return schema.field(path).type
     first, *rest = path.split(".")
@@ -84,7 +84,9 @@ def type_at(schema: pa.Schema, path: str) -> pa.DataType | None:
 
 
 def column_at(rows: pa.RecordBatch | pa.Table, path: str) -> pa.Array | pa.ChunkedArray:
-    """Returns an existing column, or a field of one; the field of a null struct is null."""
+    """Returns a column, or a field inside a column. It must exist. If the struct of a field is
+    null, the field is null.
+    """
     if path in rows.schema.names:
         return rows.column(path)
     first, *rest = path.split(".")
@@ -129,11 +131,11 @@ _MAX_BOUND_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class PartitionField:
-    """A partition column.
+    """A partition column, and the column or field from which it is computed.
 
     Attributes:
-        source: Path of the column or field that it is computed from.
-        is_date: True if it is the UTC day of `source`.
+        source: Path of the column or field from which the partition column is computed.
+        is_date: True if the partition column is the UTC day of `source`.
     """
 
     source: str
@@ -147,16 +149,16 @@ class PartitionField:
 
     @property
     def is_inner(self) -> bool:
-        """True if it is computed from a field of the column `key` or `value`."""
+        """True if the source is a field inside the column `key` or `value`."""
         return self.source.startswith(("key.", "value."))
 
     @property
     def column(self) -> str:
-        """Name of the column that has the value, if files contain it.
+        """Name of the column that contains the source value, if files contain the partition values.
 
-        A field of a struct is copied to a separate column. Otherwise, if an Iceberg table is
-        partitioned by the first field of a struct, Java readers return a struct of nulls instead of
-        null.
+        A field of a struct is copied to a separate column for this. If an Iceberg table were
+        partitioned by the first field of a struct itself, Java readers would return a struct of
+        nulls instead of a null struct.
         """
         return self.name if self.is_inner else self.source
 
@@ -164,7 +166,7 @@ class PartitionField:
         return f"date({self.source})" if self.is_date else self.source
 
     def values(self, batch: pa.RecordBatch) -> pa.Array:
-        """Computes the values of the partition column.
+        """Returns the values of the partition column for the rows of a batch.
 
         Raises:
             InvalidOptionError: The source is missing or has a type that cannot be partitioned by,
@@ -172,8 +174,8 @@ class PartitionField:
         """
         if (self.is_date or self.is_inner) and self.name in batch.schema.names:
             raise InvalidOptionError(
-                f"partition_by {self} makes a column {self.name!r}, and the rows already have one."
-                " Rename it in the transform"
+                f"partition_by {self} adds a column {self.name!r}, but the rows already have one of"
+                " this name. Rename that column in the transform"
             )
         if type_at(batch.schema, self.source) is None:
             raise InvalidOptionError(
@@ -182,28 +184,30 @@ class PartitionField:
             )
         if self.is_inner and self.source in batch.schema.names:
             raise InvalidOptionError(
-                f"partition_by {self} names a field, and the rows have a column of that name:"
-                " rename it in the transform"
+                f"partition_by {self} refers to a field, but the rows have a column of this name:"
+                " rename the column in the transform"
             )
         column = column_at(batch, self.source)
         kind = column.type
         if self.is_date:
             if not pa.types.is_timestamp(kind):
                 raise InvalidOptionError(f"date({self.source}) needs a timestamp, not {kind}")
-            # Dropping the zone of a UTC timestamp keeps its UTC day.
+            # The cast to a timestamp without time zone keeps the UTC day.
             return column.cast(pa.timestamp(kind.unit)).cast(pa.date32())
         if pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date(kind):
             return column
         raise InvalidOptionError(
-            f"partition_by {self.source!r}: {kind} cannot be a partition. Name a column of texts,"
-            " integers or dates"
+            f"partition_by {self.source!r}: a table cannot be partitioned by type {kind}. Use a"
+            " column of texts, integers or dates"
         )
 
 
 def with_made_columns(
     schema: pa.Schema, fields: Sequence[PartitionField], kept: ValuesIn
 ) -> pa.Schema:
-    """Returns the columns of a table: the columns of the rows and computed partition columns."""
+    """Returns the columns of a table: the columns of the rows, and the partition columns that are
+    computed.
+    """
     made = [
         pa.field(field.name, pa.date32() if field.is_date else type_at(schema, field.source))
         for field in fields
@@ -213,10 +217,11 @@ def with_made_columns(
 
 
 def parse_partition_by(texts: Sequence[str]) -> tuple[PartitionField, ...]:
-    """Parses partition columns as users write them.
+    """Parses the texts of argument `partition_by`.
 
     Raises:
-        InvalidOptionError: A text is neither a column nor `date(column)`, or occurs twice.
+        InvalidOptionError: A text is neither a column nor `date(column)`, or two texts have the
+            same partition column.
     """
     fields: list[PartitionField] = []
     for text in texts:
@@ -231,15 +236,16 @@ def parse_partition_by(texts: Sequence[str]) -> tuple[PartitionField, ...]:
 
 
 def partition_rule(fields: Sequence[PartitionField]) -> str:
-    """Returns the partition columns as tables store them in the rules of an export."""
+    """Returns the partition columns as text, as tables store them in the rules of an export."""
     return ",".join(str(field) for field in fields)
 
 
 def split(
     batch: pa.RecordBatch, columns: Sequence[pa.Array]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yields, for each combination of partition values in order of first occurrence, the number of
-    its first row in the batch, and its rows.
+    """Splits a batch by its partition values. Yields, for each combination of values, the row
+    number of its first row in the batch and a batch of its rows. Combinations are in the order of
+    their first rows.
     """
     if not columns or batch.num_rows == 0:
         yield 0, batch
@@ -270,19 +276,20 @@ def partition_values(
     *,
     any_text: bool = False,
 ) -> tuple[PartitionValue, ...]:
-    """Returns the partition values of a row.
+    """Returns the partition values of the row with number `row`.
 
-    `any_text` accepts texts in folder names that readers parse as numbers, dates and the like.
+    If `any_text` is True, folder names may contain texts that readers parse as numbers, dates,
+    times or booleans.
 
     Raises:
-        ValueError: Readers would read another value or null.
+        ValueError: Readers of the table would get another value or null instead of this value.
     """
     values: list[PartitionValue] = []
     for field, column in zip(fields, columns, strict=True):
         try:
             value: PartitionValue = column[row].as_py()
         except (OverflowError, ValueError):
-            raise ValueError(f"{field} is a day outside the years 1 to 9999") from None
+            raise ValueError(f"{field} is not in the years 1 to 9999") from None
         if reason := _why_unreadable(field, value_text(value), kept):
             raise ValueError(f"{field.name} is {reason}")
         kind = inferred_type(value) if kept == "path" and isinstance(value, str) else None
@@ -296,13 +303,15 @@ def partition_values(
     size = len(folder(fields, values).encode())
     if kept == "path" and size > _MAX_FOLDERS_BYTES:
         raise ValueError(
-            f"the folder names have {size} bytes together; the limit is {_MAX_FOLDERS_BYTES}"
+            f"the folder names have {size} bytes in total; the limit is {_MAX_FOLDERS_BYTES}"
         )
     return tuple(values)
 
 
 def _why_unreadable(field: PartitionField, text: str | None, kept: ValuesIn) -> str | None:
-    """Returns why readers would read another value; `None` if they read the same value."""
+    """Returns why readers would get another value than this partition value; `None` if they get the
+    same value.
+    """
     if text is None:
         return None
     if kept == "file":
@@ -321,11 +330,12 @@ def _why_unreadable(field: PartitionField, text: str | None, kept: ValuesIn) -> 
 
 
 def inferred_type(text: str) -> str | None:
-    """Returns the type that a reader may infer from a folder name; `None` if all readers infer
-    text.
+    """Returns the type that some readers infer from the text of a partition value in a folder name;
+    `None` if all readers infer a text.
 
-    Folder names have no types, so readers infer them: pyarrow infers numbers; Spark, DuckDB and
-    Polars infer dates and times, too, and Polars booleans. This combines all their rules.
+    Folder names contain no types, so readers infer them. pyarrow infers numbers. Spark, DuckDB and
+    Polars also infer dates and times, and Polars also infers booleans. This function combines the
+    rules of all these readers.
     """
     trimmed = text.strip()
     if _NUMBER.fullmatch(trimmed):
@@ -342,12 +352,16 @@ def inferred_type(text: str) -> str | None:
 
 
 def value_text(value: PartitionValue) -> str | None:
-    """Returns a partition value as Hive, Delta and folder names spell it; `None` for null."""
+    """Returns a partition value as text, as in Hive folder names and in Delta's log; `None` for
+    null.
+    """
     return None if value is None else str(value)  # dates as in ISO 8601
 
 
 def folder(fields: Sequence[PartitionField], values: Sequence[Any]) -> str:
-    """Returns `name=value/…/`, escaped; empty without partition columns."""
+    """Returns the folders `name=value/…/` of a row's partition values, escaped; empty without
+    partition columns.
+    """
     folders = []
     for field, value in zip(fields, values, strict=True):
         text = value_text(value)
@@ -357,11 +371,12 @@ def folder(fields: Sequence[PartitionField], values: Sequence[Any]) -> str:
 
 
 def log_folder(fields: Sequence[PartitionField], values: Sequence[Any]) -> str:
-    """Returns the folder of a file for partition values in the table's log.
+    """Returns the folder in which a file is stored if the table's log contains the partition
+    values.
 
-    Polars reads the values from the path, not from the log. If the values cannot be folder names,
-    this returns a folder of a column that the table lacks, so that Polars raises an error instead
-    of reading nulls.
+    Polars reads partition values from the path, not from the log. If the values cannot be folder
+    names, returns a folder name with a column that the table lacks. Then Polars raises an error
+    instead of reading nulls.
     """
     folders = [folder((field,), (value,)) for field, value in zip(fields, values, strict=True)]
     sizes = [len(name.encode()) for name in folders]
@@ -372,5 +387,7 @@ def log_folder(fields: Sequence[PartitionField], values: Sequence[Any]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Escapes ASCII only, as Spark does: it reads `%C3%A9` as two letters."""
+    """Escapes special ASCII characters for a folder name, and no others, as Spark does. Spark would
+    read `%C3%A9` as two letters.
+    """
     return "".join(letter if ord(letter) > 127 else quote(letter, safe=" ") for letter in text)

@@ -1,4 +1,6 @@
-"""Shows the progress of an export: a bar on terminals and in notebooks, otherwise plain lines."""
+"""Shows the progress of an export: as a bar on terminals and in notebooks, otherwise as lines of
+text.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,20 @@ _LINE_SECONDS: Final = 10.0
 
 
 class Progress:
-    """Interface for the progress of an export, called by one thread at a time. This class does
-    nothing.
+    """Interface for showing the progress of an export. One thread at a time calls it. The methods
+    of this class do nothing.
     """
 
     def begin(self, tasks: int, segment_bytes: int) -> None:
-        """Called once the plan is complete."""
+        """Called after planning, with the number of tasks and the original bytes of all segments to
+        read.
+        """
 
     def ahead(self, tasks: int) -> None:
-        """Called with the number of tasks that are done and have not reported yet."""
+        """Called with the number of tasks that have ended, but whose reports have not arrived."""
 
     def task_done(self, report: TaskReport) -> None:
-        """Called with the report of a task."""
+        """Called when the report of a task arrives."""
 
     def end(self) -> None:
         """Called at the end of the export."""
@@ -36,7 +40,7 @@ NO_PROGRESS: Final = Progress()
 
 
 class _Counts(Progress):
-    """Counts completed work, and shows it after every change."""
+    """Adds up completed work, and shows it after every change. Subclasses implement `_show`."""
 
     def __init__(self) -> None:
         self._tasks = self._done = self._ahead = 0
@@ -63,7 +67,9 @@ class _Counts(Progress):
 
     @property
     def _seen_bytes(self) -> int:
-        """Completed bytes, estimated for tasks that have not reported."""
+        """Original bytes of the completed tasks. They are estimated for tasks whose reports have
+        not arrived.
+        """
         guess = self._ahead * self._total_bytes // self._tasks if self._tasks else 0
         return min(self._total_bytes, self._bytes + guess)
 
@@ -75,10 +81,10 @@ class _Counts(Progress):
 
 
 class LineProgress(_Counts):
-    """A line every ten seconds, and one at the end.
+    """Writes a line of text at most every ten seconds, and one at the end.
 
     Args:
-        stream: Output; by default stderr.
+        stream: Stream for the lines; by default stderr.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -118,10 +124,11 @@ class LineProgress(_Counts):
 
 
 class RichProgress(_Counts):
-    """A progress bar of rich: bytes, rate, remaining time, rows and requests.
+    """Shows a progress bar of the package rich, with bytes, rate, remaining time, rows and
+    requests.
 
     Args:
-        console: A `rich.console.Console`; by default stderr.
+        console: A `rich.console.Console`; by default a console on stderr.
     """
 
     def __init__(self, console: Any = None) -> None:  # noqa: ANN401  # rich is optional
@@ -156,7 +163,9 @@ class RichProgress(_Counts):
 
 
 def default_progress() -> Progress:
-    """Returns rich's bar for a terminal or a notebook with widgets; otherwise plain lines."""
+    """Returns a progress bar for terminals and for notebooks with widgets; otherwise lines of
+    text.
+    """
     if importlib.util.find_spec("rich") is not None:
         from rich.console import Console
 

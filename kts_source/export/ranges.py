@@ -1,8 +1,8 @@
-"""Offsets that a table has, and how a commit advances them.
+"""The offset ranges that a table has, and how a commit extends them.
 
-A table has one range of offsets, [start, stop) without a gap, per partition of a topic id. A commit
-moves `stop` and names the `stop` that it was planned with, so only one of two concurrent exports
-can move it.
+A table has one range of offsets [start, stop) for each partition of a topic id. A commit increases
+`stop`. It fails if `stop` is not the value with which the commit was planned, so only one of two
+concurrent exports can commit.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _NO_IDS: Final = frozenset({"", "A" * 22})
 
 
 class PartitionKey(NamedTuple):
-    """A partition of a topic id, as tables store it.
+    """Identifies a partition in a table, by topic id and partition number.
 
     Attributes:
-        topic_id: See `topic_identity`.
+        topic_id: Topic id as `topic_identity` returns it.
     """
 
     topic_id: str
@@ -32,21 +32,24 @@ class PartitionKey(NamedTuple):
 
 
 def topic_identity(topic: str, topic_id: str) -> str:
-    """Returns the text that identifies a topic in tables: its id, and its name if it has none."""
+    """Returns the text that identifies a topic in tables: its topic id, or a placeholder and its
+    name if it has no topic id.
+    """
     return f"{topic_id}.{topic}" if topic_id in _NO_IDS else topic_id
 
 
 def partition_key(topic: str, topic_id: str, partition: int) -> PartitionKey:
-    """Returns the key of a partition in tables."""
+    """Returns the key that identifies a partition in tables."""
     return PartitionKey(topic_identity(topic, topic_id), partition)
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """Offsets [start, stop) of a partition that a table has.
+    """The range of offsets [start, stop) of a partition that a table has.
 
     Attributes:
-        epoch: Leader epoch that owned offset `stop - 1` when it was committed; `None` if unknown.
+        epoch: Leader epoch to which offset `stop - 1` belonged when it was committed; `None` if
+            unknown.
     """
 
     start: int
@@ -55,31 +58,36 @@ class OffsetRange:
 
 
 class CommittedRanges(Protocol):
-    """Offsets that a table has, by partition: a mapping, or a look-up in the table."""
+    """The offset ranges that a table has: a mapping, or an object that looks them up in the
+    table.
+    """
 
     def get(self, key: PartitionKey, /) -> OffsetRange | None:
-        """Returns the offsets of a partition; `None` if there are none."""
+        """Returns the offset range of a partition; `None` if the table has no offsets of it."""
         ...
 
 
 def held_range(
     committed: CommittedRanges, topic: str, topic_id: str, partition: int
 ) -> OffsetRange | None:
-    """Returns the offsets of a partition in a table; `None` if there are none."""
+    """Returns the offset range of a partition in a table; `None` if the table has no offsets of
+    it.
+    """
     return committed.get(partition_key(topic, topic_id, partition))
 
 
 @dataclass(frozen=True, slots=True)
 class RangeAdvance:
-    """Offsets that a commit adds to a partition.
+    """The offsets of a partition that a commit adds to a table.
 
     Attributes:
-        topic: Its name, for messages.
-        expected: The committed `stop` that the commit was planned with; `None` if nothing was
+        topic: Name of the topic, for messages.
+        expected: End of the committed offsets when the commit was planned; `None` if nothing was
             committed.
-        start: First offset added; above `expected` only if a hole was accepted.
-        stop: One past the last offset added.
-        epoch: Leader epoch that owns offset `stop - 1`; `None` if unknown.
+        start: First offset that the commit adds. It is above `expected` only if missing offsets
+            were accepted.
+        stop: One past the last offset that the commit adds.
+        epoch: Leader epoch to which offset `stop - 1` belongs; `None` if unknown.
     """
 
     topic: str
@@ -96,7 +104,7 @@ class RangeAdvance:
 def merge_advances(
     first: Iterable[RangeAdvance], second: Iterable[RangeAdvance]
 ) -> list[RangeAdvance]:
-    """Merges the advances of two successive commits of a run."""
+    """Merges the added offsets of two successive commits of a run."""
     moved: dict[PartitionKey, RangeAdvance] = {}
     for advance in (*first, *second):
         before = moved.get(advance.key, advance)
@@ -107,30 +115,32 @@ def merge_advances(
 def advance_ranges(
     committed: CommittedRanges, advances: Iterable[RangeAdvance]
 ) -> dict[PartitionKey, OffsetRange]:
-    """Returns the ranges that a commit moves, with their new ends.
+    """Returns the offset ranges of the table after a commit, for the partitions that the commit
+    changes.
 
     Raises:
-        CommitConflictError: A partition moved since the commit was planned.
-        RangeOverlapError: The commit would add offsets that are committed already.
+        CommitConflictError: Another commit changed the range of a partition since this commit was
+            planned.
+        RangeOverlapError: The commit would add offsets that the table already has.
     """
     result: dict[PartitionKey, OffsetRange] = {}
     for advance in advances:
         now = committed.get(advance.key)
         if (None if now is None else now.stop) != advance.expected:
             planned = "nothing" if advance.expected is None else f"offset {advance.expected}"
-            actual = "nothing" if now is None else f"[{now.start}, {now.stop})"
+            actual = "nothing" if now is None else f"offsets [{now.start}, {now.stop})"
             raise CommitConflictError(
-                f"{advance} was planned after {planned}, and the table holds {actual} of topic id"
-                f" {advance.key.topic_id}: another export committed in the meantime. Run again to"
-                " continue after it",
+                f"{advance} was planned after {planned}, but the table has {actual} of topic id"
+                f" {advance.key.topic_id}: another export committed in the meantime. Run the export"
+                " again to continue after it",
                 topic=advance.topic,
                 partition=advance.key.partition,
                 offset=advance.start,
             )
         if now is not None and advance.start < now.stop:
             raise RangeOverlapError(
-                f"{advance} cannot be committed: the table holds [{now.start}, {now.stop}) already."
-                " Run again",
+                f"{advance} cannot be committed: the table already has offsets [{now.start},"
+                f" {now.stop}). Run the export again",
                 topic=advance.topic,
                 partition=advance.key.partition,
                 offset=advance.start,

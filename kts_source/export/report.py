@@ -1,4 +1,4 @@
-"""Reports of exports: figures, text, a table for notebooks and a picture."""
+"""Reports of exports: as figures, as text, as a table for notebooks and as a picture."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WIDTH: Final = 96
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Requested offsets [start, stop) that were not written, and why."""
+    """Offsets [start, stop) of a partition that were requested but not written, and the reason."""
 
     topic: str
     partition: int
@@ -39,7 +39,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class WrittenRange:
-    """Offsets [start, stop) of a partition that this run wrote."""
+    """Offsets [start, stop) of a partition that a run wrote into the table."""
 
     topic: str
     topic_id: str
@@ -50,25 +50,27 @@ class WrittenRange:
 
 @dataclass(frozen=True, slots=True)
 class BackfillReport:
-    """Figures of one run.
+    """Figures of one run of an export.
 
     Attributes:
-        ranges: Offsets that this run committed, without the skipped ones.
-        rows: Rows written.
-        rows_read: Rows decoded; differs from `rows` if a transform ran.
-        rejected: Rows that went to the dead letters.
+        ranges: Offset ranges that this run committed, without skipped offsets.
+        rows: Number of rows that were written.
+        rows_read: Number of rows that were read from the source. It may differ from `rows` if there
+            is a transform.
+        rejected: Number of rejected rows, which were written to the folder `dead_letters`.
         files: Number of committed files.
-        file_bytes: Size of the committed files.
-        segment_bytes: Original bytes of the segments that were read.
-        left_bytes: Original bytes left for the next round.
+        file_bytes: Size of the committed files in bytes.
+        segment_bytes: Original size of the segments that were read, in bytes.
+        left_bytes: Original size of the segments that are left for the next round, in bytes.
         commits: Number of commits.
-        requests: Number of read requests that the tasks sent to the tier.
-        bytes_read: Object bytes that the tasks received.
-        retries: Requests that were repeated.
-        cost: Estimated US dollars for the requests, at list prices.
-        skipped: Requested offsets that were not written, with reasons.
-        seconds: Seconds by stage; `tasks` and `writing` are sums over all tasks.
-        verified: Results of `verify=True` as sentences.
+        requests: Number of read requests that tasks sent to the tier.
+        bytes_read: Number of bytes that tasks received from objects.
+        retries: Number of requests that were repeated after an error.
+        cost: Estimated cost of the requests in US dollars, at list prices.
+        skipped: Offset ranges that were requested but not written, with reasons.
+        seconds: Seconds by stage of the run. The stages `tasks` and `writing` are sums over all
+            tasks.
+        verified: Results of the verification with `verify=True`, as sentences.
     """
 
     target: str
@@ -92,15 +94,15 @@ class BackfillReport:
 
     @property
     def ratio(self) -> float:
-        """Segment bytes per byte written; 0 when nothing was written."""
+        """Original bytes of segments per byte of the written files; 0 if no file was written."""
         return self.segment_bytes / self.file_bytes if self.file_bytes else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain values for JSON."""
+        """Returns the report as values that JSON supports."""
         return {**asdict(self), "ratio": self.ratio}
 
     def _repr_html_(self) -> str:
-        """Returns a table for notebooks: the sums, and a row per range."""
+        """Returns HTML tables for notebooks: the figures of the run, and a row per offset range."""
         first, *facts = (line.strip() for line in _summary(self))
         rows = [(f"{r.topic}-{r.partition}", r.start, r.stop, "written") for r in self.ranges]
         rows += [(f"{g.topic}-{g.partition}", g.start, g.stop, g.reason) for g in self.skipped]
@@ -108,11 +110,11 @@ class BackfillReport:
         return rows_table(first, (), [(fact,) for fact in facts]) + (table if rows else "")
 
     def save_png(self, path: str | Path) -> None:
-        """Saves the report as a picture.
+        """Saves the report as a PNG picture.
 
         Raises:
             ImportError: matplotlib is not installed (extra `plot`).
-            InvalidOptionError: The path is the URL of a store, or looks like one.
+            InvalidOptionError: The path is a URL or looks like a URL. It must be a local path.
         """
         draw_report(self).savefig(local_file(path), format="png", dpi=120)
 
@@ -127,10 +129,11 @@ class BackfillReport:
 
 
 def draw_report(report: BackfillReport) -> Any:  # noqa: ANN401  # matplotlib ships no types for this
-    """Draws seconds by stage as bars, next to the text.
+    """Draws a picture of the report: a bar per stage with its seconds, next to the text of the
+    report.
 
     Returns:
-        A `matplotlib.figure.Figure` without a window; `savefig` writes it.
+        A `matplotlib.figure.Figure` that belongs to no window. Write it with `savefig`.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -157,7 +160,7 @@ def draw_report(report: BackfillReport) -> Any:  # noqa: ANN401  # matplotlib sh
 
 
 def _summary(report: BackfillReport) -> list[str]:
-    """Returns the lines of the report about the run as a whole."""
+    """Returns the lines of the report text that are about the whole run."""
     seconds = ", ".join(f"{name} {value:.1f}" for name, value in report.seconds.items())
     lines = [
         f"Exported to {report.target} ({report.table_format}):"
@@ -175,7 +178,7 @@ def _summary(report: BackfillReport) -> list[str]:
 
 
 def empty_report(target: str, table_format: str) -> BackfillReport:
-    """Returns the report of a run that has done nothing."""
+    """Returns a report whose figures are all zero or empty."""
     numbers: dict[str, Any] = {
         field.name: 0 for field in fields(BackfillReport) if field.type in ("int", "float")
     }
@@ -184,9 +187,9 @@ def empty_report(target: str, table_format: str) -> BackfillReport:
 
 
 def add_reports(first: BackfillReport, then: BackfillReport) -> BackfillReport:
-    """Adds the report of a later run to earlier ones.
+    """Adds the figures of a later run to a report of earlier runs.
 
-    Drops gaps that the later run filled, so that the report stays small after many runs.
+    Drops skipped offsets that the later run wrote, so that the report stays small after many runs.
     """
     sums: dict[str, Any] = {
         field.name: getattr(first, field.name) + getattr(then, field.name)
@@ -227,7 +230,9 @@ def add_reports(first: BackfillReport, then: BackfillReport) -> BackfillReport:
 
 
 def lost_offsets(reports: Iterable[TaskReport]) -> Iterator[Skipped]:
-    """Yields offsets of missing objects; slices of a segment share a range."""
+    """Yields the offset ranges that tasks could not read because objects are missing. Each range
+    occurs once, even if several tasks read slices of the same segment.
+    """
     for lost in sorted({lost for report in reports for lost in report.lost}):
         reason = "the object was deleted after planning"
         if lost.in_part:
@@ -238,7 +243,9 @@ def lost_offsets(reports: Iterable[TaskReport]) -> Iterator[Skipped]:
 def written_ranges(
     advances: Iterable[RangeAdvance], skipped: Iterable[Skipped]
 ) -> tuple[WrittenRange, ...]:
-    """Returns the ranges that commits moved without skipped offsets; merges adjacent ranges."""
+    """Returns the offset ranges that commits added, without skipped offsets. Merges adjacent
+    ranges.
+    """
     gaps = sorted(skipped, key=lambda gap: gap.start)
     ranges: list[WrittenRange] = []
     for advance in sorted(advances, key=lambda step: (step.topic, step.key, step.start)):

@@ -132,7 +132,7 @@ def test_scan_with_objects_missing_after_planning_reads_from_brokers(
         read_rows(plan, {**options, "brokerFallback": "false"})
 
 
-def test_scan_with_many_equal_failures_raises_store_error(
+def test_scan_raises_store_error_if_the_same_failure_repeats(
     world: tuple[Broker, TierFacts], tmp_path: Path
 ) -> None:
     broker, _ = world
@@ -145,7 +145,7 @@ def test_scan_with_many_equal_failures_raises_store_error(
         read_rows(plan, options)
 
 
-def test_scan_with_tail_false_ends_with_the_tier(world: tuple[Broker, TierFacts]) -> None:
+def test_scan_without_tail_ends_where_the_tier_ends(world: tuple[Broker, TierFacts]) -> None:
     broker, facts = world
     options = hybrid_options(
         broker.bootstrap,
@@ -162,7 +162,9 @@ def test_scan_with_tail_false_ends_with_the_tier(world: tuple[Broker, TierFacts]
     )
 
 
-def test_scan_with_starting_timestamp_starts_at_its_record(world: tuple[Broker, TierFacts]) -> None:
+def test_scan_starts_at_first_record_from_the_starting_timestamp(
+    world: tuple[Broker, TierFacts],
+) -> None:
     broker, facts = world
     tier_end = facts.tier_ends["plain", 0]
     for number in (tier_end - 300, tier_end + 50):
@@ -272,7 +274,7 @@ def test_task_closed_early_does_not_affect_next_read(
     )
 
 
-def test_description_reports_lag_of_the_tier(world: tuple[Broker, TierFacts]) -> None:
+def test_describe_reports_the_lag_of_the_tier(world: tuple[Broker, TierFacts]) -> None:
     broker, facts = world
     options = hybrid_options(broker.bootstrap, broker.tier, subscribe="plain-sparse")
     for partition in describe(options).partitions:
@@ -286,7 +288,7 @@ def test_description_reports_lag_of_the_tier(world: tuple[Broker, TierFacts]) ->
 
 def test_plan_without_reachable_broker_raises_error_with_advice() -> None:
     options = hybrid_options("127.0.0.1:1", subscribe="plain", kafka__request__timeout__ms="1000")
-    with pytest.raises(BrokerUnavailableError, match="remove that option"):
+    with pytest.raises(BrokerUnavailableError, match="remove this option"):
         make_plan(options)
 
 

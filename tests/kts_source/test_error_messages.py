@@ -170,17 +170,17 @@ OPTION_ERRORS: Final[dict[str, tuple[dict[str, str | None], str]]] = {
     ),
     "where_unknown_column": (
         {"where": "offst > 5"},
-        "InvalidOptionError: option 'where': offst is not a column that a predicate may"
-        " name (key, value, topic, partition, offset, timestamp, timestampType)",
+        "InvalidOptionError: option 'where': offst is not a column for predicates"
+        " (columns: key, value, topic, partition, offset, timestamp, timestampType)",
     ),
     "where_wrong_type": (
         {"where": "offset > 'abc'"},
-        "InvalidOptionError: option 'where': offset > 'abc': needs a whole number as its literal",
+        "InvalidOptionError: option 'where': offset > 'abc': the literal must be a whole number",
     ),
     "where_without_time_zone": (
         {"where": "timestamp > '2024-01-31 12:00:00'"},
         "InvalidOptionError: option 'where': timestamp > '2024-01-31 12:00:00':"
-        " '2024-01-31 12:00:00' has no time zone; add one, or give option 'timeZone'",
+        " '2024-01-31 12:00:00' has no time zone; add a time zone, or set option 'timeZone'",
     ),
     "topic_id": (
         {"topicId": "abc"},
@@ -210,7 +210,7 @@ OPTION_ERRORS: Final[dict[str, tuple[dict[str, str | None], str]]] = {
     "broker_without_port": (
         {"kafka__bootstrap__servers": "broker-1"},
         "InvalidOptionError: option 'kafka.bootstrap.servers' must be like"
-        " host:9092,[::1]:9092; its entry 1 is not",
+        " host:9092,[::1]:9092; its entry 1 is invalid",
     ),
 }
 
@@ -259,13 +259,13 @@ PLAN_ERRORS: Final[dict[str, tuple[dict[str, str | None], str]]] = {
     ),
     "too_many_requests": (
         {"maxPlanRequests": "1"},
-        "PlanTooLargeError: the plan needs 3 requests for 408 bytes, above"
-        " maxPlanRequests=1; narrow the offsets, timestamps or topics, or raise the limit",
+        "PlanTooLargeError: the plan needs 3 requests for 408 bytes, which exceeds"
+        " maxPlanRequests=1; select fewer offsets, timestamps or topics, or raise the limit",
     ),
     "too_many_bytes": (
         {"maxPlanBytes": "100"},
-        "PlanTooLargeError: the plan needs 3 requests for 408 bytes, above"
-        " maxPlanBytes=100; narrow the offsets, timestamps or topics, or raise the limit",
+        "PlanTooLargeError: the plan needs 3 requests for 408 bytes, which exceeds"
+        " maxPlanBytes=100; select fewer offsets, timestamps or topics, or raise the limit",
     ),
 }
 
@@ -473,9 +473,9 @@ READ_ERRORS: Final[dict[Callable[[Path], None], str]] = {
     ),
     read_topic_with_two_ids: (
         "InvalidOptionError: topic 'orders' has several topic ids"
-        " (AAAAAAAFAAAAAAAAAAAAAA, AAAAAAAGAAAAAAAAAAAAAA) and layout"
-        " 'local-tiered-storage' does not record which is newest: choose with option"
-        " 'topicId'"
+        " (AAAAAAAFAAAAAAAAAAAAAA, AAAAAAAGAAAAAAAAAAAAAA), and layout"
+        " 'local-tiered-storage' does not record which id is newest; choose an id with"
+        " option 'topicId'"
     ),
     read_tier_with_hole: (
         "DataLossError: orders-0: no segment in the tier holds offsets [5, 10) between"
@@ -545,15 +545,15 @@ READ_ERRORS: Final[dict[Callable[[Path], None], str]] = {
     read_with_old_brokers: (
         "BrokerError: broker BROKER is older than Kafka 3.1 and cannot fetch by topic id,"
         " which detects topics that were created again. Upgrade it, or remove"
-        " kafka.bootstrap.servers to read the tier alone"
+        " kafka.bootstrap.servers to read only the tier"
     ),
     read_missing_plan_file: (
         "InvalidOptionError: option 'planFile' (TIER/plan.json): the file does not exist;"
-        " `kts plan --json` and `ScanPlan.to_json` make one"
+        " create it with `kts plan --json` or `ScanPlan.to_json`"
     ),
     read_plan_file_of_other_version: (
-        "InvalidOptionError: option 'planFile' (FOLDER/plan.json): the plan is of version"
-        " '1', and this release reads version 4 only: plan again"
+        "InvalidOptionError: option 'planFile' (FOLDER/plan.json): the plan has version"
+        " '1', but this release reads only version 4; plan again"
     ),
     read_plan_file_with_other_isolation_level: (
         "InvalidOptionError: option 'isolationLevel' (read_uncommitted) contradicts"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kts_source.auditing.run import AuditJob, AuditTask
 
 
-def test_several_processes_report_the_same_as_one(tmp_path: Path) -> None:
+def test_audit_in_several_processes_has_the_same_report_as_in_one(tmp_path: Path) -> None:
     copy = tmp_path / "tier"
     shutil.copytree(TIER, copy)
     log = min(copy.rglob("*.log"))
@@ -66,7 +66,7 @@ class TextExecutor:
             yield outcome
 
 
-def test_executor_with_serialized_outcomes_has_same_report(tmp_path: Path) -> None:
+def test_audit_with_serialized_outcomes_has_the_same_report(tmp_path: Path) -> None:
     from kts_source.auditing.run import audit
 
     options = tier_options(("txn", "timeline"))
@@ -82,7 +82,7 @@ def test_executor_with_serialized_outcomes_has_same_report(tmp_path: Path) -> No
         audit(options, now_ms=NOW_MS, executor=TextExecutor(loses_first=True))
 
 
-def test_died_process_raises_store_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_death_of_a_process_raises_store_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def dying(*_: object) -> Iterator[object]:
         raise BrokenProcessPool
 
@@ -91,8 +91,8 @@ def test_died_process_raises_store_error(monkeypatch: pytest.MonkeyPatch) -> Non
         kts_source.audit(tier_options("txn"), jobs=2)
 
 
-def test_jobs_invalid_arguments_are_refused() -> None:
+def test_invalid_arguments_of_jobs_are_refused() -> None:
     with pytest.raises(InvalidOptionError, match="one process or more"):
         kts_source.audit(tier_options("txn"), jobs=0)
-    with pytest.raises(InvalidOptionError, match="leave out store or jobs"):
+    with pytest.raises(InvalidOptionError, match="remove argument store or jobs"):
         kts_source.audit(tier_options("txn"), jobs=2, store=MemoryStore({}))

@@ -95,7 +95,7 @@ def test_state_skips_proven_segments(level: str, tmp_path: Path) -> None:
     assert run_audit(store, None, level) == first
 
 
-def test_state_of_higher_level_serves_lower_levels(tmp_path: Path) -> None:
+def test_state_of_higher_level_is_used_for_lower_levels(tmp_path: Path) -> None:
     store, state = write_store(healthy_segments()), tmp_path / "state"
     run_audit(store, state, "bytes")
     for level in LEVELS:
@@ -153,7 +153,7 @@ def test_state_reads_changed_object_again(suffix: str, tmp_path: Path) -> None:
     assert not run_audit(store, state).errors
 
 
-def test_state_of_interrupted_audit_is_continued(tmp_path: Path) -> None:
+def test_interrupted_audit_continues_from_its_state(tmp_path: Path) -> None:
     segments = healthy_segments()
     expected = run_audit(write_store(segments), None)
     total = sum(store.read.values()) if (store := _read_all(segments)) else 0
@@ -226,7 +226,7 @@ def test_state_file_is_private_to_the_user(tmp_path: Path) -> None:
         run_audit(write_store(healthy_segments()), tmp_path / "no folder" / "state")
 
 
-def test_state_invalid_or_of_another_tier_is_refused(
+def test_invalid_state_or_state_of_another_tier_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, state = write_store(healthy_segments()), tmp_path / "state"
@@ -236,7 +236,7 @@ def test_state_invalid_or_of_another_tier_is_refused(
     assert state.read_text() == "my notes\n"
     state.unlink()
     AuditState(str(state), "another").__exit__(None, None, None)
-    with pytest.raises(InvalidOptionError, match="of another tier"):
+    with pytest.raises(InvalidOptionError, match="belongs to tier"):
         run_audit(store, state)
     state.unlink()
     expected = run_audit(store, state)
@@ -250,7 +250,7 @@ def test_state_invalid_or_of_another_tier_is_refused(
     assert not store.read
 
 
-def test_state_in_use_is_refused(tmp_path: Path) -> None:
+def test_state_used_by_another_audit_is_refused(tmp_path: Path) -> None:
     store, state = write_store(healthy_segments()), tmp_path / "state"
     with (
         AuditState(str(state), "x"),

@@ -107,7 +107,7 @@ def test_state_with_other_private_key_reports_missing_key(tmp_path: Path) -> Non
     assert "PRIVATE" not in state.read_text()
 
 
-def test_clock_set_back_is_reported(tmp_path: Path) -> None:
+def test_clock_that_was_set_back_is_reported(tmp_path: Path) -> None:
     store, state = write_store(healthy_segments()), tmp_path / "state"
     assert not run_audit(store, state).findings
     report = run_audit(store, state, now_ms=1)
@@ -179,7 +179,7 @@ def test_concatenated_states_are_ignored_or_refused(tmp_path: Path) -> None:
     run_audit(store, state)
     assert store.read["log"] >= 5
     state.write_text(head + text)
-    with pytest.raises(InvalidOptionError, match="of another tier"):
+    with pytest.raises(InvalidOptionError, match="belongs to tier"):
         run_audit(store, state)
     state.write_text(text + text)
     run_audit(store, state)
@@ -187,7 +187,7 @@ def test_concatenated_states_are_ignored_or_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_continued", [False, True])
-def test_transaction_from_below_the_log_start_is_reported_as_without_state(
+def test_transaction_from_below_the_log_start_is_reported_with_and_without_state(
     is_continued: bool, tmp_path: Path
 ) -> None:
     # If only deleted records of a transaction were aborted, the index need not contain the abort.

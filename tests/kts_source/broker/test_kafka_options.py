@@ -102,14 +102,14 @@ def test_bootstrap_servers_are_parsed(text: str, servers: list[tuple[str, int]])
 @pytest.mark.parametrize(
     "text", ["a", "a:", ":1", "a:0", "a:65536", "a:1:2", "::1:9092", "a b:1", "u@a:1", "a:1;b:2"]
 )
-def test_bootstrap_servers_invalid_are_refused(text: str) -> None:
+def test_invalid_bootstrap_servers_are_refused(text: str) -> None:
     problem = refusal_message(bootstrap__servers=f"ok:1,{text}")
     assert "kafka.bootstrap.servers" in problem
     assert "entry 2" in problem
 
 
 def test_bootstrap_servers_without_broker_or_with_other_protocol_are_refused() -> None:
-    assert "names no broker" in refusal_message(bootstrap__servers=" , ")
+    assert "contains no broker address" in refusal_message(bootstrap__servers=" , ")
     assert "security.protocol" in refusal_message(bootstrap__servers="SASL_SSL://a:1")
 
 
@@ -118,7 +118,7 @@ def test_bootstrap_servers_without_broker_or_with_other_protocol_are_refused() -
     [name for name, default, _ in PLAIN_OPTIONS if default.isdecimal()],
 )
 @pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "1e3", "2147483648", "99999999999999"])
-def test_kafka_options_invalid_numbers_are_refused(option: str, text: str) -> None:
+def test_invalid_numbers_in_kafka_options_are_refused(option: str, text: str) -> None:
     problem = refusal_message(**{option.replace(".", "__"): text})
     assert f"'kafka.{option}' must be a whole number" in problem
 
@@ -129,7 +129,7 @@ def test_fetch_max_wait_must_be_below_the_request_timeout() -> None:
     )
 
 
-def test_client_id_and_rack_unprintable_are_refused() -> None:
+def test_unprintable_client_id_and_rack_are_refused() -> None:
     assert "printable" in refusal_message(client__id="a\nb")
     assert "printable" in refusal_message(client__rack="r" * 250)
     assert "zero byte" in refusal_message(client__rack="a\0b")
@@ -137,7 +137,7 @@ def test_client_id_and_rack_unprintable_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_options_refused_with_reason_and_fix(name: str) -> None:
+def test_refusal_of_options_states_reason_and_fix(name: str) -> None:
     option = name.replace("*", "class")
     problem = refusal_message(**{option.replace(".", "__"): "hunter2"})
     assert f"'kafka.{option}' is not supported: {REFUSED[name]}" in problem
@@ -156,11 +156,11 @@ def test_options_refused_with_reason_and_fix(name: str) -> None:
         "security.protocoll",
     ],
 )
-def test_security_options_unknown_are_refused(name: str) -> None:
+def test_unknown_security_options_are_refused(name: str) -> None:
     assert f"'kafka.{name}' is not supported" in refusal_message(**{name.replace(".", "__"): "x"})
 
 
-def test_security_option_typo_is_refused() -> None:
+def test_misspelled_security_option_is_refused() -> None:
     assert "did you mean kafka.ssl.truststore.location" in refusal_message(
         ssl__trustore__location="x"
     )
@@ -182,11 +182,11 @@ def test_options_unused_by_the_protocol_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("option", ["ssl__truststore__location", "sasl__mechanism"])
-def test_security_options_need_the_protocol(option: str) -> None:
+def test_security_options_without_their_protocol_are_refused(option: str) -> None:
     assert "needs kafka.security.protocol" in refusal_message(**{option: "x"})
 
 
-def test_security_protocol_unknown_is_refused() -> None:
+def test_unknown_security_protocol_is_refused() -> None:
     problem = refusal_message(security__protocol="hunter2")
     assert "must be PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL" in problem
     assert "hunter2" not in problem
@@ -202,13 +202,13 @@ def test_docs_tables_name_every_option_exactly_once() -> None:
     assert all(f"`kafka.{name}`" in tables["kafka-refused"] for name in REFUSED)
 
 
-def test_kafka_package_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_kafka_package_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kafka", None)
     assert "pip install 'tiered-kafka[kafka]'" in refusal_message()
     assert broker_settings({"kafka.group.id": "x"}) == (None, ("kafka.group.id",))
 
 
-def test_options_are_parsed_without_ssl_and_kafka() -> None:
+def test_options_are_parsed_without_importing_ssl_and_kafka() -> None:
     program = (
         "import sys; from kts_source.broker.kafka_options import broker_settings;"
         "broker_settings({'kafka.bootstrap.servers': 'a:1'});"

@@ -138,7 +138,7 @@ TRUST_STORES: dict[str, Callable[[Path], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("store", TRUST_STORES)
-def test_tls_only_trusted_certificates_are_accepted(store: str, tmp_path: Path) -> None:
+def test_tls_accepts_only_trusted_certificates(store: str, tmp_path: Path) -> None:
     client_security = parse_security(TRUST_STORES[store](tmp_path))
     with serve_tls(tmp_path, server()) as port:
         assert read_greeting(client_security, port) == "hello [] TLSv1.3"
@@ -160,7 +160,7 @@ def test_tls_without_trust_store_uses_system_authorities(tmp_path: Path) -> None
         read_greeting(parse_security({}), port)
 
 
-def test_endpoint_identification_empty_skips_only_the_host_name_check(
+def test_empty_endpoint_identification_skips_only_the_host_name_check(
     tmp_path: Path,
 ) -> None:
     options = {**TRUST_STORES["JKS"](tmp_path), "endpoint.identification.algorithm": ""}
@@ -260,7 +260,7 @@ def test_tls_version_follows_options(options: dict[str, str], version: str, tmp_
         assert read_greeting(client_security, port) == f"hello [] {version}"
 
 
-def test_tls_version_not_allowed_is_not_used(tmp_path: Path) -> None:
+def test_tls_version_that_is_not_allowed_is_not_used(tmp_path: Path) -> None:
     client_security = parse_security(
         {**TRUST_STORES["JKS"](tmp_path), "enabled.protocols": "TLSv1.3"}
     )
@@ -301,8 +301,8 @@ INLINE = {"truststore.type": "PEM", "truststore.certificates": ROOT}
         ),
         ({"keystore.type": "PEM", "keystore.password": "x"}, "give kafka.ssl.key.password"),
         ({"endpoint.identification.algorithm": "ldaps"}, "must be https, or empty"),
-        ({"enabled.protocols": "TLSv1.1"}, "must leave TLSv1.2 or TLSv1.3"),
-        ({"enabled.protocols": "TLSv1.3", "protocol": "TLSv1.2"}, "must leave"),
+        ({"enabled.protocols": "TLSv1.1"}, "allow neither TLSv1.2 nor TLSv1.3"),
+        ({"enabled.protocols": "TLSv1.3", "protocol": "TLSv1.2"}, "together allow neither"),
         ({"enabled.protocols": "wr0ng-secret"}, "must be TLSv1.2, TLSv1.3 or both"),
         ({"protocol": "TLSv1.1"}, "'kafka.ssl.protocol' must be TLS, TLSv1.2 or TLSv1.3"),
     ],
@@ -333,7 +333,7 @@ def test_tls_file_with_wrong_password_or_content_is_refused(tmp_path: Path) -> N
     )
 
 
-def test_trust_store_unreadable_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_trust_store_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = TRUST_STORES["JKS"](tmp_path)
 
     def denied(*_: object) -> None:
@@ -349,7 +349,7 @@ def test_key_without_matching_certificate_is_refused() -> None:
         "keystore.key": server().key_pem(),
         "keystore.certificate.chain": client().chain_pem,
     }
-    assert "the first certificate must be the key's" in refusal_message(options)
+    assert "the key must belong to the first certificate" in refusal_message(options)
     options["keystore.key"] = intermediate().key_pem()
     options["keystore.certificate.chain"] = intermediate().chain_pem
     assert parse_security(options).tls

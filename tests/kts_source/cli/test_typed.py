@@ -45,7 +45,7 @@ def test_cat_prints_fields_of_values(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(arguments) == 1
     assert "offset 2" in capsys.readouterr().err
     assert main([*arguments, "--format", "raw"]) == 2
-    assert "--format raw prints bytes" in capsys.readouterr().err
+    assert "--format raw needs values as bytes" in capsys.readouterr().err
 
 
 def test_schema_of_json_is_inferred_and_used(
@@ -100,7 +100,9 @@ def test_schema_escapes_control_characters(
     assert json.loads(out)["value"] == "`a\x1b[2J\nb` bigint"
 
 
-def test_uninferable_schema_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_schema_command_fails_if_no_schema_can_be_inferred(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = write(tmp_path / "tier", [[None]])
     arguments = ["schema", options["path"], options["subscribe"], "--value.format", "json"]
     assert main(arguments) == 2
@@ -117,7 +119,7 @@ def test_verify_checks_records_but_not_values(
     assert json.loads(capsys.readouterr().out)["records"] == 2
 
 
-def test_json_values_supports_values_beyond_python() -> None:
+def test_json_output_supports_values_beyond_python_types() -> None:
     far = pa.array([2**62, None], pa.int64())
     assert json_values(far.view(pa.timestamp("us", tz="UTC"))) == [
         "+148108-07-06T14:00:27.387904+00:00",

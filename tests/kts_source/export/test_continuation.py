@@ -49,7 +49,9 @@ def plan_file(tier: SmallTier, path: Path, **options: str) -> str:
 # -- plan files
 
 
-def test_plan_file_writes_only_missing_offsets(lake: Lake, tier: SmallTier, tmp_path: Path) -> None:
+def test_export_of_plan_file_writes_only_missing_offsets(
+    lake: Lake, tier: SmallTier, tmp_path: Path
+) -> None:
     planned = tier.options(planFile=plan_file(tier, tmp_path / "plan.json"))
     lake.export(tier.options(endingOffsets=offset_option(14)))
     assert ranges(lake.export(planned)) == [(14, 30)]
@@ -63,7 +65,7 @@ def test_plan_file_writes_only_missing_offsets(lake: Lake, tier: SmallTier, tmp_
     assert table_offsets(lake) == list(range(40))
 
 
-def test_plan_file_skips_exported_objects(
+def test_export_of_plan_file_does_not_read_exported_objects(
     folder_lake: Lake, tier: SmallTier, tmp_path: Path
 ) -> None:
     planned = tier.options(planFile=plan_file(tier, tmp_path / "plan.json"))
@@ -73,7 +75,9 @@ def test_plan_file_skips_exported_objects(
     assert table_offsets(folder_lake) == list(range(30))
 
 
-def test_plan_file_with_gap_is_refused(folder_lake: Lake, tier: SmallTier, tmp_path: Path) -> None:
+def test_plan_file_that_leaves_a_gap_after_the_table_is_refused(
+    folder_lake: Lake, tier: SmallTier, tmp_path: Path
+) -> None:
     late = tier.options(
         planFile=plan_file(tier, tmp_path / "plan.json", startingOffsets=offset_option(20))
     )
@@ -83,7 +87,7 @@ def test_plan_file_with_gap_is_refused(folder_lake: Lake, tier: SmallTier, tmp_p
     assert table_offsets(folder_lake) == list(range(10))
 
 
-def test_plan_file_below_table_is_refused(
+def test_plan_file_with_offsets_below_the_table_is_refused(
     folder_lake: Lake, tier: SmallTier, tmp_path: Path
 ) -> None:
     planned = tier.options(planFile=plan_file(tier, tmp_path / "plan.json"))
@@ -92,7 +96,7 @@ def test_plan_file_below_table_is_refused(
         folder_lake.export(planned)
 
 
-def test_plan_file_without_resume_refuses_overlap(
+def test_plan_file_that_overlaps_the_table_is_refused_without_resume(
     folder_lake: Lake, tier: SmallTier, tmp_path: Path
 ) -> None:
     planned = tier.options(planFile=plan_file(tier, tmp_path / "plan.json"))
@@ -117,7 +121,7 @@ def test_offsets_below_the_table_are_never_ignored(
     assert table_offsets(lake) == list(range(20, 30))
     report = lake.export(tier.options(**start, failOnDataLoss="false"))
     assert (gaps(report), ranges(report)) == ([(0, 20)], [(30, 40)])
-    assert "skipped t-0 [0, 20): below what the table holds" in str(report)
+    assert "skipped t-0 [0, 20): below the offsets of the table" in str(report)
     assert table_offsets(lake) == list(range(20, 40))
 
 
@@ -134,7 +138,7 @@ def test_offsets_below_the_table_are_never_ignored(
     ],
 )
 @pytest.mark.parametrize("lost", [(0,), (1,), (0, 1), (0, 1, 2)])
-def test_segments_of_table_may_leave_the_tier(
+def test_export_continues_after_exported_segments_left_the_tier(
     folder_lake: Lake, tier: SmallTier, start: dict[str, str], lost: tuple[int, ...]
 ) -> None:
     folder_lake.export(tier.options(**start))
@@ -146,7 +150,7 @@ def test_segments_of_table_may_leave_the_tier(
 
 
 @pytest.mark.parametrize("stop", [10, 20, 25])
-def test_ending_offset_inside_table_writes_nothing(
+def test_export_with_ending_offset_inside_the_table_writes_nothing(
     folder_lake: Lake, tier: SmallTier, stop: int
 ) -> None:
     folder_lake.export(tier.options())
@@ -171,7 +175,7 @@ def test_segments_expired_before_export_raise_gap_error(lake: Lake, tier: SmallT
     assert lake.export(tier.options()).ranges == ()
 
 
-def test_archived_segments_of_table_are_not_read(
+def test_exported_segments_in_an_archive_are_not_read(
     folder_lake: Lake, tier: SmallTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder_lake.export(tier.options(endingOffsets=offset_option(20)))
@@ -201,7 +205,7 @@ def test_plan_size_limit_counts_only_missing_offsets(folder_lake: Lake, tier: Sm
     assert ranges(report) == [(30, 40)]
 
 
-def test_only_few_manifests_are_read_after_table(
+def test_continued_export_reads_only_a_few_manifests(
     folder_lake: Lake, tier: SmallTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tier.grow(30)
@@ -223,7 +227,7 @@ def test_only_few_manifests_are_read_after_table(
 # -- offsets that are skipped because loss is allowed
 
 
-def test_offsets_outside_the_tier_are_in_the_report(folder_lake: Lake, tier: SmallTier) -> None:
+def test_report_contains_offsets_outside_the_tier(folder_lake: Lake, tier: SmallTier) -> None:
     tier.expire(0)
     report = folder_lake.export(
         tier.options(
@@ -257,7 +261,7 @@ def raise_end(tier: SmallTier, number: int, end: int) -> None:
 
 @pytest.mark.parametrize("end", [30, 31, 39, 69])
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
-def test_too_high_manifest_end_loses_no_row(
+def test_manifest_with_too_high_end_loses_no_row(
     folder_lake: Lake, tier: SmallTier, end: int, isolation: str
 ) -> None:
     raise_end(tier, 2, end)

@@ -36,7 +36,7 @@ def ends(lake: Lake, options: dict[str, str], **arguments: Any) -> dict[str, dic
     return offsets
 
 
-def test_scan_continues_at_end_offsets(lake: Lake, tmp_path: Path) -> None:
+def test_scan_continues_at_end_offsets_of_the_table(lake: Lake, tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(3)
     lake.export(tier.options())
     tier.grow(2)
@@ -46,7 +46,7 @@ def test_scan_continues_at_end_offsets(lake: Lake, tmp_path: Path) -> None:
     assert sorted([*table_offsets(lake), *remaining["offset"].to_pylist()]) == list(range(50))
 
 
-def test_transactional_topic_is_exported_once(lake: Lake) -> None:
+def test_records_of_transactional_topic_are_exported_once(lake: Lake) -> None:
     lake.export(source(endingOffsets='{"txn":{"0":1000,"1":2000}}'))
     starting = {"startingOffsets": json.dumps(ends(lake, source()))}
     stream = Checkpointed(source(**starting, maxSegmentsPerTrigger="3"))
@@ -90,7 +90,7 @@ def test_end_offsets_ignore_offsets_deleted_from_the_tier(lake: Lake, tmp_path: 
 
 def test_end_offsets_of_unknown_topic_fail(lake: Lake, tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(1)
-    with pytest.raises(ExportError, match="holds no offsets of topic id"):
+    with pytest.raises(ExportError, match="has no offsets of topic id"):
         ends(lake, tier.options())
     lake.export(tier.options())
     with pytest.raises(ExportError, match=r"'other'.*export_id"):

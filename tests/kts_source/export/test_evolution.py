@@ -99,7 +99,9 @@ def test_schema_evolution_adds_fields_to_folder(topic: dict[str, str], tmp_path:
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_removed_fields_are_null(table_format: str, topic: dict[str, str], tmp_path: Path) -> None:
+def test_removed_fields_become_null(
+    table_format: str, topic: dict[str, str], tmp_path: Path
+) -> None:
     lake = Lake(tmp_path, table_format)
     lake.export(of_schema(topic, SCHEMA, 10))
     later = of_schema(topic, OLD)
@@ -124,7 +126,7 @@ def with_field(name: str, kind: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_schema_contradiction_shows_both_schemas(
+def test_error_of_contradicting_schemas_shows_both(
     table_format: str, topic: dict[str, str], tmp_path: Path
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -134,7 +136,7 @@ def test_schema_contradiction_shows_both_schemas(
             lake.export(
                 of_schema(topic, with_field("amount", "double")), schema_evolution=evolution
             )
-        assert "value.amount is int64 there and double in the rows" in str(raised.value)
+        assert "value.amount is int64 in the table and double in the rows" in str(raised.value)
         assert "The table has struct<country: string, amount: int64" in str(raised.value)
         assert "the rows have struct<country: string, amount: double" in str(raised.value)
     assert len(values_of(lake)) == 10
@@ -249,7 +251,7 @@ def schema(kind: pa.DataType) -> pa.Schema:
     return pa.schema([("value", kind), ("offset", pa.int64())])
 
 
-def test_fields_at_any_depth_are_united_in_the_order_of_the_table() -> None:
+def test_fields_at_any_depth_are_merged_in_the_order_of_the_table() -> None:
     united = unite_schemas(schema(BASE), schema(MORE), ["value"], "t", evolves=True)
     assert united == schema(BOTH)
     assert united.field("value").type.field("b").nullable
@@ -265,7 +267,7 @@ def test_fields_at_any_depth_are_united_in_the_order_of_the_table() -> None:
     assert unite_schemas(schema(wide), schema(BASE), ["value"], "t", evolves=False) == schema(BASE)
 
 
-def test_rows_get_the_columns_of_the_table() -> None:
+def test_rows_are_written_with_the_columns_of_the_table() -> None:
     values: list[Any] = [{"a": 1, "l": [{"x": "p"}, None], "m": [("k", {"y": 2})]}, None,
               {"a": None, "l": None, "m": []}]  # fmt: skip
     rows = pa.RecordBatch.from_arrays(
@@ -283,9 +285,9 @@ def test_rows_get_the_columns_of_the_table() -> None:
 @pytest.mark.parametrize(
     ("table_type", "row_type", "reason"),
     [
-        (pa.int64(), pa.int32(), "value is int64 there and int32"),
+        (pa.int64(), pa.int32(), "value is int64 in the table and int32"),
         (pa.string(), pa.struct([("a", pa.int64())]), "value is string there"),
-        (pa.struct([("a", pa.int64())]), pa.struct([("A", pa.int64())]), "differ in case only"),
+        (pa.struct([("a", pa.int64())]), pa.struct([("A", pa.int64())]), "differ only in case"),
         (pa.decimal128(6, 2), pa.decimal128(6, 3), "decimal128"),
         (pa.timestamp("us"), pa.timestamp("us", "UTC"), "timestamp"),
         (pa.map_(pa.string(), pa.int32()), pa.map_(pa.string(), pa.int64()), "value.value is"),
@@ -293,12 +295,12 @@ def test_rows_get_the_columns_of_the_table() -> None:
         (
             pa.struct([pa.field("a", pa.int64(), nullable=False)]),
             pa.struct([("a", pa.int64())]),
-            "value.a must not be null there and may",
+            "value.a must not be null in the table, but may",
         ),
         (
             pa.struct([pa.field("a", pa.int64(), nullable=False), ("b", pa.int64())]),
             pa.struct([("b", pa.int64())]),
-            "value.a must not be null, and the rows lack it",
+            "value.a must not be null in the table, but the rows lack it",
         ),
     ],
 )

@@ -59,7 +59,7 @@ def test_partitioned_table_contains_all_rows(lake: Lake, partition_by: list[str]
         assert pc.all(pc.equal(table["timestamp_date"].cast(pa.date32()), days)).as_py()
 
 
-def test_duckdb_reads_same_rows(lake: Lake) -> None:
+def test_duckdb_reads_the_exported_rows(lake: Lake) -> None:
     lake.export(source(("txn", "wide")), partition_by=["topic"])
     expected = sorted(
         location
@@ -115,7 +115,7 @@ def test_recreated_topic_is_identified_by_its_id(lake: Lake) -> None:
     assert rows == expected_table("recreated", "read_committed").num_rows + previous.num_rows
 
 
-def test_gap_is_refused_and_named(lake: Lake) -> None:
+def test_gap_after_the_table_raises_error_that_names_it(lake: Lake) -> None:
     starts = {
         number: partition["tier_start_offset"]
         for number, partition in partition_summaries("txn").items()
@@ -125,7 +125,7 @@ def test_gap_is_refused_and_named(lake: Lake) -> None:
         lake.export(source(startingOffsets=offsets_option("txn", dict.fromkeys(starts, 900))))
 
 
-def test_overlap_is_refused_without_resume_and_named(lake: Lake) -> None:
+def test_overlap_without_resume_raises_error_that_names_it(lake: Lake) -> None:
     lake.export(source(endingOffsets=offsets_option("txn", {0: 500, 1: 500})))
     with pytest.raises(RangeOverlapError, match=r"txn-[01]: offsets \[\d+, 500\) were requested"):
         lake.export(source(), resume=False)
@@ -170,7 +170,7 @@ def test_export_in_several_processes_contains_all_rows(tmp_path: Path) -> None:
     assert_holds(lake.read(), ["txn", "encrypted"])
 
 
-def test_files_have_unique_names_and_true_bounds(lake: Lake) -> None:
+def test_files_have_unique_names_and_correct_bounds(lake: Lake) -> None:
     lake.export(source("txn"))
     for path in sorted(lake.folder.rglob("*.parquet")):
         if "metadata" in path.parts or "_delta_log" in path.parts:
@@ -188,7 +188,7 @@ def test_files_have_unique_names_and_true_bounds(lake: Lake) -> None:
             assert max(group.max for group in groups) == bounds["max"]
 
 
-def test_delta_prunes_by_its_log(tmp_path: Path) -> None:
+def test_delta_skips_files_by_bounds_in_its_log(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     lake.export(source("txn"), partition_by=["date(timestamp)"])
     actions: Any = DeltaTable(lake.target).get_add_actions(flatten=True)
@@ -204,7 +204,7 @@ def test_delta_prunes_by_its_log(tmp_path: Path) -> None:
         assert days == {action["partition.timestamp_date"]}
 
 
-def test_iceberg_prunes_by_its_manifests(tmp_path: Path) -> None:
+def test_iceberg_skips_files_by_bounds_in_its_manifests(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "iceberg")
     lake.export(source("txn"), partition_by=["date(timestamp)"])
     catalog = load_catalog("lake", **lake.catalog)
@@ -229,7 +229,7 @@ def test_iceberg_prunes_by_its_manifests(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("row_group_rows", [1 << 20, 50])
-def test_files_are_sorted_within(lake: Lake, row_group_rows: int) -> None:
+def test_rows_within_a_file_are_sorted(lake: Lake, row_group_rows: int) -> None:
     lake.export(source("txn"), sort_within_files=["value", "offset"], row_group_rows=row_group_rows)
     assert_holds(lake.read(), ["txn"])
     files = [path for path in lake.folder.rglob("*.parquet") if "_delta_log" not in path.parts]
@@ -240,7 +240,7 @@ def test_files_are_sorted_within(lake: Lake, row_group_rows: int) -> None:
         assert present == sorted(present)
 
 
-def test_sorted_rows_beyond_the_memory_bound_are_written(
+def test_rows_are_sorted_in_parts_beyond_the_memory_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(task_writer, "MAX_HELD_BYTES", 1)
@@ -295,7 +295,7 @@ def drop_all(batch: pa.RecordBatch) -> pa.RecordBatch | None:
     return None
 
 
-def test_ranges_advance_without_rows_to_write(tmp_path: Path) -> None:
+def test_offsets_advance_without_rows_to_write(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     first = lake.export(source("txn"), transform=drop_all)
     assert (first.rows, first.files) == (0, 0)
@@ -308,7 +308,7 @@ def test_ranges_advance_without_rows_to_write(tmp_path: Path) -> None:
     [
         ({"partition_by": ["nosuch"]}, "nosuch"),
         ({"partition_by": ["date(offset)"]}, "needs a timestamp"),
-        ({"partition_by": ["value"]}, "cannot be a partition"),
+        ({"partition_by": ["value"]}, "a table cannot be partitioned by type"),
         ({"partition_by": ["hour(timestamp)"]}, "must be a column"),
         ({"partition_by": "topic"}, "must be a list of columns"),
         ({"sort_within_files": ["nosuch"]}, "nosuch"),

@@ -158,7 +158,7 @@ def test_delta_skips_files_by_a_field(good: dict[str, str], tmp_path: Path) -> N
     assert sorted(value["amount"] for value in table["value"].to_pylist()) == [28, 29, 100]
 
 
-def test_keys_as_text_are_exported(tmp_path: Path) -> None:
+def test_keys_decoded_as_text_are_exported(tmp_path: Path) -> None:
     options = write(tmp_path / "tier", [[avro(number) for number in range(12)]])
     options |= {"key.format": "utf8", "columns": "key,offset,partition"}
     lake = Lake(tmp_path, "parquet")
@@ -209,7 +209,7 @@ def test_malformed_values_fail_or_are_dropped(damaged: dict[str, str], tmp_path:
 
 @pytest.mark.parametrize("mode", ["FAILFAST", "DROPMALFORMED"])
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_dead_letters_have_the_bytes_and_the_reason(
+def test_dead_letters_contain_the_bytes_and_the_reason(
     table_format: str, mode: str, damaged: dict[str, str], tmp_path: Path
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -241,7 +241,7 @@ def test_malformed_key_and_value_write_one_dead_letter(tmp_path: Path) -> None:
     assert [offset for _, offset in rows_of(table)] == [10, 11]
 
 
-def test_permissive_rows_are_exported_with_their_reason(
+def test_permissive_mode_exports_malformed_rows_with_a_reason(
     damaged: dict[str, str], tmp_path: Path
 ) -> None:
     lake = Lake(tmp_path, "iceberg")
@@ -264,7 +264,7 @@ def flat(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([batch["offset"], amounts], names=["offset", "amount"])
 
 
-def test_transform_gets_decoded_rows(good: dict[str, str], tmp_path: Path) -> None:
+def test_transform_receives_decoded_rows(good: dict[str, str], tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     lake.export(good, transform=flat)
     assert sorted(lake.read()["amount"].drop_null().to_pylist())[-2:] == [29, 100]
@@ -272,7 +272,9 @@ def test_transform_gets_decoded_rows(good: dict[str, str], tmp_path: Path) -> No
         lake.export(good | {"value.columns": "amount"}, transform=flat)
 
 
-def test_table_of_bytes_refuses_typed_columns(good: dict[str, str], tmp_path: Path) -> None:
+def test_typed_columns_are_refused_for_a_table_of_bytes(
+    good: dict[str, str], tmp_path: Path
+) -> None:
     raw = {name: value for name, value in good.items() if not name.startswith("value.")}
     for number, table_format in enumerate(FORMATS):
         folder = tmp_path / str(number)
@@ -337,8 +339,8 @@ def refused() -> Iterator[tuple[dict[str, str], dict[str, Any], str]]:
     yield {"value.format": "raw"}, {"schema_evolution": "add"}, "typed columns"
     yield {}, {"schema_evolution": "all"}, "schema_evolution must be one of"
     yield {}, {"partition_by": ["value.nothing"]}, "not a column"
-    yield {}, {"partition_by": ["value"]}, "cannot be a partition"
-    yield {}, {"partition_by": ["value.tags"]}, "cannot be a partition"
+    yield {}, {"partition_by": ["value"]}, "a table cannot be partitioned by type"
+    yield {}, {"partition_by": ["value.tags"]}, "a table cannot be partitioned by type"
     yield {}, {"sort_within_files": ["value"]}, "name a field"
     yield {}, {"sort_within_files": ["value.nothing"]}, "do not have"
     yield empty, {}, "without fields"
@@ -352,7 +354,7 @@ def test_json_without_a_schema_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("options", "arguments", "reason"), list(refused()))
-def test_invalid_typed_exports_are_refused_by_name(
+def test_error_of_invalid_typed_export_names_the_option(
     options: dict[str, str],
     arguments: dict[str, Any],
     reason: str,
