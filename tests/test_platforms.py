@@ -133,7 +133,9 @@ def test_wheel_resolves_with_pins_of_platform(
 
 
 @pytest.mark.parametrize("file", LISTS, ids=lambda file: file.stem)
-def test_replaced_pins_all_conflict(wheel: Path, file: Path, tmp_path: Path) -> None:
+def test_every_replaced_pin_conflicts_without_its_replacement(
+    wheel: Path, file: Path, tmp_path: Path
+) -> None:
     platform = Platform.of(file)
     for name in platform.replaced:
         rest = platform.replaced - {name}
@@ -159,7 +161,7 @@ def test_dependencies_have_wheels_for_machine_and_python(
         assert versions["numba"].startswith("0.62.")
 
 
-def test_core_dependencies_are_few(wheel: Path, tmp_path: Path) -> None:
+def test_number_of_core_dependencies_is_small(wheel: Path, tmp_path: Path) -> None:
     versions, errors = resolve_wheel(wheel, (), "3.12", X86, tmp_path)
     assert versions, errors
     assert not {"pyspark", "pandas", "tenacity", "pydantic", "click", "protobuf"} & versions.keys()

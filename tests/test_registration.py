@@ -20,7 +20,7 @@ print(hasattr(pyspark_tiered_kafka, "DefaultSource"))
 
 
 @pytest.mark.parametrize("warnings", ["default", "error", "ignore"])
-def test_failed_import_warns_and_raises_nothing(warnings: str) -> None:
+def test_failed_registration_warns_and_does_not_raise(warnings: str) -> None:
     run = subprocess.run(
         [sys.executable, "-W", warnings, "-c", BROKEN], capture_output=True, text=True, check=False
     )

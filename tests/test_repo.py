@@ -83,7 +83,7 @@ def long_functions(source: str) -> list[str]:
     ]
 
 
-def test_long_functions_excludes_kernels_and_short_functions() -> None:
+def test_long_functions_reports_no_kernels_and_no_short_functions() -> None:
     def text(decorator: str, lines: int) -> str:
         return f"{decorator}\ndef work():\n" + "    pass\n" * (lines - 1)
 
@@ -242,7 +242,7 @@ def test_every_marker_combination_belongs_to_a_suite() -> None:
         assert any(eval(selection, {}, names) for selection in selections), names
 
 
-def test_documented_options_match_option_table() -> None:
+def test_documented_options_match_the_option_table() -> None:
     for path in update_docs.PAGES:
         assert update_docs.renewed(path) == path.read_text(), "run `make docs`"
     page = (ROOT / "docs" / "options.md").read_text()

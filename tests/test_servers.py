@@ -67,7 +67,7 @@ def test_go_program_with_failing_installer_raises_and_leaves_no_file(
     assert servers.go_program(MODULE).read_text() == "first half, second half"
 
 
-def test_running_with_server_that_exits_raises_with_its_output() -> None:
+def test_running_raises_error_with_output_of_server_that_exited() -> None:
     port = servers.free_port()
     with (
         pytest.raises(AssertionError, match="ended with 3") as caught,

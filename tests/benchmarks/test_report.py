@@ -58,7 +58,7 @@ def test_report_round_trips_through_json(tmp_path: Path) -> None:
     assert [row.name for row in restored.missed] == ["small"]
 
 
-def test_results_pages_name_misses_and_slower_peers(
+def test_results_pages_list_missed_goals_and_slower_peers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "HERE", tmp_path)
@@ -167,7 +167,7 @@ def test_processor_time_includes_ended_children() -> None:
     assert used.total == used.python > 0.02
 
 
-def test_joined_merges_reports_of_several_runs() -> None:
+def test_joined_report_contains_rows_of_several_runs() -> None:
     first = Report(rows={"decode": [Row("a", 1, "s")], "plan": [Row("b", 2, "s")]})
     second = Report(rows={"plan": [Row("c", 3, "s")]}, seconds={"plan": 4.0})
     same = {"processor": "x"}
@@ -189,6 +189,6 @@ def test_joined_merges_reports_of_several_runs() -> None:
     assert quick
 
 
-def test_every_part_has_a_title() -> None:
+def test_every_benchmark_has_a_title() -> None:
     assert {*PARTS} == results.TITLES.keys()
     assert {*PARTS} > LONG_PARTS

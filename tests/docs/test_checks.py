@@ -8,14 +8,14 @@ from tests.docs.checks import CHECKS
 from tests.docs.fences import EXECUTED, PAGES, ROOT, blocks
 
 
-def test_checks_name_pages_with_examples() -> None:
+def test_every_check_belongs_to_a_page_with_examples() -> None:
     pages = {
         page.name for page in PAGES if any(block.language in EXECUTED for block in blocks(page))
     }
     assert set(CHECKS) <= pages
 
 
-def test_modules_on_pages_exist() -> None:
+def test_modules_named_on_pages_exist() -> None:
     folders = (
         ROOT,
         *(ROOT / name for name in ("kts_source", "segment_format", "kts_source/planning")),

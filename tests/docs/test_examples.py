@@ -151,7 +151,7 @@ def _restore(spark: SparkSession, before: Mapping[str, str]) -> None:
             spark.conf.set(name, value)
 
 
-def test_fences_have_executed_or_shown_language() -> None:
+def test_every_fence_has_a_known_language() -> None:
     unknown = [
         f"{page.name}:{block.line}: {block.language!r}"
         for page in PAGES
@@ -186,7 +186,7 @@ def test_page_with_failing_example_raises(
 @pytest.mark.parametrize(
     "text", ["    x = 1\n", "```python\nx = 1\n", "~~~python\nx = 1\n~~~\n", " ```\n ```\n"]
 )
-def test_blocks_with_invalid_fence_raises_value_error(tmp_path: Path, text: str) -> None:
+def test_page_with_invalid_fence_raises_value_error(tmp_path: Path, text: str) -> None:
     page = tmp_path / "page.md"
     page.write_text(text)
     with pytest.raises(ValueError, match=r"page\.md:[12]"):

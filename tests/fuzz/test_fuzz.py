@@ -73,7 +73,7 @@ def test_random_inputs_never_fail(name: str, engine: Engine, tmp_path: Path) -> 
     ],
 )
 @pytest.mark.parametrize("engine", ["mutation", "coverage"])
-def test_broken_target_failure_is_reported_and_saved(
+def test_failure_of_broken_target_is_reported_and_saved(
     name: str, message: str, engine: Engine, tmp_path: Path
 ) -> None:
     if engine == "coverage" and not has_coverage():

@@ -154,7 +154,9 @@ def test_scan_decodes_logical_types_from_java_classes(serde: Serde, tmp_path: Pa
     assert rows == [expected, {**expected, "seen": None}]
 
 
-def test_scan_eight_byte_ids_raises_error_naming_id_handler(serde: Serde, tmp_path: Path) -> None:
+def test_scan_of_eight_byte_ids_raises_error_naming_id_handler(
+    serde: Serde, tmp_path: Path
+) -> None:
     row = order(1)
     (good,) = serde.serialize("orders", ORDER, row, **CONFLUENT)
     for number, kind in enumerate(("globalId", "contentId")):
@@ -176,7 +178,7 @@ HOLLOW = record("Hollow", **dict.fromkeys("abcd", NULLABLE), e="int", f="int")
 
 
 @pytest.mark.parametrize("which", ["globalId", "contentId"])
-def test_scan_ids_in_headers_raises_error_naming_setting(
+def test_scan_of_ids_in_headers_raises_error_naming_setting(
     serde: Serde, tmp_path: Path, which: str
 ) -> None:
     hollow = {**dict.fromkeys("abcd"), "e": -1, "f": 7}
@@ -211,7 +213,7 @@ def test_scan_ids_in_headers_raises_error_naming_setting(
 TEXT = record("Text", n="long", s="string")
 
 
-def test_scan_json_encoding_raises_error_naming_encoding(serde: Serde, tmp_path: Path) -> None:
+def test_scan_of_json_encoding_raises_error_naming_encoding(serde: Serde, tmp_path: Path) -> None:
     as_json = {"apicurio.registry.avro.encoding": "JSON"}
     # Decoded as binary, the first value is a long and a string of 17 bytes.
     rows = [{"n": 1, "s": "hello"}, {"n": 2, "s": "some other text"}]
@@ -236,7 +238,7 @@ def test_scan_json_encoding_raises_error_naming_encoding(serde: Serde, tmp_path:
     ]
 
 
-def test_registry_api_knows_content_ids_unless_configured_for_global_ids(
+def test_registry_api_finds_content_ids_unless_configured_for_global_ids(
     serde: Serde, tmp_path: Path
 ) -> None:
     rows = [order(3), order(4)]
@@ -258,7 +260,7 @@ def test_registry_api_knows_content_ids_unless_configured_for_global_ids(
 
 
 @pytest.mark.parametrize("which", ["globalId", "contentId"])
-def test_scan_by_own_api_decodes_header_and_eight_byte_ids(
+def test_scan_through_apicurio_api_decodes_header_and_eight_byte_ids(
     serde: Serde, tmp_path: Path, which: str
 ) -> None:
     topic = f"defaults-{which}"

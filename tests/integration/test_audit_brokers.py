@@ -74,7 +74,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, wait_file: Path) -> Iterat
         yield cluster
 
 
-def test_audit_of_changing_or_idle_topics_raises_no_alarm(cluster: Cluster) -> None:
+def test_audit_of_changing_or_idle_topics_has_no_findings(cluster: Cluster) -> None:
     admin, keys = cluster.admin, [("copied", 0), ("copied", 1), ("short", 0)]
     # The broker's clock sets the timestamps of markers, so it must set those of records, too.
     admin.create_topic("copied", 2, message_timestamp_type="LogAppendTime")
@@ -120,7 +120,9 @@ def test_audit_of_changing_or_idle_topics_raises_no_alarm(cluster: Cluster) -> N
             assert audited_partition.records == (len(rows) if level == "bytes" else None)
 
 
-def test_audit_reports_segments_known_to_one_side_only(cluster: Cluster, tmp_path: Path) -> None:
+def test_audit_reports_segments_known_only_to_tier_or_only_to_brokers(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     _fill_topic(cluster, "sides", 3)
     tier = Path(shutil.copytree(cluster.tier, tmp_path / "tier"))
     segments_by_partition = [list_tiered_segments(tier, "sides", number) for number in range(3)]

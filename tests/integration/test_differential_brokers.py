@@ -63,7 +63,7 @@ def _check_same(differential: World, name: str, level: IsolationLevel) -> None:
 
 
 @pytest.mark.parametrize("name", MORE)
-def test_broker_case_matches_its_verdict(differential: World, name: str) -> None:
+def test_broker_case_differs_from_spark_only_as_documented(differential: World, name: str) -> None:
     for level in isolation_levels_of(name):
         spark = differential.spark[read_name(name, level)]
         verdict = MORE[name].verdict
@@ -73,7 +73,7 @@ def test_broker_case_matches_its_verdict(differential: World, name: str) -> None
 
 
 @pytest.mark.parametrize("name", sorted(STILL_DIFFERENT))
-def test_different_case_fails_in_one_source_only(differential: World, name: str) -> None:
+def test_documented_difference_fails_in_only_one_source(differential: World, name: str) -> None:
     spark = differential.spark[read_name(name, "read_uncommitted")]
     for source in SOURCES:
         ours = differential.ours[source, read_name(name, "read_uncommitted")]
@@ -93,7 +93,7 @@ def test_scan_with_brokers_reads_committed_by_default(differential: World) -> No
         assert_same_rows(ours, committed)
 
 
-def test_missing_headers_are_empty_list_not_null(differential: World) -> None:
+def test_missing_headers_are_an_empty_list_not_null(differential: World) -> None:
     name = read_name("everything with headers", isolation_levels_of("everything with headers")[0])
     spark = differential.spark[name].table
     assert spark is not None
@@ -130,7 +130,7 @@ ELSEWHERE = {
         "integration/test_differential_options.py",
         "test_scan_of_tier_matches_spark",
     ),
-    "a record without headers": (HERE, "test_missing_headers_are_empty_list_not_null"),
+    "a record without headers": (HERE, "test_missing_headers_are_an_empty_list_not_null"),
     "several incarnations of a topic, without brokers": (
         "kts_source/planning/test_golden_scan.py",
         "test_scan_with_topic_id_reads_older_incarnation",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(720)]
 
 
-def test_tier_has_conditions_that_cases_need(differential: World) -> None:
+def test_tier_has_the_data_that_the_cases_need(differential: World) -> None:
     facts = differential.facts
     assert set(facts.tier_ends) >= {(name, n) for name in TOPICS for n in range(TOPICS[name])}
     assert facts.tier_ends["plain-sparse", 1] == 0 < facts.latest["plain-sparse", 1]
@@ -59,14 +59,16 @@ def test_scan_of_tier_matches_spark(differential: World, name: str, level: Isola
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_rejected_case_fails_in_both_sources(differential: World, name: str) -> None:
+def test_rejected_options_fail_in_both_sources(differential: World, name: str) -> None:
     assert differential.spark[read_name(name, "read_uncommitted")].error is not None
     with pytest.raises(TieredKafkaError):
         scan({**differential.of_tier, **differential.options(name, "read_uncommitted")})
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_different_case_fails_in_one_source_with_a_reason(differential: World, name: str) -> None:
+def test_documented_difference_fails_in_one_source_with_a_reason(
+    differential: World, name: str
+) -> None:
     case, outcome = DIFFERENT[name], differential.spark[read_name(name, "read_uncommitted")]
     assert case.reason
     options = {**differential.of_tier, **differential.options(name, "read_uncommitted")}

@@ -118,12 +118,12 @@ TYPES: dict[str, object] = {
 }
 
 
-def test_cases_match_rows_of_docs_table() -> None:
+def test_cases_match_the_table_in_the_docs() -> None:
     assert list(read_table("typed-reference.md", "Differences from `from_avro`")) == list(CASES)
 
 
 @pytest.mark.parametrize("name", [*CASES, *SAME])
-def test_decoder_returns_result_of_case(name: str) -> None:
+def test_decoder_returns_the_documented_result(name: str) -> None:
     case = (CASES | SAME)[name]
     reader = parse_avro(case.schema)
     if name == "schemas of many writers":
@@ -137,7 +137,7 @@ def test_decoder_returns_result_of_case(name: str) -> None:
     assert not decoded.bad or result is None
 
 
-def test_from_avro_returns_result_of_case(tmp_path: Path) -> None:
+def test_from_avro_returns_the_documented_result(tmp_path: Path) -> None:
     cases = CASES | SAME
     calls = {
         name: {"schema": case.schema, "value": case.value.hex(), "options": dict(case.options)}

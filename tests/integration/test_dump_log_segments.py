@@ -203,7 +203,7 @@ def marker_kinds(dump: Dump, number: int, log: BuiltLog) -> dict[int, str]:
     }
 
 
-def test_tool_decodes_control_records_of_every_type(tmp_path: Path) -> None:
+def test_dump_log_segments_decodes_control_records_of_every_type(tmp_path: Path) -> None:
     builder = LogBuilder()
     for kind in CONTROL_TYPES.values():
         if kind > COMMIT:
@@ -230,7 +230,7 @@ def test_tool_decodes_control_records_of_every_type(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [KAFKA_VERSION, NEWEST_KAFKA])
 @pytest.mark.parametrize("kind", ["plain", "transactions", "compaction", "legacy"])
-def test_tool_prints_rows_and_transactions_of_generated_logs(
+def test_dump_log_segments_prints_rows_and_transactions_of_generated_logs(
     kind: str, version: str, tmp_path: Path
 ) -> None:
     built = draw_many(
@@ -260,7 +260,7 @@ def test_tool_prints_rows_and_transactions_of_generated_logs(
         assert fates == {True, False, None}
 
 
-def test_indexes_pass_sanity_check_of_tool(tmp_path: Path) -> None:
+def test_indexes_pass_the_sanity_check_of_dump_log_segments(tmp_path: Path) -> None:
     names: dict[str, list[str]] = {}
     for number, log in enumerate(draw_many(logs(), LOG_COUNT)):
         for suffix, files in store(tmp_path / str(number), log.segments).items():
@@ -273,7 +273,7 @@ def test_indexes_pass_sanity_check_of_tool(tmp_path: Path) -> None:
     assert dump.lines == {name: [f"{name} passed sanity check."] for name in indexes}
 
 
-def test_tool_reports_wrong_index(tmp_path: Path) -> None:
+def test_dump_log_segments_reports_a_wrong_index(tmp_path: Path) -> None:
     builder = LogBuilder(index_interval_bytes=0)
     for _ in range(3):
         builder.append([SimpleRecord(b"value")] * 2)
@@ -286,7 +286,7 @@ def test_tool_reports_wrong_index(tmp_path: Path) -> None:
     assert any("Mismatches" in line for line in dump.complaints)
 
 
-def test_tool_accepts_payloads_of_other_clients(tmp_path: Path) -> None:
+def test_dump_log_segments_accepts_payloads_of_other_clients(tmp_path: Path) -> None:
     rows = [SimpleRecord(f"value{number}".encode() * 40) for number in range(9)]
     names: dict[str, str] = {}
     for codec in ("gzip", "snappy", "lz4", "zstd"):
@@ -305,7 +305,7 @@ def test_tool_accepts_payloads_of_other_clients(tmp_path: Path) -> None:
         assert payloads == [row.value for row in rows], name
 
 
-def test_tool_accepts_uniform_segments(tmp_path: Path) -> None:
+def test_dump_log_segments_accepts_uniform_segments(tmp_path: Path) -> None:
     for codec in ("none", "zstd"):
         batches = write_uniform_batches(
             batch_count=400,

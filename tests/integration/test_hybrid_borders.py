@@ -103,7 +103,7 @@ def test_scan_with_transactions_open_at_end_of_tier_returns_rows_of_consumer(
         _check(cluster, partition, tmp_path)
 
 
-def test_scan_after_delete_records_starts_inside_batch_or_is_empty(
+def test_scan_after_delete_records_may_start_inside_a_batch_or_be_empty(
     cluster: Cluster, filler: Filler
 ) -> None:
     cluster.admin.create_topic("deleted")

@@ -62,7 +62,7 @@ def test_plan_ignores_segments_uploaded_before_listing(
         assert_as_consumed(read_rows(plan, options), consume_rows(cluster.bootstrap, plan, level))
 
 
-def test_scan_continues_when_segments_move_to_the_tier(cluster: Cluster) -> None:
+def test_scan_continues_when_segments_are_tiered_during_the_scan(cluster: Cluster) -> None:
     topic = Topic(cluster, "moves")
     topic.write(2)
     topic.settle()
@@ -136,7 +136,7 @@ def test_scan_with_two_incarnations_in_tier_reads_the_current_one(
         assert rows != old_rows
 
 
-def test_scan_with_access_denied_to_logs_reads_from_brokers(
+def test_scan_without_access_to_log_objects_reads_from_brokers(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = Topic(cluster, "refused")

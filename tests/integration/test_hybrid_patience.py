@@ -132,7 +132,7 @@ def test_missing_acls_raise_broker_error(secured: Cluster, certificates: Certifi
 
 
 @pytest.mark.parametrize("level", ISOLATION_LEVELS)
-def test_scan_with_short_remote_fetch_wait_returns_rows_of_consumer(
+def test_scan_returns_rows_of_consumer_if_brokers_limit_remote_fetch_wait(
     secured: Cluster, level: str
 ) -> None:
     secured.admin.alter_brokers(remote_fetch_max_wait_ms="1")

@@ -131,7 +131,7 @@ def test_iceberg_manifests_contain_bounds_of_every_file(read: Read) -> None:
     assert entries == files
 
 
-def test_delta_skips_files_without_the_offset(read: Read) -> None:
+def test_spark_skips_delta_files_without_the_offset(read: Read) -> None:
     files = _files(read.rows["delta"])
     assert len(files) > len(TOPICS)
     for offset, remaining in zip(OFFSETS, read.pruned, strict=True):

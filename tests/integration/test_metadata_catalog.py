@@ -151,7 +151,7 @@ def test_metadata_catalog_plans_same_segments_as_listing(cluster: Cluster, level
     )
 
 
-def test_plan_with_named_but_missing_objects_reads_from_brokers(
+def test_plan_reads_from_brokers_if_objects_named_by_the_metadata_are_missing(
     cluster: Cluster, no_listing: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # The missing objects are only removed from a copy, because brokers need them.
@@ -178,7 +178,9 @@ def test_catalog_of_recreated_topic_is_empty(cluster: Cluster) -> None:
     assert (partition.catalog.live, partition.start, partition.stop) == (0, 0, 0)
 
 
-def test_describe_reports_catalog(cluster: Cluster, no_listing: pytest.MonkeyPatch) -> None:
+def test_describe_reports_which_catalog_is_used(
+    cluster: Cluster, no_listing: pytest.MonkeyPatch
+) -> None:
     marks = describe(_options(cluster, subscribe="keep")).to_arrow().to_pylist()
     assert [mark["partition"] for mark in marks] == [0, 1]
     for mark in marks:
@@ -186,7 +188,7 @@ def test_describe_reports_catalog(cluster: Cluster, no_listing: pytest.MonkeyPat
         assert (mark["copies_in_progress"], mark["deletions_in_progress"]) == (0, 0)
 
 
-def test_metadata_topic_without_acls_raises_broker_access_error(
+def test_reading_metadata_topic_without_acls_raises_broker_access_error(
     cluster: Cluster, certificates: Certificates
 ) -> None:
     module = "org.apache.kafka.common.security.plain.PlainLoginModule"

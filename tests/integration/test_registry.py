@@ -159,7 +159,7 @@ def test_scan_decodes_protobuf_with_serialized_schemas(
     assert "shop.Other.Order, not shop.Line" in rows["valueError"][0].as_py()
 
 
-def test_scan_decodes_protobuf_with_schemas_as_text(
+def test_scan_decodes_protobuf_with_schemas_in_text_form(
     client: SchemaRegistryClient, url: str, tmp_path: Path
 ) -> None:
     pytest.importorskip("grpc_tools")

@@ -146,7 +146,7 @@ def test_scan_of_tier_and_disks_returns_rows_of_consumer(
         assert count[True] > 5, count
 
 
-def test_tier_without_disks_ends_earlier(stopped_cluster: StoppedCluster) -> None:
+def test_scan_of_tier_without_disks_ends_earlier(stopped_cluster: StoppedCluster) -> None:
     options = tail_options(stopped_cluster, "read_uncommitted")
     with_disks = {p.partition: p for p in describe({**options}).partitions if p.topic == "plain"}
     del options["tailPath"]
@@ -156,7 +156,7 @@ def test_tier_without_disks_ends_earlier(stopped_cluster: StoppedCluster) -> Non
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_scan_with_end_of_log_returns_rows_of_restarted_cluster(
+def test_scan_up_to_end_of_disk_logs_returns_rows_of_restarted_cluster(
     stopped_cluster: StoppedCluster, level: str
 ) -> None:
     options = tail_options(stopped_cluster, level, endOfLog="true")

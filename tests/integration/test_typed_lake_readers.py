@@ -133,7 +133,7 @@ def test_spark_filters_rows_by_fields(table_format: str, expected: tuple[Path, p
     assert len(offsets) > 3
 
 
-def test_delta_skips_files_by_fields(expected: tuple[Path, pa.Table]) -> None:
+def test_spark_skips_delta_files_by_fields(expected: tuple[Path, pa.Table]) -> None:
     out, rows = expected
     file_of = {
         row["offset"]: unquote(urlparse(row["_file"]).path)

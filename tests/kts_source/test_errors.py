@@ -64,7 +64,7 @@ def test_only_temporary_errors_are_retriable() -> None:
     assert [kind for kind in KINDS if kind.retriable] == retriable
 
 
-def test_located_sets_only_missing_facts() -> None:
+def test_located_adds_only_missing_facts() -> None:
     error = TieredKafkaError("what", uri="inner")
     located = error.located(topic="t", uri="outer", offset=0)
     assert located.located(offset=5).offset == 0
@@ -72,7 +72,7 @@ def test_located_sets_only_missing_facts() -> None:
     assert (error.topic, error.offset, error.uri) == (None, None, "inner")
 
 
-def test_located_copy_keeps_class_attributes_cause_and_traceback() -> None:
+def test_located_error_keeps_class_attributes_cause_and_traceback() -> None:
     try:
         raise errors.StoreError("what", attempts=("one",)) from ValueError("why")
     except errors.StoreError as raised:
@@ -83,7 +83,7 @@ def test_located_copy_keeps_class_attributes_cause_and_traceback() -> None:
     assert located.__traceback__ is error.__traceback__
 
 
-def test_located_result_is_used_everywhere() -> None:
+def test_every_caller_uses_the_result_of_located() -> None:
     unused = [
         f"{path.name}:{node.lineno}"
         for path in Path(errors.__file__).parent.rglob("*.py")

@@ -92,7 +92,7 @@ def test_notebook_tables_contain_the_facts_of_texts() -> None:
     assert "Scan" in kts_source.scan(options)._repr_html_()
 
 
-def test_long_notebook_tables_are_cut() -> None:
+def test_long_notebook_tables_are_truncated() -> None:
     html = rows_table("t", ("n",), [(n,) for n in range(MAX_ROWS + 7)])
     assert html.count("<td") == MAX_ROWS + 1
     assert "and 7 more" in html

@@ -85,7 +85,7 @@ def test_loaded_keys_are_pickled_and_not_shown(
     assert "PRIVATE KEY" not in repr(copy)
 
 
-def test_missing_variable_is_named() -> None:
+def test_error_names_missing_environment_variable() -> None:
     options = options_without_keys()
     for key_id in PEMS:
         options[OPTION.format(key_id, "env")] = "KTS_NO_SUCH_VARIABLE"
@@ -94,7 +94,7 @@ def test_missing_variable_is_named() -> None:
 
 
 @pytest.mark.parametrize("name", ["failing_callback", "empty_callback"])
-def test_failed_callback_is_named_without_its_message(name: str) -> None:
+def test_error_of_failed_callback_hides_its_message(name: str) -> None:
     ring = KeyRing.from_options({OPTION.format("k", "callback"): f"{__name__}:{name}"})
     with pytest.raises(Exception, match=name) as caught:
         ring.loaded()

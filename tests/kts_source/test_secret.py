@@ -77,7 +77,7 @@ def test_secret_is_pickled_with_its_value() -> None:
         assert repr(duplicate) == "***"
 
 
-def test_secret_compares_by_value_without_hash() -> None:
+def test_secrets_are_compared_by_value_and_have_no_hash() -> None:
     assert Secret("a") == Secret("a")
     assert Secret("a") != Secret("b")
     assert Secret("a") != "a"

@@ -63,7 +63,7 @@ def test_stored_notebooks_have_outputs_without_local_paths(name: str) -> None:
 # Warnings of Jupyter's client and its sockets.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:unclosed:ResourceWarning")
 @pytest.mark.parametrize("name", NAMES)
-def test_notebook_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_runs_without_errors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     shown = list(outputs(executed(NOTEBOOKS / name)))

@@ -82,7 +82,7 @@ def test_package_exports_both_decoders() -> None:
         segment_format.nothing_like_it  # noqa: B018
 
 
-def test_all_columns_joins_both_column_sets() -> None:
+def test_all_columns_contains_record_and_lineage_columns() -> None:
     assert (*RECORD_COLUMNS, *LINEAGE_COLUMNS) == ALL_COLUMNS
     (batch,) = iter_arrow(three_batches(), columns=ALL_COLUMNS)
     assert batch.schema.equals(record_schema(ALL_COLUMNS))
@@ -129,7 +129,7 @@ def test_bytes_after_stop_offset_are_not_read() -> None:
         list(iter_arrow(corrupt, stop_offset=111))
 
 
-def test_batch_below_start_offset_is_skipped_unread() -> None:
+def test_batch_below_start_offset_is_skipped_without_decoding() -> None:
     """A reader that starts after a corrupt batch can continue."""
     data = bytearray(three_batches())
     data[70] ^= 1
@@ -239,7 +239,7 @@ def test_partial_last_batch_raises_with_position(partial_bytes: int) -> None:
     assert caught.value.offset == (105 if partial_bytes >= 8 else None)
 
 
-def test_errors_name_log_positions_and_offsets() -> None:
+def test_errors_contain_log_positions_and_offsets() -> None:
     data = bytearray(three_batches())
     size = len(data) // 3
     data[2 * size + 16] = 3
@@ -344,7 +344,7 @@ def test_empty_buffer_has_no_rows() -> None:
         {"stop_offset": 1 << 63},
     ],
 )
-def test_options_out_of_range_raise(option: dict[str, int]) -> None:
+def test_options_out_of_range_raise_value_error(option: dict[str, int]) -> None:
     (name,) = option
     with pytest.raises(ValueError, match=name):
         RecordDecoder(columns=("offset",), **option)  # type: ignore[arg-type]

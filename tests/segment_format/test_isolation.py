@@ -151,7 +151,7 @@ def test_read_committed_prefix_stops_at_last_stable_offset(log: Log) -> None:
 
 
 @every_log
-def test_read_committed_range_of_prefix_is_a_slice_of_the_rows(log: Log) -> None:
+def test_read_committed_range_returns_a_slice_of_the_rows_of_the_full_log(log: Log) -> None:
     for count in range(1, len(log.segments) + 1, 3):
         tier = log.segments[:count]
         first, tier_end = tier[0].base_offset, tier[-1].next_offset
@@ -167,7 +167,7 @@ def test_read_committed_range_of_prefix_is_a_slice_of_the_rows(log: Log) -> None
                 assert end == min(stop, undecided)
 
 
-def test_transaction_index_of_one_segment_misses_aborted_records() -> None:
+def test_transaction_index_of_only_one_segment_lacks_aborted_transactions() -> None:
     """An aborted transaction is in the index of its marker's segment, so later indexes matter."""
     leaked = 0
     for log in golden_logs():
@@ -190,7 +190,7 @@ def txn(producer_id: int, first: int, last: int) -> AbortedTxn:
     return AbortedTxn(producer_id, first, last, last + 1)
 
 
-def test_aborted_intervals_range_from_first_batch_to_marker() -> None:
+def test_aborted_intervals_begin_at_first_batch_and_end_at_marker() -> None:
     aborted = AbortedIntervals.from_txns(
         [txn(7, 10, 20), txn(7, 30, 40), txn(5, 15, 35)], start_offset=0, stop_offset=100
     )
@@ -215,7 +215,7 @@ def test_aborted_intervals_outside_range_are_dropped() -> None:
     assert AbortedIntervals.from_txns(txns, start_offset=0, stop_offset=99).clip(10, 20) == aborted
 
 
-def test_aborted_intervals_duplicate_entries_are_merged() -> None:
+def test_duplicate_entries_of_aborted_intervals_are_merged() -> None:
     twice = [AbortedTxn(1, 5, 9, 10), AbortedTxn(1, 5, 9, 7)]
 
     assert len(AbortedIntervals.from_txns(twice, start_offset=0, stop_offset=99)) == 1

@@ -88,7 +88,7 @@ def test_finalizer_does_not_wait_for_the_lock_of_its_own_thread() -> None:
     assert _address(writable_bytes(4 << 20)) == address
 
 
-def test_smallest_fitting_memory_is_taken() -> None:
+def test_smallest_fitting_block_is_reused() -> None:
     large, small = writable_bytes(4 << 20), writable_bytes(2 << 20)
     addresses = _address(large), _address(small)
     del large, small
@@ -97,7 +97,7 @@ def test_smallest_fitting_memory_is_taken() -> None:
     assert (_address(large), _address(small)) == addresses
 
 
-def test_most_recently_used_memory_is_taken_among_equals() -> None:
+def test_most_recently_used_block_of_equal_size_is_reused() -> None:
     first, second = writable_bytes(4 << 20), writable_bytes(4 << 20)
     address = _address(second)
     del first, second
@@ -105,7 +105,7 @@ def test_most_recently_used_memory_is_taken_among_equals() -> None:
         assert _address(writable_bytes(4 << 20)) == address
 
 
-def test_small_request_does_not_take_a_large_mapping() -> None:
+def test_small_request_does_not_reuse_a_large_block() -> None:
     large = writable_bytes(16 << 20)
     address = _address(large)
     del large
@@ -116,7 +116,7 @@ def _idle_sizes() -> list[int]:
     return [len(mapping) for mapping in reused_memory._pool.idle]
 
 
-def test_idle_memory_is_bounded() -> None:
+def test_amount_of_idle_memory_is_limited() -> None:
     views = [writable_bytes(8 << 20) for _ in range(30)]
     assert len({_address(view) for view in views}) == 30
     del views
@@ -129,7 +129,7 @@ def test_idle_memory_is_bounded() -> None:
     assert _idle_sizes() == []
 
 
-def test_release_idle_keeps_little_memory() -> None:
+def test_release_idle_returns_most_memory_to_the_system() -> None:
     busy = writable_bytes(8 << 20)
     views = [writable_bytes(8 << 20) for _ in range(15)]
     del views
@@ -143,7 +143,7 @@ def test_release_idle_keeps_little_memory() -> None:
     assert bytes(busy[:1]) == b"a"
 
 
-def test_threads_never_get_the_same_memory() -> None:
+def test_threads_never_share_memory() -> None:
     def fill(number: int) -> bool:
         mark = bytes([number])
         for _ in range(200):
@@ -157,7 +157,7 @@ def test_threads_never_get_the_same_memory() -> None:
         assert all(pool.map(fill, range(8)))
 
 
-def test_child_of_a_fork_gets_an_empty_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forked_process_starts_with_an_empty_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     view = writable_bytes(1 << 20)
     address = _address(view)
     del view
@@ -179,7 +179,7 @@ def _is_used_again() -> bool:
     return is_idle and _address(writable_bytes(4 << 20)) == address
 
 
-def test_memory_is_fresh_with_tuning_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_not_reused_if_tuning_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _is_used_again()
     monkeypatch.setattr(reused_memory, "_pool", reused_memory._Pool())
     monkeypatch.setenv("KTS_TUNING", "off")

@@ -23,7 +23,7 @@ def intervals() -> AbortedIntervals:
 @pytest.mark.parametrize(
     ("next_until", "expected"), [(None, [5]), (20, [5]), (21, [5, 25]), (31, [5, 25, 35])]
 )
-def test_clip_keeps_the_next_interval_of_each_producer(
+def test_clip_keeps_the_interval_after_the_range_of_each_producer(
     next_until: int | None, expected: list[int]
 ) -> None:
     clipped = intervals().clip(2, 8, next_until=next_until)
@@ -48,14 +48,14 @@ def test_end_of_returns_the_marker_of_an_aborted_batch(
         (ControlRecordType.COMMIT, 5, 5),
     ],
 )
-def test_marker_of_other_outcome_raises(
+def test_marker_that_contradicts_the_expected_outcome_raises(
     marker: ControlRecordType, offset: int, end: int | None
 ) -> None:
     with pytest.raises(ContradictedIntervalsError, match="producer 1"):
         check_next_marker(1, marker, offset, {1: end})
 
 
-def test_next_marker_of_the_expected_outcome_is_removed() -> None:
+def test_next_marker_with_the_expected_outcome_is_removed() -> None:
     expected = {1: None, 2: 5}
     check_next_marker(1, ControlRecordType.COMMIT, 4, expected)
     check_next_marker(2, ControlRecordType.ABORT, 5, expected)

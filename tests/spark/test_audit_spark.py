@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("spark")
 
 
-def test_audit_in_spark_returns_report_of_one_process(spark: SparkSession, tmp_path: Path) -> None:
+def test_audit_in_spark_returns_the_same_report_as_in_one_process(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     options = tier_options(TOPICS)
     expected = kts_source.audit(options, level="bytes", now_ms=NOW_MS)
     state = tmp_path / "state"

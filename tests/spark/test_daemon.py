@@ -48,7 +48,7 @@ def test_forked_child_reads_without_loading_modules() -> None:
     assert late.strip() == "[]"
 
 
-def test_only_daemon_of_tasks_preloads() -> None:
+def test_only_the_daemon_that_starts_tasks_preloads_modules() -> None:
     for kind, expected in (
         ("pyspark.worker", True),
         ("pyspark.sql.worker.lookup_data_sources", False),

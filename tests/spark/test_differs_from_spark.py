@@ -70,13 +70,13 @@ ROWS = {
 """Cases by table row."""
 
 
-def test_cases_match_rows_of_docs_table() -> None:
+def test_cases_match_the_table_in_the_docs() -> None:
     rows = read_table("typed-reference.md", "Differences from `from_json`")
     assert list(rows) == list(ROWS)
     assert [name for names in ROWS.values() for name in names] == list(CASES)
 
 
-def test_decoder_returns_result_of_case() -> None:
+def test_decoder_returns_the_documented_result() -> None:
     for name, case in CASES.items():
         decoded = JsonDecoder(parse_ddl(case.ddl)).decode(pa.array([case.text], pa.binary()))
         (value,) = decoded.array.to_pylist()

@@ -39,7 +39,7 @@ def test_text_partitions_are_read_as_text(spark: SparkSession, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("text", SPARK_NUMBERS)
-def test_number_that_only_spark_infers_is_rejected(
+def test_partition_text_that_only_spark_infers_as_number_is_refused(
     spark: SparkSession, tmp_path: Path, text: str
 ) -> None:
     lake = export(tmp_path, [text], text_partitions="as-is")
@@ -47,7 +47,9 @@ def test_number_that_only_spark_infers_is_rejected(
     assert inferred_type(text) == "a number"
 
 
-def test_as_is_partitions_are_read_without_inference(spark: SparkSession, tmp_path: Path) -> None:
+def test_unescaped_partitions_are_read_if_inference_is_off(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     texts = [*NUMBERS, *OTHER_TYPES, *TEXTS, None]
     lake = export(tmp_path, texts, text_partitions="as-is")
     spark.conf.set(INFERENCE, "false")

@@ -128,7 +128,7 @@ def test_empty_plan_returns_no_rows(registered: SparkSession) -> None:
     assert load(registered, options).count() == 0
 
 
-def test_limit_ends_scan(registered: SparkSession) -> None:
+def test_limit_ends_the_scan_early(registered: SparkSession) -> None:
     frame = load(registered, tier_options("codecs"))
     assert len(frame.limit(10).collect()) == 10
     assert frame.count() == 23962

@@ -141,7 +141,9 @@ def many_batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore:Cannot infer the eval type:UserWarning")
-def test_many_batches_do_not_fill_channel(sail: SparkSession, many_batches: None) -> None:
+def test_many_batches_do_not_block_the_channel_to_sail(
+    sail: SparkSession, many_batches: None
+) -> None:
     expected = expected_table("codecs", "read_committed")
     options = tier_options("codecs", targetPartitionBytes="64m")
     frame = sail.read.format("tiered-kafka").options(**options).load()
@@ -170,7 +172,7 @@ def test_many_batches_do_not_fill_channel(sail: SparkSession, many_batches: None
     assert mapped.agg(functions.sum("offset")).collect()[0][0] == total
 
 
-def test_task_too_large_for_channel_raises_error(
+def test_task_that_is_too_large_for_the_channel_raises_error(
     sail: SparkSession, many_batches: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server must not hang: it answers other queries and the same query with smaller tasks."""

@@ -83,7 +83,7 @@ def _accepts(pushed_filter: Any, row: dict[str, Any]) -> bool:  # noqa: ANN401
 
 @settings(max_examples=300, deadline=None)
 @given(pushed_filters=st.lists(filters(), max_size=3))
-def test_condition_keeps_exactly_the_rows_of_its_filters(pushed_filters: list[Any]) -> None:
+def test_pushed_condition_keeps_exactly_the_rows_of_its_filters(pushed_filters: list[Any]) -> None:
     condition = conjunction(*map(condition_of, pushed_filters))
     mask = [True] * len(ROWS) if condition is None else evaluate(condition, BATCH).to_pylist()
     for row, kept in zip(ROWS, mask, strict=True):
@@ -109,11 +109,11 @@ def test_condition_keeps_exactly_the_rows_of_its_filters(pushed_filters: list[An
         ("In", (("offset",), (1, "2"))),
     ],
 )
-def test_unsupported_filter_gives_no_condition(name: str, arguments: tuple[object, ...]) -> None:
+def test_unsupported_filter_is_not_pushed_down(name: str, arguments: tuple[object, ...]) -> None:
     assert condition_of(_filter(name, *arguments)) is None
 
 
-def test_negation_gives_no_condition() -> None:
+def test_negated_filter_is_not_pushed_down() -> None:
     assert condition_of(_filter("Not", _filter("EqualTo", ("offset",), 1))) is None
 
 

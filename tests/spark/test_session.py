@@ -44,7 +44,7 @@ def test_python_data_source_returns_its_rows(spark: SparkSession) -> None:
     assert sorted(offsets) == list(range(10))
 
 
-def test_register_twice_raises_nothing(spark: SparkSession) -> None:
+def test_register_can_be_called_twice(spark: SparkSession) -> None:
     for _ in range(2):
         register(spark)
     frame = spark.read.format("tiered-kafka").options(**tier_options("epochs")).load()

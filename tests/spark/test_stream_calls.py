@@ -133,7 +133,7 @@ def test_restarted_query_returns_each_row_once(tmp_path: Path, spark: str) -> No
 
 
 @pytest.mark.parametrize("spark", SPARKS)
-def test_restart_ignores_expired_committed_rows(tmp_path: Path, spark: str) -> None:
+def test_restart_continues_if_committed_rows_have_expired(tmp_path: Path, spark: str) -> None:
     """After a restart, Spark first asks for the last committed batch, whose rows have expired."""
     tier = GrowingTier(tmp_path / "tier")
     folder = tier.folder("txn", 0)

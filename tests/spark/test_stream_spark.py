@@ -200,7 +200,9 @@ def test_invalid_option_raises_at_load(registered: SparkSession) -> None:
 
 
 @pytest.mark.slow
-def test_option_for_batches_only_raises_at_start(registered: SparkSession, tmp_path: Path) -> None:
+def test_option_that_only_batches_have_raises_at_start(
+    registered: SparkSession, tmp_path: Path
+) -> None:
     invalid_options = tier_options("txn", endingOffsets="latest")
     stream_writer = writer(registered, invalid_options, tmp_path, Sink())
     with pytest.raises(Exception, match="not valid in a stream"), started(stream_writer) as query:

@@ -180,7 +180,7 @@ def matches(condition: str) -> Column:
     return f.coalesce(f.expr(f"({condition.replace('offset', '`offset`')})"), f.lit(False))
 
 
-def test_where_on_fields_keeps_rows_of_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_where_on_fields_keeps_the_same_rows_as_spark(spark: SparkSession, tmp_path: Path) -> None:
     register(spark)
     assert spark.conf.get("spark.sql.ansi.enabled") == "true"
     writer = Writer(SCHEMA)

@@ -218,7 +218,9 @@ def load(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # two scans for each of many predicates
 @pytest.mark.parametrize("topic", TOPICS)
-def test_random_predicates_keep_rows_of_spark(registered: SparkSession, topic: str) -> None:
+def test_random_predicates_keep_the_same_rows_as_spark(
+    registered: SparkSession, topic: str
+) -> None:
     conditions = conditions_of(topic, PREDICATES // len(TOPICS))
     assert len(conditions) >= 0.9 * PREDICATES / len(TOPICS)
     expected = expected_table(topic, "read_committed")
@@ -259,7 +261,9 @@ HAND_MADE: Final = [
 
 
 @pytest.mark.parametrize("condition", only(3, HAND_MADE))
-def test_where_option_keeps_rows_of_spark_where(registered: SparkSession, condition: str) -> None:
+def test_option_where_keeps_the_same_rows_as_where_of_spark(
+    registered: SparkSession, condition: str
+) -> None:
     options = tier_options("codecs", includeHeaders="true")
     expected = load(registered, options).where(for_spark(condition)).toArrow()
     rows = load(registered, {**options, "where": condition, "timeZone": "UTC"}).toArrow()

@@ -126,7 +126,7 @@ def test_narrower_schema_returns_same_rows(tiered: SparkSession, columns: tuple[
     assert_same_rows(by_schema.toArrow(), expected)
 
 
-def test_count_is_independent_of_columns(tiered: SparkSession) -> None:
+def test_count_does_not_depend_on_selected_columns(tiered: SparkSession) -> None:
     frame = load(tiered, "txn", isolationLevel="read_uncommitted")
     expected = expected_table("txn", "read_uncommitted").num_rows
     assert frame.count() == expected

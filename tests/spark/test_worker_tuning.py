@@ -79,7 +79,7 @@ def test_finders_of_archives_are_removed(tmp_path: Path) -> None:
     assert done.stdout == "fine\n", done.stderr
 
 
-def test_finders_stay_if_pyspark_is_a_folder() -> None:
+def test_finders_are_kept_if_pyspark_is_a_folder() -> None:
     program = """
 import sys
 import pyspark.sql.types
@@ -105,7 +105,7 @@ assert before and sys.path_importer_cache == before
         ("5.0.0", (3, 11), False),
     ],
 )
-def test_reads_archives_again_depends_on_versions(
+def test_archives_are_read_again_only_with_known_versions(
     spark: str, python: tuple[int, int], expected: bool
 ) -> None:
     assert worker_tuning._reads_archives_anew(spark, python) == expected
@@ -170,7 +170,7 @@ class _Failing:
         raise OSError("broken")
 
 
-def test_failing_task_calls_end_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_task_is_called_if_a_task_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[str] = []
     monkeypatch.setattr(jobs, "end_task", lambda: ended.append("export"))
     monkeypatch.setattr(task_rows, "end_task", lambda: ended.append("scan"))

@@ -81,7 +81,7 @@ def between_times(rows: pa.Table, start: int, stop: int) -> pa.Table:
     return pa.concat_tables(slices)
 
 
-def test_stored_samples_are_unchanged() -> None:
+def test_stored_samples_have_their_recorded_checksums() -> None:
     digest = hashlib.sha256()
     for path in sorted(path for path in V1.rglob("*") if path.is_file()):
         name = path.relative_to(V1).as_posix()
@@ -94,7 +94,7 @@ def test_every_stored_cache_is_tested() -> None:
 
 
 @pytest.mark.parametrize("sample", PLANS, ids=PLAN_NAMES)
-def test_plan_is_replayed(sample: ScanSample, tmp_path: Path) -> None:
+def test_stored_plan_is_replayed(sample: ScanSample, tmp_path: Path) -> None:
     options = sample.source(store_path(sample, tmp_path))
     file = tmp_path / "plan.json"
     file.write_text(kts_source.plan(options).to_json())

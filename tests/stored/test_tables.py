@@ -175,7 +175,7 @@ def test_backfill_continues_stored_dead_letters(
     assert len(rejected(first=True)) < len(rejected(first=False))
 
 
-def test_backfill_completes_half_published_commit(
+def test_backfill_completes_a_partly_published_commit(
     tier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enter_copy("half-published", tmp_path, monkeypatch)

@@ -55,7 +55,7 @@ def enter_copy(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(tmp_path / name)
 
 
-def test_stored_samples_are_unchanged() -> None:
+def test_stored_samples_have_their_recorded_checksums() -> None:
     digest = hashlib.sha256()
     for path in sorted(path for path in V2.rglob("*") if path.is_file()):
         name = path.relative_to(V2).as_posix()
@@ -146,7 +146,7 @@ def test_backfill_with_other_formats_raises(
             backfill(None, source={**source, **changes}, **sample.backfill_arguments(table_format))
 
 
-def test_typed_plan_is_replayed(tmp_path: Path) -> None:
+def test_stored_typed_plan_is_replayed(tmp_path: Path) -> None:
     register_stable_store()
     options = TYPED_PLAN.source(store_path(TYPED_PLAN, tmp_path)) | {"cache": "false"}
     file = tmp_path / "plan.json"

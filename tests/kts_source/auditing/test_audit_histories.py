@@ -201,14 +201,14 @@ def test_healthy_tiers_have_no_errors() -> None:
     assert outcomes["complete"] > 40, outcomes
 
 
-def test_batch_in_two_segments_is_counted_once() -> None:
+def test_batch_in_two_segments_is_counted_only_once() -> None:
     # The log start moved into the batch between two copies.
     outcomes: Counter[str] = Counter()
     check(without_damage(random_history(random.Random("7-43"))), outcomes)
     assert outcomes["complete"] == 1
 
 
-def test_copies_without_known_order_are_ambiguous() -> None:
+def test_copies_of_unknown_order_are_reported_as_ambiguous() -> None:
     # The last segment was copied twice, with DeleteRecords in between. The audit must report the
     # log start of the newest copy.
     outcomes: Counter[str] = Counter()
@@ -222,7 +222,7 @@ def test_copies_without_known_order_are_ambiguous() -> None:
 COPIED = (Step("roll", 7), Step("upload", 15))
 
 
-def test_missing_segment_of_newest_epoch_is_data_loss() -> None:
+def test_missing_segment_of_newest_epoch_is_reported_as_data_loss() -> None:
     # Only a segment of a replaced branch (epochs 0 and 2) remains. The checkpoint of the current
     # branch (epochs 1 and 3) is missing. A scan refuses to read the partition, so the audit must
     # not report it as complete.
@@ -258,7 +258,7 @@ def test_branches_of_unknown_lineage_are_not_joined() -> None:
     assert [error.name for error in report.errors] == ["epochs-invalid"]
 
 
-def test_histories_of_fixed_defects_match_their_audits() -> None:
+def test_audits_of_histories_of_fixed_defects_report_expected_findings() -> None:
     outcomes: Counter[str] = Counter()
     for seed in ("fix-3-2358", "fix-1-310"):
         history = random_history(random.Random(seed))
@@ -277,7 +277,7 @@ def test_audit_reports_losses_and_damaged_files() -> None:
 
 
 @pytest.mark.fuzz
-def test_new_random_histories_match_their_audits() -> None:
+def test_audits_of_random_histories_report_expected_findings() -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     deadline = time.monotonic() + 40
     outcomes: Counter[str] = Counter()

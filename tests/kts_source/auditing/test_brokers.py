@@ -78,7 +78,7 @@ def test_audit_of_known_segments_has_no_findings(world: World) -> None:
     assert report.partitions[0].is_whole
 
 
-def test_segment_unknown_to_brokers_is_reported(world: World) -> None:
+def test_segment_that_brokers_do_not_list_is_reported(world: World) -> None:
     world.records[1].clear()
     world.write_metadata()
     report = run_audit(world)
@@ -89,7 +89,7 @@ def test_segment_unknown_to_brokers_is_reported(world: World) -> None:
 
 
 @pytest.mark.parametrize("level", ["listing", "bytes"])
-def test_missing_segment_known_to_brokers_is_reported(world: World, level: str) -> None:
+def test_missing_segment_that_brokers_list_is_reported(world: World, level: str) -> None:
     world.write_metadata()
     for key in world.keys(3):  # the last segment; without brokers its loss is not detectable
         del world.store[key]
@@ -99,7 +99,7 @@ def test_missing_segment_known_to_brokers_is_reported(world: World, level: str) 
     assert not report.partitions[0].is_whole
 
 
-def test_missing_segment_is_reported_once(world: World) -> None:
+def test_missing_segment_is_reported_only_once(world: World) -> None:
     world.write_metadata()
     for key in world.keys(1):
         del world.store[key]
@@ -176,7 +176,7 @@ def segment_metadata(number: int, newest_ms: int, copied_ms: int = 100) -> Remot
         (Retention(), 0, 1 << 40, []),
     ],
 )
-def test_retention_overdue_returns_oldest_segments(
+def test_retention_overdue_returns_the_oldest_segments(
     retention: Retention, log_start: int, old_ms: int, overdue: list[int]
 ) -> None:
     live = [segment_metadata(2, 1 << 40), segment_metadata(0, 300), segment_metadata(1, 400)]
@@ -251,7 +251,7 @@ def test_topic_without_tiered_segments_has_no_findings(world: World, has_other_t
     assert report.exit_code == 0
 
 
-def test_offsets_missing_in_tier_and_on_disk_are_a_hole() -> None:
+def test_offsets_missing_in_tier_and_on_disk_are_reported_as_hole() -> None:
     snapshot = broker_snapshot(10, 45, {1: (0, 60)}, EPOCH_1)
     findings = {
         (finding.name, finding.start, finding.stop)
@@ -355,7 +355,7 @@ def test_offsets_before_segments_are_compared_with_log_starts() -> None:
     ) == {("below-log-start", 10, 30)}
 
 
-def test_partition_on_one_side_only_is_reported() -> None:
+def test_partition_only_in_tier_or_only_on_brokers_is_reported() -> None:
     snapshot = broker_snapshot(10, 10, {1: (0, 60)}, EPOCH_1)
     empty = BrokerSnapshot({}, {}, {}, {})
     findings = {
@@ -392,7 +392,7 @@ def test_segments_of_replaced_branch_are_reported() -> None:
     assert findings({4: (24, 60)}, log_start=24) == set()
 
 
-def test_incomplete_metadata_raise_broker_unavailable_error(world: World) -> None:
+def test_incomplete_metadata_raises_broker_unavailable_error(world: World) -> None:
     world.write_metadata()
     _, partitions = world.cluster.topics["t"]
     partitions.append(FakePartition(partitions[0].log))

@@ -44,7 +44,9 @@ def call_on_manifests(monkeypatch: pytest.MonkeyPatch, note: Callable[[], object
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 8, 96])
-def test_all_threads_read_concurrently(partitions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audit_reads_with_all_threads_concurrently(
+    partitions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     segments = 2 * PLANNING_THREADS
     barrier, lock = threading.Barrier(PLANNING_THREADS, timeout=30), threading.Lock()
     first = [PLANNING_THREADS]
@@ -61,7 +63,7 @@ def test_all_threads_read_concurrently(partitions: int, monkeypatch: pytest.Monk
     assert not run_audit(tier).findings
 
 
-def test_large_partition_among_small_ones_is_read_concurrently(
+def test_several_threads_read_one_large_partition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tier = SimulatedTier(60, 2 * PLANNING_THREADS, latency_seconds=0)
@@ -79,7 +81,9 @@ def test_large_partition_among_small_ones_is_read_concurrently(
     assert not run_audit(tier).findings
 
 
-def test_group_of_proofs_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proofs_of_a_group_are_written_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writes = []
     write = os.write
 
@@ -100,7 +104,7 @@ def test_group_of_proofs_is_one_write(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not same_tier.counters.requests
 
 
-def test_truncated_write_loses_one_line(tmp_path: Path) -> None:
+def test_truncated_write_loses_only_one_line(tmp_path: Path) -> None:
     state = tmp_path / "state"
     expected = run_audit(SimulatedTier(3, 40, latency_seconds=0), state)
     content = state.read_bytes()

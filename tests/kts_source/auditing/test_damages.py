@@ -50,7 +50,7 @@ def test_healthy_tier_has_no_findings(tmp_path: Path) -> None:
     assert (statement.records, statement.batches) == (STOP - 2, 23)
 
 
-def test_digest_is_equal_for_all_tier_encodings(tmp_path: Path) -> None:
+def test_digest_does_not_depend_on_compression_or_encryption(tmp_path: Path) -> None:
     digests = set()
     encodings: list[tuple[int, bool, EncryptionKey | None, tuple[int, ...]]] = [
         (512, False, None, (0, 1, 2, 3, 4)),

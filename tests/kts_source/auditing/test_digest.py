@@ -41,7 +41,7 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS, cuts=st.lists(st.integers(0, 40), max_size=6))
-def test_digest_of_any_parts_equals_definition(
+def test_digest_of_any_split_equals_its_definition(
     steps: list[tuple[int, int]], cuts: list[int]
 ) -> None:
     bases = list(itertools.accumulate(step for step, _ in steps))
@@ -90,7 +90,7 @@ def test_digest_ignores_segments_that_are_not_served() -> None:
     assert report_digest(with_branch) == HEALTHY_DIGEST
 
 
-def test_digest_is_equal_in_other_layout() -> None:
+def test_digest_does_not_depend_on_the_layout() -> None:
     store = CountingStore({})
     writer = LocalTierWriter(store.objects, topic=TOPIC, topic_id=TOPIC_ID)
     for segment in healthy_segments():

@@ -35,7 +35,7 @@ def test_golden_tier_has_only_expected_warnings(level: str) -> None:
     assert other_kinds == (set() if level == "listing" else open_transactions)
 
 
-def test_statements_equal_facts_of_the_broker() -> None:
+def test_audit_states_the_same_facts_as_the_broker() -> None:
     report = kts_source.audit(tier_options(TOPICS), level="bytes", now_ms=NOW_MS)
     expected = {
         (topic["topic"], topic["topicId"], partition["partition"]): (
@@ -61,7 +61,7 @@ def test_statements_equal_facts_of_the_broker() -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_tier_of_kafkas_own_tests_has_no_errors(level: str) -> None:
+def test_tier_written_by_local_tiered_storage_has_no_errors(level: str) -> None:
     options = {
         "path": str(LOCAL_TIER / "tier"),
         "layout": "local-tiered-storage",

@@ -39,7 +39,7 @@ PROOF = LogProof(
         ((100, 200), 95, True, {}, False),
     ],
 )
-def test_proof_is_valid_only_if_reading_has_same_result(
+def test_proof_is_valid_only_if_reading_again_gives_the_same_result(
     span: tuple[int, int],
     counted_from: int,
     is_first: bool,
@@ -57,13 +57,13 @@ def test_proof_is_valid_only_if_reading_has_same_result(
         ({}, {7: 110, 8: 150}),
     ],
 )
-def test_open_after_given_returns_own_start_of_unknown_transactions(
+def test_open_after_returns_start_of_transactions_that_began_in_the_segment(
     open_transactions: dict[int, int], expected: dict[int, int]
 ) -> None:
     assert PROOF.open_after_given(open_transactions) == expected
 
 
-def test_proof_is_valid_only_with_equal_counted_from() -> None:
+def test_proof_is_valid_only_for_the_same_start_of_counting() -> None:
     shared = replace(PROOF, counted_from=105)
     assert shared.holds_for((100, 200), 105, False, {})
     assert not shared.holds_for((100, 200), 0, False, {})

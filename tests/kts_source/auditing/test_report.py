@@ -38,7 +38,7 @@ def create_report(*findings: Finding) -> AuditReport:
     return AuditReport("metadata", 1, "file:///t", in_order(findings), ())
 
 
-def test_docs_page_has_the_table_of_kinds() -> None:
+def test_docs_list_all_kinds_of_findings() -> None:
     rows = re.findall(
         r"^\| `([a-z-]+)` \| (error|warning|info) \| (\w+) \| (.*) \| (.*) \|$", PAGE, re.M
     )
@@ -136,7 +136,7 @@ def test_orphan_bytes_are_summed_with_their_price(tmp_path: Path) -> None:
     assert parsed.orphan_dollars_a_month == report.orphan_dollars_a_month > 0
 
 
-def test_docs_have_the_prices_of_storage() -> None:
+def test_docs_list_the_prices_of_storage() -> None:
     page = (ROOT / "docs" / "cost.md").read_text().partition("## Cost of storage")[2]
     documented = {
         name: float(price)

@@ -107,7 +107,7 @@ def test_archived_objects_are_reported_and_not_read(suffix: str, level: str) -> 
         assert (statement.start, statement.stop) == (0, STOP)
 
 
-def test_level_listing_reads_no_object() -> None:
+def test_audit_of_level_listing_reads_no_object() -> None:
     store = FailingStore("log")
     run_audit(store, "listing")
     assert store.read == []

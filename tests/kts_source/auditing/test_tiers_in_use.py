@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 DAY_MS = 86_400_000
 
 
-def test_swapped_logs_are_out_of_bounds(tmp_path: Path) -> None:
+def test_swapped_logs_are_reported_as_out_of_bounds(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     tier.swap(3, 4, "log")
     assert run_audit(tier, "metadata").findings == ()
@@ -64,7 +64,7 @@ def test_swapped_manifests_or_side_files_are_reported(tmp_path: Path) -> None:
     }
 
 
-def test_segment_copied_under_other_id_is_foreign(tmp_path: Path) -> None:
+def test_segment_copied_under_another_id_is_reported_as_foreign(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     for suffix in ("log", "indexes", "rsm-manifest"):
         path = tier.path(2, suffix)
@@ -106,7 +106,7 @@ def test_damaged_or_swapped_chunks_are_reported(tmp_path: Path) -> None:
     assert (finding.name, finding.start, finding.stop) == ("batch-invalid", 82, 123)
 
 
-def test_missing_encryption_key_is_one_finding(tmp_path: Path) -> None:
+def test_missing_encryption_key_is_reported_once(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments(), encryption=encryption())
     for level in ("metadata", "indexes", "bytes"):
         (finding,) = run_audit(tier, level).findings
@@ -117,7 +117,7 @@ def test_missing_encryption_key_is_one_finding(tmp_path: Path) -> None:
     assert statement.stop == STOP
 
 
-def test_incomplete_copy_is_in_progress_for_an_hour(tmp_path: Path) -> None:
+def test_incomplete_copy_counts_as_in_progress_for_an_hour(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     tier.lose(4, "rsm-manifest")
     objects = tier.path(4, "log"), tier.path(4, "indexes")
@@ -133,7 +133,7 @@ def test_incomplete_copy_is_in_progress_for_an_hour(tmp_path: Path) -> None:
     assert finding_spans(run_audit(tier)) == {("half-copy", 163, None)}
 
 
-def test_incomplete_first_segment_is_a_half_delete(tmp_path: Path) -> None:
+def test_incomplete_first_segment_is_reported_as_unfinished_delete(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     tier.lose(0, "log")
     for level in LEVELS:

@@ -159,7 +159,7 @@ def test_vectorized_audit_of_damaged_batches_equals_checks_of_single_batches(
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(log=strategies.logs(max_steps=30))
-def test_vectorized_transactions_equal_single_rows(log: BuiltLog) -> None:
+def test_transactions_decoded_as_columns_equal_those_decoded_one_by_one(log: BuiltLog) -> None:
     opened: Mapping[int, int] = {}
     for segment in log.segments:
         vectorized, single = Transactions(opened), Transactions(opened)

@@ -34,7 +34,7 @@ def _random_log(source: random.Random) -> tuple[FakeLog, set[int]]:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_aborted_intervals_random_cuts_keep_committed_rows(seed: int) -> None:
+def test_committed_rows_are_kept_wherever_responses_are_cut(seed: int) -> None:
     source = random.Random(seed)
     log, committed = _random_log(source)
     log.reach = source.choice((0, 5, 1000))
@@ -61,7 +61,7 @@ def test_aborted_intervals_random_cuts_keep_committed_rows(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_whole_batches_cut_anywhere_returns_complete_batches(seed: int) -> None:
+def test_whole_batches_returns_only_complete_batches_wherever_the_data_is_cut(seed: int) -> None:
     log, _ = _random_log(random.Random(seed))
     batches = log.batches[:8]
     data = b"".join(batch.data for batch in batches)

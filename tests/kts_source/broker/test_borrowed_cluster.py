@@ -41,7 +41,7 @@ def _settings(port: int) -> BrokerSettings:
     return BrokerSettings((("127.0.0.1", port),), Secret(Security()))
 
 
-def test_borrowed_clusters_of_ended_threads_are_reused() -> None:
+def test_connections_of_ended_threads_are_reused() -> None:
     # Each read starts its own threads. Without reuse, the connections of ended threads stayed open
     # until the process ended, each with the memory of a response.
     with FakeCluster() as cluster:
@@ -72,7 +72,7 @@ def test_interleaved_reads_in_one_thread_use_separate_connections() -> None:
         assert cluster.of_kind(FETCH) - asked == 3 * alone
 
 
-def test_idle_clusters_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_idle_clusters_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_idle", [])
     for port in range(1, 40):
         with borrowed_cluster(_settings(port)):

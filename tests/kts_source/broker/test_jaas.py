@@ -43,7 +43,7 @@ blanks = st.sampled_from([" ", "\n", "\t", '  // of no concern; "\n', ' /* nor="
 
 
 @given(st.dictionaries(names, st.tuples(values, st.sampled_from("\"'")), max_size=5), st.data())
-def test_jaas_quoted_values_round_trip(
+def test_quoted_jaas_values_round_trip(
     options: dict[str, tuple[str, str]], data: st.DataObject
 ) -> None:
     text = f"{SCRAM}{data.draw(blanks)}required"
@@ -66,7 +66,7 @@ def test_jaas_quoted_values_round_trip(
         ('"a;b=c // d"', "a;b=c // d"),
     ],
 )
-def test_jaas_option_values_are_unescaped(text: str, value: str) -> None:
+def test_escapes_in_jaas_option_values_are_resolved(text: str, value: str) -> None:
     assert parse_jaas(f"{PLAIN} required password={text};").options == {"password": value}
 
 
@@ -99,7 +99,7 @@ def test_jaas_option_values_are_unescaped(text: str, value: str) -> None:
         (f"{PLAIN} required /* hunter2;", "needs quotes"),
     ],
 )
-def test_jaas_invalid_text_is_refused(text: str, message: str) -> None:
+def test_invalid_jaas_text_is_refused(text: str, message: str) -> None:
     with pytest.raises(InvalidOptionError, match=message) as caught:
         parse_jaas(text)
     assert "kafka.sasl.jaas.config" in str(caught.value)
@@ -108,7 +108,7 @@ def test_jaas_invalid_text_is_refused(text: str, message: str) -> None:
 
 
 @given(st.text(max_size=40))
-def test_jaas_any_text_parses_or_is_refused(text: str) -> None:
+def test_any_jaas_text_is_parsed_or_refused(text: str) -> None:
     for config in (text, f"{PLAIN} required {text}", f'{PLAIN} required a="{text}";'):
         try:
             parse_jaas(config)

@@ -57,7 +57,7 @@ def test_pkcs12_store_returns_trusted_certificates() -> None:
 @pytest.mark.parametrize(
     "store", [jks(ROOTS), trust_pkcs12(authority().chain)], ids=["JKS", "PKCS12"]
 )
-def test_trust_store_wrong_password_is_an_error(store: bytes) -> None:
+def test_wrong_password_of_trust_store_is_an_error(store: bytes) -> None:
     with pytest.raises(KeyStoreError, match="wrong password") as caught:
         trusted_certificates(store, "wr0ng-secret")
     assert "wr0ng" not in str(caught.value)
@@ -114,7 +114,7 @@ def test_pem_on_one_line_is_parsed() -> None:
         assert pem_key(text + client().chain_pem, None) == client().key_der
 
 
-def test_pem_encrypted_key_needs_its_password() -> None:
+def test_encrypted_pem_key_needs_its_password() -> None:
     text = client().key_pem(PASSWORD)
     assert pem_key(text, PASSWORD) == client().key_der
     with pytest.raises(KeyStoreError, match="cannot be opened") as caught:
@@ -125,7 +125,7 @@ def test_pem_encrypted_key_needs_its_password() -> None:
     assert pem_key(client().key_pem(), "a password that is not needed") == client().key_der
 
 
-def test_pem_key_unsupported_or_malformed_is_an_error() -> None:
+def test_unsupported_or_malformed_pem_key_is_an_error() -> None:
     key = rsa.generate_private_key(65537, 2048)
     older = key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
     with pytest.raises(KeyStoreError, match="openssl pkcs8 -topk8"):
@@ -155,7 +155,7 @@ def test_trust_store_without_certificates_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("size", range(0, 60, 3))
-def test_key_store_truncated_is_an_error(size: int) -> None:
+def test_truncated_key_store_is_an_error(size: int) -> None:
     body = jks(ROOTS)[: 12 + size]
     with pytest.raises(KeyStoreError, match=r"truncated|unknown"):
         trusted_certificates(body + jks_digest(body), PASSWORD)
@@ -163,7 +163,7 @@ def test_key_store_truncated_is_an_error(size: int) -> None:
 
 @settings(max_examples=300)
 @given(st.data())
-def test_key_store_random_damage_raises_or_returns_certificates(data: st.DataObject) -> None:
+def test_randomly_damaged_key_store_raises_or_returns_certificates(data: st.DataObject) -> None:
     body = bytearray(jks(ROOTS, key_chain=client().chain_der)[:-20])
     for _ in range(data.draw(st.integers(1, 4))):
         position = data.draw(st.integers(0, len(body) - 1))

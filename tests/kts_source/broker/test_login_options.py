@@ -80,11 +80,11 @@ def test_username_and_password_are_parsed(mechanism: str, module: str) -> None:
         ("DIGEST-MD5", None, "'kafka.sasl.mechanism' must be PLAIN, SCRAM-SHA-256"),
     ],
 )
-def test_login_options_invalid_are_refused(mechanism: str, jaas: str | None, message: str) -> None:
+def test_invalid_login_options_are_refused(mechanism: str, jaas: str | None, message: str) -> None:
     assert message in refusal_message(mechanism, jaas)
 
 
-def test_mechanism_missing_defaults_to_gssapi() -> None:
+def test_missing_mechanism_defaults_to_gssapi() -> None:
     options = {"bootstrap.servers": "a:1", "security.protocol": "SASL_PLAINTEXT"}
     with pytest.raises(InvalidOptionError, match=r"kerberos\.service\.name' is needed for GSSAPI"):
         broker_settings({f"kafka.{name}": text for name, text in options.items()})
@@ -135,7 +135,7 @@ def test_oauth_endpoint_url_is_accepted(url: str) -> None:
         ("https://alice:hunter2@a/", "must not have a user"),
     ],
 )
-def test_oauth_endpoint_url_invalid_is_refused(url: str, message: str) -> None:
+def test_invalid_oauth_endpoint_url_is_refused(url: str, message: str) -> None:
     problem = refusal_message("OAUTHBEARER", f"{OAUTH} required {CLIENT};", **{ENDPOINT: url})
     assert f"'kafka.{ENDPOINT}' {message}" in problem
 
@@ -168,7 +168,7 @@ def test_oauth_callback_is_parsed() -> None:
         ),
     ],
 )
-def test_oauth_options_invalid_are_refused(
+def test_invalid_oauth_options_are_refused(
     jaas: str | None, extra_options: dict[str, str], message: str
 ) -> None:
     assert message in refusal_message("OAUTHBEARER", jaas, **extra_options)
@@ -186,7 +186,7 @@ def test_aws_msk_iam_options_are_parsed(shaded: str) -> None:
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "AWS_MSK_IAM"])
 @pytest.mark.parametrize("option", [LOGIN_HANDLER, CLIENT_HANDLER])
-def test_callback_handler_unknown_is_refused(mechanism: str, option: str) -> None:
+def test_unknown_callback_handler_is_refused(mechanism: str, option: str) -> None:
     jaas = f"{PLAIN} required {USER};" if mechanism == "PLAIN" else None
     extra_options = {"security.protocol": "SASL_SSL", option: "com.hunter2.Handler"}
     assert f"'kafka.{option}' is not supported" in refusal_message(mechanism, jaas, **extra_options)

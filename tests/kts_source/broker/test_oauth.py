@@ -141,7 +141,7 @@ def test_token_rejected_by_a_broker_is_dropped(endpoint: Endpoint) -> None:
 
 
 @pytest.mark.parametrize("status", [500, 503, 429])
-def test_token_endpoint_failure_is_retried(endpoint: Endpoint, status: int) -> None:
+def test_failure_of_token_endpoint_is_retried(endpoint: Endpoint, status: int) -> None:
     endpoint.answers += [(status, b"hunter2"), (status, b""), token_response("t1")]
     assert oauth.token(token_source(endpoint)) == "t1"
     endpoint.answers += [(status, b"hunter2")] * 3
@@ -168,7 +168,7 @@ def test_token_endpoint_failure_is_retried(endpoint: Endpoint, status: int) -> N
         (200, b'{"access_token":"' + b"a" * (1 << 20) + b'"}', "without an access_token"),
     ],
 )
-def test_token_endpoint_invalid_response_is_an_error(
+def test_invalid_response_of_token_endpoint_is_an_error(
     endpoint: Endpoint, status: int, body: bytes, message: str
 ) -> None:
     endpoint.answers.append((status, body))
@@ -179,7 +179,9 @@ def test_token_endpoint_invalid_response_is_an_error(
     assert len(endpoint.asked) == 1  # a redirect is not followed with the secret
 
 
-def test_token_endpoint_without_response_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_endpoint_that_does_not_respond_raises_unavailable_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(oauth, "_held", {})
     monkeypatch.setattr(oauth, "_PAUSE_SECONDS", 0.0)
     with serve_endpoint() as endpoint:
@@ -188,7 +190,7 @@ def test_token_endpoint_without_response_is_unavailable(monkeypatch: pytest.Monk
         oauth.token(closed_endpoint)
 
 
-def test_token_endpoint_certificate_is_verified(
+def test_certificate_of_token_endpoint_is_verified(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(oauth, "_held", {})

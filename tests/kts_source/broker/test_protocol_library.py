@@ -31,7 +31,7 @@ def test_load_messages_skips_consumer_and_admin() -> None:
     assert run(f"print({HEAVY})") == "False False"
 
 
-def test_tuning_off_imports_the_full_kafka_package() -> None:
+def test_full_kafka_package_is_imported_if_tuning_is_off() -> None:
     assert run(f"print({HEAVY})", KTS_TUNING="off") == "True True"
 
 
@@ -44,11 +44,11 @@ def test_tuning_off_imports_the_full_kafka_package() -> None:
         "from kafka import *; print(KafkaConsumer.__module__)",
     ],
 )
-def test_kafka_attribute_imports_the_package(program: str) -> None:
+def test_access_to_another_kafka_attribute_imports_the_full_package(program: str) -> None:
     assert run(program) == "kafka.consumer.group"
 
 
-def test_kafka_package_is_complete_after_use() -> None:
+def test_kafka_package_is_complete_after_messages_were_loaded() -> None:
     text = run(
         "import kafka, types, kafka.protocol.consumer as ours, kafka.errors",
         "before = ours.FetchRequest",
@@ -59,12 +59,12 @@ def test_kafka_package_is_complete_after_use() -> None:
     assert text == "True True <class 'kafka.errors.KafkaError'>\nTrue False"
 
 
-def test_scanning_modules_does_not_import_kafka() -> None:
+def test_iterating_over_loaded_modules_does_not_import_kafka() -> None:
     lines = "for module in list(sys.modules.values()): getattr(module, '__warningregistry__', None)"
     assert run(lines, f"print({HEAVY})") == "False False"
 
 
-def test_kafka_messages_import_from_concurrent_threads() -> None:
+def test_concurrent_threads_can_import_kafka_messages() -> None:
     text = run(
         "import threading, kafka",
         "names = []",
@@ -76,7 +76,7 @@ def test_kafka_messages_import_from_concurrent_threads() -> None:
     assert text == "8 {'KafkaProducer'}"
 
 
-def test_kafka_package_already_imported_is_unchanged() -> None:
+def test_already_imported_kafka_package_is_unchanged() -> None:
     text = run(
         "import importlib",
         "for name in [name for name in sys.modules if name.split('.')[0] == 'kafka']:",

@@ -90,7 +90,7 @@ def test_scram_login_succeeds(mechanism: str, name: str) -> None:
     assert client.is_done()
 
 
-def test_scram_wrong_password_fails_on_the_server() -> None:
+def test_scram_login_with_wrong_password_is_rejected_by_the_server() -> None:
     server = ScramServer("SCRAM-SHA-256", {"alice": "right"})
     client = start_login("SCRAM-SHA-256", Password("alice", "wrong"))
     client.receive(server.first(client.auth_bytes()))
@@ -133,7 +133,7 @@ def test_scram_matches_rfc_7677_example(monkeypatch: pytest.MonkeyPatch) -> None
         b"m=x,r={nonce}x,s=c2FsdA==,i=4096",
     ],
 )
-def test_scram_invalid_first_response_is_refused(answer: bytes) -> None:
+def test_invalid_first_scram_response_is_refused(answer: bytes) -> None:
     client = start_login("SCRAM-SHA-256", Password("alice", "hunter2"))
     nonce = client.auth_bytes().rpartition(b"r=")[2]
     with pytest.raises(BrokerError, match="login by SCRAM-SHA-256 failed") as caught:
@@ -143,7 +143,7 @@ def test_scram_invalid_first_response_is_refused(answer: bytes) -> None:
 
 
 @pytest.mark.parametrize("iterations", [1, 4095])
-def test_scram_too_few_iterations_are_refused(iterations: int) -> None:
+def test_too_few_scram_iterations_are_refused(iterations: int) -> None:
     server = ScramServer("SCRAM-SHA-256", {"alice": "hunter2"}, iterations)
     client = start_login("SCRAM-SHA-256", Password("alice", "hunter2"))
     with pytest.raises(BrokerError, match=f"{iterations} iterations"):
@@ -204,7 +204,7 @@ def test_oauth_sends_token_and_extensions() -> None:
     assert client.is_done()
 
 
-def test_oauth_rejected_token_is_acknowledged() -> None:
+def test_rejection_of_oauth_token_is_acknowledged() -> None:
     client = start_login("OAUTHBEARER", TokenCallback(f"{__name__}:return_token", ()))
     client.auth_bytes()
     client.receive(b'{"status":"invalid_token"}')
@@ -215,7 +215,7 @@ def test_oauth_rejected_token_is_acknowledged() -> None:
 @pytest.mark.parametrize(
     "name", ["return_none", "return_two_lines", "fail", "missing", "return_token.x"]
 )
-def test_token_callback_invalid_result_is_an_error(name: str) -> None:
+def test_invalid_result_of_token_callback_is_an_error(name: str) -> None:
     client = start_login("OAUTHBEARER", TokenCallback(f"{__name__}:{name}", ()))
     with pytest.raises(BrokerError, match="the callback") as caught:
         client.auth_bytes()
@@ -303,7 +303,7 @@ def test_kerberos_without_gssapi_package_raises_invalid_option_error(
         start_login("GSSAPI", Kerberos("kafka", "", ""))
 
 
-def test_kafka_package_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_missing_kafka_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kafka.protocol.consumer", None)
     with pytest.raises(InvalidOptionError, match=r"pip install 'tiered-kafka\[kafka\]'"):
         require_kafka()
@@ -373,7 +373,7 @@ def test_kerberos_exchange_completes(
     client.receive(b"")
 
 
-def test_login_errors_name_only_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_login_errors_show_only_the_class_of_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_: object) -> str:
         raise RuntimeError("hunter2")
 

@@ -178,7 +178,9 @@ def test_option_errors_hide_secrets_in_any_option(
 
 @pytest.mark.parametrize("name", sorted(COUNTED - {"client.id", "client.rack"}))
 @pytest.mark.parametrize("protocol", ["SSL", "SASL_SSL"])
-def test_secret_in_another_option_is_not_shown(name: str, protocol: str, tmp_path: Path) -> None:
+def test_secret_that_is_repeated_in_another_option_is_not_shown(
+    name: str, protocol: str, tmp_path: Path
+) -> None:
     base = secret_options(tmp_path) | {"kafka.security.protocol": protocol}
     if not name.startswith("ssl.key"):  # opening the store takes a while
         base = {option: text for option, text in base.items() if "ssl.keystore" not in option}

@@ -34,7 +34,7 @@ def test_bundle_values_round_trip_independently(cache: DiskCache) -> None:
     assert (last.get("a"), last.get("b")) == (b"one\n", b"\x00two")
 
 
-def test_cache_value_unchanged_is_not_written(cache: DiskCache, tmp_path: Path) -> None:
+def test_unchanged_cache_value_is_not_written(cache: DiskCache, tmp_path: Path) -> None:
     bundle = Bundle(cache, "p")
     bundle.save()
     assert cache.get("p") is None
@@ -59,7 +59,7 @@ def test_cache_value_unchanged_is_not_written(cache: DiskCache, tmp_path: Path) 
         lambda data: b"",
     ],
 )
-def test_cache_unreadable_value_is_a_miss(
+def test_unreadable_cache_value_is_a_miss(
     spoil: Callable[[bytes], bytes], cache: DiskCache
 ) -> None:
     bundle = Bundle(cache, "p")

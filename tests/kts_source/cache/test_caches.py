@@ -112,7 +112,7 @@ def test_cache_serves_the_second_read_of_a_version(tmp_path: Path) -> None:
     assert (store.caches.counters.hits, store.caches.counters.misses) == (1, 0)
 
 
-def test_cache_other_version_range_object_or_server_is_a_miss(tmp_path: Path) -> None:
+def test_read_of_another_version_range_object_or_server_is_a_cache_miss(tmp_path: Path) -> None:
     store = cached(tmp_path)
     store.get_range("a", 3, 9, version="1")
     store.get_range("a", 3, 9, version="2")
@@ -139,7 +139,7 @@ def test_cache_does_not_store_errors(tmp_path: Path) -> None:
     assert len(requested(tmp_path)) == 2
 
 
-def test_cache_damaged_entry_is_read_again(tmp_path: Path) -> None:
+def test_damaged_cache_entry_is_read_from_the_store_again(tmp_path: Path) -> None:
     store = cached(tmp_path)
     store.get_range("a", 3, 9, version="1")
     (path,) = (tmp_path / "cache").glob("*/index/*.entry")
@@ -155,7 +155,7 @@ def test_cache_folders_are_private(tmp_path: Path) -> None:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_cache_unusable_folder_disables_the_cache(tmp_path: Path) -> None:
+def test_unusable_folder_disables_the_cache(tmp_path: Path) -> None:
     (tmp_path / "cache").write_bytes(b"a file")
     store = cached(tmp_path)
     for _ in range(2):
@@ -183,7 +183,7 @@ def read_in_two_processes(tmp_path: Path, patience: float) -> None:
         assert reader.exitcode == 0
 
 
-def test_cache_reads_a_range_once_for_two_processes(tmp_path: Path) -> None:
+def test_two_processes_read_a_range_only_once(tmp_path: Path) -> None:
     read_in_two_processes(tmp_path, patience=60)
     assert requested(tmp_path) == ["a:3-9"]
 
@@ -332,7 +332,7 @@ def test_cache_stores_plaintext_if_enabled(
     assert log_reads(fourth) > 0
 
 
-def test_cache_damaged_plaintext_entry_is_read_again(tmp_path: Path) -> None:
+def test_damaged_plaintext_cache_entry_is_read_from_the_store_again(tmp_path: Path) -> None:
     options = tier_options("encrypted", includeHeaders="true")
     plan = plan_scan(parse_options(options))
     expected = run(plan, options, golden(tmp_path, plaintext=True))
@@ -344,7 +344,7 @@ def test_cache_damaged_plaintext_entry_is_read_again(tmp_path: Path) -> None:
     assert log_reads(tier) > 0
 
 
-def test_cache_replaced_object_is_a_miss(tmp_path: Path) -> None:
+def test_read_of_a_replaced_object_is_a_cache_miss(tmp_path: Path) -> None:
     folder = tmp_path / "tier"
     folder.mkdir()
     (folder / "a").write_bytes(b"first")

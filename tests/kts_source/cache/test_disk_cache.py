@@ -43,7 +43,7 @@ def test_cache_entries_are_shared_by_processes(tmp_path: Path) -> None:
     assert (counters.hits, counters.misses, counters.bytes_served) == (1, 1, 5)
 
 
-def test_cache_truncated_or_damaged_entry_is_a_miss(tmp_path: Path) -> None:
+def test_truncated_or_damaged_cache_entry_is_a_miss(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, UNBOUNDED)
     cache.put("name", b"0123456789")
     (path,) = entries(tmp_path)
@@ -62,7 +62,7 @@ def test_cache_truncated_or_damaged_entry_is_a_miss(tmp_path: Path) -> None:
     assert cache.get("name") == b"0123456789"
 
 
-def test_cache_entry_of_another_name_is_a_miss(tmp_path: Path) -> None:
+def test_cache_entry_with_the_name_of_another_is_a_miss(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, UNBOUNDED)
     cache.put("one", b"1")
     (path,) = entries(tmp_path)
@@ -85,7 +85,7 @@ def test_cache_entries_expire_after_their_last_access(tmp_path: Path) -> None:
     assert entries(tmp_path) == []
 
 
-def test_cache_entries_without_time_to_live_stay(tmp_path: Path) -> None:
+def test_cache_entries_without_time_to_live_do_not_expire(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, UNBOUNDED)
     cache.put("a", b"a")
     aged(entries(tmp_path)[0], 1e9)
@@ -93,7 +93,7 @@ def test_cache_entries_without_time_to_live_stay(tmp_path: Path) -> None:
     assert cache.get("a") == b"a"
 
 
-def test_cache_write_sweeps_expired_entries(tmp_path: Path) -> None:
+def test_cache_write_deletes_expired_entries(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, CacheLimits(1 << 20, 60))
     cache.put("old", b"o" * 100)
     aged(entries(tmp_path)[0], 61)
@@ -102,7 +102,7 @@ def test_cache_write_sweeps_expired_entries(tmp_path: Path) -> None:
     assert cache.get("new") is not None
 
 
-def test_cache_drops_the_least_recently_used_first(tmp_path: Path) -> None:
+def test_cache_drops_the_least_recently_used_entries_first(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, CacheLimits(64 << 10, None))
     for number in range(100):
         cache.put(f"{number}", bytes(1 << 10))
@@ -125,7 +125,7 @@ def pass_time(folder: Path, seconds: int = 5) -> None:
         os.utime(path, ns=(then, then))
 
 
-def test_cache_reused_entries_survive_a_large_scan(tmp_path: Path) -> None:
+def test_reused_cache_entries_survive_a_large_scan(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, CacheLimits(64 << 10, None))
     often = [f"often {number}" for number in range(16)]
     for name in often:
@@ -141,7 +141,7 @@ def test_cache_reused_entries_survive_a_large_scan(tmp_path: Path) -> None:
     assert cache.peek("once 400") is None
 
 
-def test_cache_old_reused_entries_are_dropped_eventually(tmp_path: Path) -> None:
+def test_reused_cache_entries_are_dropped_when_they_become_old(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, CacheLimits(64 << 10, None))
     for number in range(200):
         cache.put(f"{number}", bytes(1 << 10))
@@ -157,7 +157,7 @@ def test_cache_old_reused_entries_are_dropped_eventually(tmp_path: Path) -> None
     assert all(cache.peek(f"new {number}") is not None for number in range(3, 14))
 
 
-def test_cache_sweeps_abandoned_files(tmp_path: Path) -> None:
+def test_cache_deletes_abandoned_files(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, UNBOUNDED)
     young, old = tmp_path / "1.new", tmp_path / "2.new"
     lock, foreign = tmp_path / "3.lock", tmp_path / "keep.txt"
@@ -184,7 +184,7 @@ def test_cache_files_are_private(tmp_path: Path) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_cache_folder_link_or_other_owner_is_refused(
+def test_cache_folder_that_is_a_link_or_has_another_owner_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "real").mkdir()
@@ -211,7 +211,7 @@ def test_cache_disk_error_is_a_miss(tmp_path: Path, caplog: pytest.LogCaptureFix
 # -- single flight
 
 
-def test_lock_has_one_holder_among_threads(tmp_path: Path) -> None:
+def test_only_one_thread_holds_the_lock(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, UNBOUNDED)
     inside: list[int] = []
     counts: list[int] = []
@@ -232,7 +232,7 @@ def test_lock_has_one_holder_among_threads(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*.lock")) == []
 
 
-def test_lock_timeout_continues_without_the_lock(tmp_path: Path) -> None:
+def test_fetch_continues_without_the_lock_after_the_timeout(tmp_path: Path) -> None:
     with locked([f"{tmp_path}/a.lock"], 1) as first:
         assert first
         with locked([f"{tmp_path}/a.lock"], 0.01) as second:

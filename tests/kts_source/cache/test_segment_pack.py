@@ -91,7 +91,7 @@ def packed(cache: DiskCache) -> tuple[list[SegmentEntry], SegmentPack]:
 
 @pytest.mark.parametrize("changed", [{"version": "other"}, {"size": 1}, {"version": None}])
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_segment_pack_changed_object_is_a_miss(
+def test_changed_object_in_segment_pack_is_a_miss(
     which: int, changed: dict[str, object], cache: DiskCache
 ) -> None:
     listed, pack = packed(cache)
@@ -140,7 +140,7 @@ def test_segment_pack_drops_unlisted_segments(cache: DiskCache) -> None:
         lambda text: "",
     ],
 )
-def test_segment_pack_unreadable_line_is_a_miss(
+def test_unreadable_line_of_segment_pack_is_a_miss(
     spoil: object, cache: DiskCache, request: pytest.FixtureRequest
 ) -> None:
     listed, _ = packed(cache)
@@ -154,7 +154,7 @@ def test_segment_pack_unreadable_line_is_a_miss(
     assert all(pack.find(entry) is None for entry in listed)
 
 
-def test_segment_pack_without_cache_is_empty() -> None:
+def test_segment_pack_is_empty_without_a_cache() -> None:
     layout, store, prefix = AIVEN
     entry = entries(layout, store, prefix, "codecs")[0]
     pack = SegmentPack(None, "")

@@ -55,7 +55,7 @@ def test_objects_without_version_are_not_cached(cache: DiskCache) -> None:
     assert cache.get("p") is None
 
 
-def test_side_file_pack_unchanged_is_not_written(cache: DiskCache, tmp_path: Path) -> None:
+def test_unchanged_side_file_pack_is_not_written(cache: DiskCache, tmp_path: Path) -> None:
     pack = SideFilePack(cache, "p")
     pack.add(source("a"), 0, b"abc")
     pack.save()
@@ -68,7 +68,7 @@ def test_side_file_pack_unchanged_is_not_written(cache: DiskCache, tmp_path: Pat
     assert entry.stat().st_ino == stored  # a write would create another file
 
 
-def test_cache_limit_drops_the_least_recently_used(cache: DiskCache) -> None:
+def test_full_cache_drops_the_least_recently_used_entries(cache: DiskCache) -> None:
     file_size = MAX_PACK_BYTES // 4
     for plan in range(5):  # each plan reads one file and uses the first again
         pack = SideFilePack(cache, "p")
@@ -85,7 +85,7 @@ def test_cache_limit_drops_the_least_recently_used(cache: DiskCache) -> None:
     assert len(data) < MAX_PACK_BYTES + 1000
 
 
-def test_side_file_pack_is_limited(cache: DiskCache) -> None:
+def test_size_of_side_file_pack_is_limited(cache: DiskCache) -> None:
     pack = SideFilePack(cache, "p")
     file_size = MAX_PACK_BYTES // 2 - 1
     for name in "abc":
@@ -108,7 +108,7 @@ def test_side_file_pack_is_limited(cache: DiskCache) -> None:
         lambda data: b"",
     ],
 )
-def test_cache_unreadable_value_is_a_miss(
+def test_unreadable_cache_value_is_a_miss(
     spoil: Callable[[bytes], bytes], cache: DiskCache
 ) -> None:
     pack = SideFilePack(cache, "p")

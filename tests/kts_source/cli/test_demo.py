@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_demo_without_sample_names_its_location(
+def test_demo_without_sample_tier_says_where_it_belongs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo, "SAMPLE_TIER", tmp_path / "no" / "tier")
@@ -37,7 +37,7 @@ def test_demo_without_tier_fails_without_traceback(
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
-def test_demo_module_runs_the_command(
+def test_python_m_runs_the_demo_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["demo", "--path", str(tmp_path), "--key-prefix", "tiered/"]

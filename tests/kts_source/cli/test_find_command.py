@@ -165,7 +165,7 @@ def test_find_reads_keys_from_file(
         ("length", b"\x7f\xff\xff\xff"),
     ],
 )
-def test_find_ambiguous_key_file_raises(tmp_path: Path, form: str, data: bytes) -> None:
+def test_ambiguous_key_file_of_find_is_refused(tmp_path: Path, form: str, data: bytes) -> None:
     file = tmp_path / "keys"
     file.write_bytes(data)
     with pytest.raises(InvalidOptionError):

@@ -123,7 +123,9 @@ def test_verify_counts_records_and_reports_corruption(
     assert log.name in out
 
 
-def test_export_without_spark(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_export_command_writes_tables_without_spark(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     target = tmp_path / "lake"
     code, out, _ = run(
         capsys, "export", str(target), "--subscribe", "epochs", "--workers", "1", "--json"
@@ -138,7 +140,7 @@ def test_export_without_spark(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert json.loads(out)["rows"] == 0
 
 
-def test_export_with_follow_stops_at_signal(
+def test_export_that_follows_the_topic_stops_at_a_signal(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     target = tmp_path / "lake"
@@ -252,7 +254,7 @@ def test_commands_return_exit_codes(
         ("matplotlib", "plot", ["--png", "report.png"]),
     ],
 )
-def test_missing_extra_is_named_before_any_work(
+def test_command_names_missing_extra_before_any_work(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -273,7 +275,7 @@ def _interrupted(*_arguments: object) -> None:
 
 
 @pytest.mark.parametrize("command", ["topics", "segments", "plan", "cat", "verify", "export"])
-def test_command_has_every_option_of_the_source(
+def test_commands_accept_every_option_of_the_source(
     capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     assert main([command, "--help"]) == 0
@@ -305,7 +307,7 @@ def test_path_and_topic_may_be_arguments(
     assert main(["export", "a", "b", "c", "d"]) == 2
 
 
-def test_topics_without_key_lists_the_missing_key(
+def test_topics_names_the_missing_encryption_key(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def rows(*more: str) -> dict[tuple[str, int], dict[str, Any]]:
@@ -360,6 +362,6 @@ sys.exit(max(main(command) for command in {commands!r}))
 
 
 @pytest.mark.parametrize("name", sorted(kts.commands))
-def test_command_flags_do_not_hide_source_options(name: str) -> None:
+def test_flags_of_commands_do_not_hide_source_options(name: str) -> None:
     flags = [flag for parameter in kts.commands[name].params for flag in parameter.opts]
     assert len(flags) == len(set(flags))

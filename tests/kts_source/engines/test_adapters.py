@@ -109,7 +109,9 @@ POLARS: dict[str, tuple[Callable[[], pl.Expr], str]] = {
 
 @pytest.mark.parametrize("level", ISOLATION_LEVELS)
 @pytest.mark.parametrize("name", POLARS)
-def test_conditions_equal_filters_in_memory(name: str, level: IsolationLevel) -> None:
+def test_pushed_conditions_return_the_same_rows_as_filters_in_memory(
+    name: str, level: IsolationLevel
+) -> None:
     expression, sql = POLARS[name]
     base = create_scan(isolationLevel=level)
     all_rows = pl.from_arrow(expected_table("txn", level))
@@ -187,7 +189,7 @@ def test_polars_refuses_zero_threads() -> None:
         create_scan().to_lazy(threads=0)
 
 
-def test_dataset_of_a_limited_scan_is_filtered_after_the_limit() -> None:
+def test_dataset_of_a_limited_scan_applies_the_limit_before_filters() -> None:
     all_rows = create_scan().to_table()
     result = create_scan().limit(40).to_dataset().to_table(filter=pc.field("offset") > 35)
     assert result.equals(all_rows.slice(0, 40).filter(pc.field("offset") > 35))
@@ -307,13 +309,13 @@ INSTANT = pa.scalar(1_700_000_000_123_456, pa.timestamp("us", tz="UTC"))
         ),
     ],
 )
-def test_certain_part_returns_translatable_condition(
+def test_certain_part_returns_the_part_of_a_condition_that_can_be_pushed_down(
     expression: pc.Expression, expected: object
 ) -> None:
     assert certain_part(expression, read_schema(ALL_COLUMNS)) == expected
 
 
-def test_columns_in_returns_columns_of_an_expression() -> None:
+def test_columns_in_returns_the_columns_that_an_expression_reads() -> None:
     condition = (OFFSET < 5) & (pc.binary_length(pc.field("value")) > PARTITION)
     columns = ("key", "value", "valueError", "partition", "offset")
     assert columns_in(condition, columns) == ("value", "partition", "offset")

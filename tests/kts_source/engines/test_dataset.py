@@ -164,7 +164,7 @@ def _outcome(read: Callable[[], pa.Table]) -> pa.Table | type[Exception]:
         return type(error)
 
 
-def test_random_conditions_equal_an_in_memory_dataset(
+def test_random_conditions_return_same_rows_as_an_in_memory_dataset(
     scan: kts_source.Scan, all_rows: pa.Table
 ) -> None:
     dice = random.Random(11)
@@ -244,12 +244,12 @@ METHODS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def test_methods_of_dataset_are_all_tested() -> None:
+def test_every_method_of_dataset_is_tested() -> None:
     assert METHODS.keys() == {name for name in dir(ds.Dataset) if not name.startswith("_")}
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_dataset_method_equals_in_memory_dataset(
+def test_dataset_method_returns_the_same_as_an_in_memory_dataset(
     name: str, scan: kts_source.Scan, all_rows: pa.Table
 ) -> None:
     if name.startswith("join"):  # pyarrow cannot join tables with structs
@@ -275,7 +275,7 @@ SCANNER: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", SCANNER)
-def test_scanner_equals_in_memory_dataset(
+def test_scanner_method_returns_the_same_as_that_of_an_in_memory_dataset(
     name: str, scan: kts_source.Scan, all_rows: pa.Table
 ) -> None:
     arguments: dict[str, Any] = {
@@ -302,7 +302,9 @@ REFUSED: dict[str, Callable[[ds.Dataset, Path], object]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_functions_that_scan_files_raise(name: str, scan: kts_source.Scan, tmp_path: Path) -> None:
+def test_dataset_functions_that_need_files_raise(
+    name: str, scan: kts_source.Scan, tmp_path: Path
+) -> None:
     plain = scan.select(["offset", "partition"]).to_dataset()
     with pytest.raises((TypeError, ValueError, NotImplementedError, pa.ArrowException)) as raised:
         REFUSED[name](plain, tmp_path)
@@ -371,7 +373,7 @@ print("END", flush=True)
         pytest.param("interrupt", -signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
-def test_process_ends_after_a_query_stopped_early(
+def test_process_exits_after_a_query_that_was_stopped_early(
     scenario: str, code: int, scan: kts_source.Scan
 ) -> None:
     path = scan._options.path

@@ -93,7 +93,9 @@ def full_cost(tier: kts_source.Scan, wire: Wire) -> tuple[int, int]:
     return cost
 
 
-def test_read_uncommitted_scan_requests_each_byte_once(options: dict[str, str], wire: Wire) -> None:
+def test_read_uncommitted_scan_requests_each_byte_only_once(
+    options: dict[str, str], wire: Wire
+) -> None:
     scan = kts_source.scan({**options, "isolationLevel": "read_uncommitted"})
     size = scan.plan.nominal_bytes
     requests, read = wire.cost(lambda: scan.to_table(threads=1))

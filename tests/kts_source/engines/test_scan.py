@@ -146,7 +146,9 @@ def test_limit_does_not_wait_for_later_rows(tmp_path: Path) -> None:
     assert [task.rows for task in metrics.summary(str(tmp_path)).tasks] == [10, 10]
 
 
-def test_slow_start_applies_only_to_readers_that_may_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_start_slowly_only_for_readers_that_may_stop_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     slow_starts: list[bool] = []
     real = read_task
 
@@ -232,7 +234,7 @@ def test_tasks_have_no_credential() -> None:
     )
 
 
-def test_plan_is_shown_in_notebooks() -> None:
+def test_notebooks_show_the_plan() -> None:
     scan = create_scan()
     assert "txn-0" not in scan._repr_html_()
     _ = scan.plan
@@ -302,7 +304,7 @@ def test_stream_options_are_refused() -> None:
         ("to_ray", "ray.data"),
     ],
 )
-def test_missing_library_is_named(
+def test_error_names_the_missing_library(
     method: str, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
@@ -333,7 +335,7 @@ with scan.to_reader(threads=int(sys.argv[1])) as reader:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_ctrl_c_ends_a_read_immediately(threads: int) -> None:
+def test_ctrl_c_stops_a_read_immediately(threads: int) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", _ENDLESS, str(threads)],
         stdout=subprocess.PIPE,

@@ -100,7 +100,7 @@ def test_supported_type_is_written(tmp_path: Path, table_format: str, kind: pa.D
     ],
     ids=["fixed_size_list", "list_view"],
 )
-def test_bounds_after_a_list_of_structs_match_their_column(kind: pa.DataType) -> None:
+def test_bounds_of_columns_after_a_list_of_structs_are_right(kind: pa.DataType) -> None:
     schema = pa.schema([("items", kind), ("number", pa.int64())])
     items = pa.array([[{"a": 100, "b": 200}, {"a": 300, "b": 400}]], kind)
     file = ParquetFile(pa.BufferOutputStream(), schema, compression="none")
@@ -118,7 +118,7 @@ def test_bounds_after_a_list_of_structs_match_their_column(kind: pa.DataType) ->
     ],
     ids=str,
 )
-def test_equal_names_are_refused_before_rows_are_written(
+def test_equal_column_names_are_refused_before_rows_are_written(
     tmp_path: Path, table_format: str, names: tuple[str, str]
 ) -> None:
     lake = Lake(tmp_path, table_format)

@@ -77,7 +77,7 @@ def only_x(batch: pa.RecordBatch) -> pa.RecordBatch | None:
 
 
 @pytest.mark.parametrize("keys", EMPTY_WAVES.values(), ids=EMPTY_WAVES)
-def test_function_without_rows_of_a_wave_advances_offsets(
+def test_transform_that_returns_no_rows_advances_offsets(
     lake: Lake, tmp_path: Path, keys: tuple[bytes, ...]
 ) -> None:
     tier = make_tier(tmp_path, keys)
@@ -104,7 +104,7 @@ class RejectAll:
         return Transformed(batch.slice(0, 0), rejected)
 
 
-def test_transform_rejecting_all_rows_advances(lake: Lake, tmp_path: Path) -> None:
+def test_transform_that_rejects_all_rows_advances_offsets(lake: Lake, tmp_path: Path) -> None:
     tier = make_tier(tmp_path, (b"k", b"k"))
     transform = RejectAll()
     letters = str(tmp_path / "letters")
@@ -137,7 +137,7 @@ class Numbers:
 
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("keys", EMPTY_WAVES.values(), ids=EMPTY_WAVES)
-def test_transform_without_types_for_empty_batches_continues(
+def test_export_continues_if_transform_returns_no_types_for_empty_batches(
     lake: Lake, tmp_path: Path, keys: tuple[bytes, ...], fails: bool
 ) -> None:
     tier = make_tier(tmp_path, keys)
@@ -164,7 +164,7 @@ def test_transform_without_types_for_empty_batches_continues(
     ],
     ids=str,
 )
-def test_unknown_columns_do_not_create_a_table(
+def test_table_is_not_created_while_its_columns_are_unknown(
     lake: Lake, tmp_path: Path, wrong: dict[str, Any]
 ) -> None:
     tier = make_tier(tmp_path, (b"k",))
@@ -175,7 +175,7 @@ def test_unknown_columns_do_not_create_a_table(
     assert ranges(lake.export(options)) == [(0, 20)]
 
 
-def test_columns_without_rows_match_columns_with_rows(tmp_path: Path) -> None:
+def test_empty_batches_have_the_columns_of_batches_with_rows(tmp_path: Path) -> None:
     tier = make_tier(tmp_path, (b"x",))
     options = tier.options(columns=",".join(ALL_COLUMNS), includeHeaders="true")
     lake = Lake(tmp_path, "parquet")

@@ -30,7 +30,7 @@ def tier(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("compact", [False, True])
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_every_row_is_written(table_format: str, compact: bool, tmp_path: Path) -> None:
+def test_rows_with_far_dates_are_written(table_format: str, compact: bool, tmp_path: Path) -> None:
     lake = Lake(tmp_path, table_format)
     report = lake.export(tier(tmp_path / "tier"), compact=compact)
     assert report.rows == 6
@@ -42,7 +42,7 @@ def test_every_row_is_written(table_format: str, compact: bool, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_row_without_day_is_named_in_error(table_format: str, tmp_path: Path) -> None:
+def test_error_names_row_whose_day_does_not_exist(table_format: str, tmp_path: Path) -> None:
     lake = Lake(tmp_path, table_format)
     options = tier(tmp_path / "tier")
     with pytest.raises(ExportError, match=r"date\(timestamp\).*where") as caught:

@@ -131,7 +131,9 @@ def test_follow_writes_records_between_rounds(lake: Lake, tmp_path: Path) -> Non
     assert report.requests == sum(round_metrics.requests for round_metrics in driven.rounds) > 0
 
 
-def test_round_ends_with_segment_reaching_its_bytes(lake: Lake, tmp_path: Path) -> None:
+def test_round_ends_after_the_segment_that_reaches_its_byte_limit(
+    lake: Lake, tmp_path: Path
+) -> None:
     tier = SmallTier(tmp_path / "tier").grow(6)
     total_bytes = Lake(tmp_path / "whole", "parquet").export(tier.options()).segment_bytes
     driven = Driven()
@@ -161,7 +163,7 @@ def test_rounds_begin_one_interval_after_another(
     assert driven.pauses == [pause] * 3
 
 
-def test_long_round_is_followed_without_pause(tmp_path: Path) -> None:
+def test_next_round_starts_immediately_after_a_long_round(tmp_path: Path) -> None:
     tier, lake = SmallTier(tmp_path / "tier").grow(1), Lake(tmp_path, "parquet")
     driven = Driven(seconds_a_round=100.0)
     with pytest.raises(AssertionError, match="never waits"):
@@ -211,7 +213,9 @@ def test_follow_ends_at_permanent_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_follow_merges_compacted_table_each_round(tmp_path: Path, table_format: str) -> None:
+def test_follow_merges_into_compacted_table_in_each_round(
+    tmp_path: Path, table_format: str
+) -> None:
     tier = SmallTier(tmp_path / "tier").grow(2, b"a").grow(1, b"b")
     lake = Lake(tmp_path, table_format)
     driven = Driven([lambda: tier.grow(1, b"a")])
@@ -225,7 +229,7 @@ def test_follow_merges_compacted_table_each_round(tmp_path: Path, table_format: 
     assert lake.read().num_rows == 2
 
 
-def test_rounds_without_rows_advance_before_a_table_exists(tmp_path: Path) -> None:
+def test_offsets_advance_before_a_round_with_rows_creates_the_table(tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(2, b"k").grow(1, b"x").grow(1, b"x")
     lake, driven = Lake(tmp_path, "delta"), Driven([lambda: None])
     driven.run(lake, tier.options(), transform=only_x)
@@ -233,7 +237,7 @@ def test_rounds_without_rows_advance_before_a_table_exists(tmp_path: Path) -> No
     assert table_offsets(lake) == list(range(20, 40))
 
 
-def test_bounded_round_reports_gaps_only_when_reached(tmp_path: Path) -> None:
+def test_round_with_byte_limit_reports_only_gaps_that_it_reached(tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(5)
     tier.expire(2)
     lake, driven = Lake(tmp_path, "parquet"), Driven([lambda: None])
@@ -245,7 +249,7 @@ def test_bounded_round_reports_gaps_only_when_reached(tmp_path: Path) -> None:
     assert report.rows == len(table_offsets(lake)) == 40
 
 
-def test_open_transaction_is_reported_until_written(tmp_path: Path) -> None:
+def test_open_transaction_is_reported_until_its_rows_are_written(tmp_path: Path) -> None:
     lake, driven = Lake(tmp_path, "parquet"), Driven([lambda: None] * 2)
     report = driven.run(lake, source())
     assert [(g.topic, g.partition, g.start, g.stop) for g in report.skipped] == [
@@ -318,7 +322,7 @@ def test_follow_logs_a_line_per_round(tmp_path: Path, caplog: pytest.LogCaptureF
         pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow),
     ],
 )
-def test_follow_continues_after_signal_in_round(
+def test_follow_finishes_its_round_after_a_signal(
     tmp_path: Path, number: signal.Signals, workers: int
 ) -> None:
     lake = Lake(tmp_path, "parquet")

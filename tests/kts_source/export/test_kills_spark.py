@@ -91,7 +91,9 @@ def check(lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_killed_workers_are_retried(tmp_path: Path, spark: SparkSession, table_format: str) -> None:
+def test_tasks_of_killed_workers_are_retried(
+    tmp_path: Path, spark: SparkSession, table_format: str
+) -> None:
     counted = Lake(tmp_path / "counted", table_format)
     counted.folder.mkdir()
     counted.export(source(), transform=Dies(tmp_path / "all", frozenset()))

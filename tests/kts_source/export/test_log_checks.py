@@ -90,7 +90,7 @@ def test_unclean_election_below_the_table_is_refused(lake: Lake, tmp_path: Path)
     assert ranges(lake.export(tier.options)) == [(20, 25)]
 
 
-def test_clean_election_continues(lake: Lake, tmp_path: Path) -> None:
+def test_export_continues_after_clean_election(lake: Lake, tmp_path: Path) -> None:
     tier = Elections(tmp_path / "tier")
     tier.upload((4, "a", 0, 10))
     lake.export(tier.options)
@@ -101,7 +101,7 @@ def test_clean_election_continues(lake: Lake, tmp_path: Path) -> None:
     assert values(lake) == [f"a{offset}" for offset in range(30)]
 
 
-def test_wave_records_its_epoch(lake: Lake, tmp_path: Path) -> None:
+def test_commit_records_the_leader_epoch(lake: Lake, tmp_path: Path) -> None:
     tier = Elections(tmp_path / "tier")
     tier.upload((4, "a", 0, 10), (5, "a", 10, 20))
     lake.export({**tier.options, "maxSegmentsPerTask": "1", "endingOffsets": offset_option(10)})
@@ -177,7 +177,9 @@ def test_new_partition_without_first_records_is_refused(lake: Lake, tmp_path: Pa
     assert lake.export(tier.options).commits == 0
 
 
-def test_interrupted_first_run_continues_partitions_above_zero(lake: Lake, tmp_path: Path) -> None:
+def test_interrupted_first_run_continues_partitions_that_start_above_zero(
+    lake: Lake, tmp_path: Path
+) -> None:
     tier = Elections(tmp_path / "tier")
     tier.upload((1, "a", 0, 10), (1, "a", 10, 20), only=1)
     other = Elections(tmp_path / "tier", topic_id=tier.topic_id, partition=1)

@@ -84,7 +84,7 @@ def test_partition_without_records_is_recorded(brokers: FakeCluster, tmp_path: P
     assert lake.export(options(brokers)).rows == 5
 
 
-def test_lineage_of_a_leader_has_the_epochs_with_records(brokers: FakeCluster) -> None:
+def test_lineage_of_a_leader_contains_only_epochs_with_records(brokers: FakeCluster) -> None:
     spans = [(epoch, b"v", 2) for epoch in (1, 4, 130, 131, 260)]
     brokers.create("t", [FakePartition(fake_log(log_of(*spans)), epoch=260)])
     with closing(ClusterView(brokers.settings(), parse_options(options(brokers)))) as view:

@@ -40,7 +40,9 @@ def tier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("sort_by", ["", "value"])
-def test_memory_is_bounded_for_large_segment(tier: Path, tmp_path: Path, sort_by: str) -> None:
+def test_export_of_large_segment_uses_bounded_memory(
+    tier: Path, tmp_path: Path, sort_by: str
+) -> None:
     module = "tests.kts_source.export.memory_child"
     run = subprocess.run(
         [sys.executable, "-m", module, tier, tmp_path / "lake", sort_by],

@@ -50,7 +50,7 @@ def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
         server.shutdown()
 
 
-def test_unavailable_store_of_delta_table_is_an_outage(endpoint: str) -> None:
+def test_unavailable_store_of_delta_table_counts_as_outage(endpoint: str) -> None:
     options = {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": "key",
@@ -64,7 +64,7 @@ def test_unavailable_store_of_delta_table_is_an_outage(endpoint: str) -> None:
     assert is_outage(caught.value)
 
 
-def test_unavailable_store_of_arrow_is_an_outage() -> None:
+def test_unavailable_store_of_parquet_folder_counts_as_outage() -> None:
     store = pafs.S3FileSystem(
         endpoint_override=NOBODY,
         access_key="key",
@@ -77,13 +77,13 @@ def test_unavailable_store_of_arrow_is_an_outage() -> None:
     assert is_outage(caught.value)
 
 
-def test_unavailable_catalog_is_an_outage() -> None:
+def test_unavailable_catalog_counts_as_outage() -> None:
     with pytest.raises(requests.ConnectionError) as caught:
         requests.get(NOBODY, timeout=5)
     assert is_outage(caught.value)
 
 
-def test_other_errors_are_not_an_outage(tmp_path: Path) -> None:
+def test_other_errors_do_not_count_as_outage(tmp_path: Path) -> None:
     with pytest.raises(deltalake.exceptions.TableNotFoundError) as caught:
         deltalake.DeltaTable(str(tmp_path))
     assert not is_outage(caught.value)

@@ -34,7 +34,7 @@ def export_with(lake: Lake, progress: Progress) -> BackfillReport:
     return export(source(), lake.settings(), LocalExecutor(1), progress=progress)
 
 
-def test_progress_without_terminal_is_lines(tmp_path: Path) -> None:
+def test_progress_is_printed_as_lines_without_a_terminal(tmp_path: Path) -> None:
     stream = io.StringIO()
     report = export_with(Lake(tmp_path, "parquet"), LineProgress(stream))
     lines = stream.getvalue().splitlines()
@@ -44,7 +44,7 @@ def test_progress_without_terminal_is_lines(tmp_path: Path) -> None:
     assert "\r" not in stream.getvalue()
 
 
-def test_progress_on_a_terminal_is_a_bar(tmp_path: Path) -> None:
+def test_progress_is_shown_as_a_bar_on_a_terminal(tmp_path: Path) -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=160)
     report = export_with(Lake(tmp_path, "parquet"), RichProgress(console))
@@ -52,7 +52,7 @@ def test_progress_on_a_terminal_is_a_bar(tmp_path: Path) -> None:
     assert "━" in stream.getvalue()
 
 
-def test_unreported_tasks_count_towards_progress(tmp_path: Path) -> None:
+def test_tasks_without_progress_messages_count_when_they_end(tmp_path: Path) -> None:
     stream = io.StringIO()
     progress = LineProgress(stream)
     progress.begin(4, 4 << 20)

@@ -50,7 +50,7 @@ ARGUMENTS = {
 }
 
 
-def test_argument_defaults_are_unchanged() -> None:
+def test_defaults_of_arguments_match_the_settings() -> None:
     assert ExportArguments.__annotations__.keys() == ARGUMENTS.keys()
     help_text: Any = ARGUMENTS
     documented, explicit = export_settings("/t"), export_settings("/t", **help_text)
@@ -73,7 +73,7 @@ def test_help_lists_every_argument() -> None:
     assert set(ARGUMENTS) - in_python_only <= options
 
 
-def test_unknown_argument_is_named_in_error() -> None:
+def test_error_names_unknown_argument() -> None:
     wrong: Any = {"target_file_byte": 1, "storage": None}
     with pytest.raises(TypeError, match="takes no argument storage, target_file_byte"):
         backfill(None, source={}, target="/t", progress=False, **wrong)

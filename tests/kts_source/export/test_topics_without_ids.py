@@ -62,7 +62,7 @@ def test_topics_without_ids_continue_at_their_end_offsets(lake: Lake, tmp_path: 
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_compaction_keeps_equal_keys_of_topics_without_ids(
+def test_compaction_separates_equal_keys_of_topics_without_ids(
     tmp_path: Path, table_format: str
 ) -> None:
     lake = Lake(tmp_path, table_format)

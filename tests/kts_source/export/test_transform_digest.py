@@ -30,7 +30,7 @@ def assert_different_digests(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_bound_values_change_the_digest(kind: str) -> None:
+def test_values_bound_by_a_function_change_the_digest(kind: str) -> None:
     assert_different_digests(KINDS[kind], [lambda: 1, lambda: 2])
 
 
@@ -63,7 +63,7 @@ def test_digest_of_code_without_source_is_stable() -> None:
     assert describe_transform(function_of(texts[1])) == describe_transform(function_of(texts[1]))
 
 
-def test_own_fingerprint_replaces_digest() -> None:
+def test_fingerprint_of_the_user_replaces_the_digest() -> None:
     class Named:
         fingerprint = "v1"
         lock = threading.Lock()
@@ -118,7 +118,7 @@ def test_fingerprint_is_compared_as_text_and_as_number(kind: str) -> None:
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_another_transform_is_refused(tmp_path: Path, table_format: str) -> None:
+def test_export_with_another_transform_is_refused(tmp_path: Path, table_format: str) -> None:
     lake = Lake(tmp_path, table_format)
     first = '{"txn":{"0":500,"1":500,"2":500}}'
     lake.export(source(endingOffsets=first), transform=functools.partial(stamped, version=1))

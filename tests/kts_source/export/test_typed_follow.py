@@ -67,7 +67,9 @@ def test_follow_ends_at_new_fields_without_evolution(topic: dict[str, str], tmp_
     assert len(values_of(lake)) == 20
 
 
-def test_kts_export_writes_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kts_export_follows_a_typed_topic(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = write(tmp_path / "tier", [[avro(n) if n != 3 else b"" for n in range(12)]])
     schema = tmp_path / "order.avsc"
     schema.write_text(json.dumps(SCHEMA))
@@ -153,7 +155,7 @@ def test_follow_waits_for_unavailable_registry(
     assert "round 3 is retried in 60 s: the registry does not answer" in caplog.text
 
 
-def test_follow_checks_source_once_registry_answers(
+def test_follow_checks_the_source_when_the_registry_answers_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kts_source.registry.client.RETRY", replace(RETRY, max_attempts=1))

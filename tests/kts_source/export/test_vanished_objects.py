@@ -66,14 +66,14 @@ def test_vanished_offsets_are_skipped_and_reported(
         assert table_offsets(lake) == [*remaining, *range(30, 40)]
 
 
-def test_vanished_object_fails_the_export(lake: Lake, tmp_path: Path) -> None:
+def test_vanished_object_fails_the_export_by_default(lake: Lake, tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(3)
     with pytest.raises(DataLossError, match=r"\[10, 20\) cannot be read"):
         lake.export(tier.options(), executor=Expiring(tier, 1), commit_bytes=1)
     assert table_offsets(lake) == list(range(10))
 
 
-def test_lost_ranges_stay_in_lines_of_metrics() -> None:
+def test_metrics_of_each_task_list_its_lost_ranges() -> None:
     lost = (LostRange("t", 0, 10, 20, in_part=True),)
     assert TaskMetrics.from_json(TaskMetrics(lost_ranges=lost).to_json()).lost_ranges == lost
 

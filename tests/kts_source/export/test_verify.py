@@ -68,7 +68,9 @@ def parquet_files(lake: Lake) -> list[Path]:
 
 
 @pytest.mark.parametrize("partition_by", [(), ("topic", "date(timestamp)"), ("partition",)])
-def test_verify_healthy_table_reports_its_rows(lake: Lake, partition_by: tuple[str, ...]) -> None:
+def test_verify_of_healthy_table_reports_its_rows(
+    lake: Lake, partition_by: tuple[str, ...]
+) -> None:
     options = source(("txn", "timeline"))
     rows = exported(lake, options=options, partition_by=partition_by).rows
     text = verified(lake, options=options, partition_by=partition_by)
@@ -77,7 +79,7 @@ def test_verify_healthy_table_reports_its_rows(lake: Lake, partition_by: tuple[s
     assert "not verified" not in text
 
 
-def test_verify_runs_before_new_rows_are_written(lake: Lake) -> None:
+def test_verify_checks_the_table_before_new_rows_are_written(lake: Lake) -> None:
     first = exported(lake, options=source(endingOffsets=HALF), verify=True)
     assert first.verified == ("verified nothing: the table has no rows of these topics",)
     second = exported(lake, verify=True)
@@ -100,7 +102,7 @@ def test_verify_accepts_topics_of_several_runs_and_other_exports(lake: Lake) -> 
     assert "rows of other topics" in text
 
 
-def test_verify_recreated_topic_compares_rows_of_both_ids(lake: Lake) -> None:
+def test_verify_of_recreated_topic_compares_rows_of_both_ids(lake: Lake) -> None:
     current = topic_summary("recreated")["topicId"]
     ids = [t["topicId"] for t in summary()["topics"] if t["topic"].startswith("recreated")]
     (other,) = set(ids) - {current}
@@ -132,7 +134,7 @@ def test_verify_command_prints_its_result(lake: Lake) -> None:
     assert f"verified {rows:,} rows of 2 partitions" in result.output
 
 
-def test_verify_with_follow_runs_once(lake: Lake) -> None:
+def test_verify_runs_only_once_with_follow(lake: Lake) -> None:
     exported(lake)
     rounds: list[RoundMetrics] = []
 
@@ -185,23 +187,21 @@ def delta(tmp_path: Path) -> Lake:
 
 
 @pytest.mark.parametrize("partition_by", [(), ("partition",)])
-def test_verify_delta_optimize_keeps_rows_and_passes(
-    delta: Lake, partition_by: tuple[str, ...]
-) -> None:
+def test_verify_passes_after_delta_optimize(delta: Lake, partition_by: tuple[str, ...]) -> None:
     rows = exported(delta, partition_by=partition_by).rows
     result = DeltaTable(delta.target).optimize.compact()
     assert result["numFilesRemoved"] > 1
     assert f"verified {rows:,} rows" in verified(delta, partition_by=partition_by)
 
 
-def test_verify_delta_shared_and_optimized_table_reports_unverified(delta: Lake) -> None:
+def test_verify_reports_shared_and_optimized_delta_table_as_unverified(delta: Lake) -> None:
     exported(delta)
     exported(delta, export_id="second")
     DeltaTable(delta.target).optimize.compact()
     assert "other exports write to this table" in verified(delta)
 
 
-def test_verify_delta_delete_by_another_writer_fails(delta: Lake) -> None:
+def test_verify_fails_after_another_writer_deleted_delta_rows(delta: Lake) -> None:
     exported(delta, options=source(endingOffsets=HALF))
     DeltaTable(delta.target).delete("partition = 1 and offset = 7")
     with pytest.raises(DataLossError, match=r"version \d+ of the table \(DELETE, by another") as e:
@@ -211,7 +211,7 @@ def test_verify_delta_delete_by_another_writer_fails(delta: Lake) -> None:
     assert exported(delta).rows > 0, "nothing was written before the check"
 
 
-def test_verify_delta_delete_after_optimize_fails(delta: Lake) -> None:
+def test_verify_fails_after_delta_rows_were_deleted_after_optimize(delta: Lake) -> None:
     exported(delta)
     DeltaTable(delta.target).optimize.compact()
     DeltaTable(delta.target).delete("offset < 10")
@@ -219,7 +219,7 @@ def test_verify_delta_delete_after_optimize_fails(delta: Lake) -> None:
         verified(delta)
 
 
-def test_verify_delta_overwrite_with_fewer_rows_fails(delta: Lake) -> None:
+def test_verify_fails_after_delta_overwrite_with_fewer_rows(delta: Lake) -> None:
     exported(delta)
     rows = delta.read()
     write_deltalake(delta.target, rows.slice(0, 10), mode="overwrite")
@@ -229,7 +229,7 @@ def test_verify_delta_overwrite_with_fewer_rows_fails(delta: Lake) -> None:
     assert "no row is missing" in verified(delta)
 
 
-def test_verify_delta_appended_copy_fails(delta: Lake) -> None:
+def test_verify_fails_after_a_copy_was_appended_to_delta(delta: Lake) -> None:
     exported(delta)
     rows = delta.read()
     copy = rows.slice(2, 1)
@@ -239,7 +239,7 @@ def test_verify_delta_appended_copy_fails(delta: Lake) -> None:
     assert raised.value.offset == copy["offset"][0].as_py()
 
 
-def test_verify_delta_row_after_the_recorded_range_fails(delta: Lake) -> None:
+def test_verify_fails_for_delta_row_after_the_recorded_range(delta: Lake) -> None:
     exported(delta)
     rows = delta.read().slice(0, 1)
     column = rows.schema.get_field_index("offset")
@@ -250,7 +250,7 @@ def test_verify_delta_row_after_the_recorded_range_fails(delta: Lake) -> None:
     assert raised.value.offset == 10**6
 
 
-def test_verify_delta_rows_of_other_topics_pass(delta: Lake) -> None:
+def test_verify_ignores_delta_rows_of_other_topics(delta: Lake) -> None:
     exported(delta)
     rows = delta.read().slice(0, 5)
     column = rows.schema.get_field_index("topic")
@@ -259,21 +259,21 @@ def test_verify_delta_rows_of_other_topics_pass(delta: Lake) -> None:
     assert "not verified: 5 rows of other topics" in verified(delta)
 
 
-def test_verify_delta_data_file_removed_from_the_store_fails(delta: Lake) -> None:
+def test_verify_fails_after_a_delta_data_file_was_removed(delta: Lake) -> None:
     exported(delta)
     sorted((delta.folder / "table" / "kts").glob("**/*.parquet"))[0].unlink()
     with pytest.raises(DataLossError, match="data file of the table does not exist"):
         verified(delta)
 
 
-def test_verify_delta_transform_table_with_deleted_rows_fails(delta: Lake) -> None:
+def test_verify_fails_for_deleted_rows_of_a_delta_table_with_transform(delta: Lake) -> None:
     exported(delta, transform=doubled)
     DeltaTable(delta.target).delete("offset < 10")
     with pytest.raises(DataLossError, match="DELETE"):
         verified(delta, transform=doubled)
 
 
-def test_verify_delta_compacted_table_with_deleted_rows_fails(delta: Lake) -> None:
+def test_verify_fails_for_deleted_rows_of_a_compacted_delta_table(delta: Lake) -> None:
     options = {"compact": True, "options": source("compacted", where="key is not null")}
     exported(delta, **options)
     least = pc.min(delta.read()["offset"]).as_py()
@@ -290,14 +290,14 @@ def ice(tmp_path: Path) -> Lake:
     return Lake(tmp_path, "iceberg")
 
 
-def test_verify_iceberg_delete_by_another_writer_fails(ice: Lake) -> None:
+def test_verify_fails_after_another_writer_deleted_iceberg_rows(ice: Lake) -> None:
     exported(ice)
     iceberg(ice).delete("offset < 10")
     with pytest.raises(DataLossError, match=r"snapshot \d+ of the table \(overwrite, by another"):
         verified(ice)
 
 
-def test_verify_iceberg_overwrite_compares_rows(ice: Lake) -> None:
+def test_verify_compares_rows_after_iceberg_overwrite(ice: Lake) -> None:
     exported(ice)
     rows = ice.read()
     iceberg(ice).overwrite(rows)
@@ -308,7 +308,7 @@ def test_verify_iceberg_overwrite_compares_rows(ice: Lake) -> None:
     assert raised.value.topic == "txn"
 
 
-def test_verify_iceberg_appended_copy_fails(ice: Lake) -> None:
+def test_verify_fails_after_a_copy_was_appended_to_iceberg(ice: Lake) -> None:
     exported(ice)
     iceberg(ice).append(ice.read().slice(0, 1))
     with pytest.raises(ExportError, match="more than one row of this offset"):
@@ -323,7 +323,7 @@ def folder(tmp_path: Path) -> Lake:
     return Lake(tmp_path, "parquet")
 
 
-def test_verify_folder_removed_file_fails(folder: Lake) -> None:
+def test_verify_fails_after_a_file_of_a_folder_was_removed(folder: Lake) -> None:
     exported(folder)
     file = parquet_files(folder)[0]
     file.unlink()
@@ -333,7 +333,7 @@ def test_verify_folder_removed_file_fails(folder: Lake) -> None:
     assert raised.value.offset is not None
 
 
-def test_verify_folder_replaced_file_fails(folder: Lake) -> None:
+def test_verify_fails_after_a_file_of_a_folder_was_replaced(folder: Lake) -> None:
     exported(folder)
     file = parquet_files(folder)[0]
     pq.write_table(pq.read_table(file).slice(1), file)
@@ -342,7 +342,7 @@ def test_verify_folder_replaced_file_fails(folder: Lake) -> None:
 
 
 @pytest.mark.parametrize("name", ["copy.parquet", "copy.PARQUET", "copy.parq", "copy.pq"])
-def test_verify_folder_duplicated_file_fails(folder: Lake, name: str) -> None:
+def test_verify_fails_after_a_file_of_a_folder_was_duplicated(folder: Lake, name: str) -> None:
     exported(folder, partition_by=["partition"])
     file = parquet_files(folder)[0]
     shutil.copy(file, file.with_name(name))
@@ -351,7 +351,7 @@ def test_verify_folder_duplicated_file_fails(folder: Lake, name: str) -> None:
     assert name in str(raised.value)
 
 
-def test_verify_folder_invalid_parquet_file_fails(folder: Lake) -> None:
+def test_verify_fails_for_an_invalid_parquet_file_in_a_folder(folder: Lake) -> None:
     exported(folder)
     file = parquet_files(folder)[0]
     file.write_bytes(bytes(file.stat().st_size))
@@ -371,7 +371,7 @@ def test_verify_skips_folder_file_with_other_columns(folder: Lake) -> None:
 # -- memory
 
 
-def test_verify_with_few_bitmaps_reads_in_passes(
+def test_verify_reads_files_several_times_if_bitmap_memory_is_limited(
     folder: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verify, "MAX_CHUNKS", 1)

@@ -36,7 +36,7 @@ def run_search(
     return search.to_table(threads=2), search.certificate
 
 
-def test_segment_with_changed_byte_is_unread(tmp_path: Path) -> None:
+def test_segment_with_changed_byte_is_reported_as_unread(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     full_table, certificate = run_search(tier)
     assert certificate.complete
@@ -54,7 +54,7 @@ def test_segment_with_changed_byte_is_unread(tmp_path: Path) -> None:
     assert certificate.matches == len(expected)
 
 
-def test_segment_deleted_after_planning_is_unread(tmp_path: Path) -> None:
+def test_segment_deleted_after_planning_is_reported_as_unread(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     search = kts_source.find({"path": str(tmp_path), "subscribe": TOPIC}, keys=[None])
     batches = search.batches(threads=1)
@@ -67,7 +67,7 @@ def test_segment_deleted_after_planning_is_unread(tmp_path: Path) -> None:
     assert not search.certificate.complete
 
 
-def test_hole_is_unread(tmp_path: Path) -> None:
+def test_hole_is_reported_as_unread(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     tier.lose(1, "log", "indexes", "rsm-manifest")
     table, certificate = run_search(tier)
@@ -79,7 +79,7 @@ def test_hole_is_unread(tmp_path: Path) -> None:
     assert min(table["offset"].to_pylist()) == 0
 
 
-def test_missing_manifest_of_newest_segment_is_a_fault(tmp_path: Path) -> None:
+def test_missing_manifest_of_newest_segment_is_reported_as_fault(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     tier.path(4, "rsm-manifest").write_bytes(b"{}")
     _, certificate = run_search(tier)
@@ -87,7 +87,7 @@ def test_missing_manifest_of_newest_segment_is_a_fault(tmp_path: Path) -> None:
     assert len(certificate.faults) == 1
 
 
-def test_undecided_transaction_ends_the_committed_range(tmp_path: Path) -> None:
+def test_committed_range_ends_at_undecided_transaction(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments()[:1])
     table, certificate = run_search(tier, isolationLevel="read_committed")
     (partition,) = certificate.partitions
@@ -103,7 +103,9 @@ def test_undecided_transaction_ends_the_committed_range(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_damage_certificate_covers_missing_records(tmp_path: Path, seed: int) -> None:
+def test_certificate_lists_all_missing_records_after_random_damage(
+    tmp_path: Path, seed: int
+) -> None:
     """After damage, each record is found or accounted for, or the search fails.
 
     A missing record must be in an unread range. Otherwise the certificate must list a fault of the

@@ -47,7 +47,7 @@ def search(topic: str, options: dict[str, str] | None = None, **conditions: Any)
 
 @pytest.mark.parametrize("topic", TOPICS)
 @pytest.mark.parametrize("level", ISOLATION_LEVELS)
-def test_find_keys_returns_all_matching_rows(topic: str, level: IsolationLevel) -> None:
+def test_find_by_keys_returns_all_matching_rows(topic: str, level: IsolationLevel) -> None:
     all_rows = rows(expected_table(topic, level))
     existing_keys = [*dict.fromkeys(row[KEY] for row in all_rows)]
     for keys in ({*existing_keys[::7], b"unknown key", None}, {existing_keys[0]}):
@@ -68,7 +68,7 @@ def _has_key(keys: set[bytes | None], row: Row) -> bool:
     return row[KEY] in keys
 
 
-def test_find_by_default_returns_aborted_records() -> None:
+def test_find_returns_aborted_records_by_default() -> None:
     committed = search("txn", {"isolationLevel": "read_committed"}, keys=[b"k1", None])
     uncommitted = search("txn", keys=[b"k1", None])
     assert uncommitted.to_table().num_rows > committed.to_table().num_rows > 0
@@ -80,7 +80,7 @@ def test_find_by_default_returns_aborted_records() -> None:
 
 
 @pytest.mark.parametrize("topic", ["codecs", "wide", "timeline"])
-def test_find_values_and_headers_returns_matching_rows(topic: str) -> None:
+def test_find_by_values_and_headers_returns_matching_rows(topic: str) -> None:
     all_rows = rows(expected_table(topic, "read_uncommitted"))
     values = [row[VALUE] for row in all_rows if row[VALUE]]
     fragment = values[len(values) // 2][1:4]
@@ -110,7 +110,7 @@ def test_find_values_and_headers_returns_matching_rows(topic: str) -> None:
         assert result.certificate.complete
 
 
-def test_find_value_matches_searches_bytes() -> None:
+def test_find_by_value_matches_searches_bytes() -> None:
     all_rows = rows(expected_table("codecs", "read_uncommitted"))
     pattern = rb"[0-9]{2}[a-f]"
     result = search("codecs", value_matches=pattern.decode())
@@ -121,7 +121,7 @@ def test_find_value_matches_searches_bytes() -> None:
     assert result.to_table().num_rows == len(expected)
 
 
-def test_find_producer_ids_and_where_returns_matching_rows() -> None:
+def test_find_by_producer_ids_and_where_returns_matching_rows() -> None:
     table = kts_source.scan(
         tier_options("txn", columns="offset,partition,producerId,timestamp")
         | {"isolationLevel": "read_uncommitted"}
@@ -146,7 +146,7 @@ def test_find_producer_ids_and_where_returns_matching_rows() -> None:
     assert any("time indexes" in text for text in limited.certificate.assumptions)
 
 
-def test_find_counts_all_records_for_any_selectivity() -> None:
+def test_certificate_counts_all_records_for_any_number_of_matches() -> None:
     """If most rows match, the decoder switches its strategy in the middle of a segment."""
     count = expected_table("codecs", "read_uncommitted").num_rows
     for where in ("timestampType >= 0", "timestampType < 0", "key = 'unknown'"):
@@ -165,7 +165,7 @@ def test_find_searches_all_topics_of_a_pattern() -> None:
     assert {partition.topic for partition in result.certificate.partitions} >= set(TOPICS)
 
 
-def test_find_of_filtered_scan_searches_its_rows() -> None:
+def test_find_in_filtered_scan_searches_only_its_rows() -> None:
     scan = kts_source.scan(tier_options("codecs", columns="partition,offset,key"))
     keys = [key for key in scan.to_table()["key"].to_pylist() if key][:3]
     result = scan.where("partition = 0").find(keys=keys)
@@ -177,7 +177,7 @@ def test_find_of_filtered_scan_searches_its_rows() -> None:
         scan.limit(3).find(keys=keys)
 
 
-def test_certificate_needs_a_completed_read() -> None:
+def test_certificate_is_available_only_after_a_completed_read() -> None:
     result = search("codecs", keys=[None, b"x"])
     with pytest.raises(RuntimeError, match="read the batches to the end"):
         _ = result.certificate
@@ -207,7 +207,7 @@ def test_certificate_needs_a_completed_read() -> None:
         ({"keys": [b"x"]}, {"planFile": "plan.json"}, "leave out planFile"),
     ],
 )
-def test_find_invalid_conditions_are_refused(
+def test_find_refuses_invalid_conditions(
     conditions: dict[str, Any], options: dict[str, str], text: str
 ) -> None:
     with pytest.raises(InvalidOptionError, match=text):

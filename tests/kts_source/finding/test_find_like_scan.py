@@ -68,7 +68,7 @@ def random_log(chance: random.Random, keys: list[bytes | None]) -> LogBuilder:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_find_equals_filtered_scan(tmp_path: Path, seed: int) -> None:
+def test_find_returns_the_same_rows_as_a_filtered_scan(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     keys = random_keys(chance)
     segments = list(random_log(chance, keys).build().segments)

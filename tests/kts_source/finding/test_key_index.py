@@ -134,7 +134,7 @@ def test_find_reads_only_segments_with_the_keys(tmp_path: Path) -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_find_reads_changed_segment_without_filter(tmp_path: Path) -> None:
+def test_find_does_not_use_the_filter_of_a_changed_segment(tmp_path: Path) -> None:
     tier = write_keyed_tier(tmp_path / "tier")
     folder = tmp_path / "index"
     kts_source.index_keys(options_of(tier), str(folder))
@@ -149,7 +149,7 @@ def test_find_reads_changed_segment_without_filter(tmp_path: Path) -> None:
     assert certificate.partitions[0].ruled_out == 12
 
 
-def test_find_reads_new_segments_without_filter(tmp_path: Path) -> None:
+def test_find_reads_new_segments_that_have_no_filter(tmp_path: Path) -> None:
     tier = write_keyed_tier(tmp_path / "tier", 5)
     folder = tmp_path / "index"
     kts_source.index_keys(options_of(tier), str(folder))
@@ -200,7 +200,7 @@ def test_damaged_index_hides_no_row(tmp_path: Path, seed: int) -> None:
     assert certificate.complete
 
 
-def test_key_index_invalid_secret_or_folder_is_refused(tmp_path: Path) -> None:
+def test_invalid_secret_or_folder_of_key_index_is_refused(tmp_path: Path) -> None:
     tier = write_keyed_tier(tmp_path / "tier")
     options, folder = options_of(tier), str(tmp_path / "index")
     with pytest.raises(InvalidOptionError, match="into the tier"):

@@ -46,7 +46,7 @@ def search(root: Path, **conditions: Any) -> Any:  # noqa: ANN401
     return kts_source.find(options, partitioner_pruning=True, **conditions)
 
 
-def test_partitions_of_keys_equal_kafka_python() -> None:
+def test_partitions_of_keys_equal_those_of_kafka_python() -> None:
     chance = random.Random(3)
     for _ in range(300):
         key, count = chance.randbytes(chance.randrange(40)), chance.randint(1, 50)
@@ -88,7 +88,7 @@ def test_damage_in_skipped_partition_is_ignored(tmp_path: Path) -> None:
     assert not unpruned.certificate.complete
 
 
-def test_num_partitions_option_counts_partitions_without_segments(tmp_path: Path) -> None:
+def test_option_num_partitions_counts_partitions_without_segments(tmp_path: Path) -> None:
     """The last partitions may not have segments in the tier yet."""
     write(tmp_path, last=PARTITIONS - 1)
     key = next(key for key in KEYS if partition_of(key) != partition_of(key, PARTITIONS - 1) < 5)

@@ -89,7 +89,7 @@ def test_search_refuses_less_than_one_thread(tmp_path: Path, threads: int) -> No
         search.to_table(threads=threads)
 
 
-def test_plan_without_a_segment_leaves_its_range_unread(tmp_path: Path) -> None:
+def test_plan_that_lacks_a_segment_leaves_its_range_unread(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     plan = kts_source.scan(options_of(tier, targetPartitionBytes="1")).plan
     slices = [task_slice for task in plan.tasks for task_slice in task.slices]
@@ -135,7 +135,7 @@ def test_exhaustive_search_covers_log_and_unserved_objects(tmp_path: Path) -> No
     assert json.loads(certificate.to_json())["outside"] == list(certificate.outside)
 
 
-def test_search_is_exhaustive_with_any_reader_of_objects(
+def test_search_is_exhaustive_whichever_library_reads_the_objects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remark = "s3fs reads the bucket orders: AWS_ENDPOINT_URL is set"
@@ -189,7 +189,7 @@ def test_malformed_records_are_not_skipped(tmp_path: Path) -> None:
     assert (certificate.matches, text in certificate.assumptions) == (1, True)
 
 
-def test_timestamp_bounds_are_an_assumption(tmp_path: Path) -> None:
+def test_certificate_lists_timestamp_bounds_as_assumption(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     text = "Timestamps in manifests, time indexes"
     certificate = certify_search(tier, startingTimestamp="0")
@@ -198,7 +198,7 @@ def test_timestamp_bounds_are_an_assumption(tmp_path: Path) -> None:
     assert not any(assumption.startswith(text) for assumption in unbounded.assumptions)
 
 
-def test_missing_partition_is_a_fault(tmp_path: Path) -> None:
+def test_certificate_lists_missing_partition_as_fault(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     options = {"path": str(tier.root), "assign": '{"t":[0,11]}'}
     search = kts_source.find(options, keys=[None])
@@ -215,7 +215,7 @@ class _UnversionedStore(LocalStore):
             yield dataclasses.replace(info, version=None)
 
 
-def test_store_without_versions_is_an_assumption(
+def test_certificate_lists_store_without_versions_as_assumption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tier = write_tier(tmp_path / "tier", healthy_segments())
@@ -262,7 +262,7 @@ def test_archived_segment_is_unread_and_others_are_searched(
     assert (key, "archived" in reason) == (_ArchivingStore.archived, True)
 
 
-def test_partition_that_cannot_be_planned_is_a_fault(
+def test_certificate_lists_partition_that_cannot_be_planned_as_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for partition in range(3):
@@ -321,7 +321,7 @@ def tier_key(tier: DamagedTier, path: Path) -> str:
     return path.relative_to(tier.root).as_posix()
 
 
-def test_index_keys_without_crc_checks_is_refused(tmp_path: Path) -> None:
+def test_index_keys_refuses_check_crcs_false(tmp_path: Path) -> None:
     tier = write_tier(tmp_path / "tier", healthy_segments())
     with pytest.raises(InvalidOptionError, match="checkCrcs"):
         kts_source.index_keys(options_of(tier, checkCrcs="false"), str(tmp_path / "index"))
@@ -344,7 +344,7 @@ def test_key_index_secret_is_never_shown(tmp_path: Path, caplog: pytest.LogCaptu
         assert SECRET.hex().encode() not in file.read_bytes()
 
 
-def test_index_in_the_fallback_tier_is_refused(tmp_path: Path) -> None:
+def test_key_index_in_the_fallback_tier_is_refused(tmp_path: Path) -> None:
     tier = write_tier(tmp_path / "tier", healthy_segments())
     mirror = tmp_path / "mirror"
     mirror.mkdir()
@@ -354,7 +354,7 @@ def test_index_in_the_fallback_tier_is_refused(tmp_path: Path) -> None:
         )
 
 
-def test_index_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
+def test_key_index_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     tier = write_tier(tmp_path / "tier", healthy_segments())
     (tmp_path / "file").write_text("")
     for name in ("file", "file/below"):

@@ -79,13 +79,13 @@ def test_documented_plugin_raises_error_for_unknown_format_version(tmp_path: Pat
         scan({"path": str(tmp_path / "tier"), "subscribe": "orders", "layout": "named-files"})
 
 
-def test_find_layout_unknown_name_lists_available_layouts() -> None:
+def test_find_layout_lists_available_layouts_if_name_is_unknown() -> None:
     with pytest.raises(InvalidOptionError, match=r"aiven.*local-tiered-storage"):
         find_layout("nosuch")
 
 
 @pytest.mark.usefixtures("plugin")
-def test_find_layout_unknown_name_lists_plugins() -> None:
+def test_find_layout_lists_plugins_if_name_is_unknown() -> None:
     with pytest.raises(InvalidOptionError, match="named-files"):
         find_layout("nosuch")
 

@@ -163,7 +163,7 @@ def test_several_topic_ids_require_topic_id_option(tmp_path: Path) -> None:
     assert partition.topic_id == OTHER_ID
 
 
-def test_missing_tier_error_names_expected_folders(tmp_path: Path) -> None:
+def test_error_of_missing_tier_names_expected_folders(tmp_path: Path) -> None:
     options = {"path": str(tmp_path), "layout": LAYOUT.name, "subscribe": "topic"}
     with pytest.raises(TierNotFoundError, match="<topic>-<partition>-<topic id>/"):
         plan_scan(parse_options(options))

@@ -25,7 +25,7 @@ def test_cache_defaults_match_broker() -> None:
     )
 
 
-def test_cache_limits_parse() -> None:
+def test_cache_limits_are_parsed() -> None:
     assert settings(indexCacheBytes="10m", indexCacheTtlMs="1500").index == CacheLimits(
         10 << 20, 1.5
     )
@@ -42,7 +42,7 @@ def test_cache_plaintext_needs_chunk_cache() -> None:
         settings(cachePlaintext="true")
 
 
-def test_cache_waits_for_the_read_timeout() -> None:
+def test_cache_waits_at_most_for_the_read_timeout() -> None:
     assert settings(fetchReadTimeoutMs="700").patience_seconds == 0.7
 
 
@@ -63,12 +63,12 @@ def test_cache_false_disables_all_caches() -> None:
         ("cacheDir", " "),
     ],
 )
-def test_cache_options_contradictions_are_refused(name: str, text: str) -> None:
+def test_contradicting_cache_options_are_refused(name: str, text: str) -> None:
     with pytest.raises(InvalidOptionError, match=name):
         settings(**{name: text})
 
 
-def test_open_tier_uses_caches_for_remote_stores_only(tmp_path: object) -> None:
+def test_open_tier_uses_caches_only_for_remote_stores(tmp_path: object) -> None:
     source_options = {"path": f"file://{tmp_path}", "subscribe": "t"}
     tier = open_tier(parse_options(source_options))
     assert isinstance(tier.store, LocalStore)

@@ -61,7 +61,7 @@ def tier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_numbers_lists_all_number_options() -> None:
+def test_table_of_numbers_contains_all_number_options() -> None:
     def takes_a_number(name: str) -> bool:
         try:
             parse_options({"path": "/", "subscribe": "t", "chunkCacheBytes": "1g", name: "x"})
@@ -74,7 +74,9 @@ def test_numbers_lists_all_number_options() -> None:
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_number_options_parse_or_name_the_option(name: str, tier: Path, tmp_path: Path) -> None:
+def test_invalid_number_raises_error_that_names_the_option(
+    name: str, tier: Path, tmp_path: Path
+) -> None:
     source_options = {"path": str(tier), "subscribe": "t", "cacheDir": str(tmp_path / "cache")}
     accepted = 0
     for text in TEXTS:

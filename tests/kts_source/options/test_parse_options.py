@@ -29,7 +29,7 @@ def refused(**changes: str | None) -> str:
     return str(error.value)
 
 
-def test_option_defaults() -> None:
+def test_options_have_the_documented_defaults() -> None:
     options = parse_options(BASE)
     assert options.selection == Subscribe(("orders",))
     assert options.read_committed
@@ -56,7 +56,7 @@ def test_option_names_ignore_case() -> None:
 
 
 @pytest.mark.parametrize("option", [option.name for option in OPTIONS])
-def test_option_typo_raises_with_the_option(option: str) -> None:
+def test_misspelled_option_raises_error_that_suggests_the_right_name(option: str) -> None:
     typo = option[:-1] + "q"
     text = refused(**{typo.lower(): "x"})
     assert typo.lower() in text
@@ -117,7 +117,7 @@ def test_option_typo_raises_with_the_option(option: str) -> None:
         ({"planFile": "/\ud800"}, "'planfile' has a zero byte or half of a surrogate pair"),
     ],
 )
-def test_options_errors_explain_the_fix(changes: dict[str, str | None], words: str) -> None:
+def test_errors_of_options_explain_the_fix(changes: dict[str, str | None], words: str) -> None:
     assert words in refused(**changes)
 
 
@@ -163,12 +163,12 @@ def test_brokers_are_read_from_kafka_options() -> None:
 
 
 @pytest.mark.parametrize("name", ["tail", "brokerFallback"])
-def test_tail_options_need_brokers(name: str) -> None:
+def test_tail_options_without_brokers_are_refused(name: str) -> None:
     assert f"{name}=true needs option kafka.bootstrap.servers" in refused(**{name: "true"})
     assert parse_options({**BASE, name: "false"}).brokers is None
 
 
-def test_topic_selections_parse() -> None:
+def test_topic_selections_are_parsed() -> None:
     pattern = parse_options({"path": "/t", "subscribePattern": "ord.*"}).selection
     assert pattern == SubscribePattern("ord.*")
     assert pattern.wanted(["orders", "my-orders", "sales"]) == ("my-orders", "orders")
@@ -178,7 +178,7 @@ def test_topic_selections_parse() -> None:
     assert assign == Assign({"b": (0, 1), "a": (3,)})
 
 
-def test_bounds_have_precedence_of_spark_source() -> None:
+def test_bounds_have_the_same_precedence_as_in_sparks_source() -> None:
     options = {**BASE, "startingOffsets": '{"orders":{"0":5}}'}
     assert parse_options(options).starting == OffsetsBound({"orders": {0: 5}})
     options["startingOffsetsByTimestamp"] = '{"orders":{"0":1000}}'
@@ -191,7 +191,7 @@ def test_bounds_have_precedence_of_spark_source() -> None:
     ("text", "size"),
     [("1", 1), ("64k", 64 << 10), ("128m", 128 << 20), ("1 GiB", 1 << 30), ("2T", 2 << 40)],
 )
-def test_byte_sizes_parse(text: str, size: int) -> None:
+def test_byte_sizes_are_parsed(text: str, size: int) -> None:
     assert parse_options({**BASE, "targetPartitionBytes": text}).target_partition_bytes == size
 
 
@@ -225,7 +225,7 @@ def test_options_hide_secrets() -> None:
         ({"catalog": "topic"}, "must be listing or metadata-topic"),
     ],
 )
-def test_catalog_invalid_values_are_refused(changes: dict[str, str | None], text: str) -> None:
+def test_invalid_values_of_catalog_are_refused(changes: dict[str, str | None], text: str) -> None:
     catalog_options = {"catalog": "metadata-topic", "kafka.bootstrap.servers": "b:9092", **changes}
     assert text in refused(**catalog_options)
 

@@ -90,13 +90,13 @@ def test_subject_defaults_to_the_topic(
 
 
 @pytest.mark.parametrize("topics", [{"subscribe": "a,b"}, {"subscribePattern": "orders"}])
-def test_subject_default_needs_a_single_topic(server: Registry, topics: dict[str, str]) -> None:
+def test_default_subject_needs_a_single_topic(server: Registry, topics: dict[str, str]) -> None:
     with pytest.raises(InvalidOptionError, match=r"'value.schema' or 'value.subject' is needed"):
         parsed(topics, **confluent(server))
     assert server.asked == []
 
 
-def test_unusable_subject_raises_with_its_name(server: Registry) -> None:
+def test_unusable_subject_raises_error_that_names_it(server: Registry) -> None:
     with pytest.raises(InvalidOptionError, match="has no subject 'none-value'"):
         parsed({"subscribe": "none"}, **confluent(server))
     server.documents[LATEST] = {"schema": "{}", "schemaType": "JSON", "id": 2}
@@ -225,7 +225,7 @@ def test_schema_folder_with_uuids_is_used_as_registry(
         ({"url": "https://x", "ssl.certificate.location": "/y"}, "needs option .*key"),
     ],
 )  # fmt: skip
-def test_options_contradictions_are_refused(options: dict[str, str], reason: str) -> None:
+def test_contradicting_options_are_refused(options: dict[str, str], reason: str) -> None:
     named = {f"value.schema-registry.{name}": text for name, text in options.items()}
     if "url" not in options or options["url"] != "/x" or len(options) > 1:
         named["value.schema"] = RECORD
@@ -258,13 +258,13 @@ def test_options_contradictions_are_refused(options: dict[str, str], reason: str
          "must be globalid or contentid"),
     ],
 )  # fmt: skip
-def test_tls_options_without_meaning_are_refused(options: dict[str, str], reason: str) -> None:
+def test_tls_options_without_effect_are_refused(options: dict[str, str], reason: str) -> None:
     with pytest.raises(InvalidOptionError, match=reason):
         parsed(**options)
 
 
 @pytest.mark.parametrize("which", ["globalId", "contentId"])
-def test_apicurio_ids_use_its_own_api(tmp_path: Path, which: str) -> None:
+def test_apicurio_ids_are_looked_up_through_apicurios_api(tmp_path: Path, which: str) -> None:
     paths = {schema_id: f"/ids/{which}s/{schema_id}?dereference=true" for schema_id in (5, 6, 7)}
     server = Registry({paths[5]: CART | {"fields": CART["fields"][:1]}, paths[6]: {"type": "int"}})
     server.unknown = lambda _: {"error_code": 404, "name": "ArtifactNotFoundException"}

@@ -29,7 +29,7 @@ def test_formats_default_to_raw() -> None:
     assert parsed(value__format="RAW", key__format="raw").formats == ()
 
 
-def test_schema_text_or_file_is_read_once(tmp_path: Path) -> None:
+def test_schema_text_or_file_is_read_only_once(tmp_path: Path) -> None:
     file = tmp_path / "r.avsc"
     file.write_text(RECORD)
     (of_file,) = parsed(value__format="avro", value__schema=str(file)).formats
@@ -39,7 +39,7 @@ def test_schema_text_or_file_is_read_once(tmp_path: Path) -> None:
     assert of_file.schema == RECORD
 
 
-def test_types_are_resolved_without_the_compiler(tmp_path: Path) -> None:
+def test_protobuf_types_are_resolved_without_protoc(tmp_path: Path) -> None:
     file = tmp_path / "order.desc"
     file.write_bytes(descriptor_set(sample_file("proto2")))
     every = [
@@ -103,7 +103,7 @@ def test_too_large_schema_raises(tmp_path: Path) -> None:
         ({"value__formt": "avro"}, "did you mean 'value.format'"),
     ],
 )  # fmt: skip
-def test_options_contradictions_are_refused(options: dict[str, str], reason: str) -> None:
+def test_contradicting_options_are_refused(options: dict[str, str], reason: str) -> None:
     with pytest.raises(InvalidOptionError, match=reason):
         parsed(**options)
 
@@ -117,7 +117,7 @@ def test_options_contradictions_are_refused(options: dict[str, str], reason: str
         ("/a/folder@home", "/a/folder@home", None),
     ],
 )
-def test_registry_url_password_is_secret(
+def test_password_in_registry_url_is_not_shown(
     url: str, location: str, auth: tuple[str, str] | None
 ) -> None:
     options = confluent(url)
@@ -143,7 +143,7 @@ def test_registry_url_password_is_secret(
         "https://x/a hidden",
     ],
 )
-def test_registry_url_invalid_is_refused_and_not_shown(url: str) -> None:
+def test_invalid_registry_url_is_refused_and_not_shown(url: str) -> None:
     with pytest.raises(InvalidOptionError) as raised:
         confluent(url)
     assert "hidden" not in str(raised.value)

@@ -118,7 +118,7 @@ def count_aborted(plan: ScanPlan, partition: int) -> int:
 
 
 @pytest.mark.parametrize("topic", ["codecs", "txn"])
-def test_scan_without_aborted_transactions_logs_no_count(
+def test_scan_without_aborted_transactions_logs_nothing(
     topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "kts_source")
@@ -166,7 +166,7 @@ def test_offsets_json_without_tiered_partition_raises_invalid_option_error(optio
         plan_scan(parse_options(tier_options("txn", **bounds)))
 
 
-def test_plan_notes_name_selected_and_other_topic_ids(
+def test_notes_of_a_plan_name_selected_and_other_topic_ids(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     plan = plan_scan(parse_options(tier_options("recreated")))
@@ -205,7 +205,7 @@ TRIMMED = partition_summaries("trimmed")[0]
         ),
     ],
 )
-def test_bounds_outside_tier_raise_error_or_are_clamped(
+def test_bounds_outside_tier_raise_error_or_are_limited_to_the_tier(
     topic: str,
     options: dict[str, str],
     expected: tuple[int, int],

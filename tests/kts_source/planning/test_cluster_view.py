@@ -70,7 +70,7 @@ def test_partition_without_leader_fails_only_its_plans(brokers: FakeCluster) -> 
         find_ends(brokers, subscribe="orders")
 
 
-def test_empty_log_needs_no_epoch_requests(brokers: FakeCluster) -> None:
+def test_plan_of_empty_log_sends_no_epoch_requests(brokers: FakeCluster) -> None:
     emptied = make_partition(epoch=500)
     emptied.log.log_start = emptied.log.end
     emptied.log.epochs = [(500, emptied.log.end)]

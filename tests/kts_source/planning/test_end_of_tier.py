@@ -112,7 +112,7 @@ def test_partition_without_objects_is_read_up_to_local_log_start(scene: Scene) -
     assert scene.read_offsets(partition=1) == list(range(9))
 
 
-def test_segments_of_dead_branch_do_not_move_end(scene: Scene) -> None:
+def test_segments_of_dead_branch_do_not_change_the_end_of_the_tier(scene: Scene) -> None:
     """Epoch 1 wrote segment 3 and lost it in an unclean election."""
     scene.write(0, build_log((0, 0, 0, 1)), [3])
     assert scene.read_offsets() == list(range(9))
@@ -155,7 +155,7 @@ def test_ending_offset_after_tier_raises_error(scene: Scene) -> None:
         scene.read_offsets(endingOffsets='{"t":{"0":10}}')
 
 
-def test_segment_in_metadata_topic_without_objects_extends_tier() -> None:
+def test_segment_in_metadata_topic_extends_tier_even_without_objects() -> None:
     with FakeCluster() as cluster:
         world = NamedWorld(cluster, five_segments())
         world.write_metadata()

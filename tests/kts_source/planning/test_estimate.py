@@ -60,7 +60,7 @@ def make_full_slice(*sizes: int) -> tuple[Any, bool]:
 @example([make_full_slice(MIB - 1, 2, 5 * MIB, 3 * MIB - 1, 7 * MIB, 9 * MIB + 1)], 50)
 @settings(max_examples=400, deadline=None)
 @given(st.lists(slices(), max_size=12), st.sampled_from([1, 50, 1 << 18]))
-def test_request_count_equals_reader_groups(
+def test_estimated_request_count_equals_number_of_reads(
     drawn_slices: list[tuple[Any, bool]], chunks_at_once: int
 ) -> None:
     default = estimate._CHUNKS_AT_ONCE
@@ -79,5 +79,5 @@ def test_request_count_equals_reader_groups(
 
 
 @given(indexes())
-def test_chunk_stops_equal_chunk_index(index: ChunkIndex) -> None:
+def test_chunk_stops_equal_ends_in_the_chunk_index(index: ChunkIndex) -> None:
     assert index.transformed_stops().tolist() == [c.transformed_stop for c in index.chunks()]

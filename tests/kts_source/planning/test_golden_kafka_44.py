@@ -71,7 +71,7 @@ def make_options(dataset: str, topic: dict[str, Any], **options: str) -> dict[st
     }
 
 
-def test_expected_rows_cover_every_topic() -> None:
+def test_expected_rows_exist_for_every_topic() -> None:
     files = {
         (dataset, path.stem)
         for dataset in (PUBLIC, LOCAL)

@@ -219,7 +219,7 @@ def build_log_with_gap() -> BuiltLog:
     return builder.build()
 
 
-def test_unverifiable_gap_raises_data_loss_error_and_leaves_transactions_undecided(
+def test_unverifiable_gap_raises_data_loss_error_and_hides_outcome_of_transactions(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = build_log_with_gap()
@@ -236,7 +236,7 @@ def test_unverifiable_gap_raises_data_loss_error_and_leaves_transactions_undecid
     assert [(gap.start, gap.stop) for gap in partition.surviving.unverifiable] == [(2, 7)]
 
 
-def test_markers_after_gap_are_replayed_with_damaged_transaction_index(
+def test_markers_after_gap_are_read_from_log_if_transaction_index_is_damaged(
     tmp_path: Path,
 ) -> None:
     writer = LocalTierWriter(tmp_path)

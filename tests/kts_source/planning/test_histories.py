@@ -52,7 +52,7 @@ def test_history_drawn_by_hypothesis_is_read_correctly(history: History, seed: i
 
 
 @pytest.mark.slow
-def test_random_histories_reach_every_outcome() -> None:
+def test_random_histories_include_every_kind_of_outcome() -> None:
     # `random_history` uses weights for varied histories; hypothesis does not.
     outcomes: Counter[str] = Counter()
     with without_threads():
@@ -196,7 +196,7 @@ def test_history_is_ambiguous_only_if_log_start_is_unsure(
     assert (outcomes["ambiguous"] > 0) == is_unsure
 
 
-def test_shortened_removes_unneeded_steps() -> None:
+def test_shortened_history_has_no_unneeded_steps() -> None:
     def fails(candidate: History) -> bool:
         kinds = [step.kind for step in candidate.steps]
         return "upload" in kinds and "roll" in kinds[: kinds.index("upload")]

@@ -12,7 +12,7 @@ from tests.kts_source.planning.history import random_history
 from tests.kts_source.planning.hybrid_reading import check_hybrid, in_one_thread
 
 
-def test_hybrid_histories_return_leader_log() -> None:
+def test_scans_of_hybrid_histories_return_the_log_of_the_leader() -> None:
     outcomes: Counter[str] = Counter()
     with in_one_thread(), FakeCluster() as cluster:
         for seed in range(60):
@@ -23,7 +23,7 @@ def test_hybrid_histories_return_leader_log() -> None:
 
 
 @pytest.mark.slow
-def test_hybrid_histories_with_metadata_topic_return_leader_log() -> None:
+def test_scans_of_hybrid_histories_with_metadata_topic_return_the_log_of_the_leader() -> None:
     outcomes: Counter[str] = Counter()
     with in_one_thread(), FakeCluster() as cluster:
         for seed in range(60):
@@ -35,7 +35,7 @@ def test_hybrid_histories_with_metadata_topic_return_leader_log() -> None:
 
 
 @pytest.mark.slow
-def test_hybrid_histories_of_old_brokers_return_leader_log_or_raise() -> None:
+def test_scans_of_hybrid_histories_with_old_brokers_return_the_log_or_raise() -> None:
     """Old brokers do not list aborted transactions of tiered offsets."""
     outcomes: Counter[str] = Counter()
     with in_one_thread(), FakeCluster(versions={"ListOffsets": 9}) as cluster:

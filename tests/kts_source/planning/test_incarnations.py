@@ -37,7 +37,7 @@ def make_plan(world: World, **options: str) -> ScanPlan:
     return kts_source.plan({**OPTIONS, **options}, MemoryStore(world.store))
 
 
-def test_recreated_topic_with_fewer_partitions_hides_older_partitions(
+def test_partitions_of_older_incarnation_are_hidden_by_recreated_topic(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = recreate_topic(1, *SEGMENT)
@@ -61,7 +61,7 @@ def test_recreated_topic_with_fewer_partitions_hides_older_partitions(
     assert run(older_plan, OPTIONS, Tier(MemoryStore(world.store))).num_rows == 18
 
 
-def test_incarnation_with_fewer_copied_partitions_is_newest() -> None:
+def test_newest_incarnation_is_read_even_with_fewer_copied_partitions() -> None:
     # The newer incarnation has only the second partition in the tier, the older one has both.
     world = recreate_topic(2, *(Step(step.kind, step.a, step.b, step.c, 1) for step in SEGMENT))
     older, newer = world.incarnations
@@ -80,7 +80,7 @@ def test_unknown_topic_id_error_lists_existing_ids() -> None:
     assert all(topic_id in str(error.value) for topic_id in world.incarnations)
 
 
-def test_incarnations_with_same_timestamp_require_topic_id() -> None:
+def test_topic_id_is_required_if_incarnations_have_the_same_timestamp() -> None:
     world = recreate_topic(1, *SEGMENT)
     for key, data in world.store.items():
         if key.endswith(".rsm-manifest"):

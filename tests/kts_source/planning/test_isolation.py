@@ -144,7 +144,7 @@ def find_undecided_start(log: GoldenLog, stop: int) -> int:
 
 @pytest.mark.parametrize("number", range(12))
 @pytest.mark.parametrize("lost", ["nothing", "snapshots", "indexes", "both"])
-def test_tier_of_log_prefix_returns_committed_offsets(number: int, lost: str) -> None:
+def test_tier_that_ends_at_any_offset_returns_committed_offsets(number: int, lost: str) -> None:
     log = load_golden_logs()[number]
     state = FromFiles(log, lost in ("snapshots", "both"), lost in ("indexes", "both"))
     # With lost files the test is slow, and more prefixes add little.
@@ -157,7 +157,7 @@ def test_tier_of_log_prefix_returns_committed_offsets(number: int, lost: str) ->
 
 
 @pytest.mark.parametrize("number", range(12))
-def test_range_between_segments_returns_committed_offsets(number: int) -> None:
+def test_range_that_cuts_segments_returns_committed_offsets(number: int) -> None:
     log = load_golden_logs()[number]
     tier = log.tier(len(log.bases))
     borders = [*log.bases, tier.stop]
@@ -201,7 +201,7 @@ def build_log_open_since_0(count: int) -> tuple[PartitionLog, FromFiles]:
     return log.tier(count), FromFiles(log)
 
 
-def test_segments_without_snapshots_are_replayed_once() -> None:
+def test_segments_without_snapshots_are_decoded_only_once() -> None:
     tier, state = build_log_open_since_0(3000)
     state.lose_snapshots = True
     decisions = decide(tier, 2000, 2001, as_side_files(state))

@@ -61,7 +61,7 @@ def test_wrong_key_prefix_error_proposes_right_prefix(
     assert isinstance(error.value, TierNotFoundError | TopicNotFoundError)
 
 
-def test_pattern_with_incomplete_prefix_raises_key_prefix_error(tmp_path: Path) -> None:
+def test_subscribe_pattern_with_incomplete_prefix_raises_key_prefix_error(tmp_path: Path) -> None:
     write(tmp_path, "tiered/kts-")
     options = {"path": str(tmp_path), "subscribePattern": ".*", "keyPrefix": "tiered/"}
     for loss in ("true", "false"):

@@ -44,7 +44,7 @@ SEVEN = make_lineage(e0=0, e1=10, e2=20, e3=30, e4=40, e5=50, e7=70)
         (60, 69, {6: 60}, None),
     ],
 )
-def test_usable_range_stops_at_divergence(
+def test_usable_range_stops_where_histories_diverge(
     start: int, end: int, epochs: dict[int, int], usable: tuple[int, int] | None
 ) -> None:
     span = usable_range(make_segment(start, end, epochs), SEVEN)
@@ -142,12 +142,12 @@ def test_usable_range_starts_at_log_start_of_lineage() -> None:
     assert (span.start, span.stop) == (51, 151)
 
 
-def test_newest_segment_prefers_epoch_to_offset() -> None:
+def test_newest_segment_is_chosen_by_epoch_before_offset() -> None:
     old, new = make_segment(0, 300, {0: 0}), make_segment(100, 200, {1: 100})
     assert newest_segment([old, new]) is new
 
 
-def test_partition_log_joins_adjacent_segments() -> None:
+def test_partition_log_contains_adjacent_segments() -> None:
     log = partition_log([make_segment(10, 19), make_segment(0, 9)], make_lineage(e0=0))
     assert [(span.start, span.stop) for span in log.ranges] == [(0, 10), (10, 20)]
     assert (log.log_start, log.stop, log.holes, log.skipped) == (0, 20, (), ())
@@ -239,7 +239,7 @@ def test_hole_has_adjacent_segments() -> None:
     assert log.unverifiable == ()
 
 
-def test_hole_refers_to_selected_upload() -> None:
+def test_hole_names_the_selected_upload() -> None:
     retried = [make_segment(30, 39, name="b"), make_segment(30, 39, name="a")]
     log = partition_log([make_segment(0, 9), *retried], make_lineage(e0=0))
     (hole,) = log.holes
@@ -266,7 +266,7 @@ def test_gap_after_dead_branch_is_hole() -> None:
     st.integers(0, 70),
 )
 @settings(max_examples=300)
-def test_partition_log_has_covered_offsets_once_and_all_holes(
+def test_partition_log_contains_each_covered_offset_once_and_all_holes(
     shapes: list[tuple[int, int]], log_start: int
 ) -> None:
     segments = [
@@ -286,7 +286,9 @@ def test_partition_log_has_covered_offsets_once_and_all_holes(
 
 
 @given(st.integers(0, 90), st.integers(0, 90), st.integers(0, 90))
-def test_joined_lineage_restores_truncated_epochs(first: int, log_start: int, end: int) -> None:
+def test_joined_lineage_contains_epochs_that_one_checkpoint_lacks(
+    first: int, log_start: int, end: int
+) -> None:
     def checkpoint_of(start: int, stop: int) -> tuple[EpochEntry, ...]:
         """Returns the checkpoint of a log of offsets [start, stop)."""
         before = [entry for entry in SEVEN if entry.start_offset <= start]

@@ -104,7 +104,7 @@ def is_log_start(checkpoint: bytes, position: int) -> bool:
 
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_checkpoint_with_changed_digit_is_harmless_or_raises(
+def test_changed_digit_in_checkpoint_changes_no_row_or_raises(
     shape: tuple[tuple[tuple[int, int], ...], ...],
     local: bool,
     caplog: pytest.LogCaptureFixture,

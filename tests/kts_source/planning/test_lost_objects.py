@@ -107,7 +107,7 @@ def test_lost_manifest_error_names_remaining_objects(tmp_path: Path) -> None:
     assert f"{lost.partition('.')[0]}.log" in str(error.value)
 
 
-def test_damaged_first_segment_is_treated_as_deleted(
+def test_damaged_first_segment_counts_as_deleted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path)
@@ -166,7 +166,9 @@ def test_first_copy_in_progress_is_not_data_loss(
 ) -> None:
     write(tmp_path, build_segments(1), partition=1)
     lose(tmp_path, "rsm-manifest")
-    with pytest.raises(TopicNotFoundError, match=r"no segment of topic 't'.*an upload that did"):
+    with pytest.raises(
+        TopicNotFoundError, match=r"topic 't' has no complete segment.*an upload that did"
+    ):
         kts_source.plan(make_options(tmp_path))
     assert not kts_source.plan(make_options(tmp_path, failOnDataLoss="false")).partitions
     write(tmp_path, partition=0)
@@ -193,7 +195,7 @@ def test_folders_without_objects_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / f"t-{OLD}").mkdir()
-    with pytest.raises(TopicNotFoundError, match="no objects"):
+    with pytest.raises(TopicNotFoundError, match="existing objects: none"):
         kts_source.plan(make_options(tmp_path))
     write(tmp_path)
     (tmp_path / f"t-{OLD}" / "1").mkdir()
@@ -209,7 +211,7 @@ def set_modified(root: Path, topic_id: str, seconds: int) -> None:
         os.utime(path, (seconds, seconds))
 
 
-def test_older_incarnation_does_not_replace_incarnation_without_manifests(
+def test_incarnation_without_manifests_is_not_replaced_by_an_older_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path, topic_id=OLD)
@@ -223,7 +225,7 @@ def test_older_incarnation_does_not_replace_incarnation_without_manifests(
     assert NEW in str(error.value)
     assert len(read_offsets(tmp_path, topicId=OLD)) == 15
     assert len(read_offsets(tmp_path, failOnDataLoss="false")) == 15
-    assert "are older than objects of another one" in caplog.text
+    assert "are older than objects of another topic id" in caplog.text
     # Older remains of a deleted incarnation do not require option topicId.
     set_modified(tmp_path, NEW, 500_000)
     assert len(read_offsets(tmp_path)) == 15
@@ -242,7 +244,7 @@ def test_newest_incarnation_with_lost_log_raises_data_loss_error(tmp_path: Path)
 # -- lineages
 
 
-def test_damaged_segment_of_newer_epoch_determines_branch(tmp_path: Path) -> None:
+def test_damaged_segment_of_newer_epoch_determines_which_branch_is_read(tmp_path: Path) -> None:
     write(tmp_path, build_segments(3, epoch=0))  # [0, 15); the dead branch is [5, 15)
     builder = LogBuilder(leader_epoch=0)
     builder.append([SimpleRecord(b"0") for _ in range(5)])
@@ -288,7 +290,7 @@ def test_missing_file_of_copy_with_snapshot_raises_data_loss_error(
     assert rows["offset"].to_pylist() == [*range(last)]
 
 
-def test_damaged_copy_proves_gap(tmp_path: Path) -> None:
+def test_damaged_copy_shows_that_a_gap_is_a_loss(tmp_path: Path) -> None:
     write(tmp_path, layout="local")
     lose(tmp_path, "log", base=5)
     with pytest.raises(DataLossError, match=r"\[5, 10\)"):
@@ -302,7 +304,9 @@ def test_copy_without_snapshot_is_not_data_loss(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["aiven", "local"])
-def test_transaction_with_marker_in_lost_end_is_undecided(tmp_path: Path, layout: str) -> None:
+def test_transaction_whose_marker_was_in_lost_last_segment_is_undecided(
+    tmp_path: Path, layout: str
+) -> None:
     builder = LogBuilder()
     builder.append([SimpleRecord(b"plain")] * 2)
     builder.send(7, [SimpleRecord(b"open")] * 2)
@@ -319,7 +323,9 @@ def test_transaction_with_marker_in_lost_end_is_undecided(tmp_path: Path, layout
 
 
 @pytest.mark.parametrize("layout", ["aiven", "local"])
-def test_stored_plan_of_tier_with_damaged_end_is_replayed(tmp_path: Path, layout: str) -> None:
+def test_stored_plan_of_tier_with_damaged_last_segment_is_replayed(
+    tmp_path: Path, layout: str
+) -> None:
     root, plan_file = tmp_path / "tier", tmp_path / "plan.json"
     write(root, layout=layout)
     lose(root, "log", base=10)

@@ -71,7 +71,7 @@ def test_scan_with_metadata_topic_needs_no_listing(cluster: FakeCluster, local: 
     ]
 
 
-def test_stored_plan_keeps_catalog(world: World, tmp_path: Path) -> None:
+def test_stored_plan_keeps_its_catalog(world: World, tmp_path: Path) -> None:
     world.records[1].clear()
     world.write_metadata()
     plan = world.plan()
@@ -294,7 +294,7 @@ def test_missing_rights_for_metadata_topic_raise_broker_access_error(
 
 
 def test_cluster_without_metadata_topic_raises_topic_not_found_error(world: World) -> None:
-    with pytest.raises(TopicNotFoundError, match="does not tier, or keeps its metadata elsewhere"):
+    with pytest.raises(TopicNotFoundError, match="may have no tiered storage"):
         world.plan()
 
 
@@ -305,7 +305,7 @@ def test_unreadable_metadata_record_raises_corrupt_segment_error(world: World) -
     assert (error.value.topic, error.value.offset) == (METADATA, 8)
 
 
-def test_metadata_read_stopping_before_high_watermark_raises_error(
+def test_metadata_read_that_stops_before_high_watermark_raises_error(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partitions = world.write_metadata()

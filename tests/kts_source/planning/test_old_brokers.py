@@ -80,7 +80,7 @@ def _read_offsets(brokers: FakeCluster, tiered: int, moved: int) -> list[int]:
 
 
 @pytest.mark.parametrize("segments", [1, 2])
-def test_open_transaction_at_bound_of_old_brokers_is_decided(
+def test_outcome_of_transaction_open_at_ending_offset_is_found_with_old_brokers(
     brokers: FakeCluster, segments: int
 ) -> None:
     """The broker lists aborted transactions of its disk; the next tiered segment has the others."""

@@ -82,7 +82,7 @@ def offsets(
 
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("read", READS)
-def test_lost_entry_after_partly_read_segment_is_refused(read: str, local: bool) -> None:
+def test_lost_index_entry_after_partly_read_segment_raises_error(read: str, local: bool) -> None:
     steps = [aborted(2), plain(2), plain(2), lambda builder: builder.abort(1), plain(1)]
     first, second = rolled(steps, {0, 2}), rolled(steps, {1})
     segments = [*first.segments[:2], second.segments[1]]
@@ -94,7 +94,7 @@ def test_lost_entry_after_partly_read_segment_is_refused(read: str, local: bool)
 
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("read", READS)
-def test_lost_entry_of_segment_around_another_is_refused(read: str, local: bool) -> None:
+def test_lost_index_entry_of_segment_around_another_raises_error(read: str, local: bool) -> None:
     steps = [
         aborted(1),
         plain(3),
@@ -190,7 +190,7 @@ def test_random_damage_of_overlapping_segments_changes_no_row() -> None:
 
 
 @pytest.mark.fuzz
-def test_fresh_damage_of_overlapping_segments_changes_no_row() -> None:
+def test_damage_of_overlapping_segments_with_new_seed_changes_no_row() -> None:
     end = time.monotonic() + float(os.environ.get("KTS_FUZZ_SECONDS", "240")) / 12
     first = int(os.environ.get("KTS_FUZZ_SEED", random.SystemRandom().randrange(1 << 32)))
     for seed in itertools.count(first):

@@ -152,7 +152,7 @@ def views(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
 
 
 @pytest.mark.parametrize("topic", only(6, TOPICS))
-def test_golden_window_plan_equals_plan_from_all_segments(
+def test_plan_of_offset_window_of_golden_topic_equals_plan_from_all_segments(
     topic: str,
     from_all: Callable[..., object],
     views: Counter[bool],
@@ -191,7 +191,7 @@ def test_golden_window_plan_equals_plan_from_all_segments(
 
 
 @pytest.mark.slow
-def test_history_window_plan_equals_plan_from_all_segments(
+def test_plan_of_offset_window_of_random_log_equals_plan_from_all_segments(
     from_all: Callable[..., object], views: Counter[bool]
 ) -> None:
     counted: Counter[str] = Counter()
@@ -246,7 +246,7 @@ def has_newest_epoch_in_last_uploads(objects: Mapping[str, bytes]) -> bool:
 
 
 @pytest.mark.parametrize("topic", ["timeline", "codecs", "appendtime", "txn", "epochs"])
-def test_time_window_plan_with_max_timestamp_ahead_equals_plan_from_all_segments(
+def test_plan_of_time_window_with_max_timestamp_ahead_equals_plan_from_all_segments(
     topic: str, from_all: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tier_source, "NEWEST_UPLOADS", 1)
@@ -297,7 +297,7 @@ def count_requests(segments: int, **options: str) -> float:
     return tier.counters.requests / 3
 
 
-def test_offset_window_requests_do_not_depend_on_log_length() -> None:
+def test_number_of_requests_for_offset_window_does_not_depend_on_log_length() -> None:
     costs = [
         count_requests(count, **make_window(SimulatedTier(3, count), 20, 22))
         for count in (40, 80, 160)
@@ -308,7 +308,7 @@ def test_offset_window_requests_do_not_depend_on_log_length() -> None:
     assert costs[0] + 25 <= wider <= costs[0] + 35
 
 
-def test_time_window_requests_with_max_timestamp_ahead_do_not_depend_on_log_length() -> None:
+def test_number_of_requests_for_time_window_with_max_timestamp_ahead_is_constant() -> None:
     costs = []
     for count in (40, 80, 160):
         tier = SimulatedTier(3, count)
@@ -320,7 +320,7 @@ def test_time_window_requests_with_max_timestamp_ahead_do_not_depend_on_log_leng
     assert max(costs) - min(costs) <= 3
 
 
-def test_partial_plan_equals_full_plan() -> None:
+def test_plan_from_some_manifests_equals_plan_from_all_manifests() -> None:
     tier = SimulatedTier(2, 30, latency_seconds=0)
     start = FIRST_MS + 7 * tier.segment_ms + 1000
     hours = {"startingTimestamp": f"{start}", "endingTimestamp": f"{start + 30 * HOUR_MS}"}
@@ -336,7 +336,9 @@ def test_partial_plan_equals_full_plan() -> None:
     assert table.num_rows == sum(partition.stop - partition.start for partition in plan.partitions)
 
 
-def test_plan_does_not_depend_on_planning_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_does_not_depend_on_the_number_of_planning_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The thread that reads the manifests of a window depends on the partition count."""
     tier = SimulatedTier(8, 40, latency_seconds=0)
     window = make_window(tier, 20, 22)
@@ -381,7 +383,7 @@ def test_second_window_plan_with_cache_sends_only_listings(tmp_path: Path) -> No
     assert len(list(tmp_path.glob("v1/index/*.entry"))) == 3
 
 
-def test_each_manifest_is_requested_once() -> None:
+def test_each_manifest_is_requested_only_once() -> None:
     tier = SimulatedTier(3, 40, latency_seconds=0, aborted_share=10**9)
     make_plan(tier, isolationLevel="read_uncommitted")
     # The manifest of each segment, and the checkpoint of the newest segment of each partition.

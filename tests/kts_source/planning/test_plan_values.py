@@ -67,7 +67,7 @@ def test_plan_file_replays_scan(tmp_path: Path) -> None:
     assert_same_rows(txn, expected_table("txn", "read_committed"))
 
 
-def test_replay_of_changed_or_missing_object_raises_error(tmp_path: Path) -> None:
+def test_replay_raises_error_if_an_object_changed_or_is_missing(tmp_path: Path) -> None:
     tier = shutil.copytree(TIER, tmp_path / "tier")
     options = {**tier_options("codecs"), "path": str(tier)}
     plan_file = tmp_path / "plan.json"
@@ -173,7 +173,7 @@ def test_estimate_matches_requests_and_bytes_of_tasks(topic: str, size: str) -> 
         assert work.bytes == expected.bytes
 
 
-def test_plan_above_limits_raises_plan_too_large_error() -> None:
+def test_plan_that_exceeds_limits_raises_plan_too_large_error() -> None:
     with pytest.raises(PlanTooLargeError, match="maxPlanBytes=1000;"):
         kts_source.plan(tier_options("codecs", maxPlanBytes="1000"))
     with pytest.raises(PlanTooLargeError, match="maxPlanRequests=1;"):
@@ -222,7 +222,7 @@ def test_explain_reports_requests_and_bytes_by_storage_class() -> None:
     assert f"about ${dollars:.4f}" in plan.explain(prices)
 
 
-def test_cost_uses_price_table() -> None:
+def test_cost_is_computed_from_price_table() -> None:
     work = estimate(kts_source.plan(tier_options("codecs")).tasks)
     prices = {"STANDARD": Price(1_000_000.0, 0.0, 0.0)}
     assert work.cost(prices) == pytest.approx(work.requests)
@@ -251,7 +251,7 @@ def test_describe_equals_golden_summary(topic: str) -> None:
 
 
 @pytest.mark.parametrize("topic", ["encrypted", "txn", "codecs"])
-def test_last_stable_timestamp_is_of_batch_below_last_stable_offset(topic: str) -> None:
+def test_last_stable_timestamp_is_that_of_the_batch_below_last_stable_offset(topic: str) -> None:
     options = parse_options(tier_options(topic))
     tier = open_tier(options)
     reader = SegmentSource(tier, options.key_ring.loaded())
@@ -284,7 +284,7 @@ def test_last_stable_timestamp_ignores_index_entry_at_last_stable_offset(
     assert (mark.last_stable_offset, mark.last_stable_timestamp_ms) == (end, 6)
 
 
-def test_last_stable_timestamp_without_time_index_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_stable_timestamp_is_none_without_time_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SideFiles, "time_index", lambda *_: None)
     marks = {
         partition.partition: partition
@@ -295,7 +295,7 @@ def test_last_stable_timestamp_without_time_index_is_none(monkeypatch: pytest.Mo
     assert marks[1].last_stable_timestamp_ms == marks[1].tier_end_timestamp_ms
 
 
-def test_describe_to_arrow_contains_holes(tmp_path: Path) -> None:
+def test_arrow_table_of_describe_contains_holes(tmp_path: Path) -> None:
     tier = shutil.copytree(TIER, tmp_path / "tier")
     stem = sorted(tier.glob("tiered/codecs-*/0/*.log"))[1].stem
     for path in tier.glob(f"tiered/codecs-*/0/{stem}.*"):
@@ -305,7 +305,7 @@ def test_describe_to_arrow_contains_holes(tmp_path: Path) -> None:
     assert table["holes"].to_pylist() == [[[5841, 10634]], [], []]
 
 
-def test_include_lineage_adds_segment_and_batch_of_record() -> None:
+def test_option_include_lineage_adds_segment_and_batch_of_each_record() -> None:
     table = scan(tier_options("epochs", includeLineage="true"))
     expected = expected_table("epochs", "read_committed")
     assert_same_rows(table.select(expected.column_names[:-1]), expected)
@@ -379,7 +379,7 @@ def test_lineage_columns_can_be_selected_and_are_off_by_default() -> None:
     assert set(LINEAGE) < set(everything)
 
 
-def test_plan_json_has_version_and_segments() -> None:
+def test_plan_json_contains_version_and_segments() -> None:
     document = json.loads(kts_source.plan(tier_options("codecs")).to_json())
     assert document["version"] == 4
     assert len(document["segments"]) == 4

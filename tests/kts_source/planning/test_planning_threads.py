@@ -50,7 +50,7 @@ def test_planning_threads_keep_cpu_affinity_of_process(monkeypatch: pytest.Monke
     assert all(affinity == before for affinity in seen)
 
 
-def test_planning_sends_one_request_in_each_thread(
+def test_each_planning_thread_sends_one_request_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert PLANNING_THREADS == 96

@@ -58,7 +58,7 @@ def test_replay_of_log_ending_inside_batch_raises_error_with_position(
     [
         (9, 10, "abort marker at offset 9 is not in the segment"),
         (30, 31, "abort marker at offset 30 is not in the segment"),
-        (20, 22, "last stable offset 22 is above the abort marker at offset 20"),
+        (20, 22, "last stable offset 22, which is above its abort marker at offset 20"),
     ],
 )
 def test_transaction_index_with_wrong_offsets_is_not_used(

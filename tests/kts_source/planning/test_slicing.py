@@ -175,7 +175,7 @@ def is_in_order(plan: ScanPlan) -> bool:
 
 
 @pytest.mark.parametrize("options", [{}, {"targetPartitionBytes": "30k"}, {"minPartitions": "20"}])
-def test_golden_plans_are_in_order(options: dict[str, str]) -> None:
+def test_slices_of_golden_plans_ascend(options: dict[str, str]) -> None:
     plan = kts_source.plan(tier_options(TOPICS, failOnDataLoss="false", **options))
     assert is_in_order(plan)
     if "minPartitions" in options:
@@ -201,7 +201,7 @@ def test_large_topic_is_split_evenly() -> None:
     assert sum(task.nominal_bytes for task in larger_plan.tasks) == plan.nominal_bytes
 
 
-def test_cut_of_partial_slice_keeps_offsets() -> None:
+def test_cutting_a_partial_slice_keeps_its_offsets() -> None:
     partial = replace(make_segment(9000), cut_start=2500, start_offset=30, stop_offset=60)
     slices = list(cut(partial, 2000))
     assert [(piece.cut_start, piece.cut_stop) for piece in slices] == [
@@ -251,7 +251,7 @@ def test_sparse_records_are_split_by_bytes(codec: str, limit: int, tmp_path: Pat
 
 @pytest.mark.parametrize("limit", [3, 64])
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_max_records_limits_tasks_of_dense_records_with_any_codec(
+def test_max_records_limits_tasks_of_consecutive_offsets_with_any_codec(
     codec: str, limit: int, tmp_path: Path
 ) -> None:
     log = LogBuilder()

@@ -93,7 +93,9 @@ def scene(tmp_path: Path) -> TierAndDisk:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("clean", [True, False])
-def test_tail_is_read_from_disk(scene: TierAndDisk, level: str, *, clean: bool) -> None:
+def test_offsets_after_the_tier_are_read_from_disk(
+    scene: TierAndDisk, level: str, *, clean: bool
+) -> None:
     scene.copy(LOG, 0, 1, 2)
     scene.disk.write(LOG, clean=clean)
     scene.drop(LOG, 2)
@@ -129,7 +131,9 @@ def test_hole_of_tier_and_disk_raises_data_loss_error(scene: TierAndDisk) -> Non
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_disk_older_than_tier_is_completed_from_tier(scene: TierAndDisk, level: str) -> None:
+def test_offsets_missing_on_an_older_disk_are_read_from_tier(
+    scene: TierAndDisk, level: str
+) -> None:
     """The disk was copied before the last segments existed."""
     older = build_transactions(segments=5)
     scene.disk.write(older, high_watermark=LOG.segments[2].base_offset)
@@ -142,7 +146,7 @@ def test_disk_older_than_tier_is_completed_from_tier(scene: TierAndDisk, level: 
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_disk_fills_hole_below_tiered_segment_above_high_watermark(
+def test_hole_below_last_tiered_segment_is_read_from_disk_above_high_watermark(
     scene: TierAndDisk, level: str
 ) -> None:
     """The high watermark of the disk is older than the tier. Tiered records are replicated."""
@@ -171,7 +175,7 @@ def test_log_start_after_crash_is_read_from_epoch_checkpoint(scene: TierAndDisk)
     assert scene.read_offsets() == [o for o in list_expected_offsets(LOG) if o >= start]
 
 
-def test_tiered_records_aborted_on_disk_are_not_read(scene: TierAndDisk) -> None:
+def test_tiered_records_with_abort_marker_on_disk_are_not_read(scene: TierAndDisk) -> None:
     builder = LogBuilder()
     builder.send(7, [SimpleRecord(b"never")])
     builder.append([SimpleRecord(b"always")])
@@ -233,7 +237,7 @@ def test_different_topic_ids_require_topic_id_option(scene: TierAndDisk) -> None
     assert scene.read_offsets(topicId=TOPIC_ID) == list_expected_offsets(LOG)
 
 
-def test_partition_with_only_another_topic_id_is_reported(scene: TierAndDisk) -> None:
+def test_disk_partition_with_a_different_topic_id_is_reported(scene: TierAndDisk) -> None:
     # Possibly its `partition.metadata` was not copied. Only the note shows that it is not read.
     scene.copy(LOG, 0, 1)
     folder = scene.disk.write(LOG).folder

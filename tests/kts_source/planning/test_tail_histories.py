@@ -13,7 +13,7 @@ from tests.kts_source.planning.tail_reading import (
 )
 
 
-def test_tail_histories_return_leader_log() -> None:
+def test_scans_of_tiers_with_disks_return_the_log_of_the_leader() -> None:
     outcomes: Counter[str] = Counter()
     with in_one_thread():
         for seed in range(50):
@@ -24,7 +24,7 @@ def test_tail_histories_return_leader_log() -> None:
     assert outcomes["lost"] + outcomes["spoiled"] < 20, outcomes
 
 
-def test_histories_with_disks_older_than_tier_return_leader_log() -> None:
+def test_scans_with_disks_older_than_the_tier_return_the_log_of_the_leader() -> None:
     outcomes: Counter[str] = Counter()
     with in_one_thread():
         for seed in range(60):

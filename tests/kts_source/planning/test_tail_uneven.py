@@ -49,7 +49,9 @@ def test_first_offsets_and_holes_are_read_from_other_disk(
     assert scene.read_offsets(level) == list_expected_offsets(LOG, level)
 
 
-def test_hole_present_only_on_dead_branch_raises_data_loss_error(scene: TierAndDisk) -> None:
+def test_hole_whose_offsets_exist_only_on_dead_branch_raises_data_loss_error(
+    scene: TierAndDisk,
+) -> None:
     live, dead = LogBuilder(), LogBuilder()
     for builder in (live, dead):
         builder.append([SimpleRecord(b"both")] * 3)
@@ -94,7 +96,7 @@ def test_lost_last_log_raises_data_loss_error(scene: TierAndDisk, end_of_log: st
     assert lossy == remaining
 
 
-def test_lost_log_present_in_tier_is_not_data_loss(scene: TierAndDisk) -> None:
+def test_lost_log_is_not_data_loss_if_its_offsets_are_in_the_tier(scene: TierAndDisk) -> None:
     scene.copy(LOG, 0, 1, 2, 3, 4)
     scene.disk.write(LOG)
     for number in (0, -1):
@@ -103,7 +105,7 @@ def test_lost_log_present_in_tier_is_not_data_loss(scene: TierAndDisk) -> None:
 
 
 @pytest.mark.parametrize("is_tiered", [True, False])
-def test_partition_only_in_checkpoint_raises_data_loss_error(
+def test_partition_listed_only_in_checkpoint_raises_data_loss_error(
     scene: TierAndDisk, *, is_tiered: bool
 ) -> None:
     scene.copy(LOG, 0, 1)
@@ -137,7 +139,7 @@ def test_checkpoint_of_missing_folder_with_higher_offset_raises_data_loss_error(
 
 
 @pytest.mark.parametrize("state", ["future", "delete", "stray"])
-def test_set_aside_folders_are_reported(scene: TierAndDisk, state: str) -> None:
+def test_future_delete_and_stray_folders_are_reported(scene: TierAndDisk, state: str) -> None:
     scene.copy(LOG, 0, 1)
     disk = scene.disk.write(LOG)
     set_aside(disk, state, number=1)
@@ -148,7 +150,7 @@ def test_set_aside_folders_are_reported(scene: TierAndDisk, state: str) -> None:
         assert f"orders-{number}.{'0a' * 16}-{state}/ (a -{state} folder" in notes
 
 
-def test_topic_only_in_checkpoint_raises_topic_not_found_error(scene: TierAndDisk) -> None:
+def test_topic_listed_only_in_checkpoint_raises_topic_not_found_error(scene: TierAndDisk) -> None:
     scene.copy(LOG, 0)
     scene.disk.write(LOG)
     write_checkpoint(scene.disk.root, HIGH_WATERMARKS, orders_0=END, gone_0=4)

@@ -84,7 +84,7 @@ def list_ranges(log: PartitionLog) -> list[tuple[str, int, int]]:
     return [(span.segment.segment_id, span.start, span.stop) for span in log.ranges]
 
 
-def test_plain_log_reads_segments_around_window_only() -> None:
+def test_plan_of_window_reads_only_manifests_around_it() -> None:
     listed = Listed(make_segments(50))
     log_view = make_view(listed, {})
     assert (log_view.log.log_start, log_view.log.stop) == (0, 5000)
@@ -98,7 +98,7 @@ def test_plain_log_reads_segments_around_window_only() -> None:
     assert not log_view.is_complete
 
 
-def test_long_earlier_segment_serves_window() -> None:
+def test_long_segment_that_starts_earlier_serves_the_window() -> None:
     segments = make_segments(50)
     del segments[15:20]
     listed = Listed([*segments, make_segment(1250, 2100, name="long", event_timestamp_ms=3)])
@@ -108,7 +108,7 @@ def test_long_earlier_segment_serves_window() -> None:
     assert not log_view.is_complete
 
 
-def test_higher_epoch_in_window_reads_all_segments() -> None:
+def test_higher_epoch_in_window_makes_planner_read_all_manifests() -> None:
     old = [*make_segments(10), make_segment(1000, 1099, name="last", event_timestamp_ms=99)]
     winner = make_segment(510, 549, {1: 510}, name="winner", event_timestamp_ms=6)
     log_view = make_view(Listed([*old, winner]), {"winner": make_lineage(e0=0, e1=510)})
@@ -119,7 +119,7 @@ def test_higher_epoch_in_window_reads_all_segments() -> None:
     assert list_ranges(log_view.covering(450, 520))[-1] == ("winner", 510, 550)
 
 
-def test_overtaken_upload_is_described() -> None:
+def test_upload_that_finished_late_is_described() -> None:
     # After an unclean election, a leader with only lower epochs copied all its segments again.
     copied = [
         make_segment(100 * n, 100 * n + 99, name=f"again{n}", event_timestamp_ms=20 + n)
@@ -133,7 +133,7 @@ def test_overtaken_upload_is_described() -> None:
     assert log_view.is_complete  # with dead branches, a partial view is not sufficient
 
 
-def test_higher_end_in_window_reads_all_segments() -> None:
+def test_higher_end_in_window_makes_planner_read_all_manifests() -> None:
     listed = Listed(
         [*make_segments(10), make_segment(405, 2000, name="long", event_timestamp_ms=5)]
     )
@@ -143,7 +143,7 @@ def test_higher_end_in_window_reads_all_segments() -> None:
     assert log_view.is_complete
 
 
-def test_hole_in_window_reads_all_segments() -> None:
+def test_hole_in_window_makes_planner_read_all_manifests() -> None:
     segments = make_segments(50)
     del segments[20]
     log_view = make_view(Listed(segments), {})
@@ -153,13 +153,13 @@ def test_hole_in_window_reads_all_segments() -> None:
 
 
 @pytest.mark.parametrize("deleted_id", ["0", "20", "49"])
-def test_deleted_segment_reads_all_segments(deleted_id: str) -> None:
+def test_deleted_segment_makes_planner_read_all_manifests(deleted_id: str) -> None:
     log_view = make_view(Listed(make_segments(50), deleted_id=deleted_id), {})
     log_view.covering(2010, 2020)
     assert log_view.is_complete
 
 
-def test_missing_upload_times_read_all_segments() -> None:
+def test_missing_upload_times_make_planner_read_all_manifests() -> None:
     segments = make_segments(50)
     listed = Listed(segments)
     first = listed.entries[0]
@@ -173,7 +173,7 @@ def test_missing_upload_times_read_all_segments() -> None:
     assert make_view(Listed(same), {}).is_complete
 
 
-def test_checkpoint_moves_log_start() -> None:
+def test_log_start_follows_the_newest_checkpoint() -> None:
     listed = Listed(make_segments(50))
     log_view = make_view(listed, {"49": make_lineage(e0=150)})
     assert (log_view.log.log_start, log_view.log.stop) == (150, 5000)

@@ -106,7 +106,7 @@ def test_time_index_without_last_entries_loses_no_row(seed: int) -> None:
             assert started == [offset for offset, _ in rows if offset >= dated[0]]
 
 
-def test_largest_timestamp_before_end_is_found_without_findings(tmp_path: Path) -> None:
+def test_largest_timestamp_before_the_last_record_is_no_finding(tmp_path: Path) -> None:
     builder = LogBuilder()
     for number in range(40):
         timestamp = FIRST_MS + (10_000 if number == 3 else number)
@@ -123,7 +123,7 @@ def test_largest_timestamp_before_end_is_found_without_findings(tmp_path: Path) 
     assert [finding.name for finding in report.findings] == ["time-index-disagrees"]
 
 
-def test_max_timestamps_of_many_batches_need_one_read() -> None:
+def test_max_timestamps_of_many_batches_are_read_with_one_request() -> None:
     (files, *_) = build_log(1).segments
     log = files.log
     largest = [
@@ -160,7 +160,7 @@ def test_time_index_ending_after_its_segment_is_not_used(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip"])
-def test_largest_timestamp_of_old_formats_is_read_from_wrapper(codec: str) -> None:
+def test_largest_timestamp_of_old_formats_is_read_from_the_wrapper_message(codec: str) -> None:
     records = [SimpleRecord(b"v", timestamp=timestamp) for timestamp in (10, 30, 20)]
     log = write_message_set(records, base_offset=5, magic=1, codec=codec)
 

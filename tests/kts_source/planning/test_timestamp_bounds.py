@@ -44,7 +44,7 @@ def sample_moments(rows: list[tuple[int, int]]) -> list[int]:
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_timestamp_bounds_select_first_offset_at_or_after(topic: str) -> None:
+def test_timestamp_bounds_select_first_offset_at_or_after_the_timestamp(topic: str) -> None:
     rows = read_expected(topic)
     end = rows[-1][0] + 1
     for moment in sample_moments(rows):
@@ -118,7 +118,7 @@ def test_timestamp_range_filters_rows(side: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", ",", "5", "7,5", "a,b"])
-def test_timestamp_range_invalid_raises_invalid_option_error(text: str) -> None:
+def test_invalid_timestamp_range_raises_invalid_option_error(text: str) -> None:
     with pytest.raises(InvalidOptionError, match="timestampRange"):
         kts_source.plan(tier_options("timeline", timestampRange=text))
 

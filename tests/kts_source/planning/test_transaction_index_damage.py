@@ -146,7 +146,9 @@ def test_damaged_index_of_tier_with_brokers_returns_right_rows_or_raises() -> No
 
 
 @pytest.mark.parametrize("first_offset", [0, 1, 2, 3])
-def test_first_offset_too_high_raises_error_in_every_slice(first_offset: int) -> None:
+def test_too_high_first_offset_of_index_entry_raises_error_in_every_slice(
+    first_offset: int,
+) -> None:
     builder = LogBuilder(index_interval_bytes=0)
     builder.send(2, [SimpleRecord(b"aborted")])
     for _ in range(3):
@@ -244,7 +246,7 @@ def compact_twice(builder: LogBuilder) -> BuiltLog:
         {"where": "offset < 4"},
     ],
 )
-def test_abort_marker_is_no_damage_if_compaction_removed_its_records(
+def test_abort_marker_without_entry_is_accepted_if_compaction_removed_its_records(
     options: dict[str, str], local: bool
 ) -> None:
     builder = LogBuilder()
@@ -309,7 +311,7 @@ def emptied(log: BuiltLog) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("options", [{}, {"maxRecordsPerPartition": "1"}])
-def test_compacted_transaction_around_an_empty_segment_is_no_damage(
+def test_compacted_transaction_around_an_empty_segment_is_accepted(
     options: dict[str, str],
 ) -> None:
     log = compact_twice(around_an_empty_segment())
@@ -317,7 +319,7 @@ def test_compacted_transaction_around_an_empty_segment_is_no_damage(
 
 
 @pytest.mark.parametrize("options", [{}, {"maxRecordsPerPartition": "1"}])
-def test_lost_entry_and_snapshots_around_an_empty_segment_are_found(
+def test_lost_entry_is_found_with_lost_snapshots_around_an_empty_segment(
     options: dict[str, str],
 ) -> None:
     log = around_an_empty_segment().build()

@@ -145,11 +145,11 @@ def _check_random_conditions(
             assert kept == [answer is True for answer in expected], ours
 
 
-def test_comparison_out_of_range_equals_duckdb() -> None:
+def test_comparison_with_literal_out_of_range_equals_duckdb() -> None:
     _check_random_conditions(_draw_leaf, 1, 300)
 
 
-def test_nested_condition_out_of_range_equals_duckdb() -> None:
+def test_nested_condition_with_literal_out_of_range_equals_duckdb() -> None:
     _check_random_conditions(_draw_condition, 2, 300)
 
 
@@ -157,7 +157,7 @@ def test_nested_condition_out_of_range_equals_duckdb() -> None:
     "text", ["timestamp_seconds(10000000000000)", "timestamp_micros(-10000000000000000000)"]
 )
 @pytest.mark.parametrize("op", ["<", "<=", ">", ">=", "=", "<>"])
-def test_comparison_of_null_timestamp_out_of_range_is_null(op: str, text: str) -> None:
+def test_comparison_of_null_timestamp_with_literal_out_of_range_is_null(op: str, text: str) -> None:
     batch = pa.record_batch({"value": VALUES})
     fields = {"value": partial(find_field, VALUES.type)}
     for condition in (f"value.ts {op} {text}", f"NOT value.ts {op} {text}"):

@@ -48,7 +48,7 @@ def test_specialised_predicate_returns_same_rows(predicate: Predicate, row: Row)
         ("(offset = 1 AND partition = 1) OR (offset = 9 AND partition = 0)", Region(1, 1)),
     ],
 )
-def test_region_is_minimal(text: str, box: Region) -> None:
+def test_region_is_as_small_as_possible(text: str, box: Region) -> None:
     assert region(specialised(parse_predicate(text), "t", 1)) == box
 
 

@@ -43,7 +43,7 @@ def _log(batches_per_append: int, appends: int = 12) -> BuiltLog:
 @pytest.mark.parametrize("log_start", [0, 1, 3, 11])
 @pytest.mark.parametrize("batches_per_append", [1, 5])
 @pytest.mark.parametrize("lost", range(8))
-def test_fallback_of_any_slice_returns_its_rows(
+def test_brokers_return_the_rows_of_any_slice_whose_object_fails(
     monkeypatch: pytest.MonkeyPatch, batches_per_append: int, lost: int, log_start: int
 ) -> None:
     # An index entry has the last offset of an append, and the position of its first batch. With
@@ -93,7 +93,7 @@ def test_fallback_of_any_slice_returns_its_rows(
 
 @pytest.mark.parametrize("batches_per_append", [1, 5])
 @pytest.mark.parametrize("moved", [1, 12, 13, 61, 100, 119])
-def test_fallback_skips_offsets_deleted_after_planning(
+def test_fallback_to_brokers_skips_offsets_deleted_after_planning(
     monkeypatch: pytest.MonkeyPatch, batches_per_append: int, moved: int
 ) -> None:
     monkeypatch.setattr(broker_rows, "_MAX_SAME_FAILURES", 1 << 30)
@@ -142,7 +142,9 @@ def test_fallback_skips_offsets_deleted_after_planning(
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_fallback_survives_a_moving_log_start(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_fallback_to_brokers_tolerates_a_moving_log_start(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     # Batches are counted back from the segment's end, and the log start may move at the same time.
     monkeypatch.setattr(broker_rows, "_MAX_SAME_FAILURES", 1 << 30)
     choice = random.Random(seed)
@@ -192,7 +194,7 @@ def test_fallback_survives_a_moving_log_start(monkeypatch: pytest.MonkeyPatch, s
     assert set(range(served.log.log_start, end)) <= set(offsets_read)
 
 
-def test_fallback_limits_failures_of_each_scan() -> None:
+def test_fallback_to_brokers_ends_after_too_many_failures_of_a_scan() -> None:
     # Failures are counted per scan. With a shared count, two scans in one process reset each
     # other's count, and both read everything from the brokers.
     store: dict[str, bytes] = {}

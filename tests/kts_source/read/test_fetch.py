@@ -99,7 +99,7 @@ def test_read_ahead_limits_requests() -> None:
     assert len(store.asked) < 50
 
 
-def test_tiny_ranges_keep_the_queue_short() -> None:
+def test_queue_of_tiny_ranges_stays_short() -> None:
     store = RecordingStore()
     requested = 0
 
@@ -161,7 +161,7 @@ def test_close_cancels_pending_requests() -> None:
     assert next(results, None) is None
 
 
-def test_garbage_collected_fetch_ends() -> None:
+def test_fetch_ends_when_it_is_garbage_collected() -> None:
     store = RecordingStore()
     results = fetch(store, requests(50))
     next(results)
@@ -228,5 +228,5 @@ def test_fetch_reads_several_objects_of_a_store(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("threads", "prefetch_bytes"), [(0, 1), (1, -1)])
 def test_read_ahead_refuses_limits_out_of_range(threads: int, prefetch_bytes: int) -> None:
-    with pytest.raises(ValueError, match="out of range"):
+    with pytest.raises(ValueError, match="must be at least"):
         fetch(RecordingStore(), [], threads=threads, prefetch_bytes=prefetch_bytes)

@@ -42,7 +42,7 @@ def test_slow_start_reads_one_range_first() -> None:
         assert len(store.asked) == 12
 
 
-def test_slow_start_limits_early_bytes(
+def test_slow_start_limits_bytes_of_first_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("kts_source.read.fetch.EARLY_BYTES", 1000)
@@ -61,7 +61,7 @@ def test_slow_start_limits_early_bytes(
         assert len(store.asked) == 61
 
 
-def test_slow_start_runs_work_while_waiting() -> None:
+def test_slow_start_runs_other_work_while_waiting() -> None:
     store, threads = RecordingStore(), []
     store.gate.clear()
 
@@ -75,7 +75,7 @@ def test_slow_start_runs_work_while_waiting() -> None:
     assert threads == [threading.current_thread()]
 
 
-def test_ready_response_is_returned_without_work() -> None:
+def test_other_work_is_not_run_if_the_response_is_ready() -> None:
     done: list[None] = []
     with fetching(
         RecordingStore(), requests(5), slow_start=True, while_waiting=lambda: done.append(None)
@@ -84,14 +84,14 @@ def test_ready_response_is_returned_without_work() -> None:
     assert done == []
 
 
-def test_work_runs_only_in_a_slow_start() -> None:
+def test_other_work_runs_only_in_a_slow_start() -> None:
     store, done = RecordingStore(), list[None]()
     with fetching(store, requests(5), while_waiting=lambda: done.append(None)) as results:
         assert len(list(results)) == 5
     assert done == []
 
 
-def test_work_error_is_ignored() -> None:
+def test_error_of_other_work_is_ignored() -> None:
     store = RecordingStore()
     store.gate.clear()
 
@@ -150,24 +150,28 @@ def read_near(seconds: Sequence[float], monkeypatch: pytest.MonkeyPatch) -> list
     return own
 
 
-def test_near_bytes_are_read_by_the_consumer(
+def test_consumer_thread_reads_from_a_fast_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert all(read_near([0.0] * 100, monkeypatch))
 
 
-def test_near_reads_tolerate_waiting_for_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_core_does_not_make_a_store_count_as_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert all(read_near([0.0008, 0.0008, 0.0008, 0.04] + [0.0008] * 96, monkeypatch))
 
 
-def test_slow_near_bytes_are_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_are_read_ahead_if_a_fast_store_becomes_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_near([0.02] * 100, monkeypatch) == [True] * 6 + [False] * 94
 
 
-def test_fast_near_reads_do_not_offset_slow_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_reads_do_not_hide_slow_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_near([0.0] * 60 + [0.05] * 40, monkeypatch) == [True] * 63 + [False] * 37
 
 
-def test_large_near_requests_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_requests_may_take_longer_before_a_store_counts_as_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(fetch, "_NEAR_BYTES_PER_SECOND", 100.0)
     assert all(read_near([0.1] * 50, monkeypatch))

@@ -42,7 +42,7 @@ def live_threads() -> list[str]:
 
 @settings(max_examples=60, deadline=None)
 @given(sizes=st.lists(st.integers(0, 5), max_size=8), threads=st.integers(1, 5))
-def test_all_batches_are_returned_once(sizes: list[int], threads: int) -> None:
+def test_all_batches_are_returned_exactly_once(sizes: list[int], threads: int) -> None:
     due = [(number, index) for number, size in enumerate(sizes) for index in range(size)]
     assert pairs(in_threads(reads_of(sizes), threads, ordered=True)) == due
     loose = pairs(in_threads(reads_of(sizes), threads, ordered=False))
@@ -86,7 +86,7 @@ def test_error_is_raised_and_ends_other_reads(ordered: bool) -> None:
 
 
 @pytest.mark.parametrize("fails_late", [True, False])
-def test_kept_error_releases_batches(fails_late: bool) -> None:
+def test_error_that_the_caller_keeps_does_not_keep_batches(fails_late: bool) -> None:
     size, waiting = 1 << 20, threading.Event()
 
     def broken() -> Iterator[pa.RecordBatch]:
@@ -110,7 +110,7 @@ def test_kept_error_releases_batches(fails_late: bool) -> None:
     assert pa.total_allocated_bytes() - before < size
 
 
-def test_kept_interrupt_releases_batches() -> None:
+def test_interrupt_that_the_caller_keeps_does_not_keep_batches() -> None:
     size, waiting = 1 << 20, threading.Event()
 
     def large() -> Iterator[pa.RecordBatch]:

@@ -117,7 +117,7 @@ def test_id_is_read_from_header(tmp_path: Path, where: str, expected: list[int |
 
 
 @pytest.mark.parametrize("name", ["globalId", "contentId", "artifactId", "encoding"])
-def test_apicurio_headers_are_refused_by_name(tmp_path: Path, name: str) -> None:
+def test_error_of_apicurio_headers_names_them(tmp_path: Path, name: str) -> None:
     # Without a header check, this would decode as the value of schema 7.
     value = ID + numbers(1, 2, 3, 4, 5, 6)
     records = [
@@ -203,7 +203,7 @@ def test_header_ids_add_no_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_framed_equals_a_loop_over_headers(seed: int) -> None:
+def test_framed_returns_the_same_as_a_loop_over_headers(seed: int) -> None:
     chance = random.Random(seed)
     names = ["__value_schema_id", "__key_schema_id", "x", "apicurio.key.encoding"]
     if seed % 2:

@@ -141,7 +141,7 @@ def test_json_confluent_header_is_skipped(tmp_path: Path) -> None:
     assert "shorter than the 5 bytes" in reasons[4]
 
 
-def test_json_ddl_is_text_or_a_file(tmp_path: Path) -> None:
+def test_json_schema_in_ddl_is_text_or_a_file(tmp_path: Path) -> None:
     file = tmp_path / "order.ddl"
     file.write_text(DDL)
     options = {"path": "/x", "subscribe": "t"}

@@ -49,7 +49,9 @@ def reader(
 
 
 @given(ends=st.lists(st.tuples(ENDS, ENDS).map(sorted), min_size=1, max_size=3))
-def test_windows_return_exactly_the_spans(reader: SegmentSource, ends: list[list[int]]) -> None:
+def test_windows_contain_exactly_the_requested_bytes(
+    reader: SegmentSource, ends: list[list[int]]
+) -> None:
     index = FixedChunkIndex(CHUNK, len(DATA), CHUNK, len(DATA) % CHUNK)
     log = ObjectRef("a.log", len(DATA), None)
     objects = SegmentObjects(log, index, False, None, {})
@@ -68,7 +70,7 @@ def test_windows_return_exactly_the_spans(reader: SegmentSource, ends: list[list
 
 
 @pytest.mark.parametrize("ahead", [NO_READ_AHEAD, ReadAhead(2, 1000, slow_start=False)])
-def test_windows_error_has_failed_span(tmp_path: Path, ahead: ReadAhead) -> None:
+def test_error_of_windows_names_the_failed_byte_range(tmp_path: Path, ahead: ReadAhead) -> None:
     (tmp_path / "whole.log").write_bytes(DATA)
     (tmp_path / "cut.log").write_bytes(DATA[:50])
     index = FixedChunkIndex(CHUNK, len(DATA), CHUNK, len(DATA) % CHUNK)

@@ -109,7 +109,7 @@ def test_descriptors_are_read_once_and_pickled(tier: dict[str, str], tmp_path: P
         ({"value.columns": "nothing"}, "or 'value.columns': .*nothing"),
     ],
 )
-def test_missing_message_is_an_option_error(
+def test_missing_message_name_is_an_invalid_option_error(
     tmp_path: Path, options: dict[str, str], reason: str
 ) -> None:
     with pytest.raises(InvalidOptionError, match=reason):

@@ -120,7 +120,7 @@ def test_full_scan_sends_few_requests() -> None:
 
 
 @pytest.mark.parametrize("target", ["3m", "8m", "20m"])
-def test_cut_costs_at_most_one_chunk(target: str) -> None:
+def test_range_that_cuts_a_segment_reads_at_most_one_more_chunk(target: str) -> None:
     store = CountedTier()
     plan = planned(store, targetPartitionBytes=target)
     before = store.counters

@@ -130,7 +130,9 @@ def test_one_and_two_passes_return_the_same_rows(
     ("condition", "late_to_the_end"),
     [("key = X'0000000000000100'", True), ("offset >= 0", False), ("key IS NULL", True)],
 )
-def test_second_pass_stops_if_it_saves_nothing(condition: str, late_to_the_end: bool) -> None:
+def test_rows_are_filtered_in_one_pass_if_two_save_nothing(
+    condition: str, late_to_the_end: bool
+) -> None:
     log = write_uniform_batches(
         batch_count=40, records_per_batch=25, value_size=50, key_size=8
     ).data

@@ -87,7 +87,7 @@ def test_crc_is_ignored_with_check_crcs_false(tier: Path) -> None:
     assert table.num_rows == expected_table("appendtime", "read_committed").num_rows
 
 
-def test_unknown_magic_raises(tier: Path) -> None:
+def test_unknown_magic_byte_raises_unsupported_format_error(tier: Path) -> None:
     log = objects(tier, "codecs", "log")[0]
     data = bytearray(log.read_bytes())
     data[16] = 7
@@ -106,7 +106,7 @@ def test_truncated_object_fails_the_plan(tier: Path, missing: int) -> None:
     assert log.name in str(error.value)
 
 
-def test_object_changed_after_planning_raises(tier: Path) -> None:
+def test_object_changed_after_planning_raises_object_changed_error(tier: Path) -> None:
     options = options_for(tier, "codecs")
     plan = plan_scan(parse_options(options))
     log = objects(tier, "codecs", "log")[2]
@@ -115,7 +115,7 @@ def test_object_changed_after_planning_raises(tier: Path) -> None:
         run(plan, options)
 
 
-def test_object_deleted_after_planning_raises(tier: Path) -> None:
+def test_object_deleted_after_planning_raises_error(tier: Path) -> None:
     options = options_for(tier, "codecs")
     plan = plan_scan(parse_options(options))
     log = objects(tier, "codecs", "log")[2]
@@ -126,7 +126,7 @@ def test_object_deleted_after_planning_raises(tier: Path) -> None:
     assert "topic codecs" in str(error.value)
 
 
-def test_unauthentic_chunk_raises(tier: Path) -> None:
+def test_chunk_with_wrong_authentication_tag_raises_error(tier: Path) -> None:
     log = objects(tier, "encrypted", "log")[0]
     flip(log, 40_000)
     with pytest.raises(CorruptSegmentError) as error:
@@ -159,7 +159,7 @@ def test_unknown_topic_error_lists_topics() -> None:
         scan({**options, "subscribePattern": "nosuch.*"})
 
 
-def test_missing_tier_error_names_the_search(tmp_path: Path) -> None:
+def test_error_of_missing_tier_names_the_searched_location(tmp_path: Path) -> None:
     with pytest.raises(TierNotFoundError, match=r"<topic>-<topic id>.*keyPrefix"):
         scan(options_for(tmp_path, "codecs"))
     # The golden tier's prefix ends with a slash. The misspelled prefix finds nothing.
@@ -167,7 +167,7 @@ def test_missing_tier_error_names_the_search(tmp_path: Path) -> None:
         scan({**tier_options("codecs"), "keyPrefix": "tierd/"})
 
 
-def test_iceberg_mode_is_recognized(tmp_path: Path) -> None:
+def test_tier_in_iceberg_mode_raises_error_that_says_so(tmp_path: Path) -> None:
     folder = tmp_path / "tiered" / "codecs" / "metadata"
     folder.mkdir(parents=True)
     (folder / "adh9f8BMS4anaUnD8KWfWg.puffin").write_bytes(b"PFA1")
@@ -184,7 +184,7 @@ def test_iceberg_mode_is_recognized(tmp_path: Path) -> None:
         (lambda text: json.dumps({**json.loads(text), "segmentIndexes": None}), "segmentIndexes"),
     ],
 )
-def test_unreadable_manifest_raises(tier: Path, change: object, words: str) -> None:
+def test_unreadable_manifest_raises_error(tier: Path, change: object, words: str) -> None:
     manifest = objects(tier, "codecs", "rsm-manifest")[1]
     assert callable(change)
     manifest.write_text(change(manifest.read_text()))
@@ -252,7 +252,7 @@ def test_hole_error_lists_neighbors(tier: Path) -> None:
     assert str(caught.value).count(" between ") == 1
 
 
-def test_segments_below_log_start_are_not_a_hole(
+def test_missing_segments_below_log_start_are_not_a_hole(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     segment = (Step("append", b=2), Step("roll", a=7), Step("upload", a=15))
@@ -316,13 +316,13 @@ def test_manifest_without_log_is_an_orphan_and_a_hole(tier: Path) -> None:
         ({"startingOffsets": '{"codecs":{"0":99999}}'}, "99999, which is not tiered yet"),
     ],
 )
-def test_offsets_outside_the_tier_raise(bounds: dict[str, str], words: str) -> None:
+def test_offsets_outside_the_tier_raise_error(bounds: dict[str, str], words: str) -> None:
     with pytest.raises(OffsetOutOfRangeError, match=words):
         scan(tier_options("codecs", **bounds))
     scan(tier_options("codecs", failOnDataLoss="false", **bounds))
 
 
-def test_offsets_below_the_log_start_raise() -> None:
+def test_offsets_below_the_log_start_raise_error() -> None:
     with pytest.raises(OffsetOutOfRangeError, match=r"5, which is below the log start.*\[676"):
         scan(tier_options("trimmed", startingOffsets='{"trimmed":{"0":5}}'))
 
@@ -332,7 +332,7 @@ def test_offsets_without_a_partition_are_refused() -> None:
         scan(tier_options("txn", startingOffsets='{"txn":{"0":5}}'))
 
 
-def test_wrong_offset_index_raises(tier: Path) -> None:
+def test_wrong_offset_index_raises_error(tier: Path) -> None:
     manifest = json.loads(objects(tier, "codecs", "rsm-manifest")[0].read_text())
     section = manifest["segmentIndexes"]["offset"]
     indexes = objects(tier, "codecs", "indexes")[0]

@@ -68,7 +68,7 @@ def test_golden_side_files_are_read(topic: str) -> None:
         assert check_all_kinds(store, objects) <= 4
 
 
-def test_side_files_in_own_objects_are_read_separately() -> None:
+def test_side_files_in_separate_objects_are_read_separately() -> None:
     store = LocalStore(LOCAL_TIER / "tier")
     segments_found = list(segments(LocalTieredLayout(), store, "", None))
     assert segments_found
@@ -140,7 +140,7 @@ def test_large_or_distant_files_are_not_read_together() -> None:
     assert store.asked == [(1 << 16, (1 << 16) + 9), (0, MAX_TOGETHER_BYTES), (0, 10), (20, 30)]
 
 
-def test_files_without_a_pack_are_read_separately() -> None:
+def test_side_files_are_read_separately_without_a_pack() -> None:
     store = Ranges()
     objects = all_five()
     for kind, section in objects.indexes.items():
@@ -148,7 +148,7 @@ def test_files_without_a_pack_are_read_separately() -> None:
     assert store.asked == [(section.start, section.stop) for section in objects.indexes.values()]
 
 
-def test_failed_read_adds_nothing_to_the_pack() -> None:
+def test_failed_read_adds_nothing_to_the_side_file_pack() -> None:
     store = Ranges()
     reads = partial(read_side_file, Tier(store), SideFilePack())
     objects = make_objects(leader_epoch=(0, 9), transaction=(9, 20))
@@ -171,7 +171,7 @@ def all_five() -> SegmentObjects:
 
 
 @pytest.mark.parametrize("first", list(IndexType))
-def test_all_files_of_a_cut_segment_are_read_together(first: IndexType) -> None:
+def test_all_side_files_of_a_partly_read_segment_are_read_together(first: IndexType) -> None:
     store = Ranges()
     reads = partial(read_side_file, Tier(store), SideFilePack())
     objects = all_five()
@@ -196,7 +196,7 @@ def test_offset_index_is_read_separately() -> None:
     assert store.asked == [(0, 10)]
 
 
-def test_files_are_read_separately_if_the_pack_is_full() -> None:
+def test_side_files_are_read_separately_if_the_pack_is_full() -> None:
     store = Ranges()
     pack = SideFilePack()
     pack.add(ObjectRef("full", 1, "1"), 0, bytes(MAX_PACK_BYTES - 20))

@@ -87,7 +87,7 @@ def test_failfast_error_names_location_and_path(damaged: dict[str, str]) -> None
     assert "value.format' (avro)" in str(error)
 
 
-def test_failfast_returns_the_rows_before(damaged: dict[str, str]) -> None:
+def test_failfast_returns_the_rows_before_the_malformed_one(damaged: dict[str, str]) -> None:
     scan = kts_source.scan(damaged | as_avro())
     assert select_known_fields(scan.limit(3).to_table()["value"].to_pylist()) == [
         row(0),
@@ -310,7 +310,7 @@ def test_typed_scan_can_be_pickled(good: dict[str, str]) -> None:
     assert typed == json.loads(plain.plan.to_json())
 
 
-def test_plan_has_no_formats(good: dict[str, str], tmp_path: Path) -> None:
+def test_plan_contains_no_decoded_formats(good: dict[str, str], tmp_path: Path) -> None:
     options = good | as_avro(**{"value.mode": "PERMISSIVE"})
     file = tmp_path / "plan.json"
     file.write_text(plan_scan(parse_options(options)).to_json())

@@ -42,7 +42,7 @@ PIECES: tuple[dict[str, str], ...] = (
 
 @pytest.mark.parametrize("how", [1, 2, 3])
 @pytest.mark.parametrize("more", PIECES)
-def test_index_damaged_after_planning_raises(how: int, more: dict[str, str]) -> None:
+def test_index_damaged_after_planning_raises_error(how: int, more: dict[str, str]) -> None:
     # Without this error, scans with no slice at the segment's start skipped rows.
     for start in range(1, STOP + 1, 5):
         world = World(History(Shape(interval=0), SEGMENT * 2))

@@ -32,7 +32,9 @@ class Remembering:
         return memory
 
 
-def test_scan_reuses_memory_just_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_reuses_the_memory_of_decoded_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     batches = write_uniform_batches(
         batch_count=28, records_per_batch=8, value_size=128 << 10, key_size=8
     )
@@ -47,7 +49,9 @@ def test_scan_reuses_memory_just_decoded(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(remembering.taken[8 << 20]) == 1
 
 
-def test_audit_reuses_memory_just_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audit_reuses_the_memory_of_checked_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     batches = write_uniform_batches(
         batch_count=28, records_per_batch=8, value_size=128 << 10, key_size=8
     )

@@ -58,7 +58,7 @@ def expected(topic: str, condition: str) -> pa.Table:
 
 @pytest.mark.parametrize("condition", CONDITIONS)
 @pytest.mark.parametrize("topic", only(2, ["codecs", "compacted", "txn", "evolved", "appendtime"]))
-def test_where_equals_a_filter_after_the_scan(topic: str, condition: str) -> None:
+def test_where_returns_the_same_rows_as_a_filter_after_the_scan(topic: str, condition: str) -> None:
     expected_rows = expected(topic, condition)
     for size in ("20k", "1g"):
         table = scan(
@@ -80,7 +80,7 @@ def test_where_may_name_unselected_columns() -> None:
 
 @pytest.mark.parametrize("topic", TOPICS)
 @pytest.mark.parametrize("condition", ["offset > 1000000000", "offset >= 50", "partition = 77"])
-def test_where_keeps_ranges_ends_and_holes(topic: str, condition: str) -> None:
+def test_where_does_not_change_ranges_ends_and_holes_of_a_plan(topic: str, condition: str) -> None:
     plain = plan_scan(parse_options(tier_options(topic)))
     narrowed = plan_scan(parse_options(tier_options(topic, where=condition)))
     assert narrowed.partitions == plain.partitions

@@ -35,7 +35,7 @@ def kept_in(folder: Path | None) -> CacheSettings:
     )
 
 
-def test_id_is_requested_once_per_machine(server: Registry, tmp_path: Path) -> None:
+def test_schema_id_is_requested_only_once_per_machine(server: Registry, tmp_path: Path) -> None:
     registry = RegistryPlace(server.url, cache=kept_in(tmp_path))
     for _ in range(3):
         assert find_schema(registry, 1) == SCHEMA
@@ -47,7 +47,7 @@ def test_id_is_requested_once_per_machine(server: Registry, tmp_path: Path) -> N
     assert len(server.asked) == 2
 
 
-def test_cached_ids_are_separate_per_user(server: Registry, tmp_path: Path) -> None:
+def test_users_do_not_share_cached_ids(server: Registry, tmp_path: Path) -> None:
     def asked_by(access: RegistryAccess) -> int:
         before = len(server.asked)
         registry = RegistryPlace(server.url, Secret(access), kept_in(tmp_path))
@@ -67,7 +67,7 @@ def test_cached_ids_are_separate_per_user(server: Registry, tmp_path: Path) -> N
         assert b"token" not in path.read_bytes()
 
 
-def test_cached_ids_are_separate_per_kind(server: Registry, tmp_path: Path) -> None:
+def test_kinds_of_ids_do_not_share_cached_schemas(server: Registry, tmp_path: Path) -> None:
     for kind in ("globalId", "contentId"):
         server.documents[f"/ids/{kind}s/1?dereference=true"] = {"type": kind}
     registries = [

@@ -79,7 +79,7 @@ def test_permanent_error_is_not_retried(server: Registry) -> None:
     assert len(server.asked) == 2
 
 
-def test_unreachable_registry_raises_after_retries() -> None:
+def test_unreachable_registry_raises_error_after_retries() -> None:
     with pytest.raises(
         RegistryUnavailableError, match=r"does not answer: ConnectionRefusedError.*4 times"
     ):
@@ -104,7 +104,7 @@ def test_tokens_and_passwords_are_sent(server: Registry) -> None:
     assert ask(place_of({"url": server.url, "basic.auth.user.info": "me:a:b"}), PATH)
 
 
-def test_credentials_are_not_sent_to_redirects(server: Registry, elsewhere: Registry) -> None:
+def test_credentials_are_not_sent_after_a_redirect(server: Registry, elsewhere: Registry) -> None:
     server.moved_to = elsewhere.url
     for access in (RegistryAccess(USER, PASSWORD), RegistryAccess(token="t0ken-of-mine")):
         with pytest.raises(RegistryError, match=r"redirects to http://127.0.0.1: cred") as raised:

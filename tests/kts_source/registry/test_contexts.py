@@ -56,7 +56,7 @@ def texts(registry: RegistryPlace, schema_id: int) -> list[bytes]:
     return [text for _, text in find_schema(registry, schema_id).parts]
 
 
-def test_id_of_context_is_requested_with_its_subject(server: Registry) -> None:
+def test_id_in_a_context_is_requested_with_its_subject(server: Registry) -> None:
     registry = RegistryPlace(server.url)
     assert texts(registry, 1) == [b'"int"']
     assert texts(replace(registry, subject=STAGING), 1) == [b'"string"']

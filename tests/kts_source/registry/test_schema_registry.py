@@ -99,7 +99,7 @@ GUID = "00112233-4455-6677-8899-aabbccddeeff"
 
 
 @pytest.mark.parametrize("schemas", [{}, {"/schemas/ids/1": {"schema": '"int"'}}])
-def test_registry_without_guid_lookup_raises(schemas: dict[str, dict[str, Any]]) -> None:
+def test_registry_without_guid_lookup_raises_error(schemas: dict[str, dict[str, Any]]) -> None:
     server = Registry(schemas)
     server.unknown = lambda path: {"error_code": 0 if path.startswith("/schemas/guids") else 40403}
     server.authorization = None

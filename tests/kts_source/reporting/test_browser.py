@@ -138,7 +138,7 @@ def test_page_uses_dark_and_print_styles(tmp_path: Path) -> None:
     open_page(tmp_path, golden().to_html(), look, "dark")
 
 
-def test_page_shows_holes(tmp_path: Path) -> None:
+def test_report_page_shows_holes(tmp_path: Path) -> None:
     tier = write_tier(tmp_path / "tier", healthy_segments())
     tier.lose(2, "log", "indexes", "rsm-manifest")
     source = {"path": str(tier.root), "subscribe": TOPIC}

@@ -139,7 +139,7 @@ def dated_tier(root: Path, days: list[int]) -> dict[str, str]:
     return {"path": str(root), "subscribe": "dated"}
 
 
-def test_growth_and_retention_are_computed_from_days(tmp_path: Path) -> None:
+def test_growth_and_size_per_retention_are_computed_from_segment_dates(tmp_path: Path) -> None:
     days = [-1000, -100, -40, -10, -10, -1]
     facts = kts_source.report(dated_tier(tmp_path, days), now_ms=NOW_MS).facts
     size = next(tmp_path.rglob("*.log")).stat().st_size
@@ -194,7 +194,7 @@ def test_long_lists_are_truncated_and_counted(tmp_path: Path) -> None:
     assert len(partition["holes"]) == MAX_TEXTS
 
 
-def test_audit_is_shown_unless_of_another_tier() -> None:
+def test_audit_of_the_same_tier_is_shown() -> None:
     options = tier_options("crashed")
     report = kts_source.audit(options)
     assert AuditReport.from_json(report.to_json()) == report
@@ -241,7 +241,7 @@ def test_report_command_requires_one_output_file(capsys: pytest.CaptureFixture[s
     assert main(["report", *where, "-o", "a.html", "-o", "b.html"]) == 2
 
 
-def test_partitions_without_key_are_listed(
+def test_report_lists_partitions_without_encryption_key(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     where = [str(TIER), "--keyPrefix", KEY_PREFIX]

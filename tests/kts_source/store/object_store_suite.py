@@ -300,7 +300,7 @@ class ObjectStoreSuite:
         store.list_folders("")
         assert store.counters - before == StoreCounters(list_requests=1)
 
-    def test_pickled_store_reads(self, tree: ObjectStore) -> None:
+    def test_pickled_store_can_read(self, tree: ObjectStore) -> None:
         tree.get_range("tiered", 0, 1)
         copy = pickle.loads(pickle.dumps(tree))
         assert copy.get_range("tiered", 0, 6) == b"beside"

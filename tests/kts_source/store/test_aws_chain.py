@@ -215,7 +215,7 @@ def prepare(name: str, issuer: Issuer, monkeypatch: pytest.MonkeyPatch, folder: 
 ISSUED = ("imds", "container", "web identity", "assume role", "sso")
 
 
-def test_keys_of_environment_are_used(
+def test_access_keys_of_environment_are_used(
     server: FakeCloud, reader: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKENV")
@@ -228,7 +228,7 @@ def test_keys_of_environment_are_used(
 
 
 @pytest.mark.parametrize("how", ["option", "AWS_PROFILE"])
-def test_keys_of_profile_are_used(
+def test_access_keys_of_profile_are_used(
     server: FakeCloud,
     reader: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
@@ -250,7 +250,7 @@ def test_keys_of_profile_are_used(
 
 
 @pytest.mark.parametrize("source", ISSUED)
-def test_issued_keys_are_used_until_expiry(
+def test_temporary_keys_are_used_until_they_expire(
     server: FakeCloud,
     issuer: Issuer,
     reader: dict[str, str],
@@ -315,7 +315,7 @@ def test_keys_rejected_as_expired_are_renewed(
     assert len(set(keys_of(server))) == 2
 
 
-def test_failed_key_renewal_raises(
+def test_failed_renewal_of_keys_raises_error(
     server: FakeCloud,
     issuer: Issuer,
     reader: dict[str, str],
@@ -344,7 +344,7 @@ def test_missing_credentials_error_names_the_options(
     assert server.seen == []
 
 
-def test_skewed_clock_is_reported(
+def test_wrong_clock_is_reported(
     server: FakeCloud, reader: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKENV")
@@ -360,7 +360,7 @@ def test_skewed_clock_is_reported(
         assert store.counters.retries == 0
 
 
-def test_objects_with_customer_provided_keys_raise_store_error(
+def test_objects_encrypted_with_customer_provided_keys_raise_store_error(
     server: FakeCloud, reader: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SSE-C: S3 reads such an object only with its key."""
@@ -379,7 +379,7 @@ def test_objects_with_customer_provided_keys_raise_store_error(
         assert store.counters.retries == 0
 
 
-def test_customer_provided_keys_are_sent_by_s3fs(
+def test_s3fs_sends_customer_provided_encryption_keys(
     server: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKENV")

@@ -210,7 +210,7 @@ def test_adlfs_reads_with_unsupported_options(
         ("http://127.0.0.1:10000/shop", False),
     ],
 )
-def test_signatures_are_sent_to_azure_hosts_only(
+def test_signatures_are_sent_only_to_azure_hosts(
     service: OneObject, endpoint: str, is_own: bool
 ) -> None:
     """obstore would send the signed URL to other hosts as `Referer`."""
@@ -235,7 +235,7 @@ def test_tokens_are_sent_only_over_encrypted_connections(
 
 
 @pytest.mark.parametrize("version", ["0x8DC0FFEE", '""', 'W/"v1"'])
-def test_unquoted_versions_are_read_by_adlfs(
+def test_adlfs_reads_objects_with_unquoted_etags(
     service: OneObject, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     versions_read: list[str | None] = []
@@ -277,7 +277,7 @@ def test_error_class_follows_status_and_code(
     store.close()
 
 
-def test_other_etag_raises_object_changed(service: OneObject) -> None:
+def test_read_of_another_etag_raises_object_changed_error(service: OneObject) -> None:
     service.headers = {"ETag": '"v2"'}
     store = opened(by_key(service))
     with pytest.raises(ObjectChangedError, match="v2"):
@@ -285,7 +285,7 @@ def test_other_etag_raises_object_changed(service: OneObject) -> None:
     store.close()
 
 
-def test_pickled_store_reads(service: OneObject) -> None:
+def test_pickled_store_can_read(service: OneObject) -> None:
     store = opened(by_key(service))
     assert store.get_range("x", 0, 4) == DATA[:4]
     copy = pickle.loads(pickle.dumps(store))

@@ -14,7 +14,7 @@ TOKEN = "IQoJb3JpZ2luX2VjEJr//+a/b=="
 
 
 @pytest.mark.parametrize("options", [{}, BY_S3FS], ids=["own", "s3fs"])
-def test_token_of_a_request_is_masked(
+def test_token_of_a_request_is_masked_in_the_log(
     clean_environment: None, caplog: pytest.LogCaptureFixture, options: dict[str, str]
 ) -> None:
     with OneObject().serving() as bucket:
@@ -40,7 +40,7 @@ def test_token_of_a_request_is_masked(
         ("100 % of it", "100 % of it"),
     ],
 )
-def test_tokens_in_other_texts_are_masked(
+def test_tokens_in_other_log_texts_are_masked(
     text: str, shown: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     hide_tokens()

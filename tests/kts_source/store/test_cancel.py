@@ -5,7 +5,7 @@ import pytest
 from kts_source.store.request_policy import Cancellation, CancelledFetchError, cancelled_by, pause
 
 
-def test_cancelled_scope_ends_pauses_and_calls_back() -> None:
+def test_cancelled_scope_ends_pauses_and_runs_callbacks() -> None:
     cancellation = Cancellation()
     calls: list[str] = []
     with cancellation.scope():

@@ -93,7 +93,7 @@ def test_missing_library_error_names_the_extra(
         open_store(f"{scheme}://bucket/tier", NOTHING)
 
 
-def test_unknown_schemes_are_refused() -> None:
+def test_unknown_url_schemes_are_refused() -> None:
     with pytest.raises(InvalidOptionError, match="unknown scheme nosuch://"):
         open_store("nosuch://x", NOTHING)
 
@@ -104,7 +104,7 @@ def test_path_with_credentials_is_refused_and_masked() -> None:
     assert "very-secret" not in str(caught.value)
 
 
-def test_storage_options_reach_the_file_system() -> None:
+def test_storage_options_are_passed_to_the_file_system() -> None:
     class Attentive(MemoryFileSystem):  # type: ignore[misc]
         given: ClassVar[list[object]] = []
 
@@ -166,7 +166,7 @@ class CachingFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has n
         return str(super()._strip_protocol(path.replace("caching://", "memory://")))
 
 
-def test_cached_listings_are_ignored() -> None:
+def test_cached_listings_of_fsspec_are_ignored() -> None:
     fsspec.register_implementation("caching", CachingFileSystem, clobber=True)
     memory = MemoryFileSystem()
     memory.pipe_file("/caching-test/a/x", b"1")

@@ -172,7 +172,7 @@ def refused(service: OneObject, login: Lasting, *, token: str) -> GcsStore:
     return store
 
 
-def test_refused_token_is_renewed_once(service: OneObject) -> None:
+def test_refused_token_is_renewed_only_once(service: OneObject) -> None:
     """A token may be revoked, or the clock may be late."""
     login = Lasting(gives=True)
     store = refused(service, login, token="token-0")
@@ -188,7 +188,7 @@ def test_refused_token_is_renewed_once(service: OneObject) -> None:
 
 
 @pytest.mark.parametrize("gives", [True, False])
-def test_second_refusal_raises_access_denied(service: OneObject, gives: bool) -> None:
+def test_second_refusal_raises_access_denied_error(service: OneObject, gives: bool) -> None:
     login = Lasting(gives=gives)
     store = refused(service, login, token="token-0")
     service.refuses = lambda _headers: True
@@ -265,9 +265,13 @@ def test_gcsfs_reads_with_unsupported_options(
 
 @pytest.mark.parametrize(
     ("endpoint", "project", "reason"),
-    [("http://", None, "encrypted"), ("https://", "who-pays", "billing project"), ("https://", None, "")],
+    [
+        ("http://", None, "encrypted"),
+        ("https://", "who-pays", "billing project"),
+        ("https://", None, ""),
+    ],
 )
-def test_plain_http_and_quota_projects_are_read_by_gcsfs(
+def test_gcsfs_reads_with_plain_http_and_with_quota_projects(
     service: OneObject, endpoint: str, project: str | None, reason: str
 ) -> None:
     store = opened(service, endpoint_url=f"{endpoint}localhost:1")
@@ -347,7 +351,7 @@ def test_error_class_follows_status(
     store.close()
 
 
-def test_other_generation_raises_object_changed(service: OneObject) -> None:
+def test_read_of_another_generation_raises_object_changed_error(service: OneObject) -> None:
     service.headers = {"x-goog-generation": "7"}
     store = opened(service)
     with pytest.raises(ObjectChangedError, match="7"):
@@ -358,7 +362,7 @@ def test_other_generation_raises_object_changed(service: OneObject) -> None:
     store.close()
 
 
-def test_pickled_store_reads(service: OneObject) -> None:
+def test_pickled_store_can_read(service: OneObject) -> None:
     store = opened(service)
     assert store.get_range("x", 0, 4) == DATA[:4]
     copy = pickle.loads(pickle.dumps(store))

@@ -46,7 +46,7 @@ def attempts() -> Attempts:
     return Attempts()
 
 
-def test_prompt_response_is_requested_once(attempts: Attempts) -> None:
+def test_second_request_is_not_sent_if_the_first_response_is_prompt(attempts: Attempts) -> None:
     with ThreadPoolExecutor(1) as pool:
         answer = attempts.start(pool, after_seconds=60, number=1)
         attempts.made[0].set_result("first")
@@ -55,7 +55,9 @@ def test_prompt_response_is_requested_once(attempts: Attempts) -> None:
 
 
 @pytest.mark.parametrize("winner", [0, 1])
-def test_first_response_wins_and_cancels_the_other_attempt(attempts: Attempts, winner: int) -> None:
+def test_first_response_is_returned_and_cancels_the_other_request(
+    attempts: Attempts, winner: int
+) -> None:
     with ThreadPoolExecutor(1) as pool:
         answer = attempts.start(pool, after_seconds=0, number=2)
         attempts.made[winner].set_result(str(winner))
@@ -64,7 +66,7 @@ def test_first_response_wins_and_cancels_the_other_attempt(attempts: Attempts, w
     assert attempts.hedges == 1
 
 
-def test_failure_of_one_attempt_waits_for_the_other(attempts: Attempts) -> None:
+def test_failure_of_one_request_waits_for_the_other(attempts: Attempts) -> None:
     with ThreadPoolExecutor(1) as pool:
         answer = attempts.start(pool, after_seconds=0, number=2)
         attempts.made[0].set_exception(ConnectionError("reset"))
@@ -74,7 +76,7 @@ def test_failure_of_one_attempt_waits_for_the_other(attempts: Attempts) -> None:
         assert answer.result(10) == "second"
 
 
-def test_failure_of_both_attempts_raises(attempts: Attempts) -> None:
+def test_failure_of_both_requests_raises_error(attempts: Attempts) -> None:
     with ThreadPoolExecutor(1) as pool:
         answer = attempts.start(pool, after_seconds=0, number=2)
         for future in attempts.made:
@@ -83,7 +85,7 @@ def test_failure_of_both_attempts_raises(attempts: Attempts) -> None:
             answer.result(10)
 
 
-def test_success_wins_if_both_attempts_end_at_once() -> None:
+def test_success_is_returned_if_both_requests_end_at_once() -> None:
     for _ in range(20):
         calls, both = list[int](), threading.Barrier(2)
 
@@ -101,7 +103,7 @@ def test_success_wins_if_both_attempts_end_at_once() -> None:
         assert hedged(call, after_seconds=0.001, on_second=sleep) == "second"
 
 
-def test_cancellation_of_the_caller_cancels_both_attempts(attempts: Attempts) -> None:
+def test_cancellation_of_the_caller_cancels_both_requests(attempts: Attempts) -> None:
     cancellation = Cancellation()
 
     def call() -> str:

@@ -144,7 +144,7 @@ def test_connection_with_unsolicited_bytes_is_closed(
     [b"", b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 200],
     ids=["empty", "nonsense", "too many headers"],
 )
-def test_malformed_response_raises(answer: bytes) -> None:
+def test_malformed_response_raises_error(answer: bytes) -> None:
     def serve(server: Server, sock: socket.socket) -> None:
         server.request(sock)
         sock.sendall(answer)
@@ -182,7 +182,7 @@ def test_connection_refused_is_reported() -> None:
 # -- deadlines and cancellation
 
 
-def test_silence_raises_timeout() -> None:
+def test_silent_server_raises_timeout_error() -> None:
     with serving(silent) as server:
         start = time.monotonic()
         with pytest.raises(TimeoutError, match="silent for"):
@@ -351,7 +351,7 @@ def test_late_cancellation_does_not_affect_next_request() -> None:
                 assert other.result() == BODY
 
 
-def test_second_request_wins_over_a_silent_first() -> None:
+def test_response_of_second_request_is_returned_if_the_first_is_silent() -> None:
     def serve(server: Server, sock: socket.socket) -> None:
         if server.connections == 1:
             silent(server, sock)
@@ -378,7 +378,7 @@ def test_early_failure_sends_no_second_request() -> None:
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_encrypted_responses_are_read(tmp_path: Path, version: ssl.TLSVersion) -> None:
+def test_responses_over_tls_are_read(tmp_path: Path, version: ssl.TLSVersion) -> None:
     with serving_encrypted(tmp_path, answers, version) as (server, settings):
         client = HttpClient(settings)
         with ThreadPoolExecutor(8) as pool:
@@ -389,7 +389,7 @@ def test_encrypted_responses_are_read(tmp_path: Path, version: ssl.TLSVersion) -
             ask(HttpClient(replace(settings, url=other_host)))
 
 
-def test_silent_handshake_raises_timeout() -> None:
+def test_silent_tls_handshake_raises_timeout_error() -> None:
     with serving(
         lambda _server, sock: sock.recv(1) and sock.recv(65536) and sock.recv(1)
     ) as server:
@@ -401,7 +401,7 @@ def test_silent_handshake_raises_timeout() -> None:
 # -- proxies and headers
 
 
-def test_debugging_of_the_library_prints_no_headers(
+def test_debug_output_of_http_client_shows_no_headers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(http.client.HTTPConnection, "debuglevel", 1)
@@ -435,7 +435,7 @@ def test_plain_request_through_a_proxy_has_the_full_url() -> None:
     assert "pass" not in repr(settings)
 
 
-def test_encrypted_request_through_a_proxy_uses_a_tunnel(tmp_path: Path) -> None:
+def test_tls_request_through_a_proxy_uses_a_tunnel(tmp_path: Path) -> None:
     context, authority = tls_context(tmp_path)
 
     def serve(server: Server, sock: socket.socket) -> None:
@@ -458,7 +458,7 @@ def test_encrypted_request_through_a_proxy_uses_a_tunnel(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 407 No\r\n\r\n", b"nonsense\r\n\r\n", b""])
-def test_proxy_refusing_a_tunnel_leaks_no_socket(answer: bytes) -> None:
+def test_proxy_that_refuses_a_tunnel_leaks_no_socket(answer: bytes) -> None:
     def serve(server: Server, sock: socket.socket) -> None:
         server.request(sock)
         sock.sendall(answer)

@@ -43,7 +43,7 @@ def test_key_prefix_selects_the_store(store: JoinedStore, tmp_path: Path) -> Non
         assert is_beside(key) == bool(before)
 
 
-def test_listing_covers_one_store(store: JoinedStore) -> None:
+def test_listing_with_key_prefix_covers_one_store(store: JoinedStore) -> None:
     assert store.list_folders("") == ["t-0/"]
     assert store.list_folders(beside(0)) == [f"{beside(0)}t-0/"]
     assert [info.key for info in store.list_objects("")] == ["t-0/a.log"]
@@ -71,7 +71,7 @@ def test_keys_cannot_leave_their_root(store: JoinedStore) -> None:
         store.get_range(f"{beside(0)}../first/t-0/a.log", 0, 1)
 
 
-def test_pickled_store_reads_and_counters_add_up(store: JoinedStore) -> None:
+def test_pickled_store_can_read_and_counters_are_added(store: JoinedStore) -> None:
     copy = pickle.loads(pickle.dumps(store))
     assert bytes(copy.get_range(f"{beside(0)}mark", 0, 1)) == b"1"
     assert bytes(copy.get_range("t-0/a.log", 0, 1)) == b"f"

@@ -94,7 +94,7 @@ def failing(end: str, error: Exception, times: int = 99) -> tuple[Any, list[str]
         (FileNotFoundError("may not look"), StoreUnavailableError, 3),
     ],
 )
-def test_unlistable_folder_raises(
+def test_folder_that_cannot_be_listed_raises_error(
     faulty: tuple[type[Any], FsspecStore],
     folder: str,
     error: Exception,
@@ -124,7 +124,7 @@ def test_failed_listing_is_retried(
     assert store.counters.retries == 2
 
 
-def test_folder_deleted_during_a_listing_may_be_missing(
+def test_folder_deleted_during_a_listing_may_be_missing_in_it(
     faulty: tuple[type[Any], FsspecStore],
 ) -> None:
     filesystem, store = faulty
@@ -186,7 +186,7 @@ def impatient() -> FsspecStore:
     return FsspecStore("faulty://hangs", Secret({}), retry_policy=policy)
 
 
-def test_hanging_file_system_hits_the_deadline(hanging: threading.Event) -> None:
+def test_request_to_hanging_file_system_ends_at_the_deadline(hanging: threading.Event) -> None:
     store = impatient()
     with pytest.raises(
         StoreUnavailableError, match=r"0\.05 s \(option fetchDeadlineMs\)"
@@ -234,7 +234,7 @@ def test_deadline_covers_reads_and_connecting(
 
 
 @pytest.mark.usefixtures("hanging")
-def test_cancelled_call_ends_at_once() -> None:
+def test_cancelled_call_ends_immediately() -> None:
     cancellation = Cancellation()
     store = FsspecStore("faulty://hangs", Secret({}), retry_policy=QUICK)
     threading.Timer(0.05, cancellation.cancel).start()
@@ -247,7 +247,9 @@ def test_cancelled_call_ends_at_once() -> None:
 # -- local folders
 
 
-def test_unlistable_local_folder_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_folder_that_cannot_be_listed_raises_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for key in KEYS:
         (tmp_path / key).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / key).write_bytes(b"1")
@@ -266,7 +268,7 @@ def test_unlistable_local_folder_raises(tmp_path: Path, monkeypatch: pytest.Monk
         store.list_folders("t/1/")
 
 
-def test_unreadable_local_entry_raises(tmp_path: Path) -> None:
+def test_unreadable_local_entry_raises_error(tmp_path: Path) -> None:
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "circle").symlink_to("circle")  # it may be a folder
     store = LocalStore(tmp_path)
@@ -275,7 +277,7 @@ def test_unreadable_local_entry_raises(tmp_path: Path) -> None:
             look()
 
 
-def test_listing_failing_midway_is_read_from_the_mirror(
+def test_listing_that_fails_midway_is_read_from_the_mirror(
     tmp_path: Path,
 ) -> None:
     for root, keys in (("first", "ab"), ("mirror", "abc")):

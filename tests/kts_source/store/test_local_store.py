@@ -130,7 +130,7 @@ def test_links_inside_the_root_are_followed(linked: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["../outside", "../outside/secret", ".."])
-def test_links_out_of_the_root_are_refused(linked: Path, target: str) -> None:
+def test_links_to_paths_outside_the_root_are_refused(linked: Path, target: str) -> None:
     (linked / "link").symlink_to(target)
     store = store_of(linked)
     key = "link" if target.endswith("secret") else "link/secret"
@@ -149,7 +149,7 @@ def test_root_may_be_a_link(linked: Path) -> None:
     assert store_of(alias).get_range("in/x", 0, 1) == b"x"
 
 
-def test_link_cycle_raises(linked: Path) -> None:
+def test_cycle_of_links_raises_error(linked: Path) -> None:
     (linked / "in" / "up").symlink_to("..")
     with pytest.raises(StoreError, match="symbolic link"):
         list(store_of(linked).list_objects(""))
@@ -159,12 +159,12 @@ def test_link_cycle_raises(linked: Path) -> None:
         store_of(linked).get_range("self", 0, 1)
 
 
-def test_dangling_link_is_not_an_object(linked: Path) -> None:
+def test_link_without_target_is_not_an_object(linked: Path) -> None:
     (linked / "gone").symlink_to("in/none")
     assert [info.key for info in store_of(linked).list_objects("")] == ["in/x"]
 
 
-def test_named_pipe_is_refused_without_waiting(linked: Path) -> None:
+def test_named_pipe_is_refused_without_waiting_for_a_writer(linked: Path) -> None:
     os.mkfifo(linked / "pipe")
     store = store_of(linked)
     with pytest.raises(StoreError, match="not a regular file"):
@@ -175,7 +175,7 @@ def test_named_pipe_is_refused_without_waiting(linked: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["rewritten", "shortened"])
-def test_file_changed_during_a_read_raises(
+def test_file_changed_during_a_read_raises_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     path = tmp_path / "x"
@@ -207,7 +207,7 @@ def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert store_of(tmp_path).get_range("x", 3, 1000) == DATA[3:1000]
 
 
-def test_permission_error_raises_access_denied(
+def test_permission_error_raises_access_denied_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "x").write_bytes(b"x")

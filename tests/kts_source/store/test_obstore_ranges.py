@@ -67,7 +67,7 @@ def test_error_text_contains_status_and_code(
 # -- abandoned requests
 
 
-def test_failure_of_an_abandoned_request_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_failure_of_a_cancelled_request_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     """The event loop would log it, with secrets in its text, when the task is garbage-collected."""
     client = AsyncClient(_Loop, QUICK, Tally())
     begun, ended = threading.Event(), threading.Event()

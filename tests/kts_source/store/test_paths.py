@@ -67,7 +67,7 @@ def test_misspelled_url_is_refused(path: str, use: Callable[[str], object]) -> N
 
 
 @pytest.mark.parametrize("path", LOCAL)
-def test_local_path_with_a_colon_stays_local(path: str) -> None:
+def test_path_with_a_colon_counts_as_local(path: str) -> None:
     assert scheme_of(path) == "file"
     assert local_file(path).is_absolute()
 

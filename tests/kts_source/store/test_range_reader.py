@@ -34,7 +34,7 @@ def bucket(clean_environment: None) -> Iterator[OneObject]:
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
 @pytest.mark.parametrize("number", [1, 2])
-def test_credential_provider_timeout_fails_the_read(
+def test_read_fails_if_credential_provider_times_out(
     bucket: OneObject, monkeypatch: pytest.MonkeyPatch, number: int, is_cancelled: bool
 ) -> None:
     """At the first read, or after a refusal. No thread waits longer than its deadline."""

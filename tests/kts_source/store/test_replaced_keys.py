@@ -68,7 +68,7 @@ def test_refused_keys_are_replaced_by_newer_keys(
 
 
 @pytest.mark.parametrize("options", [{}, BY_S3FS], ids=["own", "s3fs"])
-def test_refusal_without_newer_keys_raises_access_denied(
+def test_refusal_without_newer_keys_raises_access_denied_error(
     bucket: OneObject, options: dict[str, str]
 ) -> None:
     _from_a_file("AKOLD")
@@ -83,7 +83,7 @@ def test_refusal_without_newer_keys_raises_access_denied(
         store.close()
 
 
-def test_look_ups_use_newer_keys(bucket: OneObject) -> None:
+def test_object_look_ups_use_newer_keys(bucket: OneObject) -> None:
     _from_a_file("AKOLD")
     bucket.refusal = 400, ""
     store = bucket.store()

@@ -98,7 +98,9 @@ def test_mirror_answers_if_the_first_store_fails(
     assert stores[0].asked == before, "a failed store is skipped for a while"
 
 
-def test_missing_object_comes_from_the_mirror(store: FallbackStore, tmp_path: Path) -> None:
+def test_object_missing_in_the_first_store_is_read_from_the_mirror(
+    store: FallbackStore, tmp_path: Path
+) -> None:
     version = store.head("x").version
     (tmp_path / "first/x").unlink()
     assert store.get_range("x", 2, 5, version=version) == b"234"
@@ -152,7 +154,7 @@ def test_plan_of_the_mirror_is_read_from_the_mirror(
     assert mirror_down.get_range("x", 2, 5, version=info.version) == b"234"
 
 
-def test_failure_of_both_stores_reports_both(
+def test_error_names_the_failures_of_both_stores(
     store: FallbackStore, stores: tuple[FailingStore, FailingStore]
 ) -> None:
     stores[0].failure = StoreUnavailableError("throttled", uri="u", attempts=("a",))
@@ -163,7 +165,7 @@ def test_failure_of_both_stores_reports_both(
     assert "expired" in str(caught.value)
 
 
-def test_pinning_describes_both_stores(store: FallbackStore) -> None:
+def test_pinning_text_names_the_version_check_of_both_stores(store: FallbackStore) -> None:
     assert "mirror by size" in store.pinning
 
 
@@ -173,12 +175,12 @@ def test_scan_continues_in_the_mirror(tmp_path: Path) -> None:
     assert_same_rows(scan(source_options), expected_table("epochs", "read_committed"))
 
 
-def test_options_of_a_mirror_need_a_mirror() -> None:
+def test_options_of_a_mirror_without_mirror_are_refused() -> None:
     with pytest.raises(InvalidOptionError, match="fallbackPath"):
         parse_options({**tier_options("epochs"), "fallback.s3.region": "x"})
 
 
-def test_mirror_can_have_own_credentials() -> None:
+def test_mirror_can_have_its_own_credentials() -> None:
     source_options = {
         **tier_options("epochs"),
         "fallbackPath": "s3://mirror",
@@ -197,7 +199,7 @@ def test_mirror_can_have_own_credentials() -> None:
     assert "secret-two" not in repr(fetch)
 
 
-def test_option_names_of_the_kip_are_accepted() -> None:
+def test_option_names_of_replica_kip_are_accepted() -> None:
     source_options = {
         **tier_options("epochs"),
         "fetch.remote.connect.timeout.ms": "1500",

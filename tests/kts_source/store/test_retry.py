@@ -32,7 +32,7 @@ class Flaky:
         return "done"
 
 
-def test_success_ends_the_retries(pauses: list[float]) -> None:
+def test_request_is_not_repeated_after_success(pauses: list[float]) -> None:
     tally, operation = Tally(), Flaky(2)
     assert RetryPolicy().run(operation, uri="u", tally=tally) == "done"
     assert operation.calls == 3
@@ -40,7 +40,7 @@ def test_success_ends_the_retries(pauses: list[float]) -> None:
     assert len(pauses) == 2
 
 
-def test_error_carries_the_history_of_attempts(pauses: list[float]) -> None:
+def test_error_lists_all_attempts(pauses: list[float]) -> None:
     tally, operation = Tally(), Flaky(99)
     with pytest.raises(
         StoreUnavailableError, match="all 3 attempts failed, last: failure 3"
@@ -59,7 +59,7 @@ def test_error_carries_the_history_of_attempts(pauses: list[float]) -> None:
     assert caught.value.uri == "s3://b/k"
 
 
-def test_pauses_are_random_below_a_doubling_bound(pauses: list[float]) -> None:
+def test_pauses_are_random_below_a_limit_that_doubles(pauses: list[float]) -> None:
     policy = RetryPolicy(max_attempts=9, first_pause_seconds=1, max_pause_seconds=20)
     for _ in range(50):
         with pytest.raises(StoreUnavailableError):
@@ -100,7 +100,7 @@ def test_no_pause_exceeds_the_time_limit(
     assert pauses == [4]
 
 
-def test_many_attempts_do_not_overflow_the_bound(pauses: list[float]) -> None:
+def test_many_attempts_do_not_overflow_the_limit_of_pauses(pauses: list[float]) -> None:
     with pytest.raises(StoreUnavailableError, match="3000 attempts"):
         RetryPolicy(max_attempts=3000).run(Flaky(9999), uri="u", tally=Tally())
     assert max(pauses) <= 8

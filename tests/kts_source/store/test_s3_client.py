@@ -24,7 +24,7 @@ def loader_of(filesystem: Any) -> Any:  # noqa: ANN401
 
 
 @pytest.mark.parametrize("kind", ["service-2", "endpoint-rule-set-1", "paginators-1", "waiters-2"])
-def test_loader_knows_every_service(kind: str) -> None:
+def test_loader_finds_every_service(kind: str) -> None:
     botocore_loader = botocore.session.get_session().get_component("data_loader")
     names = botocore_loader.list_available_services(kind)
     assert "s3" in names
@@ -42,7 +42,9 @@ def test_loader_returns_the_descriptions_of_botocore(service: str) -> None:
         )
 
 
-def test_profile_of_the_options_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_client_uses_the_profile_of_the_options(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     config = tmp_path / "config"
     config.write_text("[profile far]\nregion = eu-north-1\n", "utf-8")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))

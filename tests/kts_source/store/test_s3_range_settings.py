@@ -32,7 +32,7 @@ VIRTUAL = "https://bucket.s3.us-gov-west-1.amazonaws.com"
         ({"s3.endpoint": "https://minio/at/s3"}, "https://minio", "/at/s3/bucket"),
     ],
 )
-def test_settings_follow_endpoint_and_region(
+def test_settings_contain_endpoint_and_region(
     clean_environment: None, options: dict[str, str], url: str, path: str
 ) -> None:
     storage = storage_options_from({**KEYS, **options}).reveal()
@@ -46,7 +46,7 @@ def test_settings_follow_endpoint_and_region(
     assert "secret" not in repr(settings)
 
 
-def test_settings_follow_proxy_timeouts_and_certificates(
+def test_settings_contain_proxy_timeouts_and_certificates(
     clean_environment: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_CA_BUNDLE", "/etc/own.pem")

@@ -55,7 +55,7 @@ ODD_KEYS = {
 
 
 @pytest.mark.parametrize("key", ODD_KEYS)
-def test_keys_are_percent_encoded_as_s3fs_does(bucket: OneObject, key: str) -> None:
+def test_keys_are_percent_encoded_as_in_s3fs(bucket: OneObject, key: str) -> None:
     """s3fs signs and sends the same path."""
     for options in ({}, BY_S3FS):
         store = bucket.store(**KEYS, **options)
@@ -65,7 +65,9 @@ def test_keys_are_percent_encoded_as_s3fs_does(bucket: OneObject, key: str) -> N
         store.close()
 
 
-def test_options_override_environment(bucket: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_take_precedence_over_environment(
+    bucket: OneObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, text in {
         "AWS_SESSION_TOKEN": "of-somebody-else",
         "AWS_TOKEN": "of-somebody-else",
@@ -209,10 +211,10 @@ def test_stores_with_equal_settings_share_connections(
 # -- responses
 
 
-def test_longer_response_is_refused(bucket: OneObject) -> None:
+def test_response_longer_than_the_range_is_refused(bucket: OneObject) -> None:
     bucket.body = lambda body: body + bytes(1 << 16)
     store = bucket.store(**KEYS)
-    with pytest.raises(StoreUnavailableError, match="has 65636 bytes for"):
+    with pytest.raises(StoreUnavailableError, match="has 65636 bytes, but"):
         store.get_range("x", 0, 100, version=ETAG)
     assert store.counters.bytes == 0
     store.close()
@@ -226,7 +228,7 @@ def test_response_without_a_length_is_refused(bucket: OneObject) -> None:
     store.close()
 
 
-def test_range_after_the_end_raises_truncated_object(bucket: OneObject) -> None:
+def test_range_after_the_end_raises_truncated_object_error(bucket: OneObject) -> None:
     store = bucket.store(**KEYS)
     size = len(DATA)
     assert store.get_range("x", size - 4, size, version=ETAG) == DATA[-4:]
@@ -237,7 +239,7 @@ def test_range_after_the_end_raises_truncated_object(bucket: OneObject) -> None:
     store.close()
 
 
-def test_other_etag_raises_object_changed(bucket: OneObject) -> None:
+def test_read_of_another_etag_raises_object_changed_error(bucket: OneObject) -> None:
     bucket.headers = {"ETag": '"v2"'}
     store = bucket.store(**KEYS)
     with pytest.raises(ObjectChangedError, match="v2"):

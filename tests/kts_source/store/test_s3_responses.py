@@ -126,7 +126,7 @@ def test_token_with_a_newline_is_not_shown(
 
 
 @pytest.mark.parametrize("length", [b"-1", b"-5", b"7fffffff"])
-def test_memory_for_an_error_body_is_bounded(clean_environment: None, length: bytes) -> None:
+def test_memory_for_the_body_of_an_error_is_bounded(clean_environment: None, length: bytes) -> None:
     size = 32 << 20
     head = b"HTTP/1.1 503 Busy\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n%s\r\n"
 

@@ -282,7 +282,7 @@ def test_each_request_has_a_deadline(bucket: Bucket, proxy: FaultyProxy) -> None
     store.close()
 
 
-def test_unreachable_server_raises_unavailable(bucket: Bucket) -> None:
+def test_unreachable_server_raises_store_unavailable_error(bucket: Bucket) -> None:
     options = {**bucket.server.options, "s3.endpoint": "http://127.0.0.1:9"}
     store = open_store(bucket.path, storage_options_from(options), retry_policy=QUICK)
     with pytest.raises(StoreUnavailableError, match="Connection refused"):
@@ -404,7 +404,7 @@ def test_anonymous_requests_are_not_signed(bucket: Bucket, monkeypatch: pytest.M
     assert "authorization" not in read
 
 
-def test_storage_options_reach_the_file_system(
+def test_storage_options_are_passed_to_the_file_system(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     extra = {"key": "wins", "secret": "wins", "client_kwargs": {"region_name": "ap-south-1"}}
@@ -460,7 +460,7 @@ def test_failed_page_is_retried_or_raised(fresh: Bucket, status_code: int) -> No
         store.close()
 
 
-def test_listing_with_a_token_cycle_raises(proxy: FaultyProxy, store: ObjectStore) -> None:
+def test_listing_with_repeated_token_raises_error(proxy: FaultyProxy, store: ObjectStore) -> None:
     def endless(answer: Answer) -> None:
         answer.status = 200
         answer.body = (

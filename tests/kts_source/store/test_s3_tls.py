@@ -143,7 +143,9 @@ def read_all(store: ObjectStore) -> None:
     assert [info.key for info in store.list_objects("")] == ["kNone"]
 
 
-def test_own_authority_is_trusted(server: TlsCloud, reader: dict[str, str]) -> None:
+def test_authority_named_in_the_options_is_trusted(
+    server: TlsCloud, reader: dict[str, str]
+) -> None:
     with opened(server.url, **reader) as store:
         read_all(store)
 
@@ -225,7 +227,9 @@ def _read_in_child(start: int) -> bytes:
 
 # Newer Pythons warn about forks in processes with threads, as Spark's daemon makes them.
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-def test_forked_children_read_after_the_parent(server: TlsCloud, reader: dict[str, str]) -> None:
+def test_forked_processes_can_read_after_their_parent(
+    server: TlsCloud, reader: dict[str, str]
+) -> None:
     with opened(server.url, **reader) as store:
         read_all(store)
         _forked[:] = [store]
@@ -299,7 +303,7 @@ def proxy() -> Iterator[ConnectProxy]:
     connect_proxy.close()
 
 
-def test_proxy_of_the_options_tunnels_every_request(
+def test_every_request_uses_a_tunnel_of_the_proxy_in_the_options(
     server: TlsCloud, proxy: ConnectProxy, reader: dict[str, str]
 ) -> None:
     url = proxy.url.replace("//", "//user:pass@")
@@ -311,7 +315,7 @@ def test_proxy_of_the_options_tunnels_every_request(
 
 
 @pytest.mark.parametrize("name", ["HTTPS_PROXY", "https_proxy"])
-def test_proxy_of_the_environment_tunnels_every_request(
+def test_every_request_uses_a_tunnel_of_the_proxy_in_the_environment(
     server: TlsCloud,
     proxy: ConnectProxy,
     monkeypatch: pytest.MonkeyPatch,
@@ -341,7 +345,7 @@ def test_no_proxy_setting_is_respected(
 
 
 @pytest.mark.parametrize("status", [b"403 Forbidden", b"407 Proxy Authentication Required"])
-def test_proxy_refusal_raises(
+def test_refusal_by_a_proxy_raises_error(
     server: TlsCloud, proxy: ConnectProxy, reader: dict[str, str], status: bytes
 ) -> None:
     proxy.refusal = b"HTTP/1.1 %s\r\nContent-Length: 0\r\n\r\n" % status

@@ -16,12 +16,12 @@ from kts_source.store.storage_options import (
 KEYS = {"s3.access-key-id": "the-key", "s3.secret-access-key": "the-secret"}
 
 
-def test_storage_options_are_selected_in_any_case() -> None:
+def test_storage_options_are_recognized_in_any_case() -> None:
     options = {"path": "s3://b", "S3.Region": "r", "storageoptions": "{}", "subscribe": "t"}
     assert storage_options_from(options).reveal() == {"s3.region": "r", "storageOptions": "{}"}
 
 
-def test_every_listed_name_is_accepted() -> None:
+def test_every_documented_option_name_is_accepted() -> None:
     values = {"s3.connect-timeout": "1", "s3.request-timeout": "2.5", "s3.anonymous": "false"}
     bools = {"s3.path-style-access": "True", "s3.force-virtual-addressing": "FALSE"}
     options = {name: values.get(name, bools.get(name, "text")) for name, _ in S3_OPTIONS}
@@ -82,7 +82,7 @@ def test_addressing_style_follows_the_options(options: dict[str, str], style: st
     assert config.get("s3", {}).get("addressing_style") == style
 
 
-def test_storage_options_override_and_merge_but_never_add_retries() -> None:
+def test_storage_options_override_and_are_merged_but_never_add_retries() -> None:
     extra = {
         "key": "other",
         "requester_pays": True,

@@ -114,7 +114,7 @@ def test_compressed_objects_are_read_as_stored(
     assert store.get_range("x", start, len(stored)) == stored[start:]
 
 
-def test_transient_failures_are_requested_once_per_attempt(
+def test_transient_failure_causes_one_request_per_attempt(
     server: FakeCloud, store: ObjectStore
 ) -> None:
     server.read = lambda _start, _stop: (503, {"Content-Range": None}, b"busy")
@@ -123,7 +123,7 @@ def test_transient_failures_are_requested_once_per_attempt(
     assert len(server.reads) == QUICK.max_attempts == store.counters.requests
 
 
-def test_truncated_responses_are_requested_once_per_attempt(
+def test_truncated_response_causes_one_request_per_attempt(
     server: FakeCloud, store: ObjectStore
 ) -> None:
     server.read = lambda first, stop: (
@@ -143,7 +143,9 @@ LISTED = ("s3", "gcsfs", "adlfs")
 
 @pytest.mark.parametrize("cloud", LISTED, indirect=True)
 @pytest.mark.parametrize("length", [1, 2, 5])
-def test_listing_token_cycle_raises(server: FakeCloud, store: ObjectStore, length: int) -> None:
+def test_listing_with_repeated_token_raises_error(
+    server: FakeCloud, store: ObjectStore, length: int
+) -> None:
     server.next_token = lambda token: str((int(token or 0) + 1) % length)
     with pytest.raises(StoreError, match="continuation token twice"):
         list(store.list_objects("t/"))

@@ -50,7 +50,9 @@ def pending_from(segments: Sequence[PendingSegment], start: int) -> Iterator[Pen
 
 
 @given(random_logs(), limits)
-def test_admitted_batches_tile_offsets_within_limits(logs: Logs, limit: BatchLimits) -> None:
+def test_batches_of_a_stream_cover_all_offsets_once_within_limits(
+    logs: Logs, limit: BatchLimits
+) -> None:
     position = {partition: segments[0].start for partition, segments in logs.items() if segments}
     end = {partition: segments[-1].stop for partition, segments in logs.items() if segments}
     while position != end:
@@ -82,7 +84,7 @@ def test_admitted_batches_tile_offsets_within_limits(logs: Logs, limit: BatchLim
 
 
 @given(random_logs())
-def test_admit_without_limits_takes_everything(logs: Logs) -> None:
+def test_admit_without_limits_returns_all_pending_offsets(logs: Logs) -> None:
     ends = admit({partition: iter(segments) for partition, segments in logs.items()}, NO_LIMITS)
     assert ends == {
         partition: segments[-1].stop for partition, segments in logs.items() if segments
@@ -90,7 +92,7 @@ def test_admit_without_limits_takes_everything(logs: Logs) -> None:
 
 
 @given(random_logs(), st.integers(1, 10))
-def test_admit_takes_oldest_segment_first(logs: Logs, count: int) -> None:
+def test_admit_returns_offsets_of_oldest_segment_first(logs: Logs, count: int) -> None:
     remaining = {partition: list(segments) for partition, segments in logs.items()}
     expected: dict[TopicPartition, int] = {}
     for _ in range(count):
@@ -102,7 +104,7 @@ def test_admit_takes_oldest_segment_first(logs: Logs, count: int) -> None:
     assert admit(pending, BatchLimits(segments=count)) == expected
 
 
-def test_admit_reads_no_unneeded_segments() -> None:
+def test_admit_describes_only_the_segments_that_it_needs() -> None:
     requested: list[int] = []
 
     def endless(number: int) -> Iterator[PendingSegment]:

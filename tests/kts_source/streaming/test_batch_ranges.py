@@ -33,7 +33,7 @@ def with_begins(end: StreamPosition, **offsets: int) -> StreamPosition:
     return StreamPosition(end.topics, {"t": TopicBegin(topic_id, numbers)})
 
 
-def test_batch_begins_at_recorded_begin_or_start() -> None:
+def test_batch_begins_where_the_last_one_ended_or_at_the_recorded_begin() -> None:
     end = with_begins(position_at(p0=9, p1=7, p2=5, p3=3), p1=2, p3=3)
     assert batch_ranges(position_at(p0=5, p1=0, p2=5), end) == [
         BatchRange(TopicPartition("t", 0), "A", 5, 9),
@@ -73,7 +73,9 @@ def test_batch_between_a_position_and_itself_is_empty(end: StreamPosition) -> No
         (position_at(None, p0=5), position_at(None, p0=9)),
     ],
 )
-def test_unrelated_checkpoint_lines_are_refused(start: StreamPosition, end: StreamPosition) -> None:
+def test_checkpoint_lines_of_different_streams_are_refused(
+    start: StreamPosition, end: StreamPosition
+) -> None:
     with pytest.raises(StreamOffsetError, match=r"topic t, partition 0"):
         batch_ranges(start, end)
 
@@ -86,7 +88,7 @@ def pending_partition(
     )
 
 
-def test_next_position_without_offsets_is_same_position() -> None:
+def test_next_position_without_new_offsets_is_unchanged() -> None:
     position = position_at(p0=5)
     assert (
         next_position(position, [pending_partition(0, 5, 9, is_in_position=True)], {}) is position

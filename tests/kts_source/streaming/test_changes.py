@@ -149,7 +149,7 @@ def test_topic_selected_again_continues_at_its_offset(
     assert_same_rows(stream.rows(), pa.concat_tables(expected))
 
 
-def test_partition_no_longer_selected_is_logged(
+def test_partition_that_is_no_longer_selected_is_logged(
     tier: GrowingTier, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in (0, 1):
@@ -168,7 +168,9 @@ def test_partition_no_longer_selected_is_logged(
 # -- the tier shrinks
 
 
-def test_retention_past_the_stream_raises_offset_out_of_range_error(tier: GrowingTier) -> None:
+def test_retention_that_deletes_unread_offsets_raises_offset_out_of_range_error(
+    tier: GrowingTier,
+) -> None:
     folder = tier.folder("codecs")
     stems = tier.stems(folder)
     tier.add(folder, stems[:1])
@@ -218,7 +220,9 @@ def test_all_unread_segments_deleted_raise_offset_out_of_range_error(
     assert strict.last_offset("codecs") == 23962, "a new process never listed the segments"
 
 
-def test_read_segments_may_be_deleted(tier: GrowingTier, caplog: pytest.LogCaptureFixture) -> None:
+def test_segments_may_be_deleted_after_they_were_read(
+    tier: GrowingTier, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = tier.folder("codecs")
     stems = tier.stems(folder)
     tier.add(folder, stems[:2])
@@ -273,7 +277,7 @@ def test_tier_end_below_read_offset_raises_data_loss_error(tier: GrowingTier) ->
     assert stream.all() == 0, "rows must not be returned twice"
 
 
-def test_replayed_batch_after_log_start_moved_has_the_same_rows(tier: GrowingTier) -> None:
+def test_replayed_batch_has_the_same_rows_after_the_log_start_moved(tier: GrowingTier) -> None:
     folder = tier.folder("trimmed")
     stems = tier.stems(folder)
     tier.add(folder, stems[:1])
@@ -310,7 +314,9 @@ def test_replayed_batch_with_deleted_objects_raises_data_loss_error(tier: Growin
     assert_same_rows(stream.rows(), rows_between(expected, start, 1 << 60))
 
 
-def test_replayed_batch_after_tier_end_raises_data_loss_error(tier: GrowingTier) -> None:
+def test_replay_of_batch_beyond_the_end_of_the_tier_raises_data_loss_error(
+    tier: GrowingTier,
+) -> None:
     folder = tier.folder("codecs")
     stems = tier.stems(folder)
     tier.add(folder, stems)
@@ -365,7 +371,9 @@ def test_offset_log_of_sparks_kafka_source_is_continued(
     assert stream.last["topics"]["txn"]["id"] == "akx9EReDQFmDFpLHkZF0WA"
 
 
-def test_replayed_uncommitted_batch_as_committed_raises_data_loss_error(tier: GrowingTier) -> None:
+def test_read_committed_replay_of_read_uncommitted_batch_raises_data_loss_error(
+    tier: GrowingTier,
+) -> None:
     folder = tier.folder("txn")
     tier.add(folder, tier.stems(folder))
     stream = Running(tier.path, "txn", isolationLevel=UNCOMMITTED)

@@ -62,7 +62,7 @@ def test_end_offsets_of_unread_partitions_are_earliest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "sample", sorted(SAMPLES.glob("v1-*-batch.json")), ids=lambda path: path.stem
 )
-def test_end_offsets_equal_positions_of_committed_samples(tmp_path: Path, sample: Path) -> None:
+def test_end_offsets_equal_positions_of_sample_checkpoints(tmp_path: Path, sample: Path) -> None:
     document = json.loads(sample.read_text())
     offsets = json.loads(end_offsets(write(tmp_path, json.dumps(document))))
     assert offsets == {topic: position["p"] for topic, position in document["topics"].items()}

@@ -191,7 +191,7 @@ def test_records_before_an_outage_are_read_after_it(
     stream.close()
 
 
-def test_fixed_end_stops_the_stream(brokers: FakeCluster, topic: GrowingTopic) -> None:
+def test_stream_stops_at_its_fixed_end(brokers: FakeCluster, topic: GrowingTopic) -> None:
     topic.append(3)
     stream = start_stream(brokers, stopAtEnd="true", maxOffsetsPerTrigger="5")
     assert stream.batch()
@@ -221,7 +221,7 @@ def test_fixed_end_is_not_reached_while_brokers_are_unavailable(
     ("starting", "message"),
     [('{"t":{"0":0,"7":5}}', "names t-7"), ('{"t":{"0":0},"u":{"0":0}}', "names u-0")],
 )
-def test_json_start_with_unknown_partition_raises_invalid_option_error(
+def test_starting_offsets_of_unknown_partition_raise_invalid_option_error(
     brokers: FakeCluster, starting: str, message: str
 ) -> None:
     stream = start_stream(brokers, startingOffsets=starting)
@@ -242,7 +242,7 @@ def test_new_partition_begins_at_its_start(brokers: FakeCluster, topic: GrowingT
     stream.close()
 
 
-def test_retention_past_the_stream_raises_offset_out_of_range_error(
+def test_retention_that_deletes_unread_offsets_raises_offset_out_of_range_error(
     brokers: FakeCluster, topic: GrowingTopic
 ) -> None:
     strict, lenient = start_stream(brokers), start_stream(brokers, failOnDataLoss="false")
@@ -273,7 +273,7 @@ def test_stream_with_unread_records_requests_log_starts(
     stream.close()
 
 
-def test_log_start_moved_past_the_stream_raises_offset_out_of_range_error(
+def test_log_start_above_unread_offsets_raises_offset_out_of_range_error(
     brokers: FakeCluster, topic: GrowingTopic
 ) -> None:
     topic.append(9)
@@ -309,7 +309,7 @@ def test_replayed_batch_before_moved_log_start_raises_offset_out_of_range_error(
         stream.close()
 
 
-def test_no_partition_starves_under_a_small_limit(brokers: FakeCluster) -> None:
+def test_every_partition_is_read_under_a_small_limit(brokers: FakeCluster) -> None:
     builder = LogBuilder()
     for _ in range(100):
         builder.append([SimpleRecord(b"value")] * 3)

@@ -222,7 +222,7 @@ def test_change_to_read_committed_with_shorter_log_raises_data_loss_error(
     stream.close()
 
 
-def test_replayed_uncommitted_batch_as_committed_raises_data_loss_error(
+def test_read_committed_replay_of_read_uncommitted_batch_raises_data_loss_error(
     brokers: FakeCluster,
 ) -> None:
     log = open_transaction()

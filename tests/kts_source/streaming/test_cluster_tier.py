@@ -111,7 +111,7 @@ def test_replayed_batch_of_replaced_topic_id_option_is_read(
 
 
 @pytest.mark.parametrize("suffix", ["log", "indexes"])
-def test_without_tail_damaged_last_segment_is_read_from_brokers(
+def test_damaged_last_segment_is_read_from_brokers_without_tail(
     brokers: FakeCluster, tmp_path: Path, suffix: str
 ) -> None:
     create_topic(brokers, tmp_path, 3)
@@ -123,7 +123,7 @@ def test_without_tail_damaged_last_segment_is_read_from_brokers(
     stream.close()
 
 
-def test_without_tail_timestamp_start_waits_for_the_tier(
+def test_stream_without_tail_waits_until_tier_has_its_starting_timestamp(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
     """Brokers know the first record at the timestamp, but the tier does not have it yet."""
@@ -140,7 +140,7 @@ def test_without_tail_timestamp_start_waits_for_the_tier(
     stream.close()
 
 
-def test_without_tail_holes_are_read_from_brokers(brokers: FakeCluster, tmp_path: Path) -> None:
+def test_holes_are_read_from_brokers_without_tail(brokers: FakeCluster, tmp_path: Path) -> None:
     create_topic(brokers, tmp_path, 3)
     deleted = list(tmp_path.rglob("*/00000000000000000003-*"))
     assert deleted
@@ -153,7 +153,7 @@ def test_without_tail_holes_are_read_from_brokers(brokers: FakeCluster, tmp_path
     stream.close()
 
 
-def test_tier_is_listed_once_per_interval(brokers: FakeCluster, tmp_path: Path) -> None:
+def test_tier_is_listed_only_once_per_interval(brokers: FakeCluster, tmp_path: Path) -> None:
     partition, _ = create_topic(brokers, tmp_path, 2)
     partition.log.local_start = 12  # more segments were tiered than the listing has
     count_listings = mock.patch.object(
@@ -216,7 +216,7 @@ def test_filled_hole_of_replaced_topic_is_read(brokers: FakeCluster, tmp_path: P
     stream.close()
 
 
-def test_without_tail_running_stream_reads_new_segments(
+def test_running_stream_without_tail_reads_new_segments(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
     partition, topic_id = create_topic(brokers, tmp_path, 2)
@@ -231,7 +231,9 @@ def test_without_tail_running_stream_reads_new_segments(
     stream.close()
 
 
-def test_tail_turned_off_waits_for_the_tier(brokers: FakeCluster, tmp_path: Path) -> None:
+def test_stream_waits_for_the_tier_after_tail_was_turned_off(
+    brokers: FakeCluster, tmp_path: Path
+) -> None:
     _, topic_id = create_topic(brokers, tmp_path, 2)
     stream = start_hybrid_stream(brokers, tmp_path)
     stream.all()
@@ -246,7 +248,7 @@ def test_tail_turned_off_waits_for_the_tier(brokers: FakeCluster, tmp_path: Path
     stream.close()
 
 
-def test_stale_listing_is_renewed_before_old_broker_error(tmp_path: Path) -> None:
+def test_old_listing_is_renewed_before_an_error_of_old_brokers(tmp_path: Path) -> None:
     with FakeCluster(versions={"ListOffsets": 9}) as brokers:
         partition, topic_id = create_topic(brokers, tmp_path, 2)
         partition.log.local_start = 6

@@ -56,13 +56,15 @@ def test_replaced_records_raise_data_loss_error(tmp_path: Path, stream: Running)
     assert stream.last["topics"]["t"]["e"] == {"0": 2}
 
 
-def test_new_leader_after_read_offset_is_followed(tmp_path: Path, stream: Running) -> None:
+def test_stream_continues_after_an_election_above_the_read_offset(
+    tmp_path: Path, stream: Running
+) -> None:
     write(tmp_path, branch((0, 10), (1, 10), (4, 5))[2:], 10)
     assert stream.all() == 1
     assert stream.last["topics"]["t"] == {"id": TOPIC_ID, "p": {"0": 25}, "e": {"0": 4}}
 
 
-def test_replaced_log_that_ends_below_read_offset_raises_data_loss_error(
+def test_log_of_new_leader_that_ends_below_read_offset_raises_data_loss_error(
     tmp_path: Path, stream: Running
 ) -> None:
     write(tmp_path, branch((0, 10), (2, 5))[1:], 10)

@@ -90,7 +90,7 @@ def test_hole_raises_data_loss_error_despite_new_data_in_other_partitions(
     assert stream.committed == 1
 
 
-def test_open_transactions_before_a_fresh_hole_wait(tier: GrowingTier) -> None:
+def test_stream_waits_for_transactions_that_are_open_before_a_new_hole(tier: GrowingTier) -> None:
     folder = tier.folder("txn")
     stems = tier.stems(folder)
     for missing in range(1, len(stems) - 1):
@@ -109,7 +109,7 @@ def test_open_transactions_before_a_fresh_hole_wait(tier: GrowingTier) -> None:
         assert_same_rows(stream.rows(), expected)
 
 
-def test_hole_without_copy_time_ages_from_first_listing(
+def test_age_of_hole_without_copy_time_counts_from_first_listing(
     tmp_path: Path,
 ) -> None:
     log = LogBuilder()

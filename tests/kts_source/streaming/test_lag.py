@@ -54,7 +54,7 @@ def test_lag_decreases_to_zero() -> None:
             assert (offsets == 0) == (size == 0) == (oldest is None)
 
 
-def test_lag_oldest_time_is_a_record_timestamp() -> None:
+def test_oldest_time_of_lag_is_a_record_timestamp() -> None:
     times = expected_table("codecs", "read_committed")["timestamp"].cast(pa.int64()).to_pylist()
     stream = Running(TIER, "codecs", maxSegmentsPerTrigger="1")
     dates = []
@@ -68,7 +68,7 @@ def test_lag_oldest_time_is_a_record_timestamp() -> None:
     assert dates == sorted(dates)
 
 
-def test_lag_headroom_is_distance_to_log_start(tmp_path: Path) -> None:
+def test_headroom_of_lag_is_distance_to_log_start(tmp_path: Path) -> None:
     tier = GrowingTier(tmp_path / "tier")
     folder = tier.folder("codecs")
     stems = tier.stems(folder)

@@ -110,7 +110,7 @@ def test_listing_with_changes_at_both_ends_takes_two_requests(scene: Scene) -> N
         assert scene.memory.is_assumed(FOLDER, 0)
 
 
-def test_listing_without_changes_is_the_same_object(scene: Scene) -> None:
+def test_unchanged_listing_returns_the_same_object(scene: Scene) -> None:
     for number in range(40):
         scene.add(number)
     first = scene.memory.list_partition(scene.store, FOLDER, 0)
@@ -162,7 +162,7 @@ def test_listing_shows_changes_in_the_middle_after_the_interval(scene: Scene) ->
     assert not scene.memory.is_assumed(FOLDER, 0)
 
 
-def test_listing_after_forget_is_a_full_listing(scene: Scene) -> None:
+def test_listing_is_complete_after_forget(scene: Scene) -> None:
     for number in range(40):
         scene.add(number)
     scene.count_requests()
@@ -223,7 +223,7 @@ def test_partitions_in_a_shared_folder_are_listed_separately(scene: Scene) -> No
 
 
 @pytest.mark.usefixtures("scene")
-def test_copy_in_the_middle_of_a_long_listing_ends_a_wait() -> None:
+def test_completed_copy_in_the_middle_of_a_long_listing_is_noticed() -> None:
     log = LogBuilder()
     for _ in range(40):
         log.append([SimpleRecord(b"value")] * 3)

@@ -28,7 +28,7 @@ def text(position: StreamPosition) -> str:
     return json.dumps(position_to_json(position))
 
 
-def test_position_to_json_writes_fixed_text() -> None:
+def test_position_to_json_writes_the_documented_text() -> None:
     position = StreamPosition(
         {"payments": TopicPosition(None, {1: 2}), "orders": ORDERS},
         {"orders": TopicBegin("lZ6vvmajTWKDBUTV6SQAtQ", {10: 5, 2: 0})},
@@ -42,12 +42,12 @@ def test_position_to_json_writes_fixed_text() -> None:
 
 
 @pytest.mark.parametrize("sample", sorted(SAMPLES.glob("v1-*.json")), ids=lambda path: path.stem)
-def test_position_samples_round_trip(sample: Path) -> None:
+def test_sample_positions_round_trip(sample: Path) -> None:
     written = sample.read_text().rstrip("\n")
     assert text(position_from_json(json.loads(written))) == written
 
 
-def test_position_samples_exist() -> None:
+def test_sample_positions_of_every_version_exist() -> None:
     assert len(list(SAMPLES.glob("v1-*.json"))) >= 4
 
 
@@ -75,7 +75,7 @@ def positions(draw: st.DrawFn) -> StreamPosition:
 
 
 @given(positions(), st.randoms())
-def test_position_round_trips_with_canonical_text(position: StreamPosition, random: Any) -> None:  # noqa: ANN401
+def test_position_and_its_canonical_text_round_trip(position: StreamPosition, random: Any) -> None:  # noqa: ANN401
     written = text(position)
     assert position_from_json(json.loads(written)) == position
     # The order of topics does not change the text.
@@ -96,27 +96,27 @@ def test_position_of_sparks_kafka_source_is_read() -> None:
     [
         ({"v": 2, "topics": {}}, "version 2, and this release of tiered-kafka reads version 1"),
         ({"v": 0, "topics": {}}, "version 0"),
-        ({"v": 1, "at": "end"}, "begins at 'end'"),
+        ({"v": 1, "at": "end"}, "it has 'at': 'end'"),
         ({"v": 1}, "the position has members"),
         ({"v": 1, "topics": {}, "to": {}}, "the position has members"),
         ({"v": 1, "topics": []}, "topics is not an object"),
-        ({"v": 1, "topics": {"t": {"id": "", "p": {}}}}, "topic 't' has an id ''"),
+        ({"v": 1, "topics": {"t": {"id": "", "p": {}}}}, "topic 't' has an invalid id ''"),
         ({"v": 1, "topics": {"t": {"id": "x"}}}, "topic 't' has members"),
-        ({"v": 1, "topics": {"t": {"id": "x", "p": {"00": 1}}}}, "a partition '00'"),
-        ({"v": 1, "topics": {"t": {"id": "x", "p": {"2147483648": 1}}}}, "a partition"),
-        ({"v": 1, "topics": {"t": {"id": "x", "p": {"0": -1}}}}, "t-0 has an offset -1"),
-        ({"v": 1, "topics": {"t": {"id": "x", "p": {"0": True}}}}, "t-0 has an offset True"),
-        ({"v": 1, "topics": {"t": {"id": "x", "p": {"0": 2**63}}}}, "t-0 has an offset"),
-        ({"v": 1, "topics": {"t": {"id": "x", "p": {}, "e": {"0": 1}}}}, "an epoch of a partition"),
+        ({"v": 1, "topics": {"t": {"id": "x", "p": {"00": 1}}}}, "an invalid partition '00'"),
+        ({"v": 1, "topics": {"t": {"id": "x", "p": {"2147483648": 1}}}}, "an invalid partition"),
+        ({"v": 1, "topics": {"t": {"id": "x", "p": {"0": -1}}}}, "t-0 has an invalid offset -1"),
+        ({"v": 1, "topics": {"t": {"id": "x", "p": {"0": True}}}}, "has an invalid offset True"),
+        ({"v": 1, "topics": {"t": {"id": "x", "p": {"0": 2**63}}}}, "t-0 has an invalid offset"),
+        ({"v": 1, "topics": {"t": {"id": "x", "p": {}, "e": {"0": 1}}}}, "epoch for a partition"),
         (
             {
                 "v": 1,
                 "topics": {"t": {"id": "x", "p": {"0": 1}}},
                 "from": {"t": {"id": "y", "p": {"0": 1}}},
             },
-            "partitions of topic 't' where it does not end",
+            "partitions of topic 't' without end offset",
         ),
-        ({"v": 1, "topics": {}, "from": {"t": {"id": "y", "p": {}}}}, "where it does not end"),
+        ({"v": 1, "topics": {}, "from": {"t": {"id": "y", "p": {}}}}, "without end offset"),
         ({"logOffset": 3}, "topic 'logOffset' is not an object"),
         ([1], "it is not an object"),
         (5, "it is not an object"),

@@ -38,20 +38,20 @@ def test_latest_start_is_fixed_by_the_first_batch(tier: GrowingTier) -> None:
     ("starting", "first"),
     [('{"txn":{"0":500,"1":-2}}', 500), ('{"txn":{"0":-2,"1":-1}}', 0)],
 )
-def test_json_start_is_used_for_each_partition(starting: str, first: int) -> None:
+def test_starting_offsets_in_json_are_used_for_each_partition(starting: str, first: int) -> None:
     stream = Running(TIER, "txn", startingOffsets=starting, isolationLevel="read_uncommitted")
     stream.all()
     begins = stream.position(0)["from"]["txn"]["p"]
     assert begins == {"0": first, "1": 3671 if "-1" in starting else 0}
 
 
-def test_json_start_without_a_partition_raises_invalid_option_error() -> None:
+def test_starting_offsets_that_lack_a_partition_raise_invalid_option_error() -> None:
     stream = Running(TIER, "txn", startingOffsets='{"txn":{"0":5}}')
     with pytest.raises(InvalidOptionError, match="does not name txn-1"):
         stream.batch()
 
 
-def test_start_after_tier_end_waits_for_the_tier(tier: GrowingTier) -> None:
+def test_stream_that_starts_after_the_tier_waits_for_it(tier: GrowingTier) -> None:
     folder = tier.folder("codecs")
     stems = tier.stems(folder)
     tier.add(folder, stems[:1])
@@ -65,7 +65,7 @@ def test_start_after_tier_end_waits_for_the_tier(tier: GrowingTier) -> None:
     assert stream.rows().num_rows == 23962 - start
 
 
-def test_start_in_partition_without_segments_waits_for_the_tier(tier: GrowingTier) -> None:
+def test_stream_of_partition_without_segments_waits_for_the_tier(tier: GrowingTier) -> None:
     first, second = (tier.folder("txn", number) for number in (0, 1))
     tier.add(first, tier.stems(first)[:1])
     stream = Running(
@@ -88,7 +88,7 @@ def test_start_in_partition_without_segments_waits_for_the_tier(tier: GrowingTie
     assert_same_rows(stream.batches[2], expected_rows)
 
 
-def test_timestamp_start_reads_later_records() -> None:
+def test_stream_with_starting_timestamp_reads_later_records() -> None:
     stream = Running(TIER, "timeline", startingTimestamp="1")
     stream.all()
     assert_same_rows(stream.rows(), expected_table("timeline", "read_committed"))

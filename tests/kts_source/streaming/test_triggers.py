@@ -129,7 +129,7 @@ def test_unlimited_batch_ignores_limits() -> None:
 
 
 @pytest.mark.parametrize("by_option", [True, False])
-def test_fixed_end_stops_the_stream(tier: GrowingTier, by_option: bool) -> None:
+def test_stream_stops_at_its_fixed_end(tier: GrowingTier, by_option: bool) -> None:
     first, second = tier.folder("txn", 0), tier.folder("txn", 1)
     stems = tier.stems(first)
     tier.add(first, stems[:6])
@@ -174,7 +174,7 @@ def test_min_offsets_per_trigger_waits_for_offsets_or_delay(tier: GrowingTier) -
     assert not stream.batch()
 
 
-def test_unlimited_batch_reads_waiting_offsets(tier: GrowingTier) -> None:
+def test_unlimited_batch_reads_offsets_that_a_limit_held_back(tier: GrowingTier) -> None:
     folder = tier.folder("txn")
     stems = tier.stems(folder)
     tier.add(folder, stems[:1])
@@ -204,7 +204,7 @@ def test_fixed_end_ignores_min_offsets_per_trigger() -> None:
     assert offsets_of(stream) == [1500] * 5 + [(3963 + 3671) - 7500]
 
 
-def test_tier_is_listed_once_per_interval(tier: GrowingTier, listings: Listings) -> None:
+def test_tier_is_listed_only_once_per_interval(tier: GrowingTier, listings: Listings) -> None:
     folder = tier.folder("txn")
     stems = tier.stems(folder)
     tier.add(folder, stems[:5])
@@ -225,14 +225,14 @@ def test_tier_is_listed_once_per_interval(tier: GrowingTier, listings: Listings)
     assert stream.batch()
 
 
-def test_next_with_same_position_returns_same_end() -> None:
+def test_next_offset_of_same_position_is_the_same() -> None:
     stream = Running(TIER, "txn", maxOffsetsPerTrigger="500", minOffsetsPerTrigger="10")
     stream.batch()
     position = position_from_json(stream.last)
     assert stream.stream.next(position) == stream.stream.next(position) != position
 
 
-def test_clock_set_back_does_not_delay_a_batch(tier: GrowingTier) -> None:
+def test_batch_is_not_delayed_when_the_clock_is_set_back(tier: GrowingTier) -> None:
     folder = tier.folder("txn")
     stems = tier.stems(folder)
     tier.add(folder, stems[:5])
@@ -243,7 +243,7 @@ def test_clock_set_back_does_not_delay_a_batch(tier: GrowingTier) -> None:
     assert stream.batch()
 
 
-def test_plan_of_earlier_batch_after_next_is_correct() -> None:
+def test_earlier_batch_can_be_planned_after_the_next_offset_was_chosen() -> None:
     stream = Running(TIER, "txn", maxOffsetsPerTrigger="500")
     assert stream.batch()
     assert stream.batch()

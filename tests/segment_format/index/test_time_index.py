@@ -33,7 +33,7 @@ def test_empty_index_returns_base_offset() -> None:
     assert index.to_bytes() == b""
 
 
-def test_timestamps_may_share_an_offset() -> None:
+def test_several_timestamps_may_have_the_same_offset() -> None:
     index = TimeIndex.from_bytes(raw((5, 3), (6, 3)), base_offset=10)
 
     assert index.lookup(6) == (6, 13)

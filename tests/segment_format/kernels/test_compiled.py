@@ -80,7 +80,7 @@ def test_concurrent_processes_share_one_compilation(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("*.o"))) == 1
 
 
-def test_wrong_call_order_raises() -> None:
+def test_wrong_order_of_calls_raises_error() -> None:
     data = write_batch([SimpleRecord(b"v")] * 9, base_offset=0)
     decoder = RecordDecoder(columns=("offset",), max_rows=1)
     next(decoder.feed(data))

@@ -159,7 +159,7 @@ def test_hostile_logs_match_reference() -> None:
     assert {type(outcome) for outcome in outcomes} == {list, str}
 
 
-def test_hostile_length_raises_at_once() -> None:
+def test_hostile_length_raises_error_immediately() -> None:
     """A length above the limit raises at once; the decoder does not buffer gigabytes first."""
     from segment_format.arrow import RecordDecoder
 

@@ -89,7 +89,7 @@ def test_exception_in_object_file_raises_runtime_error(monkeypatch: pytest.Monke
     kernel = object_code.load()
     assert kernel is not None
     nothing = np.zeros(0, np.uint8)
-    with pytest.raises(RuntimeError, match="never should"):
+    with pytest.raises(RuntimeError, match="instead of returning a status"):
         kernel(nothing, nothing, np.zeros(c.FRAME_SIZE, np.int64))
 
 

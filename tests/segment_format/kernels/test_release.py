@@ -151,7 +151,7 @@ def test_batches_are_released_while_gil_is_taken() -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs pthreads through ctypes")
-def test_release_of_python_owned_buffer_hangs() -> None:
+def test_release_of_python_owned_buffer_blocks_while_the_gil_is_taken() -> None:
     with pytest.raises(subprocess.TimeoutExpired) as caught:
         _run(["whole", "over python"], 4)
     assert (caught.value.stdout or b"").decode() in ("", "whole 0\n")

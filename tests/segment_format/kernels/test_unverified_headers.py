@@ -177,13 +177,13 @@ def test_batch_with_overlapping_offsets_raises(
             list(read(data))
 
 
-def test_key_filter_batch_with_overlapping_offsets_raises() -> None:
+def test_batch_with_overlapping_offsets_raises_with_key_filter() -> None:
     decoder = RecordDecoder(columns=("offset",), keys=KeySet.of([b"other"]))
     with pytest.raises(CorruptRecordError, match="a record has offset 71"):
         decode_pieces(decoder, [batch_of(68, [0, 3], 2)])
 
 
-def test_count_batch_with_overlapping_offsets_raises() -> None:
+def test_batch_with_overlapping_offsets_raises_when_records_are_counted() -> None:
     decoder = RecordDecoder(columns=())
     with pytest.raises(CorruptRecordError, match="a record has offset 71"):
         decode_pieces(decoder, [batch_of(68, [0, 3], 2)])

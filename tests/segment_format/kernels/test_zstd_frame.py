@@ -57,13 +57,13 @@ def readable(payload: bytes) -> int:
     return frames[0].max_output
 
 
-def test_zstd_bound_of_producer_payload_matches_parser() -> None:
+def test_zstd_size_bound_of_producer_payload_matches_parser() -> None:
     for text in filter(None, texts()):
         stored = compress("zstd", text)
         assert in_kernel(stored) == readable(stored) >= len(text)
 
 
-def test_zstd_bound_with_checksum_or_small_window_matches_parser() -> None:
+def test_zstd_size_bound_with_checksum_or_small_window_matches_parser() -> None:
     text = texts()[4]
     for window_log in range(10, 22):
         settings = zstandard.ZstdCompressionParameters(
@@ -85,11 +85,11 @@ def test_zstd_bound_with_checksum_or_small_window_matches_parser() -> None:
         pytest.param(b"", id="nothing"),
     ],
 )
-def test_zstd_bound_of_unusual_payload_is_unknown(stored: bytes) -> None:
+def test_zstd_size_bound_of_unusual_payload_is_unknown(stored: bytes) -> None:
     assert in_kernel(stored) == -1
 
 
-def test_zstd_bound_of_cut_or_changed_frame_matches_or_is_unknown() -> None:
+def test_zstd_size_bound_of_cut_or_changed_frame_matches_or_is_unknown() -> None:
     stored = compress("zstd", texts()[4][:3000])
     bounded = 0
     for position in range(len(stored)):
@@ -103,14 +103,14 @@ def test_zstd_bound_of_cut_or_changed_frame_matches_or_is_unknown() -> None:
 
 @UNHURRIED
 @given(st.lists(strategies.payloads(), max_size=5).map(b"".join), st.data())
-def test_zstd_bound_of_corrupt_frame_matches_or_is_unknown(
+def test_zstd_size_bound_of_corrupt_frame_matches_or_is_unknown(
     text: bytes, data: st.DataObject
 ) -> None:
     stored = data.draw(strategies.mutations(compress("zstd", text)))
     assert in_kernel(stored) in (-1, readable(stored))
 
 
-def test_zstd_bound_does_not_change_output() -> None:
+def test_zstd_size_bound_does_not_change_output() -> None:
     number = CODEC_NUMBERS["zstd"]
     for text in texts():
         stored = compress("zstd", text)

@@ -174,7 +174,7 @@ def test_chunks_of_empty_file_raise(sizes: list[int]) -> None:
         variable_index(100, 0, sizes)
 
 
-def test_text_of_chunk_sizes_is_kept() -> None:
+def test_chunk_index_keeps_the_text_of_its_sizes() -> None:
     # The text of the same list differs between zstd versions.
     text = encode_chunk_sizes([10, 20, 30]).replace("=", "")
     assert VariableChunkIndex(100, 250, text).transformed_chunks == text

@@ -70,7 +70,7 @@ WIDTHS = [
 
 
 @pytest.mark.parametrize(("sizes", "width"), WIDTHS, ids=range(len(WIDTHS)))
-def test_width_fits_largest_value(sizes: list[int], width: int) -> None:
+def test_width_of_sizes_fits_the_largest_value(sizes: list[int], width: int) -> None:
     payload = pack_chunk_sizes(sizes)
     assert payload[8] == width
     assert len(payload) == 4 + 4 + 1 + (len(sizes) - 1) * width + 4
@@ -86,7 +86,7 @@ def test_chunk_sizes_round_trip(sizes: list[int]) -> None:
 
 
 @pytest.mark.parametrize("sizes", [[-1], [-1, 1, 2], [1, -1, 2], [1, 2, -1], [2**31], [0, 2**63]])
-def test_impossible_size_is_not_written(sizes: list[int]) -> None:
+def test_impossible_chunk_size_is_not_written(sizes: list[int]) -> None:
     with pytest.raises(InvalidManifestError):
         encode_chunk_sizes(sizes)
 

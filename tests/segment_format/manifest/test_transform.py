@@ -132,7 +132,7 @@ def test_chunk_too_short_for_encryption_raises() -> None:
         restore_chunk(bytes(27), Chunk(0, 0, 1, 0, 27), compression=False, data_key=KEY, aad=AAD)
 
 
-def test_swapped_chunks_are_detected_by_length_only() -> None:
+def test_swapped_chunks_are_detected_only_by_their_length() -> None:
     # The AAD contains no position, so swapped chunks of equal length pass. Batches are checked
     # later.
     first, second = (encrypt(text, data_key=KEY, aad=AAD) for text in (b"one", b"two"))

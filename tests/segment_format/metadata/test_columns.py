@@ -202,7 +202,7 @@ HEAD = VALUES["type0"][: VALUES["type0"].index(bytes.fromhex("030000000000000000
     ],
     ids=["topic", "epochs", "custom metadata", "tagged fields", "tagged field"],
 )
-def test_stated_lengths_allocate_nothing(value: bytes) -> None:
+def test_lengths_in_the_data_allocate_nothing(value: bytes) -> None:
     values = pa.array([REAL[0]] * 999 + [value], pa.binary())
     pool = pa.default_memory_pool().bytes_allocated()
     tracemalloc.start()
@@ -216,7 +216,7 @@ def test_stated_lengths_allocate_nothing(value: bytes) -> None:
     assert pa.default_memory_pool().bytes_allocated() - pool < 1_000_000
 
 
-def test_long_epoch_list_takes_proportional_memory() -> None:
+def test_memory_is_proportional_to_a_long_epoch_list() -> None:
     epochs = tuple(
         replace(COPY_STARTED.segment_leader_epochs[0], epoch=number, start_offset=number)
         for number in range(10_000)

@@ -157,7 +157,7 @@ def test_updates_of_unknown_segments_are_dropped() -> None:
     assert known_segments([replace(SEGMENT, state=FINISHED)]) == ()
 
 
-def test_segment_is_announced_again_only_before_it_finishes() -> None:
+def test_segment_may_be_announced_again_only_before_its_copy_finishes() -> None:
     again = replace(SEGMENT, end_offset=120)
     assert known_segments([SEGMENT, again]) == (again,)
     (segment,) = known_segments([SEGMENT, update(FINISHED), again])
@@ -177,7 +177,7 @@ def test_segments_differ_by_topic_id_and_partition() -> None:
     assert len(known_segments([SEGMENT, *other_segments])) == 3
 
 
-def test_snapshot_and_begun_partition_delete_change_nothing() -> None:
+def test_start_of_partition_delete_changes_no_segment() -> None:
     snapshot = RemoteLogSegmentMetadataSnapshot(
         SEGMENT.segment_id.id,
         *(0, 9, 0, 1, 30),

@@ -61,7 +61,7 @@ def test_header_of_empty_transactional_batch_parses() -> None:
     assert header.to_bytes() == EMPTY_TRANSACTIONAL
 
 
-def test_header_unused_attribute_bits_are_ignored() -> None:
+def test_unused_attribute_bits_of_header_are_ignored() -> None:
     header = RecordBatchHeader.from_bytes(patched(">h", 21, -128 | 0x6B))
 
     assert header.compression_type is CompressionType.LZ4
@@ -71,7 +71,7 @@ def test_header_unused_attribute_bits_are_ignored() -> None:
     assert header.has_delete_horizon
 
 
-def test_header_unknown_codec_raises_on_access() -> None:
+def test_unknown_codec_of_header_raises_on_access() -> None:
     header = RecordBatchHeader.from_bytes(patched(">h", 21, 5))
 
     with pytest.raises(UnsupportedCompressionError, match="5"):
@@ -88,14 +88,14 @@ def test_header_round_trips(name: str) -> None:
 
 
 @pytest.mark.parametrize("size", range(61))
-def test_header_cut_raises_truncated_batch(size: int) -> None:
+def test_truncated_header_raises_truncated_batch_error(size: int) -> None:
     with pytest.raises(TruncatedBatchError) as caught:
         RecordBatchHeader.from_bytes(EMPTY_TRANSACTIONAL[:size])
     assert caught.value.position == 0
 
 
 @pytest.mark.parametrize("magic", [-1, 0, 1, 3])
-def test_header_other_magic_raises(magic: int) -> None:
+def test_header_with_another_magic_raises(magic: int) -> None:
     with pytest.raises(UnsupportedMagicError):
         RecordBatchHeader.from_bytes(patched(">b", 16, magic))
 
@@ -111,13 +111,13 @@ def test_header_other_magic_raises(magic: int) -> None:
         (">i", 57, -1),
     ],
 )
-def test_header_impossible_fields_raise(layout: str, position: int, value: int) -> None:
+def test_header_with_impossible_fields_raises(layout: str, position: int, value: int) -> None:
     with pytest.raises(CorruptRecordError) as caught:
         RecordBatchHeader.from_bytes(patched(layout, position, value))
     assert caught.value.position == 0
 
 
-def test_sequence_after_maximum_is_zero() -> None:
+def test_sequence_number_after_the_maximum_is_zero() -> None:
     assert increment_sequence(2**31 - 1, 1) == 0
     assert increment_sequence(2**31 - 3, 5) == 2
 

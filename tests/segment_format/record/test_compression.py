@@ -203,7 +203,7 @@ def test_decompression_bomb_raises_without_allocating(name: str) -> None:
     assert peak < 2 * bound + (1 << 20)
 
 
-def test_snappy_impossible_size_raises_before_allocating() -> None:
+def test_impossible_snappy_size_raises_before_allocation() -> None:
     """Twelve bytes that state a size of 200 MiB, well below the default bound."""
     claimed = b"\x80\x80\x80\x64" + bytes(8)
     tracemalloc.start()
@@ -233,7 +233,7 @@ def test_zstd_window_above_kafka_limit_raises() -> None:
         decompress(ZSTD, frame)
 
 
-def test_lz4_wrong_content_size_is_ignored() -> None:
+def test_wrong_content_size_of_lz4_is_ignored() -> None:
     frame = bytearray(java_lz4(b"x" * 100, store_size=True))
     frame[6] = 7
     with pytest.raises(DecompressionError, match="header checksum"):
@@ -244,7 +244,7 @@ def test_lz4_wrong_content_size_is_ignored() -> None:
 
 @pytest.mark.parametrize("flags", range(0x60, 0x80, 4))
 @pytest.mark.parametrize("block_size", range(0x40, 0x80, 0x10))
-def test_lz4_header_checksum_matches_library(flags: int, block_size: int) -> None:
+def test_header_checksum_of_lz4_matches_library(flags: int, block_size: int) -> None:
     context = lz4.frame.create_compression_context()
     frame = b"".join(
         [
@@ -283,11 +283,11 @@ def test_lz4_header_checksum_matches_library(flags: int, block_size: int) -> Non
         b"garbage",
     ],
 )
-def test_gzip_trailing_bytes_are_ignored(trailing: bytes) -> None:
+def test_trailing_bytes_of_gzip_are_ignored(trailing: bytes) -> None:
     assert decompress(GZIP, gzip.compress(b"abc") + trailing) == b"abc"
 
 
-def test_gzip_cut_second_member_raises() -> None:
+def test_truncated_second_member_of_gzip_raises() -> None:
     with pytest.raises(DecompressionError) as caught:
         decompress(GZIP, gzip.compress(b"abc") + gzip.compress(b"d" * 1000)[:-3])
     assert caught.value.position == len(gzip.compress(b"abc"))
@@ -305,7 +305,7 @@ def test_uncompressed_payload_is_returned_unchanged() -> None:
     assert decompress(CompressionType.NONE, payload) is payload
 
 
-def test_zstd_decompressor_is_per_thread() -> None:
+def test_every_thread_has_its_own_zstd_decompressor() -> None:
     inputs = [sample(200_000, seed) for seed in range(8)]
     outputs: dict[int, bool] = {}
 

@@ -19,7 +19,7 @@ from tests.segment_format.record.vectors import kafka_vectors, record_set
 LOG = b"".join(bytes.fromhex(vector["hex"]) for vector in kafka_vectors()["batches"])
 
 
-def test_entries_tile_log() -> None:
+def test_entries_cover_the_log_without_gaps() -> None:
     expected = [batch for vector in kafka_vectors()["batches"] for batch in vector["batches"]]
 
     entries = list(iter_entries(LOG))
@@ -58,7 +58,7 @@ def entry(length: int, magic: int, size: int = 200) -> bytes:
 
 
 @pytest.mark.parametrize("magic", [-128, -1, 3, 127])
-def test_unknown_magic_raises(magic: int) -> None:
+def test_unknown_magic_byte_raises_unsupported_format_error(magic: int) -> None:
     with pytest.raises(UnsupportedMagicError) as caught:
         list(iter_entries(entry(188, magic)))
     assert (caught.value.position, caught.value.offset) == (0, 7)
@@ -83,7 +83,7 @@ def test_zero_filled_tail_raises() -> None:
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_tile_or_raise_with_position(data: bytes) -> None:
+def test_any_bytes_are_split_into_entries_or_raise_with_position(data: bytes) -> None:
     entries: list[Entry] = []
     outcome = value_or_error(lambda: entries.extend(iter_entries(data)))
 

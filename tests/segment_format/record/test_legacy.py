@@ -99,7 +99,7 @@ def test_magic_1_in_wrapper_of_magic_0_decodes() -> None:
     ]
 
 
-def test_wrapper_append_time_applies_to_all_records() -> None:
+def test_log_append_time_of_wrapper_applies_to_all_records() -> None:
     log = write_message_set(
         [SimpleRecord(b"a", timestamp=5), SimpleRecord(b"b", timestamp=6)],
         base_offset=50,
@@ -127,7 +127,7 @@ def test_wrapper_with_offset_0_keeps_inner_offsets() -> None:
         decode(message(1, 1, attributes=1, value=gzipped(message(2, 1, value=b"a"))))
 
 
-def test_cut_last_inner_message_is_ignored() -> None:
+def test_truncated_last_inner_message_is_ignored() -> None:
     inner = message(0, 1, value=b"a") + message(1, 1, value=b"b") + message(2, 1, value=b"c")[:-1]
     batch = decode(message(61, 1, attributes=1, value=gzipped(inner)))
 
@@ -193,7 +193,7 @@ def test_wrong_inner_checksum_raises() -> None:
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_length_beyond_message_raises(magic: int) -> None:
+def test_length_that_exceeds_the_message_raises(magic: int) -> None:
     log = bytearray(message(5, magic, key=b"key", value=b"value"))
     key_at = 18 + 8 * magic
     for size in (2**31 - 1, 13):

@@ -65,7 +65,7 @@ def test_smallest_record_decodes() -> None:
 
 
 @pytest.mark.parametrize("length", [b"\x01", b"\x03", b"\xff\xff\xff\xff\x0f"])
-def test_negative_length_is_null(length: bytes) -> None:
+def test_field_with_negative_length_is_null(length: bytes) -> None:
     decoded = decode_one(framed(b"\0\0\0" + length + length + b"\x02\x02h" + length))
 
     assert (decoded.key, decoded.value, decoded.headers) == (None, None, (("h", None),))
@@ -77,20 +77,20 @@ def test_empty_value_is_not_null() -> None:
     assert (decoded.key, decoded.value, decoded.headers) == (b"", b"", (("", b""),))
 
 
-def test_header_keys_repeat_and_invalid_utf8_is_replaced() -> None:
+def test_repeated_header_keys_are_kept_and_invalid_utf8_is_replaced() -> None:
     decoded = decode_one(framed(b"\0\0\0\x01\x01\x04" + b"\x04a\xff\0" + b"\x04a\xff\x02z"))
 
     assert decoded.headers == (("a�", b""), ("a�", b"z"))
 
 
-def test_varint_fifth_byte_keeps_four_bits() -> None:
+def test_fifth_byte_of_varint_adds_only_four_bits() -> None:
     # Java shifts out the bits after the 32nd.
     decoded = decode_one(framed(b"\0\0\x84\x80\x80\x80\x70" + b"\x01\x01\0"))
 
     assert decoded.offset == 102
 
 
-def test_varlong_tenth_byte_keeps_one_bit() -> None:
+def test_tenth_byte_of_varlong_adds_only_one_bit() -> None:
     decoded = decode_one(framed(b"\0" + b"\x84" + b"\x80" * 8 + b"\x7e" + b"\0\x01\x01\0"))
 
     assert decoded.timestamp == 1700000000002
@@ -165,7 +165,7 @@ def test_empty_batch_has_no_records(codec: int) -> None:
     assert (batch.base_offset, batch.last_offset, batch.records) == (100, 102, ())
 
 
-def test_stated_counts_allocate_nothing() -> None:
+def test_counts_in_the_data_allocate_nothing() -> None:
     hostile = [
         batch_with_payload(framed(MINIMAL_BODY), codec=0, count=2**31 - 1),
         batch_with_payload(framed(b"\0\0\0\x01\x01" + varint(2**31 - 1)), codec=0, count=1),
@@ -330,7 +330,7 @@ def test_records_round_trip(records: list[Record]) -> None:
         assert decoded.headers == record.headers
 
 
-def test_fields_outside_crc_do_not_hide_batch() -> None:
+def test_damaged_fields_outside_crc_do_not_hide_a_batch() -> None:
     """The CRC does not cover the leader epoch, because followers rewrite it."""
     batch = bytearray(record_set("v2-none-createtime"))
     struct.pack_into(">i", batch, 12, -1)

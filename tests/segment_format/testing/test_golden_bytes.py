@@ -217,7 +217,7 @@ def test_chunk_sizes_match_plugin() -> None:
         ([1, 16777225, 16777235, 16777245, 2147483647], 4),
     ],
 )
-def test_chunk_sizes_width_fits_largest_value(sizes: list[int], width: int) -> None:
+def test_width_of_chunk_sizes_fits_the_largest_value(sizes: list[int], width: int) -> None:
     assert len(write_chunk_sizes(sizes)) == 4 + 4 + 1 + (len(sizes) - 1) * width + 4
 
 
@@ -366,7 +366,7 @@ def test_small_plain_manifest_has_670_bytes() -> None:
     assert len(manifest) == 670
 
 
-def test_encryption_uses_new_keys_and_ivs() -> None:
+def test_every_encryption_uses_new_keys_and_ivs() -> None:
     public = EncryptionKey("key1", (AIVEN / "keys" / "pub.pem").read_bytes())
     objects: dict[str, bytes] = {}
     writer = AivenTierWriter(objects, chunk_size=4096, encryption=public)

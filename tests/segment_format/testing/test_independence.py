@@ -13,7 +13,7 @@ FOLDER = Path(segment_format.testing.__file__).parent
 SHARED = {"segment_format.kafka_uuid"}
 
 
-def test_no_module_imports_a_parser() -> None:
+def test_writers_import_no_parser() -> None:
     modules = sorted(FOLDER.glob("*.py"))
     assert modules
     for path in modules:

@@ -34,7 +34,7 @@ def offset_entries(index: bytes) -> list[tuple[int, int]]:
     return list(struct.iter_unpack(">ii", index))
 
 
-def test_index_entry_needs_more_than_the_interval() -> None:
+def test_index_entry_is_added_after_more_bytes_than_the_interval() -> None:
     def entries(interval: int) -> list[tuple[int, int]]:
         builder = LogBuilder(index_interval_bytes=interval)
         for _ in range(5):
@@ -54,7 +54,7 @@ def test_time_index_names_first_batch_with_largest_timestamp() -> None:
     assert segment.max_timestamp_ms == 9
 
 
-def test_batches_of_one_append_share_an_index_entry() -> None:
+def test_batches_of_one_append_have_one_index_entry() -> None:
     builder = LogBuilder(index_interval_bytes=0)
     builder.append(ONE)
     with builder.one_append():
@@ -87,7 +87,7 @@ def test_epoch_without_records_is_not_recorded() -> None:
     assert segment.epochs == ((1, 0), (5, 1))
 
 
-def test_checkpoint_has_lineage_up_to_its_segment() -> None:
+def test_checkpoint_contains_lineage_up_to_its_segment() -> None:
     builder = LogBuilder(leader_epoch=1)
     builder.append(ONE * 3)
     builder.set_leader_epoch(2)
@@ -135,7 +135,7 @@ def test_marker_after_tier_leaves_transaction_undecided() -> None:
     assert [row.offset for row in log.rows()] == [0, 1, 2]
 
 
-def test_aborted_rows_are_read_uncommitted_only() -> None:
+def test_aborted_rows_are_expected_only_with_read_uncommitted() -> None:
     builder = LogBuilder()
     builder.send(7, ONE)
     builder.append(ONE, producer_id=8)

@@ -100,7 +100,7 @@ def test_compaction_keeps_latest_records(lake: Lake) -> None:
     assert not list(lake.folder.rglob("spill/*"))
 
 
-def test_uncommitted_records_are_not_the_latest(tmp_path: Path) -> None:
+def test_uncommitted_records_do_not_replace_the_latest_record(tmp_path: Path) -> None:
     assert latest_records("txn") != latest_records("txn", isolation_level="read_uncommitted")
     lake = Lake(tmp_path, "parquet")
     lake.export(source("txn"), compact=True)
@@ -108,7 +108,7 @@ def test_uncommitted_records_are_not_the_latest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tombstones", ["keep", "remove", "remove-old"])
-def test_tombstone_rules_are_applied(tmp_path: Path, tombstones: str) -> None:
+def test_tombstones_are_kept_or_dropped_as_configured(tmp_path: Path, tombstones: str) -> None:
     retention_ms = 1000
     expected = latest_records(TOPIC, tombstones=tombstones, retention_ms=retention_ms)
     lake = Lake(tmp_path, "parquet")
@@ -170,7 +170,7 @@ class Watched(LocalExecutor):
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
 @pytest.mark.parametrize("topic", RUNS)
 @pytest.mark.parametrize("tombstones", only(1, ["remove-old", "keep", "remove"]))
-def test_several_runs_equal_one_run(
+def test_compaction_in_several_runs_equals_compaction_in_one_run(
     tmp_path: Path, table_format: str, topic: str, tombstones: str
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -202,7 +202,9 @@ def test_several_runs_equal_one_run(
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_horizons_keep_timestamps_of_removed_records(tmp_path: Path, table_format: str) -> None:
+def test_timestamps_of_removed_records_are_kept_in_the_table(
+    tmp_path: Path, table_format: str
+) -> None:
     lake = Lake(tmp_path, table_format)
     for stop in (900, 2968):
         lake.export(source(TOPIC, endingOffsets=ending(stop)), compact=True)
@@ -239,7 +241,7 @@ def test_compaction_killed_before_commit_changes_nothing(
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_rows_of_another_writer_survive_a_merge(
+def test_merge_keeps_rows_of_another_writer(
     tmp_path: Path, table_format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -266,7 +268,7 @@ def test_rows_of_another_writer_survive_a_merge(
     assert_compacted(lake.read(), latest_records(TOPIC))
 
 
-def test_table_without_needed_columns_is_rebuilt(tmp_path: Path) -> None:
+def test_compaction_rebuilds_a_table_that_lacks_needed_columns(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     columns = "key,topic,partition,offset"
     for stop in (900, 2968):
@@ -290,7 +292,7 @@ def test_second_compaction_replaces_table(tmp_path: Path, table_format: str) -> 
         lake.export(source((TOPIC, "txn")), compact=True)
 
 
-def test_second_compaction_into_folder_is_refused(tmp_path: Path) -> None:
+def test_second_compaction_into_a_parquet_folder_is_refused(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     lake.export(source(TOPIC, endingOffsets=f'{{"{TOPIC}":{{"0":300}}}}'), compact=True)
     with pytest.raises(UnsupportedTargetError, match="cannot be replaced in one step"):
@@ -298,7 +300,7 @@ def test_second_compaction_into_folder_is_refused(tmp_path: Path) -> None:
     assert_compacted(lake.read(), latest_records(TOPIC, below=300))
 
 
-def test_rows_of_other_writers_are_not_replaced(tmp_path: Path) -> None:
+def test_rebuild_does_not_replace_rows_of_other_writers(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     write_deltalake(lake.target, expected_table("txn", "read_committed"))
     with pytest.raises(ExportError, match="would remove"):
@@ -312,7 +314,7 @@ def test_compaction_of_record_without_key_is_refused(tmp_path: Path) -> None:
         Lake(tmp_path, "parquet").export(exporting.source(topic), compact=True)
 
 
-def test_several_processes_agree_on_buckets(
+def test_several_processes_put_a_key_into_the_same_bucket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compact, "BUCKET_BYTES", 100_000)
@@ -336,7 +338,9 @@ ROWS = st.lists(
 
 @settings(deadline=None)
 @given(ROWS, st.randoms(use_true_random=False))
-def test_latest_equals_a_dictionary(rows: list[tuple[str, int, bytes]], random: Any) -> None:  # noqa: ANN401
+def test_latest_records_equal_those_of_a_dictionary(
+    rows: list[tuple[str, int, bytes]], random: Any
+) -> None:  # noqa: ANN401
     numbered = list(enumerate(rows))
     expected = {row: offset for offset, row in numbered}
     random.shuffle(numbered)

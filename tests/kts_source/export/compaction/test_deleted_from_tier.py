@@ -217,7 +217,7 @@ def test_rebuild_without_segment_of_table_is_refused(
     assert topic_keys(lake) == rows((IDS[0], "abcdef"))
 
 
-def test_rebuild_skips_unexported_missing_segment(tier: Tier, lake: Lake) -> None:
+def test_rebuild_skips_missing_segment_that_was_not_exported(tier: Tier, lake: Lake) -> None:
     options = tier.options("key,partition,offset", failOnDataLoss="false")
     for keys in ("ab", "cd", "ef"):
         tier.grow("oa", keys)
@@ -262,7 +262,7 @@ def test_concurrent_first_compactions_conflict(tier: Tier, lake: Lake) -> None:
     assert topic_keys(lake) == rows((IDS[1], "d"))
 
 
-def test_run_killed_before_commit_resumes_exactly_once(tier: Tier, lake: Lake) -> None:
+def test_run_killed_before_commit_is_resumed_exactly_once(tier: Tier, lake: Lake) -> None:
     tier.grow("oa", "abc")
     lake.export(tier.options(), compact=True)
     tier.lose("oa")

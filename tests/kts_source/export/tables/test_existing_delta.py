@@ -123,7 +123,7 @@ def assert_refused(lake: Lake, match: str, kind: type[Exception], **arguments: A
         ),
     ],
 )
-def test_delta_demands_are_refused_before_any_row(
+def test_delta_table_with_unsupported_features_is_refused_before_any_row(
     lake: Lake, begun: dict[str, Any], match: str
 ) -> None:
     begin_table(lake, begun.pop("fields", [OFFSET, COUNTRY]), **begun)
@@ -147,7 +147,7 @@ def test_table_with_other_partitions_is_refused(lake: Lake) -> None:
         ([OFFSET, COUNTRY, {**COUNTRY, "name": "c", "nullable": False}], "column c must not be"),
     ],
 )
-def test_mismatching_columns_are_named(
+def test_error_names_mismatching_columns(
     lake: Lake, fields: list[dict[str, Any]], match: str
 ) -> None:
     begin_table(lake, fields)
@@ -163,7 +163,9 @@ def test_mismatching_columns_are_named(
         {"versions": (1, 7), "features": ["appendOnly", "invariants", "checkConstraints"]},
     ],
 )
-def test_table_features_without_demands_are_accepted(lake: Lake, begun: dict[str, Any]) -> None:
+def test_table_features_that_need_no_support_are_accepted(
+    lake: Lake, begun: dict[str, Any]
+) -> None:
     extra = {**COUNTRY, "name": "extra"}
     begin_table(lake, [OFFSET, COUNTRY, extra], **begun)
     export(lake)
@@ -212,7 +214,7 @@ def test_unsigned_integers_are_refused(lake: Lake) -> None:
         lake.export(tier_of(lake.folder / "tier", TEXTS), transform=unsigned)
 
 
-def test_delta_transactions_have_last_updated(lake: Lake) -> None:
+def test_delta_transactions_contain_last_updated(lake: Lake) -> None:
     before = time.time_ns() // 1_000_000
     lake.export(tier_of(lake.folder / "tier", TEXTS), compact=True)
     lines = (lake.folder / "table" / "_delta_log" / f"{0:020d}.json").read_text().splitlines()
@@ -229,7 +231,7 @@ def test_delta_transactions_have_last_updated(lake: Lake) -> None:
     )
 
 
-def test_transaction_retention_is_refused(lake: Lake) -> None:
+def test_delta_table_with_transaction_retention_is_refused(lake: Lake) -> None:
     export(lake)
     retention = {"delta.setTransactionRetentionDuration": "interval 0 seconds"}
     DeltaTable(lake.target).alter.set_table_properties(retention)

@@ -76,7 +76,7 @@ def test_files_of_other_writers_must_match_partitions(
     assert lake.export(tier_options, transform=by_country, partition_by=partition_by).rows == 0
 
 
-def test_commit_log_without_access_fails_the_export(
+def test_export_fails_without_access_to_the_commit_log(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tier_options = tier_of(lake.folder / "tier", ["CH", "DE"])
@@ -97,7 +97,7 @@ def test_commit_log_without_access_fails_the_export(
     assert sorted(lake.read()["country"].to_pylist()) == ["CH", "DE"]
 
 
-def test_folder_commit_retries_after_many_other_exports(
+def test_commit_into_folder_is_retried_after_many_commits_of_other_exports(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create, other_commits = LocalTarget.create, iter(range(30))

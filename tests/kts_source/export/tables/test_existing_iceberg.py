@@ -150,7 +150,7 @@ def test_column_with_another_name_is_refused(lake: Lake, catalog: Catalog) -> No
         export(lake)
 
 
-def test_table_features_without_demands_are_accepted(lake: Lake, catalog: Catalog) -> None:
+def test_table_features_that_need_no_support_are_accepted(lake: Lake, catalog: Catalog) -> None:
     table = catalog.create_table(
         lake.target,
         Schema(OFFSET, COUNTRY),
@@ -211,7 +211,7 @@ def test_concurrent_commit_of_same_offsets_conflicts(
 
 
 @pytest.mark.parametrize("exists", [False, True], ids=["new", "existing"])
-def test_concurrent_commit_of_other_rows_stays(
+def test_concurrent_commit_of_other_rows_is_kept(
     lake: Lake, catalog: Catalog, exists: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if exists:
@@ -223,7 +223,7 @@ def test_concurrent_commit_of_other_rows_stays(
     assert countries(lake) == [*TEXTS, "FR"]
 
 
-def test_pyiceberg_retries_do_not_skip_comparison(
+def test_offsets_are_compared_again_if_pyiceberg_retries(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(iceberg, "_NO_RETRIES", "not.the.name.of.the.property")

@@ -101,7 +101,7 @@ def export(folder: Path, texts: Sequence[str | None], **arguments: Any) -> Lake:
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_partition_texts_are_read_as_text(tmp_path: Path, reader: str) -> None:
+def test_partition_values_of_type_text_are_read_as_text(tmp_path: Path, reader: str) -> None:
     for number, text in enumerate(TEXTS):  # its own folder, because other values influence the type
         assert READERS[reader](export(tmp_path / str(number), [text]).target) == [text]
     lake = export(tmp_path / "all", [*TEXTS, None])
@@ -109,7 +109,9 @@ def test_partition_texts_are_read_as_text(tmp_path: Path, reader: str) -> None:
 
 
 @pytest.mark.parametrize("text", [*NUMBERS, *OTHER_TYPES])
-def test_partition_text_of_another_inferred_type_is_refused(tmp_path: Path, text: str) -> None:
+def test_partition_text_that_readers_infer_as_another_type_is_refused(
+    tmp_path: Path, text: str
+) -> None:
     lake = export(tmp_path / "as-is", [text], text_partitions="as-is")
     assert any(_read(READERS[name], lake) != [text] for name in READERS) or text in SPARK_NUMBERS
     with pytest.raises(ExportError, match=r"country is the text .* take for a .*as-is") as caught:
@@ -128,18 +130,20 @@ def _read(reader: Callable[[str], list[Any]], lake: Lake) -> list[Any]:
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_partition_texts_as_is_are_read_with_column_type(tmp_path: Path, reader: str) -> None:
+def test_unescaped_partition_texts_are_read_with_the_type_of_the_column(
+    tmp_path: Path, reader: str
+) -> None:
     texts = [*NUMBERS, *OTHER_TYPES, *TEXTS, None]
     lake = export(tmp_path, texts, text_partitions="as-is")
     assert READERS_WITH_TYPES[reader](lake.target) == texts
 
 
 @pytest.mark.parametrize("text", ["1.20.3", "2024-31-12", "99.12.99", "1.2.3 beta", "1e", "--1"])
-def test_inferred_type_of_plain_text_is_none(text: str) -> None:
+def test_plain_text_has_no_inferred_type(text: str) -> None:
     assert inferred_type(text) is None
 
 
-def test_text_partitions_as_is_is_refused_for_other_formats(tmp_path: Path) -> None:
+def test_unescaped_text_partitions_are_refused_for_other_formats(tmp_path: Path) -> None:
     with pytest.raises(InvalidOptionError, match="is for a Parquet folder"):
         export_settings(str(tmp_path), table_format="delta", text_partitions="as-is")
 
@@ -173,7 +177,7 @@ def test_polars_reads_numbers_and_days_of_a_delta_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["__HIVE_DEFAULT_PARTITION__", "x" * 256, "x" * 5000])
-def test_value_without_folder_name_fails_in_polars(tmp_path: Path, text: str) -> None:
+def test_polars_fails_on_a_value_that_has_no_folder_name(tmp_path: Path, text: str) -> None:
     lake = export(tmp_path, [text], table_format="delta")
     assert lake.read()["country"].to_pylist() == [text]
     assert [LOG_ALONE in uri for uri in DeltaTable(lake.target).file_uris()] == [True]

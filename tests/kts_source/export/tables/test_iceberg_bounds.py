@@ -66,7 +66,7 @@ def test_text_is_found_by_its_bounds(tmp_path: Path, texts: list[str]) -> None:
         assert offset in above["offset"].to_pylist()
 
 
-def test_row_group_without_bounds_leaves_the_file_without_bounds(tmp_path: Path) -> None:
+def test_file_has_no_bounds_if_one_row_group_has_none(tmp_path: Path) -> None:
     # Arrow writes no bounds for a text above 4 KiB. The previous row group has bounds.
     texts = ["m", "z" * 5000, "b"]
     _, table = table_of(tmp_path, texts, row_group_rows=1)
@@ -79,7 +79,7 @@ def test_row_group_without_bounds_leaves_the_file_without_bounds(tmp_path: Path)
 @example("\ud7ff" * 3, 2)
 @example(LAST * 3, 2)
 @example("a" + LAST * 3, 2)
-def test_upper_bound_is_short_and_not_below_the_text(text: str, length: int) -> None:
+def test_upper_bound_of_text_is_short_and_not_below_the_text(text: str, length: int) -> None:
     bound = upper_bound(text, length)
     if bound is None:
         assert set(text[:length]) == {LAST}

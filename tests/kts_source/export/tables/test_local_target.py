@@ -33,7 +33,9 @@ def test_closed_file_is_synced_to_disk(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system knows no posix_fadvise")
-def test_file_is_written_back_before_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_flushed_to_disk_before_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun: list[int] = []
     original = os.posix_fadvise
 
@@ -53,7 +55,7 @@ def test_file_is_written_back_before_close(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", ["create", "open_output", "publish", "delete"])
-def test_link_out_of_the_target_is_not_followed(tmp_path: Path, name: str) -> None:
+def test_link_to_a_path_outside_the_target_is_not_followed(tmp_path: Path, name: str) -> None:
     root, outside = tmp_path / "table", tmp_path / "outside"
     outside.mkdir()
     (outside / "kept").write_bytes(b"kept")

@@ -162,7 +162,7 @@ def test_clean_removes_files_of_a_dead_export(lake: Lake, tier: SmallTier) -> No
     assert table_offsets(lake) == list(range(30))
 
 
-def test_clean_supports_iceberg_table_without_snapshot(tmp_path: Path, tier: SmallTier) -> None:
+def test_clean_accepts_iceberg_table_without_snapshot(tmp_path: Path, tier: SmallTier) -> None:
     lake = Lake(tmp_path, "iceberg")
     lake.export(tier.options())
     catalog = SqlCatalog("lake", **lake.catalog)
@@ -189,7 +189,7 @@ def test_run_without_delete_permission_succeeds() -> None:
         assert written == ["_kts/runs/1"]
 
 
-def test_clean_keeps_files_of_export_with_id_like_a_run(lake: Lake, tier: SmallTier) -> None:
+def test_clean_keeps_files_of_export_whose_id_looks_like_a_run(lake: Lake, tier: SmallTier) -> None:
     export_id = "a" * 32
     cleaned: list[object] = []
 
@@ -202,7 +202,7 @@ def test_clean_keeps_files_of_export_with_id_like_a_run(lake: Lake, tier: SmallT
     assert table_offsets(lake) == list(range(30))
 
 
-def test_folder_without_locks_is_exported_with_a_warning(
+def test_export_into_folder_without_file_locks_warns(
     lake: Lake, tier: SmallTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cleaned: list[object] = []
@@ -221,7 +221,7 @@ def test_folder_without_locks_is_exported_with_a_warning(
     assert clean(lake.settings(), older_than_hours=-1) == ()
 
 
-def test_undeletable_mark_does_not_fail_the_run(
+def test_run_succeeds_if_its_mark_cannot_be_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     target = LocalTarget(tmp_path)

@@ -122,13 +122,13 @@ class Interposed(LocalExecutor):
             between()
 
 
-def test_two_exports_of_same_offsets_commit_once(lake: Lake) -> None:
+def test_two_exports_of_same_offsets_commit_only_once(lake: Lake) -> None:
     with pytest.raises(CommitConflictError, match=r"txn-\d \[.* was planned after nothing"):
         lake.export(source(), executor=Interposed(lambda: lake.export(source())))
     assert_holds(lake.read(), ["txn"])
 
 
-def test_two_exports_into_existing_table_commit_once(lake: Lake) -> None:
+def test_two_exports_of_same_offsets_into_existing_table_commit_only_once(lake: Lake) -> None:
     ends = '{"txn": {"0": 500, "1": 500}}'
     lake.export(source(endingOffsets=ends))
     with pytest.raises(CommitConflictError, match="was planned after offset 500"):
@@ -136,13 +136,13 @@ def test_two_exports_into_existing_table_commit_once(lake: Lake) -> None:
     assert_holds(lake.read(), ["txn"])
 
 
-def test_two_exports_of_different_topics_continue(lake: Lake) -> None:
+def test_two_exports_of_different_topics_both_commit(lake: Lake) -> None:
     other = source("timeline")
     lake.export(source("txn"), executor=Interposed(lambda: lake.export(other)))
     assert_holds(lake.read(), ["txn", "timeline"])
 
 
-def test_rules_changed_by_concurrent_export_raise(lake: Lake) -> None:
+def test_export_fails_if_concurrent_export_changed_the_rules(lake: Lake) -> None:
     other = source("timeline", isolationLevel="read_uncommitted")
     with pytest.raises(FingerprintError, match="isolationLevel"):
         lake.export(source("txn"), executor=Interposed(lambda: lake.export(other)))
@@ -191,7 +191,9 @@ def test_concurrent_commits_of_same_offsets_have_one_winner(
     assert_holds(lake.read(), ["txn"])
 
 
-def test_race_of_different_topics_commits_both(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_commits_of_different_topics_both_succeed(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lake.export(source(endingOffsets='{"txn": {"0": 500, "1": 500}}'))
     if lake.table_format == "parquet":
         monkeypatch.setattr(parquet_folder, "require_create", lambda target: None)
@@ -234,7 +236,7 @@ def test_run_killed_around_commit_resumes_exactly_once(
     assert_holds(lake.read(), ["txn"])
 
 
-def test_resume_after_delta_forgot_its_old_log(tmp_path: Path) -> None:
+def test_export_resumes_after_delta_removed_its_old_log(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     lake.export(source(endingOffsets=FIRST_900), commit_bytes=1)
     rows = len(row_locations(lake.read()))
@@ -253,7 +255,7 @@ def test_resume_after_delta_forgot_its_old_log(tmp_path: Path) -> None:
     assert_holds(lake.read(), ["txn"])
 
 
-def test_resume_after_delta_was_compacted_by_others(tmp_path: Path) -> None:
+def test_export_resumes_after_others_compacted_the_delta_table(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     lake.export(source(endingOffsets=FIRST_900))
     DeltaTable(lake.target).optimize.compact()
@@ -261,7 +263,7 @@ def test_resume_after_delta_was_compacted_by_others(tmp_path: Path) -> None:
     assert_holds(lake.read(), ["txn"])
 
 
-def test_resume_after_iceberg_expired_its_snapshots(tmp_path: Path) -> None:
+def test_export_resumes_after_iceberg_expired_its_snapshots(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "iceberg")
     lake.export(source(endingOffsets=FIRST_900), commit_bytes=1)
     catalog = load_catalog("lake", **lake.catalog)
@@ -279,7 +281,7 @@ def test_resume_after_iceberg_expired_its_snapshots(tmp_path: Path) -> None:
     assert_holds(lake.read(), ["txn"])
 
 
-def test_orphans_are_listed_and_removable(lake: Lake) -> None:
+def test_orphans_are_listed_and_can_be_removed(lake: Lake) -> None:
     table: Any = DiesAtCommit(lake.table(), 1, after=False)
     with pytest.raises(Killed):
         lake.export(source(), table=table)
@@ -308,7 +310,7 @@ class Speculative(LocalExecutor):
                 task.run(job)
 
 
-def test_two_attempts_of_every_task_count_once(lake: Lake) -> None:
+def test_two_attempts_of_every_task_write_each_row_once(lake: Lake) -> None:
     report = lake.export(source(), executor=Speculative(1))
     assert_holds(lake.read(), ["txn"])
     assert report.rows == lake.read().num_rows
@@ -349,7 +351,7 @@ def test_store_without_atomic_create_is_refused(tmp_path: Path) -> None:
     assert not list((tmp_path / "table").rglob("*.part*"))
 
 
-def test_publish_refuses_foreign_file_with_committed_name(tmp_path: Path) -> None:
+def test_publish_refuses_another_file_with_a_committed_name(tmp_path: Path) -> None:
     names = count_steps(tmp_path)
     lake = Lake(tmp_path / "lake", "parquet")
     with pytest.raises(Killed):
@@ -384,7 +386,7 @@ def test_failed_attempts_leave_no_readable_files(lake: Lake) -> None:
     assert data == []
 
 
-def test_delta_rows_of_other_writers_stay(tmp_path: Path) -> None:
+def test_delta_rows_of_other_writers_are_kept(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     own_rows = expected_table("timeline", "read_committed")
     write_deltalake(

@@ -37,7 +37,7 @@ def test_state_of_another_version_is_refused(
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_state_without_a_version_is_version_1(
+def test_state_without_a_version_counts_as_version_1(
     table_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(tmp_path, table_format)

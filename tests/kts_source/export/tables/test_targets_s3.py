@@ -238,7 +238,7 @@ def target_of(url: str, server: S3Server) -> S3Target:
     return S3Target(url, storage_options_from(server.options))
 
 
-def test_create_reports_first_caller(url: str, s3_server: S3Server) -> None:
+def test_create_reports_which_caller_was_first(url: str, s3_server: S3Server) -> None:
     target = target_of(url, s3_server)
     assert target.create("a/b", b"first")
     assert not target.create("a/b", b"second")
@@ -310,7 +310,7 @@ def test_file_copied_in_parts_is_published(
     target.close()
 
 
-def test_store_ignoring_if_none_match_is_refused(
+def test_store_that_ignores_if_none_match_is_refused(
     url: str, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = target_of(url, s3_server)

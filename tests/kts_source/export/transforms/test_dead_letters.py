@@ -70,14 +70,14 @@ def exports(request: pytest.FixtureRequest, tmp_path: Path) -> Exports:
     return Exports(Lake(tmp_path, request.param))
 
 
-def test_rejected_rows_are_written_once(exports: Exports) -> None:
+def test_rejected_rows_are_written_only_once(exports: Exports) -> None:
     for _ in range(2):
         exports.run()
         assert exports.found() == ALL
         assert not exports.unnamed()
 
 
-def test_rejected_rows_are_not_read_again(exports: Exports) -> None:
+def test_rejected_rows_are_not_read_by_the_next_run(exports: Exports) -> None:
     for _ in range(2):
         exports.run(transform=OddOnly())
         assert exports.found() == ALL
@@ -85,7 +85,7 @@ def test_rejected_rows_are_not_read_again(exports: Exports) -> None:
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_dead_letters_after_death_at_commit_are_written_once(
+def test_run_killed_at_commit_writes_dead_letters_once(
     exports: Exports, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table: Any = exports.lake.table(**exports.arguments)
@@ -108,7 +108,7 @@ def test_dead_letters_after_death_at_commit_are_written_once(
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("fatal", [0, 1, 2])
-def test_dead_letters_after_death_while_publishing_are_written_once(
+def test_run_killed_while_publishing_writes_dead_letters_once(
     tmp_path: Path, fatal: int, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exports = Exports(Lake(tmp_path, "delta"))
@@ -129,7 +129,7 @@ def test_dead_letters_after_death_while_publishing_are_written_once(
     assert not exports.unnamed()
 
 
-def test_dead_letters_survive_commit_of_another_run(exports: Exports) -> None:
+def test_dead_letters_are_kept_when_another_run_commits(exports: Exports) -> None:
     first = '{"txn":{"0":500,"1":500,"2":500}}'
     late: Any = exports.lake.table(**exports.arguments)
     commit = late.commit
@@ -156,7 +156,7 @@ def _die() -> bool:
     raise Killed("behind the commit")
 
 
-def test_clean_gives_committed_files_their_names(exports: Exports) -> None:
+def test_clean_publishes_committed_files_under_their_names(exports: Exports) -> None:
     table: Any = exports.lake.table(**exports.arguments)
     commit = table.commit
     table.commit = lambda commit_data: commit(commit_data) and _die()
@@ -170,7 +170,7 @@ def test_clean_gives_committed_files_their_names(exports: Exports) -> None:
 
 
 @pytest.mark.parametrize("cleaned", ["another table", "another export", "no dead letters"])
-def test_clean_of_another_export_keeps_committed_files(
+def test_clean_of_another_export_keeps_committed_dead_letters(
     exports: Exports, tmp_path: Path, cleaned: str
 ) -> None:
     """Exports share a folder of dead letters, or use the folder of the table."""

@@ -38,7 +38,7 @@ class EvenOffsets:
         return Transformed(batch.take(pa.array(good, pa.int64())) if good else None, bad)
 
 
-def test_rejected_rows_go_to_the_dead_letters(tmp_path: Path) -> None:
+def test_rejected_rows_are_written_to_dead_letters(tmp_path: Path) -> None:
     lake, letters = Lake(tmp_path, "parquet"), tmp_path / "letters"
     settings = export_settings(lake.target, transform=EvenOffsets(), dead_letters=str(letters))
     report = export(source(), settings, LocalExecutor(1))
@@ -60,7 +60,7 @@ def test_rejected_rows_go_to_the_dead_letters(tmp_path: Path) -> None:
     assert not list(letters.rglob("*.part"))
 
 
-def test_dead_letters_of_killed_attempts_are_removable(tmp_path: Path) -> None:
+def test_dead_letters_of_killed_attempts_can_be_removed(tmp_path: Path) -> None:
     lake, letters = Lake(tmp_path, "parquet"), tmp_path / "letters"
     settings = export_settings(lake.target, transform=EvenOffsets(), dead_letters=str(letters))
 

@@ -60,7 +60,7 @@ def set_aside(disk: Disk, state: str, *, number: int, topic_id: str = TOPIC_ID) 
 
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("log", [LOG, build_small_log().build()], ids=["indexed", "small"])
-def test_lost_last_log_with_end_of_log_raises_data_loss_error(
+def test_lost_last_log_raises_data_loss_error_with_end_of_log(
     tmp_path: Path, log: object, *, clean: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert isinstance(log, type(LOG))
@@ -160,7 +160,9 @@ def test_index_without_log_of_empty_last_segment_is_not_data_loss(
 
 
 @pytest.mark.parametrize("name", [HIGH_WATERMARKS, RECOVERY_POINTS])
-def test_partition_only_in_checkpoint_raises_data_loss_error(tmp_path: Path, name: str) -> None:
+def test_partition_listed_only_in_checkpoint_raises_data_loss_error(
+    tmp_path: Path, name: str
+) -> None:
     Disk(tmp_path).write(LOG)
     write_checkpoint(tmp_path, HIGH_WATERMARKS, orders_0=END)
     write_checkpoint(tmp_path, RECOVERY_POINTS, orders_0=END)
@@ -197,7 +199,7 @@ def test_lost_replica_with_copy_in_other_log_directory_warns(
     assert rows == list_expected_offsets(LOG, "read_uncommitted")
 
 
-def test_topic_only_in_checkpoint_raises_data_loss_error_if_subscribed_by_name(
+def test_subscribed_topic_listed_only_in_checkpoint_raises_data_loss_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Disk(tmp_path).write(LOG)
@@ -213,7 +215,7 @@ def test_topic_only_in_checkpoint_raises_data_loss_error_if_subscribed_by_name(
 
 
 @pytest.mark.parametrize("state", ["future", "delete", "stray"])
-def test_partition_with_only_set_aside_folder_is_reported(
+def test_partition_is_reported_if_its_only_folder_is_future_delete_or_stray(
     tmp_path: Path, state: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = Disk(tmp_path).write(LOG)
@@ -261,7 +263,7 @@ def test_log_directories_at_different_depths_are_all_read(
     assert table["offset"].to_pylist() == list_expected_offsets(LOG) * 2
 
 
-def test_log_directory_without_metadata_files_is_detected_by_segments(tmp_path: Path) -> None:
+def test_log_directory_without_metadata_files_is_recognized_by_its_segments(tmp_path: Path) -> None:
     disk = Disk(tmp_path / "a").write(LOG)
     for path in (*disk.root.glob("*-checkpoint"), *disk.folder.glob("*-checkpoint")):
         path.unlink()

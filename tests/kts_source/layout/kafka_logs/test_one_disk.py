@@ -53,7 +53,7 @@ def test_scan_stops_at_high_watermark(tmp_path: Path, level: str, *, clean: bool
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_end_of_log_reads_all_complete_batches(tmp_path: Path, level: str) -> None:
+def test_option_end_of_log_reads_all_complete_batches(tmp_path: Path, level: str) -> None:
     Disk(tmp_path).write(LOG, clean=False, high_watermark=3)
     assert read_offsets(tmp_path, level, endOfLog="true") == list_expected_offsets(LOG, level)
 
@@ -138,7 +138,7 @@ def test_torn_batch_below_high_watermark_raises_data_loss_error_with_position(
     assert rows == list_expected_offsets(LOG, "read_uncommitted", stop=base)
 
 
-def test_torn_batch_below_recovery_point_with_end_of_log_raises_data_loss_error(
+def test_end_of_log_raises_data_loss_error_for_torn_batch_below_recovery_point(
     tmp_path: Path,
 ) -> None:
     disk = Disk(tmp_path).write(LOG, clean=False, high_watermark=0, recovery_point=END)
@@ -177,7 +177,7 @@ def test_corrupt_batch_after_clean_shutdown_raises_error(tmp_path: Path, missing
         read_offsets(root)
 
 
-def test_lost_log_with_index_raises_data_loss_error(tmp_path: Path) -> None:
+def test_lost_log_with_existing_index_raises_data_loss_error(tmp_path: Path) -> None:
     disk = Disk(tmp_path).write(LOG)
     lost = LOG.segments[1]
     disk.files("log")[1].unlink()
@@ -281,7 +281,7 @@ def test_plan_file_contains_rebuilt_side_files(tmp_path: Path) -> None:
     assert sorted(read_offsets(disk.root, planFile=str(plan_file))) == list_expected_offsets(log)
 
 
-def test_end_of_log_with_other_layout_raises_invalid_option_error(tmp_path: Path) -> None:
+def test_option_end_of_log_with_other_layout_raises_invalid_option_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidOptionError, match="endOfLog"):
         read_offsets(tmp_path, layout="aiven", endOfLog="true")
 

@@ -133,7 +133,7 @@ def test_records_below_high_watermark_missing_on_all_replicas_raise_data_loss_er
         read_offsets(tmp_path)
 
 
-def test_set_aside_folders_are_reported_and_not_read(
+def test_future_delete_and_stray_folders_are_reported_and_not_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = Disk(tmp_path).write(LOG)

@@ -169,7 +169,7 @@ def test_replica_with_different_batch_at_border_is_reported_and_not_read(
 
 
 @pytest.mark.parametrize("history", ["cut", "whole", "same epoch"])
-def test_adjoining_replica_is_read_only_if_leader_epoch_proves_it(
+def test_replica_without_overlap_is_read_only_if_leader_epoch_confirms_it(
     tmp_path: Path, history: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     epochs = (0, 0, 0 if history == "same epoch" else 1, 0)

@@ -47,7 +47,7 @@ def test_apicurio_values_decode_or_have_a_reason() -> None:
         assert cases[row][2] in reason
 
 
-def test_apicurio_array_of_other_type_raises() -> None:
+def test_apicurio_array_of_another_type_raises() -> None:
     decoder = FramedAvroDecoder(parse_avro('"int"'), SCHEMAS.__getitem__, APICURIO)
     with pytest.raises(TypeError, match="binary"):
         decoder.decode(pa.array(["x"]))

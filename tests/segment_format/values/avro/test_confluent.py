@@ -105,7 +105,7 @@ def test_row_without_writer_schema_is_bad() -> None:
     assert requests == [7, 8, 9, 8, 9]
 
 
-def test_registry_error_propagates() -> None:
+def test_registry_error_is_raised_unchanged() -> None:
     def broken(_schema_id: int | str) -> Schema:
         raise ConnectionError("not there")
 

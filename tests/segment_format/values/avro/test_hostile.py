@@ -77,7 +77,7 @@ def test_length_beyond_value_makes_row_bad(kind: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("count", [2**31, 2**63 - 1, -(2**63), -5, 100])
-def test_more_items_than_bytes_makes_row_bad(count: int) -> None:
+def test_more_items_than_remaining_bytes_make_row_bad(count: int) -> None:
     size = long(3) if count < 0 else b""
     assert decode({"type": "array", "items": "int"}, long(count) + size + b"\2\2\2\0") == [
         "there are more items than the value has bytes for"
@@ -233,6 +233,6 @@ def test_huge_value_does_not_enlarge_later_batches(monkeypatch: pytest.MonkeyPat
     assert sum(sizes) < 4 << 20
 
 
-def test_array_of_other_type_raises() -> None:
+def test_array_of_another_type_raises() -> None:
     with pytest.raises(TypeError, match="string"):
         AvroDecoder(parse_avro('"int"')).decode(pa.array(["a"]))

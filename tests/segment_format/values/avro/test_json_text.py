@@ -50,7 +50,7 @@ def test_json_objects_ignores_bytes_of_null_rows() -> None:
     assert json_objects(array) == [1]
 
 
-def test_avro_numbers_that_equal_json_text_decode() -> None:
+def test_avro_number_schemas_decode_json_text_of_equal_value() -> None:
     kind = {"type": "record", "name": "R", "fields": [dict(FIELDS[0], name=name) for name in "ab"]}
     result = AvroDecoder(parse_avro(json.dumps(kind))).decode(pa.array([b"{}"], pa.binary()))
     assert result.array.to_pylist() == [{"a": -62, "b": -63}]

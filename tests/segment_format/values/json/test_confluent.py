@@ -52,7 +52,7 @@ def test_confluent_json_reasons_name_the_missing_bytes() -> None:
     assert 6 not in reasons
 
 
-def test_confluent_json_of_other_type_raises() -> None:
+def test_confluent_json_array_of_another_type_raises() -> None:
     with pytest.raises(TypeError, match="binary"):
         DECODER.decode(pa.array(["x"]))
     assert DECODER.decode(pa.array([], pa.binary())).array.type == DECODER.type

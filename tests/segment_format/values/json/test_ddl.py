@@ -44,7 +44,7 @@ def elements(kind: pa.DataType) -> pa.DataType:
             [("a", pa.binary()), pa.field("b", pa.bool_(), nullable=False)])),
     ],
 )  # fmt: skip
-def test_ddl_parses_to_type(text: str, kind: pa.DataType | None) -> None:
+def test_ddl_text_is_parsed_to_its_type(text: str, kind: pa.DataType | None) -> None:
     if kind is None:
         with pytest.raises(ValueError, match="character"):
             parse_ddl(text)
@@ -115,7 +115,7 @@ def test_column_named_like_a_keyword_round_trips(name: str) -> None:
     assert parse_ddl(print_ddl(kind)) == kind
 
 
-def test_types_of_other_formats_print() -> None:
+def test_types_of_other_formats_are_printed() -> None:
     kind = pa.struct([("a", pa.map_(pa.int32(), pa.duration("us"))), ("b", pa.null())])
     assert print_ddl(kind) == "a map<int,interval day to second>, b void"
 

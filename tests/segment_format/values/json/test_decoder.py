@@ -77,7 +77,7 @@ def test_bad_row_reports_path_and_reason(text: bytes, path: str, reason: str) ->
     assert [row and row["id"] for row in result.array.to_pylist()] == [7, None, None, 8]
 
 
-def test_row_does_not_continue_in_the_next_row() -> None:
+def test_value_does_not_continue_in_the_bytes_of_the_next_row() -> None:
     """Also if the following bytes equal the bytes that completed the previous row."""
     values = [b'{"a":1,"b":2}', b'{"a":1', b',"b":2}', b'{"a":3,"b', b'":4}', b'{"a":5,"b":', b"6}"]
     for kind in (pa.struct([("a", pa.int32()), ("b", pa.int32())]), pa.struct([])):
@@ -159,7 +159,7 @@ def test_columns_keep_the_order_of_the_type() -> None:
     assert decoder.type == pa.struct(expected)
 
 
-def test_array_of_other_type_raises() -> None:
+def test_array_of_another_type_raises() -> None:
     with pytest.raises(TypeError, match="string"):
         JsonDecoder(NESTED).decode(pa.array(["{}"]))
 
@@ -176,7 +176,7 @@ def test_empty_input_and_null_rows_decode() -> None:
     assert [error.row for error in decoder.decode(pa.array([b"", b""])).bad] == [0, 1]
 
 
-def test_null_parents_round_trip_through_parquet() -> None:
+def test_children_of_null_structs_round_trip_through_parquet() -> None:
     inner = pa.struct([pa.field("x", pa.int32(), nullable=False), ("l", pa.list_(pa.string()))])
     kind = pa.struct([("s", inner), ("m", pa.map_(pa.string(), inner)), ("all", SAMPLE_TYPE)])
     values = [b'{"s":{"x":1,"l":["a",null]}}', None, b"{", b'{"m":{"k":null,"j":{"x":3}}}']
@@ -257,7 +257,9 @@ def test_many_new_keys_per_row_decode() -> None:
     ]
 
 
-def test_items_beyond_batch_memory_make_row_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_items_that_exceed_the_memory_of_a_batch_make_row_bad(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(batch, "_MAX_ITEM_BYTES", 100_000)
     kind = pa.list_(pa.struct([(f"f{i}", pa.float64()) for i in range(50)]))
     values = [b"[{}]", b"[" + b"{}," * 100_000 + b"{}]", b'[{"f1":1},{}]']

@@ -53,7 +53,7 @@ DDL = (
 )
 
 
-def test_order_schema_maps_to_type() -> None:
+def test_schema_of_the_order_example_maps_to_type() -> None:
     kind = json_schema_type(json.dumps(ORDER))
     assert print_ddl(kind) == DDL
     assert parse_ddl(DDL) == kind  # the type survives the conversion to DDL

@@ -238,7 +238,7 @@ def test_number_ends_at_row_end() -> None:
     assert result.array.to_pylist() == [1, 2, None, 3, None, None, 5, None, float("3" * 40), 7]
 
 
-def test_powers_of_five_are_within_one_unit() -> None:
+def test_error_of_stored_powers_of_five_is_below_one_unit() -> None:
     fives = powers()[43:].tolist()
     for q in range(MIN_POWER, MAX_POWER + 1):
         high, low = fives[2 * (q - MIN_POWER)], fives[2 * (q - MIN_POWER) + 1]
@@ -250,6 +250,6 @@ def test_powers_of_five_are_within_one_unit() -> None:
         assert min(abs(scaled - value), abs(scaled * 2 - value), abs(scaled / 2 - value)) <= 1
 
 
-def test_error_codes_fit_below_addresses() -> None:
+def test_error_codes_are_smaller_than_any_address() -> None:
     codes = [value for name, value in vars(c).items() if name.startswith(("BAD_", "WRONG_"))]
     assert max(value for value in codes if value < 1 << 20) <= c.LAST_CODE

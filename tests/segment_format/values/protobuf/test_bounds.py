@@ -21,7 +21,7 @@ from tests.segment_format.values.protobuf.sample import (
 )
 
 
-def test_row_beyond_memory_limit_is_bad(
+def test_row_that_exceeds_the_memory_limit_is_bad(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(decoder_module, "MAX_BUFFER_BYTES", 100_000)

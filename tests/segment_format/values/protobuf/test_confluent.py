@@ -96,7 +96,7 @@ def test_framed_values_match_plain_values(
         assert error.reason.startswith(reasons[error.row])
 
 
-def test_default_message_index_comes_from_reader_schema() -> None:
+def test_default_message_index_is_taken_from_reader_schema() -> None:
     decoder = decoder_of("proto3")
     assert decoder.message_index == (1,)
     framed = ConfluentProtobufDecoder(decoder)

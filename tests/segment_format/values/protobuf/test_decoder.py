@@ -204,7 +204,7 @@ def test_bad_rows_do_not_change_other_rows() -> None:
         ("BoolValue", b"", False),
     ],
 )
-def test_well_known_type_as_value_decodes(name: str, data: bytes, expected: Row) -> None:
+def test_value_of_a_well_known_type_decodes(name: str, data: bytes, expected: Row) -> None:
     decoder = ProtobufDecoder(b"", f"google.protobuf.{name}")
     decoded = decoder.decode(binary(data, None, b"\x0f", data))
     decoded.array.validate(full=True)
@@ -225,7 +225,7 @@ def test_slices_and_nulls_decode_and_other_types_raise() -> None:
         decoder.decode(pa.array([b""], pa.large_binary()))
 
 
-def test_decode_from_starts_at_positions() -> None:
+def test_decode_from_starts_at_the_given_positions() -> None:
     decoder = decoder_of("proto3", "count")
     values = binary(b"xx\x18\x05", b"xx", None, b"xx", b"x\x18\x06")
     starts = np.array([2, 2, 9, 3, -1], np.int32)

@@ -76,7 +76,7 @@ def test_selected_columns_match_full_decode(seed: int) -> None:
             assert selected_row == selected(full_row, everything.type, selection), (row, chosen)
 
 
-def test_selected_fields_keep_message_order() -> None:
+def test_selected_fields_keep_the_order_of_the_message() -> None:
     assert [field.name for field in decoder_of("proto3", "state", "id").type] == ["id", "state"]
     assert decoder_of("proto3", "main.sku").type == pa.struct(
         [("main", pa.struct([("sku", pa.string())]))]

@@ -129,7 +129,7 @@ def test_nesting_beyond_100_makes_row_bad(depth: int, is_group: bool, unknown: i
         assert error.path.count("m") == 101 - unknown
 
 
-def test_map_entry_with_unknown_field_is_kept() -> None:
+def test_map_entry_that_has_an_unknown_field_is_kept() -> None:
     """upb drops an entry with an unknown field.
 
     This decoder keeps it, like the Java and C++ libraries.
