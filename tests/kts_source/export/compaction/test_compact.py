@@ -339,8 +339,9 @@ ROWS = st.lists(
 @settings(deadline=None)
 @given(ROWS, st.randoms(use_true_random=False))
 def test_latest_records_equal_those_of_a_dictionary(
-    rows: list[tuple[str, int, bytes]], random: Any
-) -> None:  # noqa: ANN401
+    rows: list[tuple[str, int, bytes]],
+    random: Any,  # noqa: ANN401
+) -> None:
     numbered = list(enumerate(rows))
     expected = {row: offset for offset, row in numbered}
     random.shuffle(numbered)
