@@ -1,4 +1,6 @@
-"""Runs tasks in processes of this machine. Ctrl-C ends them without tracebacks."""
+"""Runs tasks in several processes on this machine. After Ctrl-C the processes end without printing
+tracebacks.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +25,22 @@ def in_processes(call: Callable[[T], R], tasks: Sequence[T], workers: int) -> It
 
     Args:
         call: Picklable function; its arguments and results must be picklable, too.
-        tasks: Its arguments.
+        tasks: Arguments of the calls, one per call.
         workers: Maximum number of processes.
 
     Raises:
         BrokenProcessPool: A process died.
-        Exception: Raised by a call.
+        Exception: The error of a call.
     """
-    # Spawned: neither the event loops of the stores nor their connections survive a fork.
+    # Spawn processes, because event loops and connections of the stores do not survive a fork.
     context = multiprocessing.get_context("spawn")
     started = context.SimpleQueue()
     pool = concurrent.futures.ProcessPoolExecutor(
         workers, context, initializer=_begin_worker, initargs=(started,)
     )
     try:
-        # Ctrl-C during the start would print tracebacks; the workers unblock it later.
+        # Block SIGINT while the processes start, because Ctrl-C would print tracebacks then. The
+        # workers unblock it after their start.
         blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             futures = [pool.submit(_call, call, task) for task in tasks]
@@ -57,7 +60,9 @@ def in_processes(call: Callable[[T], R], tasks: Sequence[T], workers: int) -> It
 
 
 class _Worker:
-    """Ends a worker's task on SIGINT and starts no other, without a traceback."""
+    """Handles SIGINT in a worker process: ends the running task, and starts no further task,
+    without a traceback.
+    """
 
     interrupted = False
     at_work = False

@@ -1,4 +1,6 @@
-"""Wraps credentials and keys, removes them from texts, and calls functions that provide them."""
+"""Wraps credentials and keys so that they are not printed, removes secrets from texts, and calls
+functions that provide secrets.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ T = TypeVar("T")
 
 MASK = "***"
 
-# Shorter values are not removed from texts: without every "a" a text cannot be read.
+# Shorter values are not replaced, because a text without any "a", for example, is not readable.
 _MIN_SECRET_LENGTH = 4
 
 _USER_INFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]*://)[^\s/@'\"]*@")
@@ -22,11 +24,11 @@ _QUERY = re.compile(r"(?P<url>[A-Za-z][A-Za-z0-9+.\-]*://[^\s?'\"]*)\?[^\s'\"]*"
 
 
 class Secret(Generic[T]):
-    """Hides a value in texts; only `reveal` returns it.
+    """Wraps a value that must not be printed. Only `reveal` returns the value.
 
-    `repr`, `str`, `format` and JSON (through `default=str`) return `***`. Pickling keeps the value,
+    `repr`, `str`, `format` and JSON (with `default=str`) return `***`. Pickling includes the value,
     because Spark pickles readers with their options. Secrets are equal if their values are equal,
-    and have no hash.
+    and are not hashable.
     """
 
     __slots__ = ("_value",)
@@ -36,7 +38,7 @@ class Secret(Generic[T]):
         self._value = value
 
     def reveal(self) -> T:
-        """Returns the value. Never show or store it."""
+        """Returns the value. Do not print or store the result."""
         return self._value
 
     def __repr__(self) -> str:
@@ -53,11 +55,11 @@ class Secret(Generic[T]):
 
 
 def scrub(text: str, secrets: Iterable[str] = ()) -> str:
-    """Removes user information and query strings of URLs, and secret values, from a text.
+    """Replaces user information and query strings of URLs, and secret values, in a text by `***`.
 
     Args:
-        text: Message of a client library or a server.
-        secrets: Values to remove; very short ones are ignored.
+        text: A message of a client library or a server.
+        secrets: Values to replace. Values of less than four characters are ignored.
     """
     for value in sorted(set(secrets), key=len, reverse=True):
         if len(value) >= _MIN_SECRET_LENGTH:
@@ -67,12 +69,14 @@ def scrub(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def is_callback(text: str) -> bool:
-    """Returns whether a text is written as `module:function`."""
+    """Returns whether a text has the form `module:function`."""
     return _CALLBACK.fullmatch(text) is not None
 
 
 def call_callback(callback: str, *arguments: str) -> object:
-    """Calls a user's function. Hide what it raises: its message may quote a secret."""
+    """Calls a user's function, given as `module:function`. Do not show its errors, because their
+    messages may quote a secret.
+    """
     match = _CALLBACK.fullmatch(callback)
     assert match is not None
     return getattr(importlib.import_module(match["module"]), match["function"])(*arguments)

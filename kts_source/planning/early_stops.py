@@ -1,7 +1,8 @@
-"""Compares open transactions with the log where a reader stops before the end of its plan.
+"""Checks the outcome of open transactions where a reader stops before the end of its plan.
 
-A plan compares the transactions that are open at its end. A reader that commits its rows in steps
-also relies on the outcome of the transactions that are open at the end of each step.
+A plan compares the transactions that are open at its end with the log. A reader that commits its
+rows in steps also relies on the outcome of the transactions that are open at the end of each step,
+so these must be compared, too.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EarlyStop:
-    """A step of a reader in one partition.
+    """The end of a reader's step in one partition.
 
     Attributes:
         plan: The partition's plan.
@@ -45,17 +46,17 @@ class EarlyStop:
 
 
 def check_early_stops(options: ScanOptions, stops: Sequence[EarlyStop]) -> None:
-    """Compares the transactions that are open at each stop with the log.
+    """For each stop, compares the outcome of the transactions that are open there with the log.
 
     Reads the producer snapshot at each stop. If transactions are open there, reads the batch
-    headers of the following segments up to their markers.
+    headers after the stop up to the markers that end them.
 
     Args:
         options: The options of the plan.
         stops: The stops, in any order.
 
     Raises:
-        CorruptSegmentError: The log shows another outcome than the transaction indexes.
+        CorruptSegmentError: The markers in the log contradict the transaction indexes.
         ObjectNotFoundError: A segment was deleted after planning, and loss is not allowed.
     """
     if not stops or not options.read_committed:
@@ -87,7 +88,8 @@ def _check(stop: EarlyStop, side_files: SideFiles) -> None:
     surviving = stop.plan.surviving
     logs = [surviving]
     if stop.plan.brokers is not None:
-        # Brokers serve the offsets between two runs, and report which transactions they aborted.
+        # Check each run of adjacent segments separately. Brokers serve the offsets between two
+        # runs, and report the aborted transactions there.
         logs = [
             replace(surviving, ranges=run, holes=(), unverifiable=())
             for run in runs(surviving.ranges)

@@ -1,8 +1,8 @@
 """Estimates the requests, bytes and cost of a plan before it runs.
 
-The figures depend only on the plan: complete chunks between the cuts, grouped into requests like in
-`read.segment_source.request_groups`, and one index read for each slice whose cuts must be looked
-up.
+The estimate depends only on the plan. For each slice, it counts the chunks that contain the slice,
+grouped into requests like in `read.segment_source.request_groups`. If a slice is not a whole
+segment, it also counts a read of the offset index.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Price:
     """Price of reading in one storage class, in US dollars.
 
     Attributes:
-        per_million_requests: GET requests.
-        retrieval_per_gib: Fee of the storage class for bytes read.
-        egress_per_gib: Fee for bytes that leave the region; 0 within it.
+        per_million_requests: Price of one million GET requests.
+        retrieval_per_gib: Fee of the storage class for each GiB that is read.
+        egress_per_gib: Fee for each GiB that leaves the region; 0 for reads within the region.
     """
 
     per_million_requests: float
@@ -77,9 +77,9 @@ class Estimate:
     """Requests and bytes of a plan.
 
     Attributes:
-        requests: Number of ranged reads.
-        bytes: Stored bytes.
-        by_class: Storage class to its requests and bytes.
+        requests: Number of GET requests for a range of bytes.
+        bytes: Number of stored bytes that are read.
+        by_class: Requests and bytes, by storage class.
     """
 
     requests: int
@@ -90,7 +90,7 @@ class Estimate:
         """Returns the cost of requests, retrieval and egress in US dollars.
 
         Args:
-            prices: Storage class to price; other classes cost as `STANDARD`.
+            prices: Price by storage class. Classes that are not in it cost as much as `STANDARD`.
         """
         total = 0.0
         for name, (requests, size) in self.by_class.items():
@@ -130,7 +130,8 @@ def counted_requests(
     """Yields each slice with the number and the bytes of its requests for chunks.
 
     Args:
-        slices: Each with a flag for the first slice of a task, which begins with a small request.
+        slices: Pairs of a slice and a flag. The flag is true for the first slice of a task, which
+            begins with a small request.
     """
     batch: list[tuple[SegmentSlice, bool]] = []
     batch_stops: list[npt.NDArray[np.int64]] = []
@@ -150,7 +151,9 @@ def counted_requests(
 
 
 def _chunk_stops(piece: SegmentSlice) -> tuple[npt.NDArray[np.int64], int]:
-    """Returns the ends of the chunks of a slice in its object, and the start of the first chunk."""
+    """Returns where the chunks of a slice end, and where its first chunk starts. Positions are
+    bytes in the stored log object.
+    """
     index = piece.objects.chunk_index
     size = index.original_chunk_size
     first = piece.cut_start // size
@@ -166,10 +169,11 @@ def _count_batch(
     batch_stops: list[npt.NDArray[np.int64]],
     begun: list[int],
 ) -> Iterator[tuple[SegmentSlice, int, int]]:
-    """Counts the requests of many slices in parallel.
+    """Counts the requests of many slices at once with array operations.
 
-    A request begins at a chunk and ends before the first chunk that is too far away. All slices
-    advance from request to request together, with one lookup of many chunks per step.
+    A request begins at a chunk. It ends as soon as it has enough bytes, or before a chunk with
+    which it would exceed the maximum size. Each step finds the next request of every slice with a
+    single binary search over all chunks.
     """
     counts = np.array([len(stops) for stops in batch_stops])
     ends = np.cumsum(counts)
@@ -177,7 +181,8 @@ def _count_batch(
         int(stops[-1]) - start if len(stops) else 0
         for stops, start in zip(batch_stops, begun, strict=True)
     ]
-    # Chunks of all slices in one array: positions ascend, and no request leaves its slice.
+    # Put the chunks of all slices into one array with ascending positions. No request may cross the
+    # border between two slices.
     shifts = np.cumsum([0, *sizes[:-1]]) - begun
     stops = np.concatenate(batch_stops) + np.repeat(shifts, counts)
     starts = np.concatenate([[0], stops[:-1]])

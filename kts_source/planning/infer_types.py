@@ -1,4 +1,6 @@
-"""Infers types of JSON keys and values without a schema from a sample, before planning."""
+"""Infers the types of decoded JSON keys and values that have no schema, from a sample of the
+records.
+"""
 
 from __future__ import annotations
 
@@ -45,13 +47,13 @@ _MAX_PIECES: Final = 64
 
 
 def with_types(options: ScanOptions) -> ScanOptions:
-    """Returns the options with the type of each decoded column.
+    """Returns the options with a type for each decoded column (key or value).
 
-    Unknown types are inferred from up to 500 of the oldest and 500 of the newest selected records
-    of up to 8 partitions.
+    Infers a type that the options do not state from a sample: up to 8 partitions, and from each
+    partition about 500 of the oldest and 500 of the newest selected records.
 
     Raises:
-        InvalidOptionError: The sample shows no type.
+        InvalidOptionError: The sample has no record, or its values have no common type.
         TieredKafkaError: The sample cannot be planned or read.
     """
     unknown = [form for form in options.formats if form.needs_type]
@@ -74,7 +76,7 @@ def _with_type(form: ColumnFormat, samples: Sequence[pa.Array]) -> ColumnFormat:
     records = sum(map(len, samples))
     try:
         if not records:
-            raise ValueError("no record shows which fields they have")
+            raise ValueError("the sample has no record from which a schema could be inferred")
         ddl = print_ddl(infer(_texts(values, form)))
         typed = replace(form, schema=ddl)
         _ = typed.type
@@ -89,7 +91,9 @@ def _with_type(form: ColumnFormat, samples: Sequence[pa.Array]) -> ColumnFormat:
 
 
 def _texts(values: Iterable[bytes | None], form: ColumnFormat) -> Iterator[bytes | None]:
-    """Yields the JSON of values; skips values without a required header."""
+    """Yields the JSON text of each value. Removes the registry header (schema id) of Confluent's
+    format, and skips values that lack this header.
+    """
     for value in values:
         if form.format != JSON_CONFLUENT or value is None:
             yield value
@@ -127,7 +131,9 @@ def _rows(
 
 
 def _sampled_partitions(plan: ScanPlan) -> list[list[_Piece]]:
-    """Returns slices and ranges of some partitions, in order of offsets."""
+    """Returns the slices and broker ranges of at most `_MAX_PARTITIONS` partitions: one list per
+    partition, sorted by offset.
+    """
     pieces: dict[tuple[str, int], list[_Piece]] = {}
     for task in plan.tasks:
         for piece in task.parts:
@@ -137,7 +143,9 @@ def _sampled_partitions(plan: ScanPlan) -> list[list[_Piece]]:
 
 
 def _ends(pieces: Sequence[_Piece]) -> Iterator[tuple[ScanTask, bool]]:
-    """Yields tasks that read the oldest or newest records, and whether a task reads the newest."""
+    """Yields a task that reads the oldest records of a partition, then a task that reads its newest
+    records. The second item of each pair is True for the newest records.
+    """
     start, stop = pieces[0].start_offset, pieces[-1].stop_offset
     middle = min(start + _MAX_RECORDS, stop)
     yield (

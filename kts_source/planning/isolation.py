@@ -1,12 +1,12 @@
-"""Finds the aborted transactions of a range, and the end of a read_committed read, from the tier
-alone.
+"""Finds aborted transactions, and the end of a read_committed read, using only files of the tier.
 
-A transaction-index entry is in the segment with the abort marker, which may follow the segment with
-the data. A producer snapshot records which transactions are open at a segment's end. So `decide`
-walks forward from the range's last segment until every transaction that began below the end is
-decided, and collects the entries up to there. A transaction that is open at the tier's end limits
-the read: its first offset is the tier's last stable offset. Source: KIP-98, KIP-405;
-`CompletedFetch`, `RemoteLogManager.collectAbortedTransactions`, `TransactionIndex`.
+The abort marker of a transaction may be in a later segment than its data, and the entry in the
+transaction index is in the segment with the marker. A producer snapshot records which transactions
+are open at the end of its segment. So `decide` starts at the last segment of the wanted offsets,
+and continues with later segments until it knows the outcome of every transaction that began before
+their end. A transaction that is still open at the end of the tier limits the read: its first offset
+is the last stable offset of the tier. Source: KIP-98, KIP-405; `CompletedFetch`,
+`RemoteLogManager.collectAbortedTransactions`, `TransactionIndex`.
 """
 
 from __future__ import annotations
@@ -33,16 +33,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """The outcome of the transactions of a range.
+    """The outcomes of the transactions that have data in a range of offsets.
 
     Attributes:
-        aborted: Intervals of skipped batches.
-        stop: The range's end, clamped to the first undecided transaction.
-        undecided: Transactions that began below the wanted end and have no outcome in the tier.
-        lost: Transactions that may have their marker in a gap; their records are skipped, too.
-        unknown_after: A gap after which the open transactions are unknown, because the producer
-            snapshots there are not usable; `None` = no such gap matters.
-        ends: Transactions open at the end of each range; for `check_ends`.
+        aborted: Intervals of offsets in which the batches of a producer are skipped.
+        stop: The end of the range, or the first offset of the first undecided transaction if that
+            is lower.
+        undecided: Transactions that began below the end of the range and have no outcome in the
+            tier.
+        lost: Transactions whose marker may be in a gap of the log. Their records are skipped,
+            because the outcome is unknown.
+        unknown_after: A gap after which it is unknown which transactions are open, because no
+            producer snapshot after it is usable; `None` if every needed state is known.
+        ends: The transactions that are open at the end of each range of the log, for `check_ends`.
     """
 
     aborted: AbortedIntervals
@@ -54,13 +57,14 @@ class Decisions:
 
 
 def decide(partition: PartitionLog, start: int, stop: int, side_files: SideFiles) -> Decisions:
-    """Decides every transaction that has data in offsets [start, stop).
+    """Finds the outcome of every transaction that has data in offsets [start, stop).
 
-    Usually reads one snapshot, and the existing transaction indexes. If the snapshot is not usable,
-    reads the nearest earlier usable snapshot and the logs after it, each at most once.
+    Usually reads one producer snapshot, and the transaction indexes that exist. If the snapshot is
+    not usable, reads the nearest earlier snapshot that is usable, and the logs after it. No file is
+    read twice.
 
     Raises:
-        UnknownStartError: Ranges below the ranges of the log are needed.
+        UnknownStartError: Segments before the ranges of `partition` are needed.
     """
     read = [n for n, span in enumerate(partition.ranges) if span.start < stop and span.stop > start]
     if not read:  # the whole range is in a hole
@@ -103,14 +107,20 @@ def check_ends(
     read: Sequence[tuple[int, int]],
     side_files: SideFiles,
 ) -> None:
-    """Compares transactions with the log if they end after the offsets that were read.
+    """Compares the transaction indexes with the markers that lie after the offsets that were read.
 
-    Tasks compare their records with the markers in the same segment. The marker of a transaction
-    that is open at the end of a segment is in a later segment, which tasks may not read, or only in
-    part. So this reads later segments up to that marker. `read` are offsets [start, stop) in order.
+    A task compares its records with the markers in the same segment. If a transaction is open at
+    the end of a segment, its marker is in a later segment, which tasks read partly or not at all.
+    So this function reads later segments up to that marker.
+
+    Args:
+        partition: The log.
+        decisions: The outcomes of the transactions, as `decide` returned them.
+        read: Offset ranges [start, stop) that tasks read from segments, ascending.
+        side_files: Reads the segments.
 
     Raises:
-        CorruptSegmentError: The transaction indexes do not fit the log.
+        CorruptSegmentError: A transaction index contradicts the log.
     """
     if decisions.ends is None:
         return
@@ -125,11 +135,12 @@ def check_ends(
 def ends_of_reads(
     ranges: Sequence[SegmentRange], read: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, int]]:
-    """Yields the ends of reads, as arguments `number` and `below` of `check_end`.
+    """Yields the points in the log at which transactions must be compared, as the arguments
+    `number` and `below` of `check_end`.
 
     Args:
         ranges: Ranges of the log that contain all offsets in `read`.
-        read: Offsets [start, stop) that are read, in order.
+        read: Offset ranges [start, stop) that tasks read, ascending.
     """
     cuts = [*cut_ranges(ranges, len(ranges))]
     start_of_run: int | None = None
@@ -141,17 +152,19 @@ def ends_of_reads(
         last = next(n for n, span in enumerate(ranges) if span.start < stop <= span.stop)
         for number in cuts:
             if number < last and start_of_run < ranges[number].stop:
-                # Its snapshot is of another offset, so tasks cannot look for open transactions.
+                # The segment's snapshot belongs to another offset than the end of this range, so
+                # tasks cannot find out which transactions are open there.
                 yield number, ranges[number].stop
         if ranges[last].start > start_of_run and stop < ranges[last].stop:
-            # In the rest of this segment, tasks only compare markers of this segment's data.
+            # The read ends inside this segment. In the rest of it, tasks compare only the markers
+            # of transactions that have data in this segment.
             yield last - 1, stop
         yield last, stop
         start_of_run = None
 
 
 def cut_ranges(ranges: Sequence[SegmentRange], stop: int) -> Iterator[int]:
-    """Yields the numbers below `stop` of ranges that end inside their segment."""
+    """Yields the indexes (below `stop`) of the ranges that end before their segment ends."""
     for number in range(stop):
         span = ranges[number]
         if span.stop < span.segment.stop_offset:
@@ -167,19 +180,20 @@ def check_end(
     side_files: SideFiles,
     lost: frozenset[tuple[int, int]] = frozenset(),
 ) -> None:
-    """Compares transactions that began below an offset and are open at the end of range `number`.
+    """Compares the outcomes of some transactions with the log: transactions that began below offset
+    `below` and are open at the end of range `number`.
 
     Args:
         partition: The log.
-        aborted: The intervals to skip.
-        ends: Open transactions at the end of each range.
-        number: Number of the range.
+        aborted: The intervals that tasks skip.
+        ends: The transactions that are open at the end of each range.
+        number: Index of the range in `partition.ranges`.
         below: The offset.
         side_files: Reads the logs.
-        lost: Producer id and first offset of transactions whose marker may be in a gap.
+        lost: Producer id and first offset of each transaction whose marker may be in a gap.
 
     Raises:
-        CorruptSegmentError: The log shows another outcome than the intervals.
+        CorruptSegmentError: The log shows an outcome that contradicts `aborted`.
         UnknownStartError: Earlier ranges are needed to find the open transactions.
     """
     if not ends.is_known(number):
@@ -223,10 +237,11 @@ def _has_records(
     last: int,
     side_files: SideFiles,
 ) -> bool:
-    """Returns whether a producer has transactional records at offsets in the ranges up to `last`.
+    """Returns whether a producer has transactional records in `offsets` [start, stop) of the log.
+    Searches the ranges up to index `last`.
 
-    Compaction removes first the records of an aborted transaction, then its index entry, then its
-    marker.
+    If it has none, a missing index entry is no error: compaction removes first the records of an
+    aborted transaction, then its index entry, then its marker.
     """
     start, stop = offsets
     return any(
@@ -239,11 +254,13 @@ def _has_records(
 def _refuse_overlaps(
     partition: PartitionLog, aborted: Sequence[AbortedTxn], side_files: SideFiles
 ) -> None:
-    """Raises `CorruptSegmentError` if transactions of one producer overlap, which is impossible."""
+    """Raises `CorruptSegmentError` if two transactions of one producer overlap, because a producer
+    has only one transaction at a time.
+    """
     entries = sorted({(txn.producer_id, txn.first_offset, txn.last_offset) for txn in aborted})
     for (producer, first, last), (other, begun, end) in pairwise(entries):
-        # After an unusable snapshot, a replay may find a first offset that is too high, but the
-        # same end.
+        # Two entries with the same end are one transaction: after an unusable snapshot, a replay
+        # may have found a first offset that is too high.
         if producer == other and begun <= last and end != last:
             span = next(span for span in partition.ranges if span.start <= last < span.stop)
             text = f"aborted transactions [{first}, {last}] and [{begun}, {end}] overlap"
@@ -253,16 +270,17 @@ def _refuse_overlaps(
 
 
 class UnknownStartError(Exception):
-    """The transactions open at the start of the first range are recorded in earlier segments."""
+    """Only earlier segments record which transactions are open at the start of the first range."""
 
 
 class EndStates:
-    """The transactions of each range, from valid side files, else from batch headers. Results are
-    cached, so no log is read twice, even with many invalid side files.
+    """Finds the open and aborted transactions of each range of a log, from valid side files or else
+    from batch headers. Caches the results, so that no log is read twice, even if many side files
+    are invalid.
 
     Attributes:
-        unknown_after: A gap after which headers were replayed although the open transactions were
-            unknown.
+        unknown_after: A gap of the log after which batch headers were replayed although it was
+            unknown which transactions were open there.
     """
 
     def __init__(self, partition: PartitionLog, side_files: SideFiles) -> None:
@@ -276,15 +294,16 @@ class EndStates:
         self.unknown_after: Hole | None = None
 
     def continues_elsewhere(self, number: int) -> bool:
-        """Returns whether range `number` ends inside its segment and the next range follows. Then
-        the next segment's snapshot is used, because this segment's snapshot is for another offset.
+        """Returns whether range `number` ends inside its segment and the next range follows. If
+        True, callers use the snapshot of the next segment, because the snapshot of this segment
+        belongs to another offset.
         """
         span = self._ranges[number]
         return span.stop < span.segment.stop_offset and self.follows(number + 1)
 
     def undecided(self, number: int, *, below: int) -> tuple[OpenTransaction, ...]:
-        """Returns transactions that began below an offset and are still open at the end of range
-        `number`, oldest first.
+        """Returns the transactions that began below offset `below` and are still open at the end of
+        range `number`, oldest first.
         """
         begun = (
             (first, producer)
@@ -294,10 +313,11 @@ class EndStates:
         return tuple(OpenTransaction(producer, first) for first, producer in sorted(begun))
 
     def open_after(self, number: int) -> Mapping[int, int]:
-        """Returns producer id to first offset of transactions open at the end of range `number`.
+        """Returns the transactions that are open at the end of range `number`, as a mapping from
+        producer id to first offset.
 
-        If its snapshot is not usable, replays the log from the last valid snapshot, or from the log
-        start.
+        If the snapshot of the range is not usable, replays the log from the nearest earlier usable
+        snapshot, from the last gap, or from the log start.
         """
         first = number
         while first not in self._open and not self._has_snapshot(first) and self.follows(first):
@@ -313,17 +333,19 @@ class EndStates:
         return self._open[number]
 
     def aborted(self, number: int, *, is_first: bool) -> tuple[AbortedTxn, ...]:
-        """Returns transactions with their abort marker in range `number`.
+        """Returns the transactions whose abort marker is in range `number`.
 
-        A transaction index has no checksum. Tasks compare it with the log inside a range. This
-        method compares entries about earlier ranges with the snapshot, unless this range
-        `is_first`, so that earlier ranges are not read.
+        A transaction index has no checksum. Tasks compare the entries of transactions that began in
+        the range with the log. For transactions that began in an earlier range, this method
+        compares the entries with the producer snapshot, unless `is_first` is True. It is True for
+        the first wanted range, because earlier ranges are then not read.
         """
         span = self._ranges[number]
         entries = self._side_files.aborted(span.segment)
         unproven: tuple[AbortedTxn, ...] = ()
         if entries and not is_first and self.contradicts_snapshot(number, entries):
-            # Such a snapshot may lack a transaction that was open before a broker lost its state.
+            # If a broker lost its producer state, its snapshot may lack a transaction that was open
+            # before. So keep index entries of producers that the snapshot does not contain.
             unproven = tuple(
                 txn
                 for txn in entries
@@ -341,7 +363,9 @@ class EndStates:
         return tuple(txn for txn in entries if span.start <= txn.last_offset < span.stop)
 
     def contradicts_snapshot(self, number: int, entries: Sequence[AbortedTxn]) -> bool:
-        """Returns whether entries of range `number` contradict the transactions at its start."""
+        """Returns whether `entries` of the transaction index of range `number` contradict the
+        transactions that are open at the start of the range.
+        """
         if not (self.follows(number) and self.is_known(number - 1)):
             return False
         span, before = self._ranges[number], self.open_after(number - 1)
@@ -353,7 +377,8 @@ class EndStates:
                     return True
                 if begun is not None and txn.first_offset >= span.start:
                     doubtful.add(txn.producer_id)
-        # A transaction that was open there may have committed before the entry's transaction began.
+        # The producer's open transaction may have committed before the transaction of the entry
+        # began. So search the log for an abort marker of the open transaction.
         ended = {
             (txn.producer_id, txn.first_offset, txn.last_offset)
             for txn in self._side_files.first_ends(
@@ -363,8 +388,8 @@ class EndStates:
         return not ended <= {(t.producer_id, t.first_offset, t.last_offset) for t in entries}
 
     def is_known(self, number: int) -> bool:
-        """Returns whether the open transactions at the end of a range are known from snapshots and
-        logs.
+        """Returns whether snapshots and logs record which transactions are open at the end of range
+        `number`.
         """
         while number not in self._open and not self._has_snapshot(number):
             if not self.follows(number):
@@ -373,10 +398,11 @@ class EndStates:
         return number not in self._guesses
 
     def _has_snapshot(self, number: int) -> bool:
-        """Returns whether the snapshot of range `number` is usable, and reads it."""
+        """Reads the snapshot of range `number`, and returns whether it is usable."""
         span = self._ranges[number]
         if span.stop < span.segment.stop_offset:
-            # A dead branch begins inside the segment, and the snapshot is of the dead branch's end.
+            # The rest of the segment belongs to a dead branch, and the snapshot describes the end
+            # of that branch.
             return False
         snapshot = self._side_files.snapshot(span.segment)
         if snapshot is None:
@@ -388,21 +414,27 @@ class EndStates:
         return True
 
     def _replay(self, number: int) -> Replay:
-        """Replays the headers of range `number`. The transactions open before it must be known."""
+        """Replays the batch headers of range `number`. If the range follows another range, the
+        state at the end of that range must be in `_open`.
+        """
         if number not in self._replays:
             before = self._open[number - 1] if self.follows(number) else self._open_at(number)
             self._replays[number] = self._side_files.replay(self._ranges[number], before)
         return self._replays[number]
 
     def follows(self, number: int) -> bool:
-        """Returns whether range `number` begins where the previous one ends."""
+        """Returns whether range `number` begins at the offset where the previous range ends."""
         return number > 0 and self._ranges[number].start not in self._gaps
 
     def _open_at(self, number: int) -> Mapping[int, int]:
-        """Returns an empty mapping for range `number`, which follows no other range.
+        """Returns no open transactions for the start of range `number`, which does not follow
+        another range directly.
 
-        This is exact at the log start: a transaction with all data below it affects no row. After a
-        gap it is a guess.
+        The result is exact at the log start, because a transaction with all its data below the log
+        start affects no row. After a gap the result is a guess.
+
+        Raises:
+            UnknownStartError: Ranges before range `number` were not read.
         """
         start = self._ranges[number].start
         if start in self._gaps:
@@ -419,8 +451,9 @@ def _lost_in_gaps(
     ends: EndStates,
     aborted: Sequence[AbortedTxn],
 ) -> list[AbortedTxn]:
-    """Returns transactions that are open at the start of a gap and have no known end after it, up
-    to the gap's end. Their marker may be in the gap, so commits and aborts cannot be distinguished.
+    """Returns the transactions that are open at the start of a gap and have no known end after it,
+    as if they were aborted at the end of the gap. The gap may contain their marker, so it is
+    unknown whether they were committed or aborted.
     """
     gaps = {gap.start for gap in partition.missing}
     if not gaps:
@@ -430,15 +463,15 @@ def _lost_in_gaps(
         low, high = partition.ranges[number].stop, partition.ranges[number + 1].start
         if low not in gaps:
             continue
-        # A producer has one transaction at a time: a transaction that began below the gap and
-        # continues after it was open, even if a replay found a later start.
+        # A producer has one transaction at a time. So a transaction that began below the gap and
+        # continues after it is the transaction that was open at the gap, even if a replay found a
+        # higher first offset.
         decided = {
             txn.producer_id for txn in aborted if txn.first_offset < low and txn.last_offset >= high
         }
         decided |= {pid for pid, begun in ends.open_after(number + 1).items() if begun < low}
         lost += [
-            # The interval ends at the gap's end, which is no offset in a segment, like an abort
-            # marker there.
+            # As if the last offset of the gap were an abort marker. No segment has this offset.
             AbortedTxn(producer_id, begun, high - 1, high)
             for producer_id, begun in ends.open_after(number).items()
             if producer_id not in decided
@@ -453,10 +486,12 @@ def _begun_earlier(
     ends: EndStates,
     aborted: Sequence[AbortedTxn],
 ) -> list[AbortedTxn]:
-    """Returns aborted transactions across a gap that began before the first offset in the index.
+    """Returns corrected copies of aborted transactions that span a gap, if they began before the
+    first offset in the transaction index.
 
-    A transaction across a gap was open at the start of the gap. Snapshots have a checksum, so an
-    index entry with a higher first offset than in the snapshot is damaged.
+    A transaction that spans a gap was open at the start of the gap, so the producer snapshot there
+    has its first offset. Snapshots have a checksum, so an index entry with a higher first offset is
+    damaged.
     """
     gaps = {gap.start for gap in partition.missing}
     if not gaps:

@@ -1,16 +1,18 @@
-"""Chooses the source that serves each offset of a partition, so that every offset is read once.
+"""Chooses for each offset of a partition the segment or other source that serves it, so that each
+offset is read exactly once.
 
-Segments overlap after leader changes and repeated uploads, and some belong to branches of the log
-that an unclean leader election abandoned. The leader-epoch checkpoint of the newest segment is the
-lineage: it records which epoch owns which offsets. Its first entry carries the log start, which
-retention and DeleteRecords move (`LeaderEpochFileCache.truncateFromStart`). One epoch has one
-leader, so two segments of the lineage have the same batches where they overlap, and the segment
-that begins last serves the offset.
+Segments overlap after leader changes and repeated uploads. Some segments belong to branches of the
+log that an unclean leader election abandoned. The leader-epoch checkpoint of the newest segment is
+the lineage: it records which epoch owns which offsets. The first offset in it is the log start,
+which retention and DeleteRecords raise (`LeaderEpochFileCache.truncateFromStart`). Each epoch has
+only one leader, so two segments of the lineage have the same batches where they overlap. Of such
+segments, the segment that begins last serves the offset.
 
-`partition_log` builds the log of a tier alone. `union_log` builds the log of a tier with brokers or
-their disks: a segment is used only if its offsets above the log start are on the surviving branch,
-because the producer snapshot and the transaction index of a segment that a branch cuts describe
-another history. The other source serves everything else: the tail, copies in progress, holes.
+`partition_log` builds the log from a tier alone. `union_log` builds the log from a tier and its
+brokers, or from a tier and the brokers' disks. It uses a segment only if all its offsets above the
+log start belong to the surviving branch: if only a part belongs to that branch, the producer
+snapshot and the transaction index of the segment describe another history. The brokers or disks
+serve all other offsets: the tail of the log, copies in progress, and holes in the tier.
 
 Source: KIP-405, `RemoteLogMetadataCache`, `RemoteLogManager.isRemoteSegmentWithinLeaderEpochs`.
 """
@@ -56,7 +58,9 @@ class OffsetSpan:
 
 @dataclass(frozen=True, slots=True)
 class SkippedSegment:
-    """A segment that is not read, completely or at the offsets that its reason names."""
+    """A segment that is not read. If `reason` names offsets, only these offsets of the segment are
+    not read.
+    """
 
     segment: RemoteSegment
     reason: str
@@ -68,7 +72,8 @@ class Hole:
 
     Attributes:
         before: The segment below the hole; `None` if the hole begins at the log start.
-        after: The segment above the hole. If the log ends in the hole, the first lost segment.
+        after: The segment above the hole. If the log ends with the hole, the first segment that
+            lost its objects.
     """
 
     start: int
@@ -78,23 +83,24 @@ class Hole:
 
     @property
     def between(self) -> str:
-        """Both neighbors, for an error message."""
+        """Text for an error message that names the objects before and after the hole."""
         before = self.before.objects.log.key if self.before else "the log start"
         return f"between {before} and {self.after.objects.log.key}"
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionLog:
-    """The surviving log of one partition.
+    """The log of one partition, without branches that a leader election abandoned.
 
     Attributes:
-        lineage: The leader epochs with their first offsets, ascending.
+        lineage: The leader epochs and their first offsets, ascending.
         log_start: First offset a consumer may see.
-        stop: One past the last offset.
+        stop: One past the last offset of the log.
         ranges: Offsets that segments serve, in order without overlap.
-        holes: In offset order; all are above `log_start`.
+        holes: Offsets that existed and that no segment has, ascending. All are above `log_start`.
         skipped: Segments that are not read.
-        unverifiable: Gaps after segments without an exact end; they may never have held a record.
+        unverifiable: Gaps after segments whose exact end is unknown. It is uncertain whether these
+            offsets ever had records.
     """
 
     lineage: tuple[EpochEntry, ...]
@@ -107,7 +113,7 @@ class PartitionLog:
 
     @property
     def missing(self) -> tuple[Hole, ...]:
-        """All offsets that no segment has, in order, including unverifiable gaps."""
+        """All holes and unverifiable gaps, ascending by offset."""
         return tuple(sorted((*self.holes, *self.unverifiable), key=lambda hole: hole.start))
 
 
@@ -117,13 +123,15 @@ def last_epoch(segment: RemoteSegment) -> int:
 
 
 def epoch_at(entries: Sequence[EpochEntry], offset: int) -> int:
-    """Returns the epoch that owns an offset; −1 below the first entry."""
+    """Returns the epoch that owns an offset; −1 if the offset is below the first entry."""
     number = bisect_right(entries, offset, key=lambda entry: entry.start_offset)
     return entries[number - 1].epoch if number else -1
 
 
 def newest_segment(segments: Iterable[RemoteSegment]) -> RemoteSegment:
-    """Returns the segment with the newest checkpoint: highest epoch, then highest offset."""
+    """Returns the segment that has the newest leader-epoch checkpoint: the segment with the highest
+    epoch, and among equal epochs with the highest end offset.
+    """
     return max(
         segments,
         key=lambda segment: (
@@ -138,14 +146,15 @@ def newest_segment(segments: Iterable[RemoteSegment]) -> RemoteSegment:
 def with_unknown_epoch(
     damaged: Iterable[RemoteSegment], newest: int, first_whole: int | None
 ) -> list[RemoteSegment]:
-    """Returns damaged segments that make it uncertain which segments survive: their epoch is
-    unknown or newer than the lineage.
+    """Returns the damaged segments whose leader epoch is unknown, or newer than the lineage.
+    Because of them, it is uncertain which segments belong to the surviving branch.
 
     Args:
         damaged: See `partition_log`.
-        newest: Last epoch of the newest segment with a checkpoint; −1 without any.
-        first_whole: First offset of the first complete segment; `None` if there is no such segment,
-            or no lineage.
+        newest: Last epoch of the newest segment that has a checkpoint; −1 if no segment has a
+            checkpoint.
+        first_whole: First offset of the first complete segment; `None` if there is no complete
+            segment or no lineage. Segments of an unknown epoch count only above this offset.
     """
     return [
         segment
@@ -167,11 +176,11 @@ def partition_log(
     """Builds the log of one partition and topic id from the segments of a tier.
 
     Args:
-        segments: Candidates in any order; at least one unless some are damaged.
+        segments: Complete segments, in any order. Must not be empty if `damaged` is empty.
         lineage: Entries of the newest segment's leader-epoch checkpoint, ascending.
-        damaged: Segments that lost objects. They serve no offsets, but their epochs are used, and
-            offsets that only they contained are a hole. Damaged segments below all others are being
-            deleted.
+        damaged: Segments that lost objects. They serve no offsets, but their epochs extend the
+            lineage, and offsets that only they contained are a hole. Damaged segments below all
+            complete segments are not holes, because retention is deleting them.
     """
     checkpoint_start = lineage[0].start_offset if lineage else 0
     lineage = with_epochs(lineage, damaged)
@@ -181,8 +190,8 @@ def partition_log(
     lost = [span for span in spans if span is not None and span.stop > checkpoint_start]
     if candidates:
         stop = max(span.stop for span in candidates)
-        # Segments below the log start are included: they prove that the tier had these offsets, so
-        # offsets missing between the log start and the first segment above it are a hole.
+        # Segments below the log start are included, because they prove that the tier had these
+        # offsets. So missing offsets between the log start and the first segment above it are a
         expired = (s.start_offset for s in segments if s.stop_offset <= checkpoint_start)
         first_tiered = min([*(span.start for span in candidates), *expired])
         log_start = min(max(first_tiered, checkpoint_start), stop)
@@ -190,7 +199,7 @@ def partition_log(
         first_lost = min((span.start for span in lost), default=checkpoint_start)
         log_start = stop = max(first_lost, checkpoint_start)
     ranges, missing = cover(candidates, log_start, stop)
-    # After these ends, the same segment may have had further offsets without records.
+    # Ends of ranges whose segment may continue after the end with offsets without records.
     inexact_ends = {
         span.stop
         for span in ranges
@@ -228,15 +237,16 @@ def union_log(
     owned: Mapping[int, tuple[int, int]],
     not_usable: frozenset[str] = frozenset(),
 ) -> PartitionLog:
-    """Builds the log of a partition in which another source serves the offsets that the tier lacks.
+    """Builds the log of a partition for which brokers or disks serve all offsets that the tier
+    lacks.
 
     Args:
-        segments: The tier's segments of this topic id, in any order.
+        segments: The segments of this topic id in the tier, in any order.
         log_start: First offset a consumer may see.
-        end: One past the last offset.
-        owned: Epochs of the surviving branch with their offsets [start, stop); at least the epochs
-            of the segments.
-        not_usable: Ids of segments that the other source must serve.
+        end: One past the last offset of the log.
+        owned: Leader epoch to the offsets [start, stop) that it owns on the surviving branch, for
+            all epochs that occur in the segments of this branch.
+        not_usable: Ids of segments whose offsets the brokers or disks must serve.
     """
     candidates, skipped = [], []
     for segment in segments:
@@ -285,7 +295,9 @@ def _is_on_branch(
 
 
 def runs(ranges: Iterable[SegmentRange]) -> Iterator[tuple[SegmentRange, ...]]:
-    """Groups ranges that follow each other without a gap."""
+    """Groups adjacent ranges: a new group begins where a range does not start at the end of the
+    previous range.
+    """
     run: list[SegmentRange] = []
     for span in ranges:
         if run and run[-1].stop != span.start:
@@ -299,7 +311,7 @@ def runs(ranges: Iterable[SegmentRange]) -> Iterator[tuple[SegmentRange, ...]]:
 def between(
     ranges: Iterable[SegmentRange | OffsetSpan], start: int, stop: int
 ) -> Iterator[OffsetSpan]:
-    """Yields the offsets of [start, stop) that no range has."""
+    """Yields the parts of [start, stop) that are in none of the ranges. The ranges must ascend."""
     position = start
     for span in ranges:
         if span.stop <= position:
@@ -316,8 +328,9 @@ def between(
 def with_epochs(
     lineage: Sequence[EpochEntry], damaged: Iterable[RemoteSegment]
 ) -> Sequence[EpochEntry]:
-    """Returns the lineage extended by epochs that occur only in damaged segments. A leader's log
-    ends where the next leader's log begins.
+    """Returns the lineage extended by epochs that occur only in damaged segments. Each such epoch
+    ends the previous epoch at its first offset, because the log of a leader ends where the log of
+    the next leader begins.
     """
     newest = lineage[-1].epoch if lineage else -1
     first_offsets: dict[int, int] = {}
@@ -332,12 +345,13 @@ def with_epochs(
 
 
 def joined_lineage(older: Sequence[EpochEntry], newer: Sequence[EpochEntry]) -> list[EpochEntry]:
-    """Returns a lineage that was truncated at a log start, extended by its earlier entries.
+    """Returns the newer lineage with the earlier epochs that were removed from it when the log
+    start moved.
 
     Args:
         older: Entries of an earlier checkpoint of the same log.
-        newer: Entries of a later checkpoint, at least one. The first entry may begin at the log
-            start instead of the epoch's start.
+        newer: Entries of a later checkpoint, at least one. Its first entry may have the log start
+            instead of the first offset of the epoch.
     """
     first = newer[0]
     before = [entry for entry in older if entry.start_offset < first.start_offset]
@@ -350,11 +364,13 @@ def joined_lineage(older: Sequence[EpochEntry], newer: Sequence[EpochEntry]) -> 
 
 
 def usable_range(segment: RemoteSegment, lineage: Sequence[EpochEntry]) -> SegmentRange | None:
-    """Returns the offsets of a segment that belong to the lineage: from the first such offset to
-    the first offset that differs.
+    """Returns the offsets of a segment that belong to the lineage: from the first such offset up to
+    the first offset after it that belongs to another branch. Returns `None` if there are no such
+    offsets.
 
-    Epochs below the lineage's first are below the log start, where the checkpoint no longer records
-    them. They count as part of the lineage; the log start excludes them.
+    Epochs older than the first epoch of the lineage do not end the range. They have only offsets
+    below the log start, where the checkpoint no longer records them, and the caller excludes these
+    offsets.
     """
     if not lineage or not segment.leader_epochs:
         return SegmentRange(segment, segment.start_offset, segment.stop_offset)
@@ -398,7 +414,9 @@ def _owned(epoch: int, lineage: Sequence[EpochEntry]) -> tuple[int, int] | None:
 
 
 def epoch_ranges(segment: RemoteSegment) -> Iterator[tuple[int, int, int]]:
-    """Yields the epochs of a segment and the offsets [start, stop) that each owns in it."""
+    """Yields (epoch, start, stop) for each leader epoch of a segment: the offsets [start, stop) of
+    the segment that belong to the epoch.
+    """
     stops = [*(entry.start_offset for entry in segment.leader_epochs[1:]), segment.stop_offset]
     for entry, stop in zip(segment.leader_epochs, stops, strict=False):
         low, high = max(entry.start_offset, segment.start_offset), min(stop, segment.stop_offset)
@@ -409,13 +427,17 @@ def epoch_ranges(segment: RemoteSegment) -> Iterator[tuple[int, int, int]]:
 def cover(
     candidates: Iterable[SegmentRange], log_start: int, stop: int
 ) -> tuple[tuple[SegmentRange, ...], tuple[Hole, ...]]:
-    """Chooses the candidate for every offset of [log_start, stop): of all candidates with the
-    offset, the one with the highest start, like a broker's floor lookup.
+    """Chooses a segment for every offset of [log_start, stop). If several candidates have an
+    offset, uses the candidate with the highest start offset, as a broker does (floor lookup).
 
-    So the segment that serves an offset depends only on segments that begin at or below it, down to
-    the first segment with the offset. A plan of a few offsets needs no other segments.
+    So the choice for an offset depends only on segments that begin at or below it. A plan of a few
+    offsets needs no later segments.
+
+    Returns:
+        The chosen ranges, and the holes, both ascending.
     """
-    # Both lists are stacks. Of repeated uploads, the one with the smallest segment id is used.
+    # `waiting` and `holding` are stacks. If a segment was uploaded repeatedly, the upload with the
+    # smallest segment id is used.
     by_id = sorted(candidates, key=lambda span: span.segment.segment_id, reverse=True)
     waiting = sorted({_precedence(span): span for span in by_id}.values(), key=_precedence)
     waiting.reverse()
@@ -449,8 +471,8 @@ def _precedence(span: SegmentRange) -> tuple[int, int, int]:
 def _below_log_start(ranges: Sequence[SegmentRange], log_start: int) -> Iterator[SkippedSegment]:
     """Yields the first segment if it has offsets below its first leader epoch.
 
-    A broker does not serve these offsets from the tier: DeleteRecords moved the log start, or they
-    are of message formats 0 and 1, which have no epochs.
+    A broker does not serve these offsets from the tier. Either DeleteRecords raised the log start
+    above them, or their batches have message format 0 or 1, which has no leader epochs.
     """
     segment = ranges[0].segment if ranges else None
     if segment is not None and segment.start_offset < log_start == ranges[0].start:
@@ -464,7 +486,8 @@ def _below_log_start(ranges: Sequence[SegmentRange], log_start: int) -> Iterator
 def _reason(
     segment: RemoteSegment, usable: SegmentRange | None, log_start: int, checkpoint_start: int
 ) -> str:
-    # If the tier begins above the checkpoint's start, only segments of the lineage can be too old.
+    # `log_start` may be higher than the start of the checkpoint, because the tier begins higher. It
+    # applies only to segments of the lineage; for other segments, use the start of the checkpoint.
     if segment.stop_offset <= (checkpoint_start if usable is None else log_start):
         return BELOW_LOG_START
     return DEAD_BRANCH if usable is None else COVERED

@@ -1,14 +1,15 @@
-"""Compares the leader-epoch checkpoint that determines the live segments with the rest of the tier.
+"""Looks for evidence that the newest leader-epoch checkpoint of a partition is damaged.
 
-The checkpoint has no checksum, and one changed digit can turn live segments into a dead branch. So
-before segments are dropped, the checkpoint of the newest segment is compared with the epochs of
-other segments, the checkpoints that were copied with them, and the epochs in batch headers.
+This checkpoint determines which segments are read. It has no checksum, and one changed digit can
+make segments look as if they belonged to an abandoned branch. So before segments are dropped, the
+checkpoint of the newest segment is compared with the epochs of other segments, with the checkpoints
+of other segments, and with the epochs in batch headers.
 
-Two logs that share a leader epoch are equal before its start, because that leader had one log. So
-the previous epoch and its start offset must be the same in both. Histories that differ after a
-shared epoch are normal after an unclean leader election. Checkpoints that begin later are normal,
-too: retention and DeleteRecords remove entries and raise the first start offset. Source: KIP-101,
-`LeaderEpochFileCache.truncateFromStartAsyncFlush`.
+If two logs share a leader epoch, they are equal before the start of this epoch, because one leader
+had both. So the previous epoch and its start offset must be the same in both checkpoints. After a
+shared epoch, checkpoints may differ because of an unclean leader election. One checkpoint may begin
+at a higher offset than the other, because retention and DeleteRecords remove entries and raise the
+first start offset. Source: KIP-101, `LeaderEpochFileCache.truncateFromStartAsyncFlush`.
 """
 
 from __future__ import annotations
@@ -47,17 +48,19 @@ def contradiction(
     side_files: SideFiles,
     lineage_name: str = "",
 ) -> str | None:
-    """Looks for evidence against a lineage that drops segments.
+    """Looks for evidence against a lineage that drops segments. Returns the evidence as a message,
+    or `None` if there is none.
 
-    Reads nothing if no segment is dropped, so healthy logs cost nothing.
+    Reads nothing if the lineage drops no segment.
 
     Args:
         surviving: The log according to the lineage.
-        lineage: The checkpoint that determines the live segments.
-        newest: The newest segment with a checkpoint.
+        lineage: Entries of the checkpoint that determines which segments are read.
+        newest: The newest segment that has a checkpoint.
         segments: All complete segments of the partition.
-        side_files: Reads their checkpoints and batch headers.
-        lineage_name: Origin of the lineage, for the message; by default the newest segment.
+        side_files: Reads the checkpoints and batch headers of segments.
+        lineage_name: Text that names the source of the lineage in the message; by default, the
+            message names `newest`.
     """
     dropped = dropped_segments(surviving, lineage)
     if not dropped:
@@ -86,12 +89,13 @@ def contradiction(
 def _unsupported(
     surviving: PartitionLog, lineage: Sequence[EpochEntry], dropped: Iterable[RemoteSegment]
 ) -> str | None:
-    """Returns a message if no segment supports the lineage for offsets below the first range.
+    """Returns a message if no segment confirms the lineage for offsets before the first range of
+    the log, although dropped segments have these offsets.
 
-    It is a contradiction if only dropped segments have these offsets and they end at the start of
-    the first range, like its predecessors would. Brokers copy a log in order and delete the oldest
-    segments first, so retention leaves no segments of the lineage there. Segments of a dead branch
-    may remain, but they have other boundaries.
+    Brokers copy a log in order and delete the oldest segments first. So retention leaves no
+    segments of the lineage there, but segments of an abandoned branch may remain. They rarely end
+    exactly where the first range begins. If a dropped segment does, it probably precedes the first
+    segment of the log, so the lineage is wrong. Otherwise the function only logs a warning.
     """
     start = lineage[0].start_offset if lineage else 0
     for segment in dropped:
@@ -117,13 +121,15 @@ def _unsupported(
 def difference(
     lineage: Sequence[EpochEntry], other: Sequence[EpochEntry], *, starts: bool = True
 ) -> str | None:
-    """Returns how two lineages differ before a common epoch; `None` if they do not differ.
+    """Returns a text that describes how two lineages differ at or before a common epoch; `None` if
+    they do not differ.
 
     Args:
-        lineage: The former lineage of the message.
-        other: The latter lineage of the message.
-        starts: False to ignore first offsets. A follower that copied a compacted log saw an epoch
-            begin at its first remaining record.
+        lineage: Lineage that the text calls "the former".
+        other: Lineage that the text calls "the latter".
+        starts: True to compare first offsets, too. Pass False for a follower that copied a
+            compacted log: it recorded as start of an epoch the first record that compaction had
+            left.
     """
     number_of = {entry.epoch: number for number, entry in enumerate(lineage)}
     for other_number, entry in enumerate(other):
@@ -138,7 +144,8 @@ def difference(
                     f"epoch {entry.epoch} follows epoch {before} in the former and epoch"
                     f" {other_before} in the latter"
                 )
-        # The first entry of a checkpoint may have a higher offset than the start of its epoch.
+        # The first entry of a checkpoint may have a higher offset than the start of its epoch,
+        # because the log start moved. So a higher offset in a first entry is no difference.
         is_early = entry.start_offset < start if number else False
         is_late = entry.start_offset > start if other_number else False
         if starts and (is_early or is_late):
@@ -150,7 +157,7 @@ def difference(
 
 
 def dropped_segments(surviving: PartitionLog, lineage: Sequence[EpochEntry]) -> list[RemoteSegment]:
-    """Returns segments with offsets above the log start that the lineage excludes."""
+    """Returns the segments that have offsets above the log start which the lineage excludes."""
     return list(_dropped(surviving, lineage))
 
 
@@ -173,7 +180,9 @@ def _dropped(surviving: PartitionLog, lineage: Sequence[EpochEntry]) -> Iterator
 def _witnesses(
     segments: Sequence[RemoteSegment], newest: RemoteSegment | None
 ) -> Iterable[RemoteSegment]:
-    """Returns the last segment of each epoch, which has the longest checkpoint of that leader."""
+    """Returns the last segment of each leader epoch except `newest`, newest epoch first. Of the
+    segments of an epoch, the last one has the longest checkpoint.
+    """
     by_epoch: dict[int, RemoteSegment] = {}
     for segment in segments:
         last = by_epoch.get(last_epoch(segment))
@@ -185,10 +194,12 @@ def _witnesses(
 def _header_difference(
     segment: RemoteSegment, lineage: Sequence[EpochEntry], side_files: SideFiles
 ) -> str | None:
-    """Compares the epochs of a segment with the epochs in its first and last batch headers."""
+    """Compares the leader epochs that a segment's manifest records with the epochs in the headers
+    of its first and last batches. Returns a message about a difference, or `None`.
+    """
     if not segment.leader_epochs:
         return None
-    # The leader of another branch may have had a higher log start when it copied the segment.
+    # If the segment is on another branch, its leader may have had a higher log start.
     is_on_branch = all(
         epoch_at(lineage, low) == epoch == epoch_at(lineage, high - 1)
         for epoch, low, high in epoch_ranges(segment)
@@ -197,7 +208,8 @@ def _header_difference(
     try:
         for offset, epoch in side_files.batch_epochs(segment):
             own = epoch_at(segment.leader_epochs, offset)
-            # Offsets below its first epoch are deleted records, or batches without epochs.
+            # Offsets below the first epoch are deleted records, or batches of formats without
+            # epochs.
             if epoch >= 0 and epoch != own and (own >= 0 or offset >= log_start):
                 recorded = f"say {own}" if own >= 0 else "begin later"
                 return (
@@ -215,14 +227,14 @@ def unconfirmed_start(
     segments: Sequence[RemoteSegment],
     side_files: SideFiles,
 ) -> tuple[int, int] | None:
-    """Finds offsets in the tier that only one checkpoint places below the log start.
+    """Finds offsets of the tier that are below the log start according to only one checkpoint.
 
-    This is normal after DeleteRecords until another segment is copied. A damaged checkpoint looks
-    the same.
+    After DeleteRecords this is normal until another segment is copied. A damaged checkpoint has the
+    same effect.
 
     Returns:
-        The offsets [start, stop); `None` if there are none, or another checkpoint confirms the log
-        start.
+        The offsets [start, stop); `None` if the tier has no offsets below the log start, or if
+        another checkpoint confirms the log start.
     """
     log_start = lineage[0].start_offset if lineage else 0
     low = min((segment.start_offset for segment in segments), default=log_start)

@@ -1,10 +1,11 @@
-"""Reads the topic `__remote_log_metadata`, and finds the segments of a tier from it.
+"""Reads the topic `__remote_log_metadata`, and finds from it the segments of a tier.
 
-Brokers record start and end of each copy and each deletion of a segment there. Each partition of
-the topic is read from its log start to the high watermark at the start of the read, so the result
-is a consistent state. Only partitions with events of wanted partitions are read. If the topic has
-lost entries, segments are missing or already deleted. Neither is an error: brokers serve the
-offsets without a segment, and every object is looked up.
+Brokers write events to this topic when they start or finish the copy or the deletion of a segment.
+Each partition of the topic is read from its log start to the high watermark that it had at the
+start of the read, so the result is consistent. Only those partitions of the topic are read that
+have events of wanted partitions. If the topic has lost events, some segments are unknown, or are
+listed although they were deleted. The scan tolerates this: brokers serve the offsets of unknown
+segments, and the objects of every segment are looked up in the store.
 
 Source: `TopicBasedRemoteLogMetadataManager`, `ConsumerTask`, `RemoteLogMetadataCache`; KIP-405.
 """
@@ -74,14 +75,14 @@ _INSTEAD: Final = "or remove option catalog=metadata-topic, so that the tier is 
 
 @dataclass(frozen=True, slots=True)
 class MetadataRead:
-    """The result of reading one partition of the topic.
+    """The offsets read from one partition of the topic `__remote_log_metadata`.
 
     Attributes:
-        number: The partition.
+        number: Number of the partition.
         start: First offset read, inclusive.
-        stop: The high watermark: one past the last offset read.
-        records: Number of records, including records about other topics.
-        missing: Known gaps, for messages.
+        stop: The high watermark when the read began: one past the last offset read.
+        records: Number of records read, including events of partitions that are not wanted.
+        missing: Descriptions of events that the partition has lost, for messages.
     """
 
     number: int
@@ -93,13 +94,14 @@ class MetadataRead:
 
 @dataclass(slots=True)
 class NamedSegments:
-    """The segments of one partition in the topic, in order of start offset.
+    """The segments of one wanted partition according to the topic `__remote_log_metadata`,
+    ascending by start offset.
 
     Attributes:
-        read: The partition of the topic with their events.
-        live: Segments that may be read (COPY_SEGMENT_FINISHED).
-        copying: Copies in progress, or abandoned (COPY_SEGMENT_STARTED).
-        deleting: Deletions in progress (DELETE_SEGMENT_STARTED).
+        read: The read of the metadata partition that has the events of these segments.
+        live: Segments that consumers may read (COPY_SEGMENT_FINISHED).
+        copying: Segments whose copy is in progress or was abandoned (COPY_SEGMENT_STARTED).
+        deleting: Segments whose deletion is in progress (DELETE_SEGMENT_STARTED).
     """
 
     read: MetadataRead
@@ -110,11 +112,11 @@ class NamedSegments:
 
 @dataclass(frozen=True, slots=True)
 class MetadataState:
-    """Segments of all wanted partitions in the topic.
+    """The segments of all wanted partitions according to the topic `__remote_log_metadata`.
 
     Attributes:
-        reads: The partitions that were read, in order.
-        partitions: Segments of all wanted partitions, by topic and number.
+        reads: The partitions of the metadata topic that were read, ascending by number.
+        partitions: The segments of each wanted partition, by topic and partition number.
     """
 
     reads: tuple[MetadataRead, ...]
@@ -124,18 +126,18 @@ class MetadataState:
 def read_metadata_topic(
     settings: BrokerSettings, wanted: Mapping[TopicPartition, str], *, max_batch_bytes: int
 ) -> MetadataState:
-    """Reads the segments of some partitions from the topic.
+    """Reads from `__remote_log_metadata` the segments of the wanted partitions.
 
     Args:
         settings: Broker connection settings.
-        wanted: Partition to the topic id of its incarnation.
-        max_batch_bytes: Maximum size of a batch.
+        wanted: Topic and partition number to the current topic id of the topic.
+        max_batch_bytes: Maximum size of a record batch.
 
     Raises:
         BrokerAccessError: The user may not read the topic.
-        TopicNotFoundError: The cluster has no such topic.
+        TopicNotFoundError: The cluster has no topic `__remote_log_metadata`.
         CorruptSegmentError: A record is invalid.
-        BrokerError: Brokers refuse, or do not answer.
+        BrokerError: Brokers refuse a request, or do not answer.
     """
     with closing(Cluster(settings)) as cluster:
         try:
@@ -155,8 +157,9 @@ def _read(
     topic = cluster.topics([REMOTE_LOG_METADATA]).get(REMOTE_LOG_METADATA)
     if topic is None:
         raise TopicNotFoundError(
-            "the cluster has no such topic, or does not show it to this user: it does not tier, or"
-            f" keeps its metadata elsewhere; check the ACL Describe, {_INSTEAD}",
+            "the cluster has no such topic, or does not show it to this user. The cluster may have"
+            " no tiered storage, or may store its metadata elsewhere. Allow the operation Describe"
+            f" on the topic, {_INSTEAD}",
             topic=REMOTE_LOG_METADATA,
         )
     count = len(topic.leaders)
@@ -168,7 +171,7 @@ def _read(
     for key, number in holders.items():
         held[number][wanted[key], key[1]] = key
     sources = [(REMOTE_LOG_METADATA, number) for number in sorted(held)]
-    # Request the ends first: records written from now on are of a later state.
+    # Request the ends first, because records that are written later belong to a later state.
     ends = cluster.offsets(sources, LATEST, read_committed=False)
     starts = cluster.offsets(sources, EARLIEST, read_committed=False)
     epochs = cluster.last_epochs(ends)
@@ -197,7 +200,15 @@ def _named_segments(
     wanted: Mapping[tuple[str, int], TopicPartition],
     max_batch_bytes: int,
 ) -> dict[TopicPartition, NamedSegments]:
-    """Reads one partition of the topic. `wanted` has the partitions by topic id and number."""
+    """Reads one partition of the topic `__remote_log_metadata`, and returns the segments of the
+    wanted partitions.
+
+    Args:
+        cluster: Cluster to read from.
+        offsets: The metadata partition, and its offsets to read.
+        wanted: Topic id and partition number to the wanted partition.
+        max_batch_bytes: Maximum size of a record batch.
+    """
     missing: list[str] = []
     if offsets.start_offset > 0:
         missing.append(f"it begins at offset {offsets.start_offset}")
@@ -245,7 +256,7 @@ def _named_segments(
 def _rows(
     fetcher: RangeFetcher, offsets: BrokerRange, max_batch_bytes: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yields offsets and values of the records."""
+    """Yields the records as batches of columns `offset` and `value`."""
     from segment_format.arrow import RecordDecoder  # imports the kernels
 
     decoder = RecordDecoder(
@@ -276,8 +287,8 @@ def _parsed(rows: pa.RecordBatch, offsets: BrokerRange) -> MetadataColumns:
         return parse_metadata_columns(rows.column("value"), rows.column("offset").to_numpy())
     except SegmentFormatError as error:
         raise CorruptSegmentError(
-            f"invalid record: {error.message}. If the cluster is newer than this package, update"
-            f" the package, {_INSTEAD}",
+            f"the record is invalid: {error.message}. If the cluster is newer than this package,"
+            f" update the package, {_INSTEAD}",
             topic=offsets.topic,
             partition=offsets.partition,
             offset=error.offset,
@@ -292,21 +303,23 @@ _REFUSED: Final = "the store denies access to it, or to whether it exists"
 
 
 class MetadataTopicLayout:
-    """A `Layout` that lists segments that are in the metadata topic and exist in the store.
+    """A `Layout` that lists the segments that are in the metadata topic and whose objects exist in
+    the store.
 
-    Keys are computed from the brokers' metadata of a segment, and every object is looked up by its
-    key. Only segments with existing objects are listed. Other segments are orphans, and brokers
-    serve their offsets. Without permission to list, a store can return "access denied" for a
-    missing key, so this error skips one segment, unless all lookups fail with it. An instance
-    belongs to one plan.
+    Computes the keys of a segment's objects from the brokers' metadata, and looks up every key in
+    the store. A segment without its objects is an orphan; brokers serve its offsets. Without
+    permission to list, some stores answer "access denied" for a missing key. So "access denied"
+    makes one segment an orphan, and is an error only if no segment is found. Do not share an
+    instance between plans.
 
     Args:
         layout: Layout of the storage plugin.
-        state: Content of the topic.
-        logs: Logs of the leaders; segments outside are not looked up.
+        state: Content of the metadata topic.
+        logs: Log of each partition according to its leader. Segments completely outside its offsets
+            are not looked up.
 
     Raises:
-        InvalidOptionError: The layout cannot derive keys without a listing.
+        InvalidOptionError: The layout needs a listing to find the keys of a segment.
     """
 
     def __init__(
@@ -314,13 +327,13 @@ class MetadataTopicLayout:
     ) -> None:
         if not isinstance(layout, NamingLayout):
             raise InvalidOptionError(
-                f"option catalog=metadata-topic: layout {layout.name!r} cannot derive the keys of"
-                " objects without a listing (method 'stems'); remove the option"
+                f"option catalog=metadata-topic: layout {layout.name!r} needs a listing to find"
+                " the objects of a segment (it has no method 'stems'); remove the option"
             )
         self._layout = layout
         self._state = state
         self._logs = logs
-        # A separate name for caches, because descriptions are compared with the topic.
+        # Caches need a separate name, because `describe` also compares segments with the topic.
         self.name = f"{layout.name} by {REMOTE_LOG_METADATA}"
         self.folder_pattern = layout.folder_pattern
         self.format_versions = layout.format_versions
@@ -328,10 +341,10 @@ class MetadataTopicLayout:
         self._named: dict[str, RemoteLogSegmentMetadata] = {}
 
     def look_up(self, store: ObjectStore, key_prefix: str, pool: Executor) -> None:
-        """Looks up the objects of all named segments, concurrently in `pool`.
+        """Looks up the objects of all live segments in the store, concurrently in `pool`.
 
         Raises:
-            AccessDeniedError: The store refuses every lookup.
+            AccessDeniedError: The store denies access to some objects, and no segment was found.
             StoreError: The store does not answer.
         """
         named = [
@@ -375,7 +388,9 @@ class MetadataTopicLayout:
             )
 
     def orphans(self, key: TopicPartition) -> tuple[Orphan, ...]:
-        """Returns the segments of a partition in the topic that are missing or in progress."""
+        """Returns the segments of a partition that are in the metadata topic but cannot be read:
+        objects are missing, or a copy or deletion is in progress.
+        """
         return self._listings[key].orphans
 
     def names_any(self, topic: str) -> bool:
@@ -384,8 +399,8 @@ class MetadataTopicLayout:
         return any(segments.live for (name, _), segments in partitions if name == topic)
 
     def epoch_stops(self, key: TopicPartition) -> dict[int, int]:
-        """Returns leader epoch to one past its last offset in live segments, whether their objects
-        exist or not.
+        """Returns for each leader epoch of a partition one past its last offset in live segments.
+        Includes segments whose objects do not exist.
         """
         epoch_stops: dict[int, int] = {}
         for segment in self._state.partitions[key].live:
@@ -396,7 +411,7 @@ class MetadataTopicLayout:
         return epoch_stops
 
     def catalog_part(self, key: TopicPartition) -> CatalogPart:
-        """Returns a summary of a partition for its plan."""
+        """Returns a summary of a partition in the metadata topic, for its plan."""
         segments = self._state.partitions[key]
         return CatalogPart(
             partition=segments.read.number,
@@ -410,7 +425,9 @@ class MetadataTopicLayout:
         )
 
     def notes(self) -> list[str]:
-        """Returns known gaps of the topic, for the user."""
+        """Returns notes for the user about lost events of the metadata topic, and about offsets in
+        the tier without a segment in it. Also logs them as warnings.
+        """
         notes = [
             f"{REMOTE_LOG_METADATA}-{read.number} lacks entries: {some(read.missing)}; segments"
             " that it does not name are read from brokers"
@@ -435,7 +452,9 @@ class MetadataTopicLayout:
     def topic_folders(
         self, store: ObjectStore, key_prefix: str, topic: str | None
     ) -> tuple[TopicFolder, ...]:
-        """Returns the incarnation in the cluster, if it has segments."""
+        """Returns the current topic id of each topic in the cluster, if the topic has segments.
+        `topic` limits the result to one topic.
+        """
         pairs = {
             (name, self._logs[name, number].topic_id)
             for (name, number), listing in self._listings.items()
@@ -454,11 +473,12 @@ class MetadataTopicLayout:
         return self._listings[folder.topic, partition]
 
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
-        """Describes a segment with the plugin's layout, and compares it with the topic.
+        """Describes a segment with the plugin's layout, and compares the description with the
+        metadata topic.
 
         Raises:
-            InvalidManifestError: The topic contradicts the description.
-            ObjectNotFoundError: An object was deleted after the lookup.
+            InvalidManifestError: The metadata topic contradicts the description.
+            ObjectNotFoundError: An object was deleted after `look_up`.
             AccessDeniedError: The store refuses to read an object that exists.
         """
         try:
@@ -480,9 +500,10 @@ class MetadataTopicLayout:
             or size != named.segment_size_in_bytes
         ):
             raise InvalidManifestError(
-                f"its objects have offsets {segment.start_offset} to {segment.end_offset} and"
-                f" {size} bytes, but {REMOTE_LOG_METADATA} states offsets {named.start_offset} to"
-                f" {named.end_offset} and {named.segment_size_in_bytes} bytes"
+                f"the objects of the segment have offsets {segment.start_offset} to"
+                f" {segment.end_offset} and {size} bytes, but {REMOTE_LOG_METADATA} states offsets"
+                f" {named.start_offset} to {named.end_offset} and"
+                f" {named.segment_size_in_bytes} bytes"
             )
         return replace(segment, end_offset=named.end_offset, end_is_exact=True)
 
@@ -510,7 +531,7 @@ class MetadataTopicLayout:
             except ObjectNotFoundError:
                 continue
             except AccessDeniedError as error:
-                # A hidden object may be important, such as a transaction index.
+                # An object that the store hides may be required, such as a transaction index.
                 refused = error
                 objects.clear()
                 continue
@@ -553,10 +574,12 @@ def _exists(store: ObjectStore, entry: SegmentEntry) -> bool:
 def _offsets_without_segment(
     segments: NamedSegments, brokers: BrokerLog
 ) -> Iterator[tuple[int, int]]:
-    """Yields offsets that are no longer on the leader's disk and in no segment of the topic."""
+    """Yields the offset ranges [start, stop) that the leader no longer has on its disk and that are
+    in no segment of the metadata topic.
+    """
     position = brokers.log_start
     stop = position if brokers.local_start is None else min(brokers.local_start, brokers.end)
-    # Segments that retention deletes are still in the topic, but below the new log start.
+    # Segments in deletion count, too: the topic still has them.
     for segment in sorted(
         [*segments.live, *segments.deleting], key=lambda segment: segment.start_offset
     ):

@@ -1,7 +1,8 @@
-"""The plan of one partition: the offsets to read, and their sources.
+"""Defines the plan of one partition: the offsets to read, and the source of each offset.
 
-A slice also records the offsets around it that the plan reads (`with_surroundings`), because a task
-compares the transactions of its slices with the log: see `read.slice_decoder`.
+A task compares the transactions of a slice with the log around the slice (see
+`read.slice_decoder`). So `with_surroundings` adds to each slice which offsets before and after it
+the plan reads.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ SegmentName: TypeAlias = tuple[str, int, str]
 
 
 def segment_name(segment: RemoteSegment | SegmentSlice) -> SegmentName:
-    """Returns the key of a segment in a plan."""
+    """Returns the key that identifies a segment in a plan."""
     return segment.topic, segment.partition, segment.segment_id
 
 
 def slice_objects(segment: RemoteSegment) -> SegmentObjects:
-    """Returns the objects of a segment with the side files that tasks read."""
+    """Returns the objects of a segment, but of the side files only those that tasks read."""
     objects = segment.objects
     indexes = {IndexType.OFFSET: objects.indexes[IndexType.OFFSET]}
     snapshot = objects.indexes.get(IndexType.PRODUCER_SNAPSHOT)
@@ -53,7 +54,17 @@ def segment_slice(
     lineage: tuple[EpochEntry, ...],
     surroundings: SliceSurroundings | None = None,
 ) -> SegmentSlice:
-    """Returns a slice of a segment with these `slice_objects`."""
+    """Returns a slice of a segment.
+
+    Args:
+        segment: The segment.
+        objects: The result of `slice_objects`.
+        cuts: First byte and end of the slice, as positions in the original segment.
+        offsets: First offset and end of the slice.
+        aborted: Intervals that are skipped in the slice.
+        lineage: Leader epochs that own the offsets.
+        surroundings: Offsets around the slice that the plan reads.
+    """
     cut_start, cut_stop = cuts
     start, stop = offsets
     return SegmentSlice(
@@ -76,13 +87,14 @@ def segment_slice(
 
 @dataclass(frozen=True, slots=True)
 class BrokerPart:
-    """Offsets of a partition's range that brokers serve.
+    """The offsets of a partition that the plan reads from brokers.
 
     Attributes:
-        leader_epoch: Epoch of the last record below the end.
-        ranges: Offsets [start, stop) in order; the tier serves the offsets in between.
+        leader_epoch: Leader epoch of the last record before the end of the log.
+        ranges: Offsets [start, stop) read from brokers, ascending. The plan reads the offsets
+            between them from the tier.
         high_watermark: One past the last offset that consumers may see.
-        last_stable_offset: The same for `read_committed`.
+        last_stable_offset: One past the last offset that consumers with `read_committed` may see.
         local_start: First offset on the leader's own disk; `None` if the leader does not report it.
     """
 
@@ -95,14 +107,14 @@ class BrokerPart:
 
 @dataclass(frozen=True, slots=True)
 class DiskPart:
-    """The broker disk that serves offsets missing in the tier.
+    """The replica on a broker's disk from which the plan reads offsets that the tier lacks.
 
     Attributes:
-        folder: Folder of the replica to read.
-        local_start: First offset on that disk.
-        local_stop: One past the last offset read from it.
-        high_watermark: Highest recorded high watermark of replicas on its branch; `None` if none is
-            recorded.
+        folder: Folder of the replica.
+        local_start: First offset of the replica.
+        local_stop: One past the last offset that is read from the replica.
+        high_watermark: The highest high watermark that replicas on the same branch of the log have
+            recorded; `None` if no replica has recorded one.
     """
 
     folder: str
@@ -113,18 +125,18 @@ class DiskPart:
 
 @dataclass(frozen=True, slots=True)
 class CatalogPart:
-    """A partition in the topic `__remote_log_metadata`.
+    """Summary of a partition's events in the topic `__remote_log_metadata`.
 
     Attributes:
-        partition: The partition of that topic that was read.
-        start: First offset read there.
-        stop: One past the last offset read there.
-        records: Number of records read, including records about other partitions.
-        live: Segments that may be read.
-        copying: Copies in progress, or abandoned.
-        deleting: Deletions in progress.
-        not_named: Offsets [start, stop) that brokers have only in the tier, but that are in no
-            segment of the topic.
+        partition: Number of the partition of `__remote_log_metadata` that has these events.
+        start: First offset read of `__remote_log_metadata`.
+        stop: One past the last offset read of `__remote_log_metadata`.
+        records: Number of records read, including events of other partitions.
+        live: Number of segments that consumers may read.
+        copying: Number of copies that are in progress or were abandoned.
+        deleting: Number of deletions in progress.
+        not_named: Offsets [start, stop) that brokers have only in the tier, and that are in no
+            segment of `__remote_log_metadata`.
     """
 
     partition: int
@@ -142,14 +154,14 @@ class PartitionPlan:
     """The offsets to read of one partition, and why they end there.
 
     Attributes:
-        surviving: The log, and the ranges that segments serve.
+        surviving: The log without abandoned branches, and the ranges that segments serve.
         orphans: Objects that belong to no complete segment.
         start: First offset read, inclusive.
         stop: One past the last offset read.
-        wanted_stop: Like `stop`, before it was limited by undecided transactions.
-        undecided: Transactions that limit `stop`.
+        wanted_stop: The requested end. `stop` is lower if an undecided transaction limits the read.
+        undecided: Open transactions that make `stop` lower than `wanted_stop`.
         brokers: Set if brokers serve some offsets.
-        disks: Set if a disk next to the tier is read.
+        disks: Set if offsets are read from a broker's disk in addition to the tier.
         catalog: Set if the metadata topic was read instead of listing the store.
     """
 
@@ -168,12 +180,12 @@ class PartitionPlan:
 
     @property
     def topic_partition(self) -> str:
-        """Topic and partition number, as Kafka writes them."""
+        """Topic and partition number, such as `orders-3`."""
         return f"{self.topic}-{self.partition}"
 
     @property
     def disk_ranges(self) -> tuple[SegmentRange, ...]:
-        """Offset ranges read from broker disks next to the tier."""
+        """Offset ranges that are read from broker disks instead of the tier."""
         ranges = self.surviving.ranges
         return tuple(span for span in ranges if is_beside(span.segment.objects.log.key))
 
@@ -184,7 +196,9 @@ class PartitionPlan:
         return ranges[-1].stop if ranges else self.surviving.log_start
 
     def wanted_ranges(self) -> Iterator[tuple[SegmentRange, int, int]]:
-        """Yields each range of the log to read, with its offsets [start, stop) to read."""
+        """Yields each range of the log that has wanted offsets, with these offsets as start and
+        stop.
+        """
         for span in self.surviving.ranges:
             start, stop = max(span.start, self.start), min(span.stop, self.stop)
             if start < stop:
@@ -214,12 +228,12 @@ segment.
 def with_surroundings(
     tasks: Iterable[ScanTask], partitions: Iterable[PartitionPlan], *, read_committed: bool
 ) -> tuple[ScanTask, ...]:
-    """Returns tasks with changed slices, with new `SegmentSlice.surroundings`.
+    """Returns the tasks with new `SegmentSlice.surroundings` in every slice.
 
     Args:
-        tasks: All tasks of a plan; the slices of a partition are in the order of the log.
-        partitions: The plans of their partitions.
-        read_committed: True if transactions are compared with the log; without it, the tasks are
+        tasks: All tasks of a plan; the slices of each partition ascend by offset.
+        partitions: The plans of the partitions.
+        read_committed: True if tasks compare transactions with the log. If False, the tasks are
             returned unchanged.
     """
     tasks = tuple(tasks)
@@ -245,10 +259,10 @@ def with_surroundings(
 
 
 class Neighbors:
-    """Finds the surroundings of slices from the segments before them.
+    """Computes the surroundings of slices of one partition, one run after the other.
 
-    Runs of a partition come in the order of the log. A run is all slices of a segment that have no
-    batch between them.
+    A run is a sequence of slices of one segment, without a batch between two of them that no slice
+    reads. Pass the runs in ascending order of offsets.
     """
 
     def __init__(self) -> None:
@@ -260,11 +274,11 @@ class Neighbors:
     def around(
         self, span: SegmentRange, objects: SegmentObjects, start: int, stop: int
     ) -> SliceSurroundings:
-        """Returns the surroundings of the next run.
+        """Returns the surroundings that all slices of the next run share.
 
         Args:
-            span: The range of the log that has the run.
-            objects: Objects of its segment, with the producer snapshot.
+            span: The range of the log that contains the run.
+            objects: Objects of the segment, including the producer snapshot.
             start: First offset of the run.
             stop: One past the last offset of the run.
         """
@@ -307,7 +321,7 @@ def _with_surroundings(
 
 
 def _runs(pieces: Iterable[SegmentSlice]) -> Iterator[list[SegmentSlice]]:
-    """Groups slices of one segment that have no batch between them."""
+    """Groups successive slices of one segment, if no batch lies between them."""
     run: list[SegmentSlice] = []
     for piece in pieces:
         if run and not (run[-1].segment_id == piece.segment_id and _adjoin(run[-1], piece)):
@@ -319,7 +333,7 @@ def _runs(pieces: Iterable[SegmentSlice]) -> Iterator[list[SegmentSlice]]:
 
 
 def _adjoin(piece: SegmentSlice, following: SegmentSlice) -> bool:
-    """Returns whether two slices of a segment have no batch between them."""
+    """Returns whether no batch of the segment lies between two successive slices of it."""
     offsets = piece.start_offset, piece.stop_offset
     if offsets == (following.start_offset, following.stop_offset):
         return piece.cut_stop == following.cut_start

@@ -1,9 +1,9 @@
-"""Plans a scan: converts options to a fixed list of byte ranges and broker ranges.
+"""Plans a scan: computes from the options a fixed list of byte ranges and broker ranges.
 
-One loop plans the partitions of all sources: bounds, holes, transactions, slices. Whole segments,
-and slices of segments that are larger than a task, are packed into tasks in offset order. A slice
-has all information to read it exactly (offset range, aborted intervals, lineage), so tasks are
-independent of each other.
+The same code plans partitions of all sources: it finds the bounds, checks for holes, decides
+transactions and creates slices. Segments, and slices of segments that are larger than a task, are
+packed into tasks in the order of their offsets. A slice contains all facts that are needed to read
+it (offset range, aborted intervals, lineage), so tasks are independent of each other.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ _OpenSource: TypeAlias = Callable[[ScanOptions, Tier, Executor, Executor], Sourc
 
 
 def plan(options: Mapping[str, str], store: ObjectStore | None = None) -> ScanPlan:
-    """Plans a scan with these options, as the data source does.
+    """Plans the scan that the data source would run with these options.
 
     Args:
-        options: As for the data source.
-        store: The tier; opened from the options by default.
+        options: Options of the data source.
+        store: Store of the tier; by default it is opened from the options.
 
     Raises:
         TieredKafkaError: See `plan_scan`.
@@ -97,17 +97,22 @@ def plan_scan(
     is_read: bool = True,
     on_partition_error: OnPartitionError | None = None,
 ) -> ScanPlan:
-    """Plans one scan. Reads listings, manifests and side files; reads logs only if side files are
-    unusable or bounds are timestamps.
+    """Plans one scan.
+
+    Reads listings, manifests and side files. Reads logs only if side files are unusable, a bound is
+    a timestamp, or the reader will continue at the end of the plan (`progress`).
 
     Args:
         options: Options of the scan.
-        tier: The tier; opened from the options by default.
-        progress: Offsets that the reader already has; they are neither planned nor checked.
-        tasks: False for a plan that is never run. Then a plan without brokers has no tasks.
+        tier: The tier; by default it is opened from the options.
+        progress: Offsets that the reader already has. They are not planned, and not checked for
+            holes.
+        tasks: True to plan tasks. With False, the plan has partitions but no tasks, unless it reads
+            from brokers or disks.
         is_read: True to reject plans that are too large or need archived objects.
-        on_partition_error: Called for a partition of a tier that cannot be planned; the plan skips
-            the partition. Archived objects are then allowed, too; the reader handles them.
+        on_partition_error: Called with the error of each partition of a tier that cannot be
+            planned; the plan skips this partition. Plans with archived objects are then allowed,
+            because the caller handles them.
 
     Raises:
         TieredKafkaError: See `segment_catalog.discover`, `requested_bounds` and `check_no_holes`.
@@ -133,7 +138,7 @@ def _plan(
     tasks: bool,
     on_partition_error: OnPartitionError | None,
 ) -> ScanPlan:
-    # Imported on demand: most plans read only the tier.
+    # Import other sources on demand, because most plans read only the tier.
     plan_source = partial(_plan_source, options, tier, progress)
     if options.brokers is not None:
         from kts_source.planning.broker_source import BrokerSource, with_cluster
@@ -205,8 +210,12 @@ def _plan_source(
 
 @dataclass(frozen=True, slots=True)
 class PlannedPartition:
-    """A partition's plan, its slices and ranges in offset order, and the number of its aborted
-    transactions with data.
+    """The result of planning one partition.
+
+    Attributes:
+        plan: The plan.
+        spans: Slices and broker ranges to read, ascending by offset.
+        aborted: Number of aborted transactions that have data in the planned offsets.
     """
 
     plan: PartitionPlan
@@ -222,15 +231,15 @@ def plan_log(
     with_slices: bool = True,
     records_end: bool = False,
 ) -> PlannedPartition | None:
-    """Plans one partition; `None` if its log turns out to be empty.
+    """Plans one partition. Returns `None` if its log has no segment.
 
     Args:
         options: Options of the scan.
-        source_log: The log.
-        bounds_of: Finds the offsets; by default, the options determine them.
-        with_slices: True to plan tasks.
-        records_end: True if the reader later continues at the end of the plan. Then the end must
-            not be above the last batch.
+        source_log: The log of the partition.
+        bounds_of: Returns start and end offset of the plan; by default, they come from the options.
+        with_slices: True to create slices and broker ranges.
+        records_end: True if a reader will later continue at the end of the plan. Then the plan ends
+            with the last batch, because a higher end would skip later records.
 
     Raises:
         TieredKafkaError: See `requested_bounds` and the checks of `bounds`.
@@ -239,7 +248,7 @@ def plan_log(
     while not source_log.is_empty:
         was_complete = source_log.is_complete
         planned = _plan_log(options, source_log, bounds_of, with_slices, records_end)
-        # Bounds from an insufficient part of the log may be wrong.
+        # If planning had to read more segments, plan again: the bounds may have been wrong.
         if was_complete or not source_log.is_complete:
             return planned
     return None
@@ -305,13 +314,14 @@ def assemble(
     notes: Iterable[str],
     asked: Mapping[str, Sequence[int]],
 ) -> ScanPlan:
-    """Returns the plan of all partitions, cut and packed into tasks.
+    """Returns the plan of a scan. Cuts the slices and ranges of all partitions, and packs them into
+    tasks.
 
     Args:
         options: Options of the scan.
-        planned: The partitions.
+        planned: The planned partitions.
         notes: Notes for the user.
-        asked: The selected partitions by topic.
+        asked: Numbers of the selected partitions, by topic.
     """
     _log_isolation(planned)
     wanted = [span for partition in planned for span in partition.spans]
@@ -336,7 +346,9 @@ def assemble(
 
 
 def _log_isolation(planned: Sequence[PlannedPartition]) -> None:
-    """Logs the transactions that `read_committed` skips; warns if some may still be committed."""
+    """Logs how many aborted transactions `read_committed` skips. Logs a warning if a partition ends
+    early because of a transaction that may still be committed.
+    """
     texts = []
     aborted = [f"{each.plan.topic_partition}: {each.aborted}" for each in planned if each.aborted]
     if aborted:
@@ -357,17 +369,18 @@ def _log_isolation(planned: Sequence[PlannedPartition]) -> None:
 def check_plan(
     plan: ScanPlan, options: ScanOptions, store: ObjectStore, *, allows_archived: bool = False
 ) -> None:
-    """Checks that a plan can be read and is not larger than the user wants.
+    """Checks that no object of a plan is archived, and that the plan does not exceed the user's
+    limits.
 
     Raises:
-        ArchivedObjectError: Objects must be restored first, unless `allows_archived`.
-        PlanTooLargeError: The plan is above `maxPlanBytes` or `maxPlanRequests`.
+        ArchivedObjectError: Objects are archived, and `allows_archived` is False.
+        PlanTooLargeError: The plan exceeds `maxPlanBytes` or `maxPlanRequests`.
     """
     archived = [ref.key for ref in plan.objects_read() if ref.storage_class in ARCHIVE_CLASSES]
     if archived and not allows_archived:
         shown = some(store.uri(key) for key in sorted(archived))
         raise ArchivedObjectError(
-            f"{len(archived)} objects of the plan are archived and must be restored first: {shown}"
+            f"{len(archived)} objects of the plan are archived; restore them first: {shown}"
         )
     if options.max_plan_bytes is None and options.max_plan_requests is None:
         return
@@ -381,18 +394,18 @@ def check_plan(
             brokers = f" and about {from_brokers:,} bytes from brokers" if from_brokers else ""
             raise PlanTooLargeError(
                 f"the plan needs {work.requests:,} requests for {work.bytes:,} bytes{brokers},"
-                f" above {name}={limit}; narrow the offsets, timestamps or topics, or raise the"
-                " limit"
+                f" which exceeds {name}={limit}; select fewer offsets, timestamps or topics, or"
+                " raise the limit"
             )
 
 
 @contextlib.contextmanager
 def paused_collector() -> Iterator[None]:
-    """Pauses garbage collection.
+    """Pauses garbage collection while the block runs.
 
-    A plan allocates millions of objects that all live until it is complete. Searching them for
-    cycles repeatedly takes longer than creating them. With `KTS_TUNING=off` (`docs/tuning.md`) the
-    collector is not paused.
+    A plan allocates millions of objects, and all of them are needed until it is complete. Searching
+    them repeatedly for cycles takes longer than creating them. With `KTS_TUNING=off`
+    (`docs/tuning.md`) garbage collection is not paused.
     """
     if not (is_on() and gc.isenabled()):
         yield
@@ -402,7 +415,7 @@ def paused_collector() -> Iterator[None]:
         yield
     finally:
         if not gc.get_freeze_count():
-            # Moves the new objects to the oldest generation, so the next collection skips them.
+            # Move the new objects to the oldest generation, which the next collections skip.
             gc.freeze()
             gc.unfreeze()
         gc.enable()

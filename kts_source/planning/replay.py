@@ -1,14 +1,15 @@
 """Reads the plan of option `planFile` instead of planning.
 
-Options that contradict the plan are errors, never overridden, and its objects must be unchanged:
+The other options must not contradict the plan, and its objects must be unchanged. Groups of
+options:
 
-    contradicts it if different       the selection, topicId, keyPrefix, layout, catalog,
-                                      tail, bounds, isolationLevel, where it leaves rows
-                                      out, failOnDataLoss=true, and limits on tasks
-    refines it                        columns, includeHeaders, includeLineage, where and
-                                      timestampRange of a plan that leaves no row out, and how
-                                      keys and values are decoded: a plan is of bytes
-    does not concern it               path and its credentials (versions of objects are checked),
+    error if they differ              the selection, topicId, keyPrefix, layout, catalog,
+                                      tail, bounds, isolationLevel, limits on tasks, where (if
+                                      the plan skips rows), failOnDataLoss=true
+    change the result                 columns, includeHeaders, includeLineage, where and
+                                      timestampRange (if the plan skips no rows), and how keys
+                                      and values are decoded: the plan contains only byte ranges
+    have no effect on the plan        path and its credentials (versions of objects are checked),
                                       keys, checksums, timeouts, caches, limits, metrics
 """
 
@@ -61,11 +62,11 @@ _MAX_SHOWN: Final = 200
 
 
 def made_with(options: ScanOptions, partitions: Mapping[str, Sequence[int]]) -> Mapping[str, Any]:
-    """Returns the options that affect a plan and are not in its other fields.
+    """Returns the options that affect a plan and that no other field of the plan contains.
 
     Args:
-        options: Options with which the plan is made.
-        partitions: The selected partitions by topic, with or without data.
+        options: Options of the scan.
+        partitions: Numbers of the selected partitions by topic, including partitions without data.
     """
     return {
         "partitions": {topic: list(numbers) for topic, numbers in partitions.items()},
@@ -84,14 +85,15 @@ def made_with(options: ScanOptions, partitions: Mapping[str, Sequence[int]]) -> 
 
 
 def replayed(options: ScanOptions, tier: Tier, progress: Progress | None = None) -> ScanPlan:
-    """Returns the plan in `planFile` after checking that its objects are unchanged.
+    """Reads the plan in `planFile`, and checks that its objects are unchanged and that the other
+    options do not contradict it.
 
-    The plan is clipped to the unread offsets of `progress`.
+    If `progress` is set, the result has no offsets that the reader already has.
 
     Raises:
         InvalidOptionError: The file does not exist or is not a plan, or an option contradicts it.
         DataLossError: The plan skips a hole, and `failOnDataLoss` does not allow it.
-        OffsetOutOfRangeError: A bound is outside the log at that time.
+        OffsetOutOfRangeError: A bound of the options is outside the log that the plan recorded.
         ObjectNotFoundError: An object was deleted.
         ObjectChangedError: An object was replaced.
         StoreError: The file cannot be read.
@@ -108,8 +110,8 @@ def replayed(options: ScanOptions, tier: Tier, progress: Progress | None = None)
     has_disks = options.tail_paths or options.disk_paths
     if not has_disks and any(is_beside(ref.key) for ref in plan.objects_read()):
         raise InvalidOptionError(
-            f"option 'planFile' ({name}): the plan reads brokers' disks at several paths, so option"
-            " 'tailPath', or 'path' with layout 'kafka-logs', must be set as for the plan"
+            f"option 'planFile' ({name}): the plan reads brokers' disks at several paths; set"
+            " option 'tailPath' (or 'path' with layout 'kafka-logs') to the same paths"
         )
     _check_options(plan, options)
     _check_selection(plan, options)
@@ -152,16 +154,18 @@ def _read_file(options: ScanOptions) -> str:
             info = store.head(key)
             if info.size > _MAX_BYTES:
                 raise ObjectTooLargeError(
-                    f"the object has {info.size} bytes, more than the {_MAX_BYTES} allowed here",
+                    f"the object has {info.size} bytes, but a plan may have at most {_MAX_BYTES}",
                     uri=store.uri(key),
                 )
             return bytes(store.get_range(key, 0, info.size, version=info.version)).decode()
         except FileNotFoundError:
             raise InvalidOptionError(
-                "the file does not exist; `kts plan --json` and `ScanPlan.to_json` make one"
+                "the file does not exist; create it with `kts plan --json` or `ScanPlan.to_json`"
             ) from None
         except UnicodeDecodeError:
-            raise InvalidOptionError("not a plan: not UTF-8; plan again") from None
+            raise InvalidOptionError(
+                "the file is not a plan, because it is not UTF-8; plan again"
+            ) from None
 
 
 def _contradiction(option: str, value: object, plan: str) -> InvalidOptionError:
@@ -243,13 +247,15 @@ def _check_objects(plan: ScanPlan, store: ObjectStore) -> None:
 
 
 def _check_brokers(plan: ScanPlan, options: ScanOptions) -> None:
-    """Compares a plan with the cluster: topic ids must be the same, no planned offset may be
-    deleted, and a leader of a new epoch must have all records of the previous leader.
+    """Compares a plan with the cluster. Topic ids must be unchanged, brokers must still have all
+    planned offsets, and after a leader change the new leader must have all planned records of the
+    previous leader.
 
     Raises:
-        InvalidOptionError: The plan reads from brokers, but no option names brokers.
+        InvalidOptionError: The plan reads from brokers, but option `kafka.bootstrap.servers` is not
+            set.
         DataLossError: The cluster lost planned offsets.
-        BrokerError: Brokers refuse, or do not answer.
+        BrokerError: Brokers refuse a request, or do not answer.
     """
     wanted = {
         (partition.topic, partition.partition): (partition, partition.brokers.leader_epoch)
@@ -260,8 +266,7 @@ def _check_brokers(plan: ScanPlan, options: ScanOptions) -> None:
         return
     if options.brokers is None:
         raise InvalidOptionError(
-            "the plan of option 'planFile' reads from brokers, so option kafka.bootstrap.servers"
-            " must be given"
+            "the plan of option 'planFile' reads from brokers; set option kafka.bootstrap.servers"
         )
     from kts_source.broker.cluster import EARLIEST, Cluster
 
@@ -277,21 +282,26 @@ def _check_brokers(plan: ScanPlan, options: ScanOptions) -> None:
             if topic is None or topic.topic_id != partition.topic_id or number not in topic.leaders:
                 now = "is gone" if topic is None else f"has topic id {topic.topic_id}"
                 raise _lost(
-                    partition, f"topic id {partition.topic_id} was planned, and the topic {now}"
+                    partition,
+                    f"the plan reads topic id {partition.topic_id}, but now the topic {now}",
                 )
         starts = cluster.offsets(wanted, EARLIEST, read_committed=False)
         for key, (partition, epoch) in wanted.items():
             if partition.start < starts[key] and partition.start < partition.stop:
-                raise _lost(partition, f"the log of the brokers starts at {starts[key]} now")
+                raise _lost(
+                    partition,
+                    f"the plan begins at offset {partition.start}, but the brokers' log now starts"
+                    f" at offset {starts[key]}",
+                )
             if topics[partition.topic].leaders[partition.partition].epoch == epoch:
                 continue
             (end,) = cluster.epoch_ends({key: [epoch]})[key]
             if end.epoch != epoch or end.end_offset < partition.stop:
                 raise _lost(
                     partition,
-                    f"the leader's log has leader epoch {end.epoch} up to offset {end.end_offset},"
-                    f" and epoch {epoch} up to {partition.stop} was planned: records were lost in"
-                    " an unclean election",
+                    f"records were lost in an unclean leader election: the plan reads leader epoch"
+                    f" {epoch} up to offset {partition.stop}, but the leader's log has epoch"
+                    f" {end.epoch} up to offset {end.end_offset}",
                 )
 
 
@@ -307,22 +317,24 @@ def _lost(partition: PartitionPlan, text: str) -> DataLossError:
 def _check_bounds(
     partition: PartitionPlan, location: Place, options: ScanOptions, side_files: SideFiles
 ) -> None:
-    """Resolves the bounds of the options in the plan's log, and compares them with the plan."""
+    """Computes the offset of each bound in the options from the log that the plan recorded, and
+    compares it with the plan.
+    """
     log = partition.surviving
 
     def lookup(timestamp_ms: int) -> tuple[PartitionLog, int | None]:
         if partition.brokers is not None:
             raise InvalidOptionError(
-                f"{location}: the plan of option 'planFile' reads from brokers too, so a bound by"
-                " timestamp cannot be compared with it: remove it, or plan again"
+                f"{location}: the plan of option 'planFile' also reads from brokers, so a bound by"
+                " timestamp cannot be compared with the plan; remove the bound, or plan again"
             )
         offset = first_offset_at_or_after(log, timestamp_ms, side_files)
         ranges = log.ranges
         if ranges and ranges[0].start > log.log_start and offset in (None, ranges[0].start):
             raise InvalidOptionError(
-                f"{location}: the plan of option 'planFile' contains the log only from offset"
-                f" {ranges[0].start} on, so a bound by timestamp cannot be compared with it:"
-                " remove it, or plan again"
+                f"{location}: the plan of option 'planFile' has no segments below offset"
+                f" {ranges[0].start}, so a bound by timestamp cannot be compared with the plan;"
+                " remove the bound, or plan again"
             )
         return log, offset
 
@@ -340,6 +352,8 @@ def _check_bounds(
 
 
 def _given_bound(options: ScanOptions, side: str) -> str:
-    """Returns the name of the option that sets the bound of a side; empty if none is set."""
+    """Returns the name of the option that sets a bound; an empty text if no option does. `side` is
+    `starting` or `ending`.
+    """
     names = (f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets")
     return next((name for name in names if name in options.given), "")

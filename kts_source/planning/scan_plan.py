@@ -1,13 +1,14 @@
-"""The plan of one scan: partitions and tasks. Explains the plan as text, and writes it as JSON.
+"""Defines the plan of one scan: partitions and tasks. Explains the plan as text, and converts it to
+and from JSON.
 
-The JSON replays the same scan later. It stores segments once in a table; other parts refer to them
-by number. It contains no secret: data keys are wrapped, and credentials of the store and the key
-ring are not written.
+The JSON can be used later to repeat the same scan. It contains a table of segments; partitions and
+slices refer to a segment by its number in the table. It contains no secret: data keys are encrypted
+(wrapped), and credentials of the store and the key ring are not written.
 
-The author of a plan file is not trusted. `ScanPlan.from_json` checks that numbers are numbers, byte
-ranges are within their objects, keys are below the root, and slices cover the offsets of their
-partitions. `replay` compares objects with the store. So a plan cannot read or allocate anything
-else.
+A plan file may come from an author who is not trusted. So `ScanPlan.from_json` checks that numbers
+are numbers, byte ranges are within their objects, keys are below the root of the store, and slices
+cover the offsets of their partitions. `replay` compares the objects with the store. So a plan
+cannot make a reader access other data, or allocate too much memory.
 """
 
 from __future__ import annotations
@@ -80,17 +81,18 @@ _READ_ERRORS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ScanPlan:
-    """A fixed list of byte ranges, and the skipped objects and offsets.
+    """A fixed list of byte ranges to read, and of the objects and offsets that are skipped.
 
     Attributes:
         partitions: The plan of each partition.
         tasks: Tasks in order of topic, partition and offset.
         columns: Columns of the table, in order.
-        where: The predicate used to skip slices, as text; `None` = the tasks have all rows.
-        notes: Messages for users, for example about the incarnation of a topic and empty
-            partitions.
-        made_with: Options on which the plan depends, by name.
-        remarks: Notes on how this process reads the objects; `to_json` omits them.
+        where: Text of the predicate by which slices were skipped; `None` if the tasks read all
+            rows.
+        notes: Messages for users, for example about the chosen topic id, or partitions without
+            data.
+        made_with: Values of the options on which the plan depends, by name.
+        remarks: Messages about how this process reads the objects. `to_json` does not write them.
     """
 
     partitions: tuple[PartitionPlan, ...]
@@ -107,15 +109,18 @@ class ScanPlan:
         return self.made_with.get("isolationLevel") != "read_uncommitted"
 
     def explain(self, prices: Mapping[str, Price] = S3_PRICES) -> str:
-        """Explains which offsets are read, which are skipped and why, and the estimated cost.
+        """Returns a text: which offsets are read, which are skipped and why, and the estimated
+        cost.
 
         Args:
-            prices: Storage class to price; default: list prices of S3.
+            prices: Price of each storage class; by default list prices of S3.
         """
         return explain(self, prices)
 
     def _repr_html_(self) -> str:
-        """Returns a table for notebooks with a row per partition; `explain` has more details."""
+        """Returns an HTML table for notebooks, with one row per partition. `explain` shows more
+        details.
+        """
         work = estimate(self.tasks)
         title = (
             f"Plan: {len(self.tasks):,} tasks, {work.requests:,} requests,"
@@ -128,7 +133,9 @@ class ScanPlan:
         return rows_table(title, ("partition", "start", "stop", "segments", "ends"), rows)
 
     def to_json(self) -> str:
-        """Returns the plan as one JSON document, for option `planFile`. It has no secret."""
+        """Returns the plan as a JSON document for option `planFile`. The document contains no
+        secret.
+        """
         numbers: dict[SegmentName, int] = {}
         segments: list[RemoteSegment] = []
 
@@ -160,7 +167,7 @@ class ScanPlan:
 
     @classmethod
     def from_json(cls, text: str) -> ScanPlan:
-        """Restores a plan from the result of `to_json`.
+        """Creates a plan from a text that `to_json` returned.
 
         Raises:
             InvalidOptionError: The text is not a plan, is of another version, or contradicts
@@ -171,8 +178,8 @@ class ScanPlan:
             version = document["version"]
             if version != VERSION or type(version) is not int:
                 raise InvalidOptionError(
-                    f"the plan is of version {str(version)[:40]!r}, and this release reads version"
-                    f" {VERSION} only: plan again"
+                    f"the plan has version {str(version)[:40]!r}, but this release reads only"
+                    f" version {VERSION}; plan again"
                 )
             segments = [_segment_from(entry) for entry in document["segments"]]
             plan = cls(
@@ -192,14 +199,15 @@ class ScanPlan:
             raise
         except _READ_ERRORS as error:
             problem = f"{type(error).__name__}: {error}"[:200]
-            raise InvalidOptionError(f"not a plan ({problem}): plan again") from None
+            raise InvalidOptionError(f"the text is not a plan ({problem}); plan again") from None
         return plan
 
     def from_offsets(self, starts: Sequence[int]) -> ScanPlan:
-        """Returns the plan without the offsets below `starts`.
+        """Returns a copy of the plan in which each partition begins at another offset.
 
         Args:
-            starts: One offset for each of `partitions`, at or above its start.
+            starts: New first offset of each partition, in the order of `partitions`. It is at or
+                above the partition's current start.
         """
         partitions = tuple(
             replace(partition, start=start)
@@ -227,24 +235,26 @@ class ScanPlan:
 
     @property
     def nominal_bytes(self) -> int:
-        """Original segment bytes that the tasks cover."""
+        """Bytes of original segments that the tasks cover, plus an estimate for broker ranges."""
         return sum(task.nominal_bytes for task in self.tasks)
 
     def objects_read(self) -> list[ObjectRef]:
-        """Returns the objects that tasks will read: logs, and indexes with slice boundaries."""
+        """Returns the objects that tasks will read: logs, and the offset indexes of segments that
+        are cut into slices.
+        """
         slices = [piece for task in self.tasks for piece in task.slices]
-        # An empty log may have no object.
+        # Skip logs without bytes, because they may have no object.
         logs = dict.fromkeys(piece.objects.log for piece in slices if piece.objects.size_in_bytes)
         indexes = dict.fromkeys(piece.offset_index.source for piece in slices if not piece.is_whole)
         return [*logs, *indexes]
 
 
 def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
-    """Explains which offsets a plan reads, which it skips and why, and the estimated cost.
+    """Returns a text: which offsets a plan reads, which it skips and why, and the estimated cost.
 
     Args:
         plan: The plan.
-        prices: Storage class to price.
+        prices: Price of each storage class.
     """
     work = estimate(plan.tasks)
     slices = sum(len(task.slices) for task in plan.tasks)
@@ -277,8 +287,8 @@ def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
 
 
 def _kept_offsets(plan: ScanPlan) -> dict[SegmentName, tuple[int, int]]:
-    """Returns the offsets that tasks read of each segment: start of the first slice, stop of the
-    last one.
+    """Returns for each segment the offsets that tasks read: the lowest start and the highest stop
+    of its slices.
     """
     kept: dict[SegmentName, tuple[int, int]] = {}
     for task in plan.tasks:
@@ -490,7 +500,7 @@ def _slice_from(entry: dict[str, Any], segments: Sequence[RemoteSegment]) -> Seg
 def _int64(column: list[int]) -> NDArray[np.int64]:
     numbers = np.array(column)
     if len(column) and numbers.dtype != np.int64:
-        raise TypeError("expected whole numbers")
+        raise TypeError("expected integers")
     return numbers.astype(np.int64)
 
 
@@ -501,7 +511,8 @@ def _segment_to(segment: RemoteSegment) -> dict[str, Any]:
     facts = segment_facts(segment, names.get)
     if facts is None:
         raise InvalidOptionError(
-            f"a plan with {type(objects.chunk_index).__name__} cannot be written as JSON",
+            "the plan cannot be written as JSON, because a segment has the unsupported chunk index"
+            f" {type(objects.chunk_index).__name__}",
             topic=segment.topic,
             partition=segment.partition,
         )
@@ -532,8 +543,8 @@ def _epochs_from(pairs: list[list[int]]) -> tuple[EpochEntry, ...]:
 
 
 def _check_plan(plan: ScanPlan, segments: Iterable[RemoteSegment]) -> None:
-    """Raises one of `_READ_ERRORS` if parts of a plan contradict each other. `segments` are all
-    segments in its file.
+    """Raises one of `_READ_ERRORS` if parts of a plan contradict each other. `segments` is the
+    table of all segments in the plan file.
     """
     for segment in segments:
         _check_segment(segment)
@@ -541,7 +552,7 @@ def _check_plan(plan: ScanPlan, segments: Iterable[RemoteSegment]) -> None:
     _check_texts(plan.made_with["isolationLevel"])
     asked = plan.made_with["partitions"]
     if type(asked) is not dict:
-        raise TypeError("expected partitions by topic")
+        raise TypeError("expected an object with the partitions of each topic")
     _check_texts(*asked)
     for number in chain.from_iterable(asked.values()):
         _check_ascending(0, number, MAX_INT32)
@@ -555,7 +566,7 @@ def _check_plan(plan: ScanPlan, segments: Iterable[RemoteSegment]) -> None:
     ranges: dict[tuple[str, int], list[BrokerRange]] = {key: [] for key in partitions}
     for task in plan.tasks:
         if not task.parts:
-            raise ValueError("a task that reads nothing")
+            raise ValueError("a task has no slice and no range")
         for broker_range in task.ranges:
             key = broker_range.topic, broker_range.partition
             _check_range(broker_range, partitions[key])
@@ -591,7 +602,7 @@ def _check_segment(segment: RemoteSegment) -> None:
         if index.content is None:
             _check_ascending(0, index.start, index.stop, index.source.size)
         elif (index.start, index.stop) != (0, len(index.content)):
-            raise ValueError("a side file has another size than its content")
+            raise ValueError("the size of a side file differs from the size of its content")
     chunks = objects.chunk_index
     _check_ascending(0, chunks.chunk_count, min(_MAX_CHUNKS, objects.log.size))
     chunks.check_object_size(objects.log.size)
@@ -614,7 +625,7 @@ def _check_partition(partition: PartitionPlan) -> None:
         _check_ascending(-1, transaction.producer_id, MAX_INT64)
         _check_offsets(transaction.first_offset)
     if partition.stop < partition.wanted_stop and not partition.undecided:
-        raise ValueError("a range ends early without an undecided transaction")
+        raise ValueError("a partition ends before its requested end without an open transaction")
     brokers, disks, catalog = partition.brokers, partition.disks, partition.catalog
     if brokers is not None:
         _check_ascending(-1, brokers.leader_epoch, MAX_INT32)
@@ -637,26 +648,28 @@ def _check_partition(partition: PartitionPlan) -> None:
 
 def _check_range(piece: BrokerRange, partition: PartitionPlan) -> None:
     if partition.brokers is None or type(piece.read_committed) is not bool:
-        raise TypeError("a broker range in a partition without brokers")
+        raise TypeError("a broker range belongs to a partition that does not read from brokers")
     _check_texts(piece.topic_id)
     uuid_from_text(piece.topic_id)
     if (piece.topic_id, piece.leader_epoch) != (partition.topic_id, partition.brokers.leader_epoch):
-        raise ValueError("a range has another topic id or leader epoch than its partition")
+        raise ValueError("a broker range has another topic id or leader epoch than its partition")
     _check_ascending(partition.start, piece.start_offset, piece.stop_offset, partition.stop)
     _check_ascending(0, piece.nominal_bytes, MAX_INT64)
 
 
 def _check_ranges(partition: PartitionPlan, ranges: Sequence[BrokerRange]) -> None:
-    """Checks that the ranges, in order, cover the offsets that brokers serve."""
+    """Checks that the broker ranges of a partition ascend without overlap, and cover the offsets
+    that brokers serve.
+    """
     planned = partition.brokers.ranges if partition.brokers is not None else ()
     wanted = ((max(low, partition.start), min(high, partition.stop)) for low, high in planned)
     offsets = [(piece.start_offset, piece.stop_offset) for piece in ranges]
     if any(high > low for (_, high), (low, _) in pairwise(offsets)):
-        raise ValueError("two ranges of the same offsets")
+        raise ValueError("two broker ranges overlap")
     if _joined(wanted) != _joined(offsets):
         raise ValueError(
-            "the ranges do not cover the offsets that brokers serve of"
-            f" {partition.topic}-{partition.partition}"
+            f"{partition.topic}-{partition.partition}: the broker ranges do not cover the offsets"
+            " that brokers serve"
         )
 
 
@@ -671,18 +684,21 @@ def _check_slice(
     piece.objects.indexes[IndexType.OFFSET]
     columns = aborted.producer_ids, aborted.first_offsets, aborted.last_offsets
     if any(column.shape != columns[0].shape or column.ndim != 1 for column in columns):
-        raise ValueError("aborted transactions that are not three columns")
+        raise ValueError("aborted transactions must be three columns of equal length")
     if before is None or piece.start_offset >= before.stop_offset:
         return
     if _span(piece) != _span(before):
-        raise ValueError("two slices of the same offsets")
+        raise ValueError("two slices overlap")
     _check_ascending(before.cut_stop, piece.cut_start)
 
 
 def _check_slices(
     partition: PartitionPlan, slices: Sequence[SegmentSlice], *, leaves_rows_out: bool
 ) -> None:
-    """Checks that the slices, in order, cover the range of the partition."""
+    """Checks that successive slices of a segment leave no bytes out, and that all slices cover the
+    offsets of the partition. With `leaves_rows_out`, offsets may be missing, because a predicate
+    skipped them.
+    """
     for _, group in groupby(slices, _span):
         pieces = list(group)
         first, last = pieces[0], pieces[-1]
@@ -695,13 +711,13 @@ def _check_slices(
         )
         if not is_complete:
             offsets = f"[{first.start_offset}, {last.stop_offset})"
-            raise ValueError(f"no bytes are planned for some of offsets {offsets}")
+            raise ValueError(f"the slices of offsets {offsets} leave out bytes of their segment")
     if leaves_rows_out:
         return
     wanted = ((start, stop) for _, start, stop in partition.wanted_ranges())
     if _joined(wanted) != _joined((piece.start_offset, piece.stop_offset) for piece in slices):
         raise ValueError(
-            f"the slices do not cover the range of {partition.topic}-{partition.partition}"
+            f"{partition.topic}-{partition.partition}: the slices do not cover the planned offsets"
         )
 
 
@@ -710,7 +726,7 @@ def _span(piece: SegmentSlice) -> tuple[str, int, int]:
 
 
 def _joined(spans: Iterable[tuple[int, int]]) -> list[list[int]]:
-    """Joins adjacent spans; `spans` must be in order."""
+    """Joins spans that are adjacent or overlap. `spans` must ascend."""
     joined: list[list[int]] = []
     for low, high in spans:
         if joined and low <= joined[-1][1]:
@@ -732,11 +748,13 @@ def _check_offsets(*offsets: int) -> None:
 
 
 def _check_ascending(*numbers: int) -> None:
-    """Checks that all arguments are whole numbers, each at least as large as the previous one."""
+    """Checks that all arguments are integers, and that each is at least as large as the previous
+    one.
+    """
     if any(type(number) is not int for number in numbers):
-        raise TypeError("expected a whole number")
+        raise TypeError("expected an integer")
     if any(low > high for low, high in pairwise(numbers)):
-        raise ValueError(f"{', '.join(map(str, numbers))} should ascend")
+        raise ValueError(f"the numbers {', '.join(map(str, numbers))} must ascend")
 
 
 def _check_texts(*values: str, errors: str = "strict") -> None:
@@ -747,5 +765,7 @@ def _check_texts(*values: str, errors: str = "strict") -> None:
 
 
 def _check_keys(*keys: str) -> None:
-    """Checks keys, which may be names of files that are not UTF-8."""
+    """Checks that keys are texts. Unlike other texts, they may be file names that are not valid
+    UTF-8.
+    """
     _check_texts(*keys, errors="surrogateescape")

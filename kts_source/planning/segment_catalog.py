@@ -1,9 +1,9 @@
 """Lists and describes the topics, topic ids, partitions and segments of a tier.
 
-Listings are not cached; only they determine which objects exist. A topic that was deleted and
-created again has two topic ids; one id is chosen per topic before any partition is read. A segment
-is described on demand: from the pack of an earlier plan, else by the layout, which reads a manifest
-or similar.
+Listings are not cached, because only they show which objects exist. If a topic was deleted and
+created again, it has two topic ids; one id is chosen per topic before any partition is read. The
+description of a segment is read only when it is needed: from the cache of an earlier plan, or else
+by the layout, usually from a manifest.
 """
 
 from __future__ import annotations
@@ -60,8 +60,10 @@ description: streams list them repeatedly.
 
 
 class SegmentCatalog:
-    """Lists and describes the segments of a tier with its layout. `pool` describes segments
-    concurrently; it must not be the pool that calls the catalog.
+    """Lists and describes the segments of a tier, using its layout.
+
+    `pool` describes segments concurrently. It must not be the pool whose threads call this class,
+    because they would wait for themselves.
     """
 
     def __init__(
@@ -75,14 +77,17 @@ class SegmentCatalog:
         self._max_inline = 1
 
     def expect(self, partitions: int) -> None:
-        """Sets the number of partitions that will be planned concurrently. If they keep the store
-        busy, each one reads a few manifests itself, because passing them to threads would take
-        longer.
+        """Sets the number of partitions that will be planned concurrently.
+
+        If there are enough partitions to keep the store busy, the thread of each partition reads a
+        few manifests itself. Passing them to other threads would then take longer.
         """
         self._max_inline = _INLINE_SEGMENTS if partitions >= PLANNING_THREADS else 1
 
     def listed(self, folder: TopicFolder, partition: int) -> ListedPartition:
-        """Lists a partition. Segments in the packs of earlier plans are not described again."""
+        """Lists the segments of a partition. Does not read descriptions again that an earlier plan
+        has cached.
+        """
         bundle = None
         if self._caches.index is not None:
             uri = self.store.uri(f"{folder.folder}{folder.topic}-{folder.topic_id}")
@@ -94,10 +99,11 @@ class SegmentCatalog:
         return ListedPartition(self, folder, partition, listing, bundle)
 
     def _with_empty_segments(self, listing: PartitionListing) -> PartitionListing:
-        """Moves segments without a log object to the complete segments if their logs have no bytes.
+        """Adds to the complete segments of a listing those segments whose log object is missing
+        because the log has no bytes.
 
-        Compaction leaves closed segments without records, and S3 keeps no object for an upload of
-        zero bytes.
+        Compaction may remove all records of a closed segment, and some stores keep no object for an
+        upload of zero bytes.
         """
         entries = [orphan.described for orphan in listing.orphans if orphan.described is not None]
         if not entries:
@@ -119,7 +125,9 @@ class SegmentCatalog:
         )
 
     def is_empty(self, entry: SegmentEntry) -> bool:
-        """Returns whether a segment's description has a log of zero bytes and all side files."""
+        """Returns whether the description of a segment states a log of zero bytes and contains all
+        side files.
+        """
         versions = (info.version for _, info in entry.objects if info.key == entry.described_by)
         version = next(versions, None)
         cache_key = self.store.uri(entry.described_by), version or ""
@@ -135,8 +143,8 @@ class SegmentCatalog:
         return is_empty
 
     def described(self, entries: Sequence[SegmentEntry]) -> list[RemoteSegment | None]:
-        """Returns the descriptions of segments; `None` for a deleted segment and, if loss is
-        allowed, for an invalid description.
+        """Returns the description of each segment. The result has `None` for a deleted segment, and
+        also for an invalid description if data loss is allowed.
         """
         if len(entries) <= self._max_inline:
             return self._describe_group(entries)
@@ -170,16 +178,16 @@ class SegmentCatalog:
 
 
 class ListedPartition:
-    """The listed segments of one partition and topic id, each described at most once. Used by one
-    thread at a time.
+    """The listed segments of one partition and topic id. Reads the description of each segment at
+    most once. Not thread-safe.
 
     Attributes:
-        folder: The incarnation of its topic.
-        entries: Complete segments, in order of base offset, then segment id.
-        orphans: Objects that belong to no complete segment. Orphans with a description are damaged
-            segments.
+        folder: Folder of the topic id.
+        entries: Complete segments, ascending by base offset, then by segment id.
+        orphans: Objects that belong to no complete segment. An orphan with a description is a
+            damaged segment.
         facts: See `PartitionListing`.
-        side_files: Content of side files that were read.
+        side_files: Cache of the side files that were read.
     """
 
     def __init__(
@@ -206,11 +214,13 @@ class ListedPartition:
 
     @property
     def has_segments(self) -> bool:
-        """True if any segment is described, complete or damaged."""
+        """True if the listing has a complete segment, or a damaged segment with a description."""
         return bool(self.entries) or bool(self._damaged_entries)
 
     def described(self, numbers: Iterable[int]) -> list[RemoteSegment]:
-        """Returns some entries by number; skips entries that were deleted or cannot be read."""
+        """Returns the descriptions of the entries at indexes `numbers`. Skips entries that were
+        deleted or cannot be read.
+        """
         wanted = list(numbers)
         missing = []
         for number in wanted:
@@ -224,25 +234,25 @@ class ListedPartition:
             fresh = self._catalog.described([self.entries[number] for number in missing])
             for number, segment in zip(missing, fresh, strict=True):
                 self._described[number] = segment
-                # The end of an empty segment may depend on the next segment in the listing.
+                # Do not cache an empty segment: its end may depend on the next listed segment.
                 if segment is not None and segment.objects.size_in_bytes:
                     self._pack.add(self.entries[number], segment)
         segments = (self._described[number] for number in wanted)
         return [segment for segment in segments if segment is not None]
 
     def all(self) -> list[RemoteSegment]:
-        """Returns all complete segments that can be described."""
+        """Returns all complete segments that have a readable description."""
         return self.described(range(len(self.entries)))
 
     def damaged(self) -> list[RemoteSegment]:
-        """Returns the segments that lack objects and can be described."""
+        """Returns the segments that lack objects but have a readable description."""
         if self._damaged is None:
             self._damaged = self._catalog.described(self._damaged_entries)
         return [segment for segment in self._damaged if segment is not None]
 
     def unreadable(self) -> list[tuple[int, str]]:
-        """Returns base offset and URI of segments with a missing or invalid description, among the
-        segments that were described.
+        """Returns base offset and URI of each segment whose description was requested, but is
+        missing or invalid.
         """
         entries = [self.entries[n] for n, segment in self._described.items() if segment is None]
         damaged = zip(self._damaged_entries, self._damaged or (), strict=False)
@@ -250,8 +260,8 @@ class ListedPartition:
         return [(entry.base_offset, self._uri(entry)) for entry in entries]
 
     def without_end(self) -> dict[str, tuple[int, str]]:
-        """Returns base offset and URI, by segment id, of damaged segments with an unknown end: the
-        log is missing, and the other files have only a lower bound.
+        """Returns the damaged segments whose end offset is unknown, because the log is missing and
+        the other files contain only a lower bound of it. Maps segment id to base offset and URI.
         """
         described = zip(self._damaged_entries, self._damaged or (), strict=False)
         return {
@@ -268,29 +278,30 @@ class ListedPartition:
         return [orphan.described for orphan in self.orphans if orphan.described is not None]
 
     def save(self) -> None:
-        """Saves descriptions and side files for later plans."""
+        """Stores descriptions and side files in the cache, for later plans."""
         self._pack.save(self.entries)
         self.side_files.save()
         if self._bundle is not None:
             self._bundle.save()
-        # All segments that are requested from now on are already described.
+        # Drop the packs, because no segment has to be described after this point.
         self._pack, self.side_files = SegmentPack(None, ""), SideFilePack()
 
 
 @dataclass(frozen=True, slots=True)
 class DiscoveredTopic:
-    """A topic in the tier.
+    """A topic that the tier contains.
 
     Attributes:
-        topic_id: The incarnation to read.
-        other_ids: The other incarnations.
-        partitions: Partitions with segments, complete or damaged, in order of number.
-        empty_partitions: Partitions without a segment in this incarnation that the user named, or
-            that have a folder.
-        parts: Objects in the empty partitions.
-        older_ids: Members of `other_ids` with segments; they are older unless the user chose.
-        others: Other listed partitions: of other incarnations, and of this incarnation without a
-            segment.
+        topic_id: The topic id to read.
+        other_ids: All other topic ids of the topic in the tier.
+        partitions: Partitions that have complete or damaged segments, ascending by number.
+        empty_partitions: Selected partitions that have no segment under this topic id, because the
+            user named them, or because they have a folder.
+        parts: Objects in the empty partitions that belong to no complete segment.
+        older_ids: Members of `other_ids` that have segments. They are older than `topic_id`, unless
+            the user chose `topic_id`.
+        others: Listed partitions that are not in `partitions`: partitions of other topic ids, and
+            partitions without a segment under `topic_id`.
     """
 
     topic: str
@@ -304,13 +315,15 @@ class DiscoveredTopic:
 
     @property
     def asked_partitions(self) -> tuple[int, ...]:
-        """All selected partitions, with or without segments, ascending."""
+        """Numbers of all selected partitions, with or without segments, ascending."""
         held = (listed.partition for listed in self.partitions)
         return tuple(sorted([*held, *self.empty_partitions]))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes about the chosen incarnation and missing partitions."""
+        """Messages about the chosen topic id, partitions without segments, and objects that are not
+        read.
+        """
         notes = []
         if self.other_ids:
             others = ", ".join(self.other_ids)
@@ -331,15 +344,17 @@ class DiscoveredTopic:
 def discover(
     options: ScanOptions, catalog: SegmentCatalog, pool: Executor
 ) -> tuple[DiscoveredTopic, ...]:
-    """Lists every segment of the selected topics, partitions concurrently in `pool`.
+    """Lists every segment of the selected topics. Lists the partitions of a topic concurrently in
+    `pool`.
 
-    Describes segments only if topic ids must be compared.
+    Reads descriptions of segments only to find out which of several topic ids is newest.
 
     Raises:
-        TierNotFoundError: The path has no object of this layout.
+        TierNotFoundError: The path has no topic folder of this layout.
         TopicNotFoundError: The tier does not have a topic, or the topic has no segment.
         DataLossError: Segments existed, but their descriptions are lost.
-        InvalidOptionError: The tier does not have a topic id, or the user must choose one.
+        InvalidOptionError: The tier does not have a topic id that the user chose, or the user must
+            choose a topic id.
         CorruptSegmentError: A manifest is invalid.
     """
     topics = []
@@ -352,8 +367,8 @@ def discover(
 def incarnations(
     options: ScanOptions, catalog: SegmentCatalog, may_lack: Collection[str] = ()
 ) -> Mapping[str, Sequence[TopicFolder]]:
-    """Returns the folders of the selected topics; topics in `may_lack` may be missing in the tier.
-    See `discover` for errors.
+    """Returns the folders of each selected topic: one folder for each topic id. Topics in
+    `may_lack` need not exist in the tier. Raises the errors of `discover`.
     """
 
     def folders(topic: str | None) -> tuple[TopicFolder, ...]:
@@ -384,7 +399,9 @@ def _not_found(
     options: ScanOptions,
     catalog: SegmentCatalog,
 ) -> TopicNotFoundError | TierNotFoundError:
-    """Returns the error for topics that the tier does not have; `problem` begins its message."""
+    """Returns the error for topics that the tier does not have; its message begins with
+    `problem`.
+    """
     store, layout = catalog.store, catalog.layout
     names = sorted(available)
     uri = store.uri(options.key_prefix)
@@ -411,8 +428,9 @@ def _not_found(
 def likely_prefixes(
     store: ObjectStore, layout: Layout, key_prefix: str, wanted: Iterable[str]
 ) -> tuple[str, ...]:
-    """Returns other key prefixes that have topics, in the folder of `key_prefix`, else below the
-    root. An empty `wanted` accepts any topic.
+    """Returns key prefixes other than `key_prefix` under which there are topics. Searches the
+    parent folder of `key_prefix`, then the root of the store. If `wanted` is not empty, prefixes
+    with a wanted topic replace the other prefixes of the same folder.
     """
     topics = tuple(wanted)
     waiting = list(dict.fromkeys((key_prefix[: key_prefix.rfind("/") + 1], "")))
@@ -432,14 +450,18 @@ def likely_prefixes(
 
 
 def prefixes_of_names(folder: str, names: Iterable[str], wanted: Iterable[str]) -> tuple[str, ...]:
-    """Returns the prefixes under which folders with these names contain wanted topics."""
+    """Returns key prefixes under which a wanted topic would be found, if the folders in `folder`
+    have these topic names.
+    """
     ends = ((name, topic) for topic in wanted for name in sorted(names, key=len))
     heads = (name.removesuffix(topic) for name, topic in ends if name.endswith(topic))
     return tuple(dict.fromkeys(folder + head for head in heads))
 
 
 def did_you_mean(prefixes: Iterable[str]) -> str:
-    """Returns the end of an error message that suggests key prefixes; empty without prefixes."""
+    """Returns a suggestion of key prefixes for the end of an error message; an empty text if there
+    are no prefixes.
+    """
     names = " or ".join(repr(prefix) for prefix in prefixes)
     return f"; did you mean keyPrefix {names}?" if names else ""
 
@@ -451,8 +473,9 @@ def discover_topic(
     catalog: SegmentCatalog,
     pool: Executor,
 ) -> DiscoveredTopic:
-    """Lists the partitions of one topic. Of its incarnations in `folders`, chooses the one in the
-    options, else the one with the newest event; see `discover`.
+    """Lists the partitions of one topic, and chooses the topic id to read: the id in the options,
+    or else the id with the newest event. `folders` are the folders of the topic ids. Raises the
+    errors of `discover`.
     """
     pairs = [
         (folder, partition)
@@ -494,20 +517,20 @@ def discover_topic(
     )
     if not held and isinstance(options.selection, Subscribe) and options.fail_on_data_loss:
         raise TopicNotFoundError(
-            f"no segment of topic {topic!r} at {catalog.store.uri(chosen.folder)}; there are"
-            f" {some(map(str, incomplete)) or 'no objects'}",
+            f"topic {topic!r} has no complete segment at {catalog.store.uri(chosen.folder)};"
+            f" existing objects: {some(map(str, incomplete)) or 'none'}",
             topic=topic,
         )
     return discovered
 
 
 def wanted_topic_id(options: ScanOptions, topic: str) -> str | None:
-    """Returns the topic id of a topic in option `topicId`."""
+    """Returns the topic id that option `topicId` sets for a topic; `None` if it sets no id."""
     return options.topic_ids.get(topic, options.topic_ids.get(""))
 
 
 def log_topic(topic: DiscoveredTopic) -> None:
-    """Warns about objects that are not read."""
+    """Logs warnings about objects of a topic that are not read."""
     for listed in topic.partitions:
         _log_orphans(listed)
     for note in topic.notes:
@@ -515,15 +538,17 @@ def log_topic(topic: DiscoveredTopic) -> None:
 
 
 def _incomplete_segments(options: ScanOptions, listed: ListedPartition) -> list[Orphan]:
-    """Returns the objects of a partition that has no complete segment. Raises `DataLossError` if
-    they are of several segments: a broker copies a segment only after the previous copy is
-    complete, so one incomplete segment may be the first copy, but several prove a loss.
+    """Returns the objects of a partition that has no complete segment.
+
+    Raises `DataLossError` if the objects belong to several segments and data loss is not allowed.
+    Brokers copy segments one after the other, so one incomplete segment may be the first copy, but
+    several incomplete segments prove a loss.
     """
     incomplete = [orphan for orphan in listed.orphans if orphan.base_offset is not None]
     if len({orphan.base_offset for orphan in incomplete}) > 1 and options.fail_on_data_loss:
         raise DataLossError(
             f"only incomplete segments exist: {some(map(str, incomplete))};"
-            " failOnDataLoss=false skips the partition",
+            " set failOnDataLoss=false to skip the partition",
             topic=listed.topic,
             partition=listed.partition,
         )
@@ -533,8 +558,11 @@ def _incomplete_segments(options: ScanOptions, listed: ListedPartition) -> list[
 def _check_newest(
     options: ScanOptions, chosen: TopicFolder, listed: Sequence[ListedPartition]
 ) -> None:
-    """Raises `DataLossError`, or warns, if an incarnation without a complete segment may be newer:
-    the topic is being created again, or the description of the newest segments is lost.
+    """Checks that no other topic id has newer objects than the chosen topic id.
+
+    A topic id without readable segments may be newer: the topic may be in the process of being
+    created again, or the descriptions of its segments may be lost. Raises `DataLossError`, or logs
+    a warning if data loss is allowed.
     """
     readable = {chosen, *(each.folder for each in listed if each.has_segments)}
     others = [
@@ -554,11 +582,12 @@ def _check_newest(
         return
     text = (
         f"topic {chosen.topic}: the segments of topic id {chosen.topic_id} are older than objects"
-        f" of another one: {some(map(str, newer))}"
+        f" of another topic id: {some(map(str, newer))}"
     )
     if options.fail_on_data_loss:
         raise DataLossError(
-            f"{text}; choose with option 'topicId', or wait for a copy that is in progress",
+            f"{text}. Choose the topic id with option 'topicId', or wait until a copy in progress"
+            " has ended",
             topic=chosen.topic,
         )
     log.warning("%s", text)
@@ -570,7 +599,9 @@ def _choose(
     folders: Sequence[TopicFolder],
     listed: Sequence[ListedPartition],
 ) -> TopicFolder:
-    """Returns the incarnation in the options, else the one with the newest event."""
+    """Returns the folder of the topic id in the options, or else of the topic id with the newest
+    event.
+    """
     ids = ", ".join(folder.topic_id for folder in folders)
     wanted = wanted_topic_id(options, topic)
     if wanted is not None:
@@ -587,22 +618,24 @@ def _choose(
         for segment in (*each.all(), *each.damaged()):
             if segment.event_timestamp_ms is None:
                 raise InvalidOptionError(
-                    f"topic {topic!r} has several topic ids ({ids}) and layout {options.layout!r}"
-                    " does not record which is newest: choose with option 'topicId'"
+                    f"topic {topic!r} has several topic ids ({ids}), and layout {options.layout!r}"
+                    " does not record which id is newest; choose an id with option 'topicId'"
                 )
             newest[each.folder] = max(newest[each.folder], segment.event_timestamp_ms)
     latest = max(newest.values())
     winners = [folder for folder, timestamp in newest.items() if timestamp == latest]
     if len(winners) > 1:
         raise InvalidOptionError(
-            f"topic {topic!r} has several topic ids ({ids}) with the same newest event timestamp:"
-            " choose with option 'topicId'"
+            f"topic {topic!r} has several topic ids ({ids}) with the same newest event timestamp;"
+            " choose an id with option 'topicId'"
         )
     return winners[0]
 
 
 def _log_orphans(listed: ListedPartition) -> None:
-    """Warns about objects that are not read. Objects of a copy in progress are usual."""
+    """Logs objects that belong to no complete segment, as warnings. Objects of a copy that may be
+    in progress are logged at level INFO, because they are usual.
+    """
     last = listed.entries[-1].base_offset if listed.entries else -1
     by_level: dict[int, list[Orphan]] = {logging.WARNING: [], logging.INFO: []}
     for orphan in listed.orphans:

@@ -1,4 +1,4 @@
-"""Reads and checks the side files of segments, and batch headers where a side file is missing."""
+"""Reads and checks the side files of segments. Reads batch headers if a side file is missing."""
 
 from __future__ import annotations
 
@@ -48,11 +48,12 @@ _MAX_CACHED: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Transactions in batch headers.
+    """The result of reading the transactions of a range from its batch headers.
 
     Attributes:
-        aborted: Transactions with an abort marker.
-        open_after: Producer id to first offset of the transactions that are still open.
+        aborted: Transactions that have an abort marker in the range.
+        open_after: Producer id to first offset of each transaction that is open at the end of the
+            range.
     """
 
     aborted: tuple[AbortedTxn, ...]
@@ -60,14 +61,15 @@ class Replay:
 
 
 class SideFiles:
-    """Reads the side files of segments. Used by one thread at a time.
+    """Reads the side files of segments. Not thread-safe.
 
     Args:
-        source: Fetches and decrypts them.
-        max_batch_bytes: Limit of one record batch.
+        source: Fetches and decrypts the side files.
+        max_batch_bytes: Maximum size of a record batch.
 
     Attributes:
-        bounds: Offsets that cut segments. All side files of these segments will be read.
+        bounds: First offset and end of the wanted offsets. All side files of a segment with a bound
+            inside are needed, so they are read together.
     """
 
     def __init__(self, source: SegmentSource, *, max_batch_bytes: int) -> None:
@@ -78,7 +80,7 @@ class SideFiles:
         self.bounds: tuple[int, ...] = ()
 
     def leader_epochs(self, segment: RemoteSegment) -> LeaderEpochCheckpoint:
-        """Returns the lineage at the time of the segment's upload.
+        """Returns the leader-epoch checkpoint that was uploaded with a segment.
 
         Raises:
             CorruptSegmentError: The checkpoint is missing, invalid, or contradicts the segment's
@@ -105,7 +107,8 @@ class SideFiles:
     def time_index(self, segment: RemoteSegment) -> TimeIndex | None:
         """Returns the time index; `None` if it does not exist or contradicts its segment.
 
-        It has no checksum, so callers must compare an entry with the log before they use it.
+        A time index has no checksum, so callers must compare an entry with the log before they use
+        it.
         """
         key = segment.objects.log.key, segment.objects.log.version
         if key in self._time_indexes:
@@ -123,7 +126,9 @@ class SideFiles:
         return index
 
     def snapshot(self, segment: RemoteSegment) -> tuple[ProducerStateEntry, ...] | None:
-        """Returns the producers at the segment's end; `None` if the file is missing or invalid."""
+        """Returns the producer states at the segment's end; `None` if the producer snapshot is
+        missing or invalid.
+        """
         data = self._read(segment, IndexType.PRODUCER_SNAPSHOT)
         try:
             return parse_producer_snapshot(data) if data else None
@@ -132,8 +137,8 @@ class SideFiles:
             return None
 
     def aborted(self, segment: RemoteSegment) -> tuple[AbortedTxn, ...] | None:
-        """Returns the transactions that an abort marker in the segment ends; `None` if the file
-        is invalid or of another segment.
+        """Returns the transactions whose abort marker is in the segment, from its transaction
+        index; `None` if the index is invalid or belongs to another segment.
         """
         data = self._read(segment, IndexType.TRANSACTION)
         try:
@@ -148,25 +153,28 @@ class SideFiles:
     def contradicted(
         self, segment: RemoteSegment, error: SegmentFormatError
     ) -> CorruptSegmentError:
-        """Returns the error for a transaction index that other evidence contradicts."""
+        """Returns the error to raise if the log or a producer snapshot contradicts a transaction
+        index.
+        """
         return self._located(error, segment, "transaction index")
 
     def replay(self, span: SegmentRange, open_before: Mapping[int, int]) -> Replay:
-        """Returns the transactions that ended in a range or are open at its end, from its batches
-        only.
+        """Returns the transactions that are aborted in a range, and the transactions that are open
+        at its end. Reads only the batches of the range; `open_before` has the transactions that are
+        open at its start.
         """
         return replay_batches(self.batches(span.segment, 0), span, open_before)
 
     def first_ends(
         self, span: SegmentRange, open_before: Mapping[int, int]
     ) -> tuple[AbortedTxn, ...]:
-        """Returns the transactions that are open at the start of a range and aborted in it. Reads
-        the log up to the last of their markers.
+        """Returns those transactions of `open_before` (open at the start of a range) that are
+        aborted in the range. Reads the log up to the last of their markers.
         """
         return first_ends(self._whole_entries(span.segment, 0, _control_batches), span, open_before)
 
     def has_records(self, span: SegmentRange, producer_id: int, start: int, stop: int) -> bool:
-        """Returns whether a range has transactional records of a producer in [start, stop).
+        """Returns whether a range has transactional records of a producer at offsets [start, stop).
 
         Reads the log up to the first such record.
         """
@@ -179,14 +187,14 @@ class SideFiles:
         return False
 
     def batches(self, segment: RemoteSegment, position: int) -> Iterator[DecodedBatch]:
-        """Yields batches from a position on, decoded by the reference decoder."""
+        """Yields the decoded batches of a segment from a byte position on."""
         return self._whole_entries(
             segment, position, partial(iter_batches, max_batch_bytes=self._max_batch_bytes)
         )
 
     def batch_epochs(self, segment: RemoteSegment) -> Iterator[tuple[int, int]]:
-        """Yields base offset and leader epoch of a segment's first batch and of its last batches.
-        The epoch is −1 in message formats 0 and 1.
+        """Yields base offset and leader epoch of the first batch of a segment, and of all batches
+        after the last entry of its offset index. The epoch is −1 in message formats 0 and 1.
         """
         first = islice(self._whole_entries(segment, 0, _epochs), 1)
         index = self.offset_index(segment)
@@ -195,8 +203,8 @@ class SideFiles:
             yield entry.base_offset, entry.epoch
 
     def end_of_batches(self, segment: RemoteSegment) -> int | None:
-        """Returns one past the last offset of a segment's last batch; `None` if it has no batch, or
-        its log cannot be read now. A read of its rows reports the error.
+        """Returns one past the last offset of a segment's last batch. Returns `None` if the segment
+        has no batch, or its log cannot be read; a later read of its rows then reports the error.
         """
         is_archived = segment.objects.log.storage_class in ARCHIVE_CLASSES
         if is_archived or not segment.objects.size_in_bytes:
@@ -215,8 +223,8 @@ class SideFiles:
     def record_times(
         self, segment: RemoteSegment, position: int, *, dated_from_ms: int
     ) -> Iterator[tuple[int, int]]:
-        """Yields offset and timestamp of the records from a position on. Skips batches with a
-        largest timestamp below `dated_from_ms`.
+        """Yields offset and timestamp (ms since 1970) of each record of a segment, from a byte
+        position on. Skips batches whose largest timestamp is below `dated_from_ms`.
         """
         read = partial(
             iter_record_times, dated_from_ms=dated_from_ms, max_batch_bytes=self._max_batch_bytes
@@ -227,9 +235,11 @@ class SideFiles:
     def _whole_entries(
         self, segment: RemoteSegment, position: int, read: Callable[[bytes], Iterator[_Read]]
     ) -> Iterator[_Read]:
-        """Yields entries of the log from a position on, each after the next entry confirmed its
-        offsets. No checksum covers a batch's base offset, so base offsets must ascend inside the
-        segment.
+        """Yields the entries of a segment's log from a byte position on. Holds each entry back
+        until the next entry was read.
+
+        No checksum covers the base offset of a batch. So an entry is yielded only after the offsets
+        of the next entry proved to be higher.
         """
         waiting: _Read | None = None
         for entry in self._entries(segment, position, read):
@@ -242,11 +252,13 @@ class SideFiles:
     def _entries(
         self, segment: RemoteSegment, position: int, read: Callable[[bytes], Iterator[_Read]]
     ) -> Iterator[_Read]:
-        """Yields entries of the log from a position on; their offsets ascend inside the segment."""
+        """Yields the entries of a segment's log from a byte position on. Checks that their offsets
+        ascend and are inside the segment.
+        """
         least = segment.start_offset
         pending = b""
         entry_position = position
-        # One chunk first: it nearly always has the wanted entry.
+        # Read only one chunk first, because it nearly always contains the wanted entry.
         chunk = segment.objects.chunk_index.original_chunk_size
         borders = (position, position // chunk * chunk + chunk, segment.objects.size_in_bytes)
         fields = segment.topic, segment.partition, segment.start_offset, segment.objects
@@ -285,57 +297,60 @@ class SideFiles:
 
 
 def check_own_epochs(entries: Sequence[EpochEntry], segment: RemoteSegment) -> None:
-    """Raises `CorruptIndexError` if a segment's checkpoint and manifest differ about its epochs
-    above the log start of the checkpoint.
+    """Raises `CorruptIndexError` if a segment's manifest has other leader epochs than `entries` of
+    its checkpoint. Ignores offsets below the first entry of each.
     """
     if not entries or not segment.leader_epochs:
         return
-    # The log start may have moved between both files.
+    # The log start may have moved between the writes of the two files.
     low = max(segment.start_offset, entries[0].start_offset, segment.leader_epochs[0].start_offset)
     here = epochs_between(entries, low, segment.end_offset)
     own = epochs_between(segment.leader_epochs, low, segment.end_offset)
     if low <= segment.end_offset and here != own:
         raise CorruptIndexError(
-            f"it has {epochs_text(here)} for offsets [{low}, {segment.stop_offset}), but the"
-            f" segment has {epochs_text(own)}: one of them is damaged"
+            f"the checkpoint has {epochs_text(here)} for offsets [{low}, {segment.stop_offset}),"
+            f" but the segment's manifest has {epochs_text(own)}: one of the two is damaged"
         )
 
 
 def epochs_text(entries: Iterable[EpochEntry]) -> str:
-    """Returns epochs and their first offsets, for a message."""
+    """Returns a text for a message that lists epochs and their first offsets."""
     texts = (f"epoch {entry.epoch} from {entry.start_offset}" for entry in entries)
     return ", ".join(texts) or "no epoch"
 
 
 def check_transaction(txn: AbortedTxn, segment: RemoteSegment) -> None:
-    """Raises `CorruptIndexError` if the marker of a transaction-index entry is outside its segment,
-    or the last stable offset is above the marker.
+    """Raises `CorruptIndexError` if the abort marker of a transaction-index entry is not in its
+    segment, or if the entry's last stable offset is more than one above the marker.
     """
     if not segment.start_offset <= txn.last_offset <= segment.end_offset:
         raise CorruptIndexError(
-            f"an abort marker at offset {txn.last_offset} is not in the segment, which has offsets"
-            f" [{segment.start_offset}, {segment.stop_offset})"
+            f"an entry has its abort marker at offset {txn.last_offset}, which is not in the"
+            f" segment's offsets [{segment.start_offset}, {segment.stop_offset})"
         )
     if txn.last_stable_offset > txn.last_offset + 1:
         raise CorruptIndexError(
-            f"the last stable offset {txn.last_stable_offset} is above the abort marker at offset"
-            f" {txn.last_offset}"
+            f"an entry has last stable offset {txn.last_stable_offset}, which is above its abort"
+            f" marker at offset {txn.last_offset}"
         )
 
 
 def check_time_index(index: TimeIndex, segment: RemoteSegment) -> None:
-    """Raises `CorruptIndexError` if a time index ends after its segment, or at another time."""
+    """Raises `CorruptIndexError` if the last entry of a time index has an offset after its segment,
+    or another timestamp than the largest timestamp of the segment.
+    """
     if not len(index):
         return
     offset, last_ms = int(index.offsets[-1]), int(index.timestamps[-1])
     if offset > segment.end_offset:
         raise CorruptIndexError(
-            f"the last entry names offset {offset}, the segment ends at {segment.stop_offset}"
+            f"the last entry has offset {offset}, but the last offset of the segment is"
+            f" {segment.end_offset}"
         )
     if segment.max_timestamp_ms >= 0 and last_ms != segment.max_timestamp_ms:
         raise CorruptIndexError(
-            f"the last entry is dated {last_ms} ms, the segment's largest timestamp is"
-            f" {segment.max_timestamp_ms}"
+            f"the last entry has timestamp {last_ms} ms, but the largest timestamp of the segment"
+            f" is {segment.max_timestamp_ms} ms"
         )
 
 
@@ -355,8 +370,13 @@ def _cache(
 def replay_batches(
     batches: Iterable[DecodedBatch], span: SegmentRange, open_before: Mapping[int, int]
 ) -> Replay:
-    """Returns the transactions that ended in a range or are open at its end, from its segment's
-    batches.
+    """Returns the transactions that are aborted in a range, and the transactions that are open at
+    its end.
+
+    Args:
+        batches: Batches of the range's segment, ascending by offset.
+        span: The range.
+        open_before: Producer id to first offset of each transaction that is open at its start.
     """
     state = TransactionReplay(open_before)
     for batch in batches:
@@ -373,8 +393,13 @@ def first_ends(
     span: SegmentRange,
     open_before: Mapping[int, int],
 ) -> tuple[AbortedTxn, ...]:
-    """Returns the transactions that are open at the start of a range and aborted by its segment's
-    batches. Uses only control batches.
+    """Returns those transactions of `open_before` (open at the start of a range) that are aborted
+    in the range.
+
+    Args:
+        batches: Entries of the range's segment, ascending by offset. Only control batches are used.
+        span: The range.
+        open_before: Producer id to first offset of each transaction.
     """
     waiting = set(open_before)
     state = TransactionReplay(open_before)
@@ -399,9 +424,10 @@ def first_ends(
 
 @dataclass(frozen=True, slots=True)
 class _EntryEpoch:
-    """Position, offsets and leader epoch of an entry; −1 in message formats 0 and 1.
+    """Position, offsets, leader epoch and producer of an entry of a log.
 
-    The producer is −1 if the entry has no transactional records.
+    The epoch is −1 in message formats 0 and 1. The producer id is −1 if the entry has no
+    transactional records.
     """
 
     position: int
@@ -412,7 +438,7 @@ class _EntryEpoch:
 
 
 def _epochs(data: bytes) -> Iterator[_EntryEpoch]:
-    """Yields the leader epoch of each complete entry."""
+    """Yields offsets, leader epoch and producer of each complete entry in `data`."""
     for entry in iter_entries(data):
         if entry.magic == MAGIC_2:
             header = RecordBatchHeader.from_bytes(data, entry.position)
@@ -427,7 +453,9 @@ def _epochs(data: bytes) -> Iterator[_EntryEpoch]:
 
 
 def _control_batches(data: bytes) -> Iterator[DecodedBatch | _EntryEpoch]:
-    """Yields each complete entry; only control batches are decoded."""
+    """Yields each complete entry in `data`. Control batches are decoded; of other entries, only the
+    header is read.
+    """
     for entry in iter_entries(data):
         if entry.magic != MAGIC_2:
             yield _EntryEpoch(entry.position, entry.offset, entry.offset, -1)
@@ -442,11 +470,14 @@ def _control_batches(data: bytes) -> Iterator[DecodedBatch | _EntryEpoch]:
 
 
 def _require_order(entry: DecodedBatch | EntryTimes | _EntryEpoch, least: int, stop: int) -> None:
-    """Raises `CorruptRecordError` if an entry does not have offsets in [least, stop)."""
+    """Raises `CorruptRecordError` unless the offsets of an entry ascend and lie in [least,
+    stop).
+    """
     first, last = entry.base_offset, entry.last_offset
     if not least <= first <= last < stop:
         raise CorruptRecordError(
-            f"an entry has offsets {first} to {last}, but they must be in [{least}, {stop})",
+            f"an entry has offsets {first} to {last}, but the next offsets must be in"
+            f" [{least}, {stop})",
             position=entry.position,
             offset=first,
         )
@@ -454,7 +485,7 @@ def _require_order(entry: DecodedBatch | EntryTimes | _EntryEpoch, least: int, s
 
 def _whole_entries(data: bytes) -> int:
     """Returns the size of the complete entries at the start of `data`. If an entry is invalid,
-    returns the size of `data`, so that reading it raises the error.
+    returns the size of `data`, so that the caller reads the invalid entry and gets the error.
     """
     stop = 0
     try:

@@ -1,8 +1,9 @@
-"""Converts offsets to byte slices, and slices to tasks of even size.
+"""Converts offsets to byte slices of segments, and packs slices into tasks of similar size.
 
-Segments larger than a task are cut near chunk borders; small neighbors share a task. The offset
-index narrows the bytes of an offset range. Option `where` narrows slices by offsets, timestamps and
-partitions; the range of a partition, its end and its holes do not change.
+A segment that is larger than a task is cut near chunk borders. Small adjacent slices share a task.
+The offset index limits the bytes that are read for an offset range. Option `where` limits slices by
+offsets, timestamps and partitions; it does not change the planned offsets of a partition, its end
+or its holes.
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ MAX_SLICES: Final = 1 << 22
 def spans(
     plan: PartitionPlan, decisions: Decisions, options: ScanOptions, side_files: SideFiles
 ) -> Iterator[SegmentSlice]:
-    """Yields the wanted offsets of each segment as one slice, or as several slices if the number of
-    records per task is limited. Raises `PlanTooLargeError` if there are too many slices.
+    """Yields the wanted offsets of each segment as one slice, or as several slices if option
+    `maxRecordsPerPartition` limits the records of a task. Raises `PlanTooLargeError` if there would
+    be too many slices.
     """
     pruner = _Pruner(options.where, plan.topic, plan.partition, side_files)
     wanted = list(plan.wanted_ranges())
@@ -88,7 +90,8 @@ def spans(
             if index is not None:  # skip the bytes that the index excludes
                 later = index.positions[index.offsets >= high - 1]
                 cut_stop = int(later[1]) if len(later) > 1 else cuts[1]
-                # An entry that ends at `low` is no proof: its batch's base offset has no checksum.
+                # Do not rely on an index entry that ends at `low`, because the base offset of its
+                # batch has no checksum.
                 cuts = index.lookup(low - 1).position, cut_stop
             aborted = decisions.aborted.clip(low, high, next_until=stop)
             lineage = _owners(plan.surviving.lineage, segment.start_offset, low, high)
@@ -98,12 +101,13 @@ def spans(
 def _offset_cuts(
     segment: RemoteSegment, start: int, stop: int, index: OffsetIndex | None, limit: int
 ) -> Sequence[int]:
-    """Returns offsets that cut [start, stop), including both ends, so that at most about `limit`
-    records are between adjacent cuts.
+    """Returns the offsets at which [start, stop) is cut, including `start` and `stop`, so that at
+    most about `limit` records are between adjacent cuts.
 
-    Each record has an offset and takes at least one byte, also in a compressed batch. So if two
-    index entries are further apart in offsets than in bytes, compaction has left few records
-    between them at unknown offsets, and this makes no cut there. Otherwise each offset counts as a
+    The number of records is estimated. Every record has an offset and takes at least one byte, even
+    in a compressed batch. So if there are fewer bytes than offsets between two index entries,
+    compaction has removed records, and the offsets of the remaining records are unknown. Such a
+    part is not cut inside, and its bytes count as records. Otherwise each offset counts as a
     record.
     """
     if limit >= stop - start:
@@ -129,15 +133,16 @@ def _offset_cuts(
 def _stretches(
     segment: RemoteSegment, start: int, stop: int, index: OffsetIndex | None
 ) -> tuple[list[int], list[int]]:
-    """Returns the offsets from `start` to `stop` at which index entries end, and the maximum number
-    of bytes between adjacent offsets.
+    """Splits [start, stop) after each offset in the index. Returns the borders, including `start`
+    and `stop`, and for each part between two borders an upper bound of its bytes.
     """
     size = segment.objects.size_in_bytes
     if index is None:
         return [start, stop], [size]
     inside = (index.offsets >= start) & (index.offsets < stop - 1)
     borders = [start, *(index.offsets[inside] + 1).tolist(), stop]
-    # Records of an entry begin after the previous entry and end where the next entry begins.
+    # The records up to an index entry begin after the position of the previous entry, and end at
+    # the position of the next entry.
     later = index.positions[index.offsets >= stop - 1][:2].tolist()
     positions = [index.lookup(start).position, *index.positions[inside].tolist(), *later]
     positions += [size] * (len(borders) + 1 - len(positions))
@@ -145,7 +150,7 @@ def _stretches(
 
 
 def bounded(slices: Iterable[_Piece]) -> Iterator[_Piece]:
-    """Yields slices; raises `PlanTooLargeError` if there are more than a plan may have."""
+    """Yields slices. Raises `PlanTooLargeError` if there are more than `MAX_SLICES`."""
     for number, piece in enumerate(slices):
         if number == MAX_SLICES:
             raise _too_many_slices()
@@ -160,8 +165,8 @@ def _too_many_slices() -> PlanTooLargeError:
 
 
 def _without_index(objects: SegmentObjects) -> SegmentObjects:
-    """Returns the objects of a segment with an unusable offset index. Tasks do not look up its
-    boundaries either, so it is not cut into pieces.
+    """Returns the objects of a segment without its offset index, which is not usable. Without an
+    index, tasks cannot look up boundaries, so the segment is not cut into several slices.
     """
     unused = objects.indexes[IndexType.OFFSET]
     indexes = {**objects.indexes, IndexType.OFFSET: replace(unused, stop=unused.start)}
@@ -171,10 +176,10 @@ def _without_index(objects: SegmentObjects) -> SegmentObjects:
 def _owners(
     lineage: Sequence[EpochEntry], segment_start: int, start: int, stop: int
 ) -> tuple[EpochEntry, ...]:
-    """Returns the lineage's entries that own offsets [start, stop).
+    """Returns the entries of the lineage that own offsets in [start, stop).
 
-    The first entry of the lineage is extended down to the segment's start: a batch across the log
-    start has its base offset below it.
+    A batch that contains the log start has its base offset below the first entry of the lineage. So
+    the first entry is extended down to the start of the segment.
     """
     entries = [
         entry
@@ -188,7 +193,9 @@ def _owners(
 
 
 def cut(piece: SegmentSlice, target: int) -> Iterator[SegmentSlice]:
-    """Cuts a slice into slices of about `target` original bytes, at most one per index entry."""
+    """Cuts a slice into slices of about `target` bytes of work each. The number of slices is
+    limited by the number of entries in the offset index.
+    """
     count = math.ceil(piece.work / target)
     if count > 1:
         count = min(count, piece.offset_index.size // _INDEX_ENTRY_BYTES + 1)
@@ -206,7 +213,9 @@ def cut(piece: SegmentSlice, target: int) -> Iterator[SegmentSlice]:
 
 
 def cut_range(piece: BrokerRange, target: int, max_records: int | None) -> Iterator[BrokerRange]:
-    """Cuts a range evenly into ranges of about `target` bytes and at most `max_records` offsets."""
+    """Cuts a broker range into ranges with about equal numbers of offsets, so that each has at most
+    about `target` bytes and at most `max_records` offsets.
+    """
     offsets = piece.stop_offset - piece.start_offset
     count = math.ceil(piece.work / target)
     if max_records is not None:
@@ -220,7 +229,9 @@ def cut_range(piece: BrokerRange, target: int, max_records: int | None) -> Itera
 
 
 def target_bytes(pieces: Sequence[SegmentSlice | BrokerRange], options: ScanOptions) -> int:
-    """Returns the original bytes per task; fewer if option `minPartitions` requires more tasks."""
+    """Returns the target size of a task in bytes: `targetPartitionBytes`, or less if option
+    `minPartitions` requires more tasks.
+    """
     if options.min_partitions is None:
         return options.target_partition_bytes
     share = math.ceil(sum(piece.work for piece in pieces) / options.min_partitions)
@@ -230,14 +241,15 @@ def target_bytes(pieces: Sequence[SegmentSlice | BrokerRange], options: ScanOpti
 def pack(
     pieces: Iterable[SegmentSlice | BrokerRange], target: int, options: ScanOptions
 ) -> Iterator[ScanTask]:
-    """Packs adjacent pieces of the same kind into tasks, up to the target size and the limits on
-    segments and records.
+    """Packs successive slices or broker ranges into tasks, up to the target size in bytes and the
+    limits on segments and records. A task has only slices or only ranges.
     """
     limit = options.max_records_per_partition
     group: list[SegmentSlice | BrokerRange] = []
     work = records = 0
     for piece in pieces:
-        # A record takes at least a byte, see `_offset_cuts`; the bytes of ranges are estimated.
+        # A record takes at least a byte (see `_offset_cuts`), so the bytes of a slice limit its
+        # records. The bytes of a broker range are only an estimate.
         max_records = piece.stop_offset - piece.start_offset
         if isinstance(piece, SegmentSlice):
             max_records = min(max_records, piece.nominal_bytes)
@@ -256,23 +268,27 @@ def pack(
 
 
 class _Pruner:
-    """Narrows the segments of one partition, in offset order, to the offsets that can match."""
+    """Limits the offsets of each segment to those that can match option `where`. Call it for the
+    segments of one partition in ascending order.
+    """
 
     def __init__(
         self, where: Predicate | None, topic: str, partition: int, side_files: SideFiles
     ) -> None:
-        # Offsets and timestamps that rows must have to match.
+        # Bounds of the offsets and timestamps of matching rows.
         self._box = EVERYWHERE if where is None else region(specialised(where, topic, partition))
         self._side_files = side_files
-        # A time index is worth a request only at the start of the wanted timestamps.
+        # True until a segment was found that is not completely too early. Only for this segment is
+        # a request for the time index worthwhile.
         self._all_earlier = True
         self._disordered = 0
 
     def narrowed(
         self, segment: RemoteSegment, start: int, stop: int, following: RemoteSegment | None
     ) -> tuple[int, int]:
-        """Returns the offsets of [start, stop) that can match; an empty range (start ≥ stop) if
-        none can match.
+        """Returns the part of [start, stop) that can contain matching rows, as (start, stop). If no
+        row can match, the returned start is not below the returned stop. `following` is the next
+        segment.
         """
         box = self._box
         if box.is_empty:
@@ -285,7 +301,7 @@ class _Pruner:
     def _first_late_enough(
         self, segment: RemoteSegment, following: RemoteSegment | None, stop: int
     ) -> int:
-        """Returns an offset below which all records are dated too early."""
+        """Returns an offset below which all records of the segment have too early timestamps."""
         first_ms = first_millisecond(self._box)
         if self._all_earlier:
             if is_skipped(segment, following, first_ms, self._side_files):
@@ -307,12 +323,14 @@ class _Pruner:
 
 
 def fingerprint(where: Predicate | None) -> str | None:
-    """Returns a text that is equal only for equal predicates."""
+    """Returns a text that identifies a predicate: equal predicates have equal texts, other
+    predicates have other texts.
+    """
     return None if where is None else repr(where)
 
 
 def conjunction(*terms: Predicate | None) -> Predicate | None:
-    """Joins conditions by AND; `None` without conditions."""
+    """Combines conditions by AND. Ignores `None`; returns `None` if there is no condition."""
     distinct = tuple(dict.fromkeys(term for term in terms if term is not None))
     if len(distinct) < 2:
         return distinct[0] if distinct else None
@@ -320,15 +338,16 @@ def conjunction(*terms: Predicate | None) -> Predicate | None:
 
 
 def narrowed(plan: ScanPlan, where: Predicate, condition: Predicate) -> ScanPlan:
-    """Returns a plan without the slices and ranges in which no row matches.
+    """Returns a plan without the slices and broker ranges in which no row matches a condition.
 
-    Sends no request: uses only offsets, partitions and the newest timestamp of each segment. A
-    timestamp that is out of order among its neighbors may be wrong, so that segment is read.
+    Sends no request, because it uses only offsets, partitions and the largest timestamp of each
+    segment. If this timestamp is out of order compared with the next and previous segments, it may
+    be wrong, and the segment is kept.
 
     Args:
-        plan: Plan for at least these rows.
+        plan: A plan that contains at least the wanted rows.
         where: Condition; only rows for which it is true are wanted.
-        condition: `where` combined with the condition of the plan.
+        condition: `where` and the condition of `plan`, combined by AND.
     """
     boxes: dict[tuple[str, int], Region] = {}
     earlier: set[SegmentName] = set()
@@ -366,7 +385,9 @@ def _narrowed_task(
 
 
 def _all_earlier(segments: Sequence[RemoteSegment], timestamp_ms: int) -> Iterator[RemoteSegment]:
-    """Yields the segments of a partition with all records dated before a timestamp."""
+    """Yields the segments of a partition in which all records are dated before a timestamp (ms
+    since 1970). Does not yield a segment whose largest timestamp is out of order.
+    """
     is_earlier = [segment.is_dated_before(timestamp_ms) for segment in segments]
     for number, segment in enumerate(segments):
         if not is_earlier[number]:

@@ -1,8 +1,9 @@
-"""The interface of the sources of a scan: a tier, a tier with brokers, or a tier with disks.
+"""Defines the interface of the sources of a scan: a tier, a tier with brokers, or a tier with
+brokers' disks.
 
-A `Source` lists the selected partitions. Each partition opens a `SourceLog`, which merges the
-segments of its sources into one `PartitionLog` and decides its transactions. Bounds, isolation and
-slices only use that log.
+A `Source` lists the selected partitions. For each partition it opens a `SourceLog`, which combines
+the segments and offsets of the tier, brokers or disks into one `PartitionLog` and decides its
+transactions. The code for bounds, isolation and slices uses only this log.
 """
 
 from __future__ import annotations
@@ -28,18 +29,21 @@ if TYPE_CHECKING:
 
 
 class SourceLog:
-    """A partition's log. This class has the complete log; a subclass reads it on demand.
+    """The log of one partition. This class has the complete log in memory; subclasses read parts of
+    it when they are needed.
 
     Args:
-        place: The partition, and whether loss is an error.
-        topic_id: The incarnation of the topic.
-        side_files: Reads the side files of its segments.
+        place: The partition, and whether data loss is an error.
+        topic_id: The topic id to read.
+        side_files: Reads the side files of the log's segments.
 
     Attributes:
-        log: Log start, end and ranges. Ranges may be limited to requested offsets.
-        is_complete: True once every segment was read. Until then, log start and end may be wrong.
-        is_empty: True if the log turned out to have no segment.
-        unknown_lineage: A damaged segment that makes it uncertain which segments belong to the log.
+        log: Log start, end and ranges. If `is_complete` is False, it may have only the ranges that
+            were requested.
+        is_complete: True if every segment was read. Otherwise, log start and end may be wrong.
+        is_empty: True if the log proved to have no segment.
+        unknown_lineage: A damaged segment because of which it is uncertain which segments belong to
+            the log; `None` if there is no such segment.
     """
 
     log: PartitionLog
@@ -55,32 +59,36 @@ class SourceLog:
 
     @property
     def contradiction(self) -> str | None:
-        """Message about evidence against the lineage that drops segments; `None` without
-        evidence.
+        """Message about evidence against the lineage by which segments are dropped; `None` if there
+        is no evidence.
         """
         return self._contradiction
 
     def covering(self, start: int, stop: int) -> PartitionLog:
-        """Returns the log with all ranges of offsets [start, stop), and possibly other ranges."""
+        """Returns the log with at least the ranges that contain offsets in [start, stop)."""
         del start, stop
         return self.log
 
     def decided(self, start: int, stop: int) -> tuple[PartitionLog, Decisions]:
-        """Returns the log around [start, stop) and the outcome of its transactions."""
+        """Returns the log with at least the ranges in [start, stop), and the outcomes of the
+        transactions that have data there.
+        """
         return self.log, decide(self.log, start, stop, self.side_files)
 
     def confirm(
         self, surviving: PartitionLog, decisions: Decisions, read: Sequence[tuple[int, int]]
     ) -> bool:
-        """Compares transactions that end after the offsets read with the log.
+        """Compares the outcomes of transactions with markers in the log that lie after the offsets
+        that are read.
 
         Args:
             surviving: The log that `decided` returned last.
-            decisions: Its outcome.
-            read: Offsets [start, stop) that are read from segments, in order.
+            decisions: The outcomes that `decided` returned with this log.
+            read: Offset ranges [start, stop) that tasks read from segments, ascending.
 
         Returns:
-            True if the log confirms the decisions. If False, `decided` now returns another outcome.
+            True if the log confirms the decisions. If False, call `decided` again: it now returns
+            other outcomes.
 
         Raises:
             CorruptSegmentError: The log contradicts the decisions, and no other source has the
@@ -90,36 +98,41 @@ class SourceLog:
         return True
 
     def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
-        """Returns the first offset dated at or after a time, or `None`.
+        """Returns the first offset whose record is dated at or after a time (ms since 1970), or
+        `None`.
 
-        Afterwards `log` has the holes below it that may contain an earlier match.
+        After the call, `log.holes` contains the holes below this offset that may have contained an
+        earlier match.
         """
         return first_offset_at_or_after(self.log, timestamp_ms, self.side_files)
 
     def end_of_batches(self) -> int:
-        """Returns one past the last offset of the log's last batch if it can be determined."""
+        """Returns one past the last offset of the log's last batch , or the end of the log if the
+        last batch cannot be read.
+        """
         return self.log.stop
 
     def broker_ranges(self, start: int, stop: int) -> Sequence[BrokerRange]:
-        """Returns the offsets of [start, stop) that brokers serve."""
+        """Returns the broker ranges for those offsets of [start, stop) that brokers serve."""
         del start, stop
         return ()
 
     def completed(self, plan: PartitionPlan) -> PartitionPlan:
-        """Adds facts that only this source has, such as broker ranges or disks, to a plan of the
-        log.
+        """Returns the plan of this log with facts that only this source has, such as broker ranges
+        or disks.
         """
         return plan
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePartition:
-    """A selected partition.
+    """A partition that the options select and that has data.
 
     Attributes:
-        listed: Its segments in the tier, or `None`.
-        open_log: Opens its log; arguments are its side files and whether a reader resumes in it.
-            Returns `None` if the log is empty.
+        listed: The segments of the partition in the tier; `None` if it has none.
+        open_log: Opens the log of the partition; returns `None` if the log is empty. The first
+            argument reads the side files of its segments. The second is True if the scan continues
+            where an earlier read of the partition ended.
     """
 
     topic: str
@@ -130,18 +143,20 @@ class SourcePartition:
 
 
 class Source(Protocol):
-    """A tier, alone or with brokers or disks."""
+    """A tier, a tier with brokers, or a tier with brokers' disks."""
 
     @property
     def topics(self) -> AbstractSet[str]:
-        """Topics whose partitions may be named in JSON bounds even if they have no data."""
+        """Names of known topics. JSON bounds may name any partition of these topics, even a
+        partition without data.
+        """
 
     @property
     def asked(self) -> Mapping[str, Sequence[int]]:
-        """Partition numbers that the options select, by topic."""
+        """Numbers of the partitions that the options select, by topic."""
 
     def partitions(self) -> Sequence[SourcePartition]:
-        """Lists the selected partitions with data, in order of topic and number."""
+        """Lists the selected partitions that have data, ascending by topic and number."""
 
     def finish(self) -> Iterable[str]:
-        """Checks for changes during planning, and returns notes for the user."""
+        """Checks that the source has not changed during planning. Returns notes for the user."""

@@ -1,23 +1,25 @@
-"""Uses the tier as the only source of a scan.
+"""Plans scans whose only source is the tier.
 
-It reads the log of a partition completely, or only the segments around the wanted offsets. A window
-of offsets needs few manifests:
+Reads the segments of a partition completely, or only the segments that are needed for a window of
+offsets. For a window, it reads the manifests of:
 
 * the first segment, for the log start;
-* the last segment by offset, and some of the newest uploads, for lineage and end of the tier;
-* segments for which a later upload begins at or below their start, perhaps by the leader of another
-  branch;
-* segments that begin in the window, and earlier segments until its start is covered.
+* the last segment by offset, and the segments that were uploaded last, for lineage and end of the
+  tier;
+* segments after whose upload another segment was uploaded that begins at or below their start,
+  perhaps by the leader of another branch;
+* segments that begin in the window, and earlier segments until the start of the window is covered.
 
-This is exact because a segment serves the offsets that no later segment has (`lineage.cover`). It
-reads all segments in unusual cases: no upload times, an invalid manifest, an epoch or an end above
-that of the newest segment, a dead branch, a hole.
+The result is exact, because each offset is served by the last segment that has it
+(`lineage.cover`). In unusual cases all segments are read: there are no upload times, a manifest is
+invalid, a segment has a higher epoch or end than the newest segment, or there is a dead branch or a
+hole.
 
-Times in the listing show the newest uploads. If a tool copied the bucket and reset these times, the
-last segment by offset is still read, and every epoch is compared. One case cannot be detected:
-after two unclean elections, the leader's branch may have only epochs below the epochs of a dead
-branch in the tier. Until a segment with the leader's epoch is copied, the tier does not record
-which branch survived, so the chosen branch may depend on the window.
+The times in the listing show which uploads are newest. A tool that copies the bucket may reset
+these times. Then the last segment by offset is still read, and every epoch is still compared. One
+case cannot be detected: after two unclean elections, the leader's branch may have only epochs below
+the epochs of a dead branch in the tier. Until a segment with the leader's epoch is copied, the tier
+does not record which branch survived, and different windows may choose different branches.
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ _MAX_UPLOADS: Final = 16
 
 
 class TierSource:
-    """Lists the selected partitions of a tier; a `Source`."""
+    """A `Source` that lists the selected partitions of a tier."""
 
     def __init__(
         self, options: ScanOptions, tier: Tier, describing: Executor, pool: Executor
@@ -130,7 +132,9 @@ class TierSource:
 
 
 def layout_of(options: ScanOptions) -> Layout:
-    """Returns the layout of a tier that is the only source. An instance belongs to one plan."""
+    """Returns a new layout for a plan that reads only the tier. Do not share the layout between
+    plans.
+    """
     return find_layout(
         options.layout, end_of_log=options.end_of_log, paths=1 + len(options.disk_paths)
     )
@@ -141,8 +145,9 @@ def can_plan_in_part(
 ) -> bool:
     """Returns whether a partition can be planned without reading all of its manifests.
 
-    Timestamps need all manifests, because records have timestamps in any order, unless an option
-    limits them. `from_the_start` is True if a start without an offset means the log start.
+    Timestamps of records may be in any order, so a bound by timestamp needs all manifests, unless
+    an option limits how far timestamps may be ahead of uploads. `from_the_start` is True if a scan
+    without a start offset begins at the log start.
     """
     bounds = (options.starting, options.ending)
     if any(isinstance(bound, TimestampBound | TimestampsBound) for bound in bounds):
@@ -159,8 +164,9 @@ def can_plan_in_part(
 def newest_lineage(
     segments: Sequence[RemoteSegment], damaged: Iterable[RemoteSegment], side_files: SideFiles
 ) -> tuple[Sequence[EpochEntry], RemoteSegment | None]:
-    """Returns the newest checkpoint and its segment; an empty sequence and `None` if no segment has
-    a checkpoint. Raises `CorruptSegmentError` if the checkpoint is invalid.
+    """Returns the entries of the newest leader-epoch checkpoint, and its segment. If no segment has
+    a checkpoint, returns an empty sequence and `None`. Raises `CorruptSegmentError` if the
+    checkpoint is invalid.
     """
     kind = IndexType.LEADER_EPOCH
     checkpoints = [*segments, *(segment for segment in damaged if kind in segment.objects.indexes)]
@@ -178,7 +184,7 @@ def open_tier_log(
     in_part: bool,
     keeps_from: int | None = None,
 ) -> TierLog:
-    """Opens the log of a listed partition; see `TierLog`."""
+    """Opens the log of a listed partition. See `TierLog` for the arguments."""
     return TierLog(
         Place(listed.topic, listed.partition, listed.orphans, options.fail_on_data_loss),
         listed,
@@ -190,17 +196,18 @@ def open_tier_log(
 
 
 class TierLog(SourceLog):
-    """One partition's log in the tier, read on demand. Used by one thread at a time.
+    """The log of one partition in the tier. Segments are read when they are needed. Not
+    thread-safe.
 
     Args:
-        place: The partition, and whether loss is an error.
-        listed: Its segments, at least one, complete or damaged.
-        side_files: Reads their side files.
-        in_part: True if a part of the log is sufficient.
-        max_ahead_ms: Maximum time from the upload of a segment to the timestamps of its records;
-            `None` = no limit.
-        keeps_from: Keep offsets from here on, even below the log start, if their segments still
-            exist; `None` = use the log start.
+        place: The partition, and whether data loss is an error.
+        listed: The segments of the partition, at least one, complete or damaged.
+        side_files: Reads the side files of the segments.
+        in_part: True to read only the segments that are needed, False to read all segments.
+        max_ahead_ms: Maximum time in ms by which a record's timestamp may be after the upload of
+            its segment; `None` = no limit.
+        keeps_from: First offset to include in the log even if it is below the log start, provided
+            that its segment still exists; `None` = begin at the log start.
     """
 
     def __init__(
@@ -221,8 +228,9 @@ class TierLog(SourceLog):
         self._uploads = [_uploaded_ms(entry) for entry in listed.entries] if in_part else []
         self._lineage: tuple[EpochEntry, ...] = ()
         self.is_complete = False
-        # Damaged segments below the first complete segment are being deleted. Other damaged
-        # segments may have an end or an epoch that no complete segment has.
+        # Retention is deleting damaged segments below the first complete segment. Other damaged
+        # segments may have a higher end or epoch than all complete segments, so then all segments
+        # are read.
         self._damaged = listed.damaged()
         self._evidence: _Evidence | None = None
         is_above = any(
@@ -250,9 +258,10 @@ class TierLog(SourceLog):
         return self._contradiction
 
     def end_of_batches(self) -> int:
-        """Reads the end of the last batch, because no later segment confirms the end of the last
-        segment and its manifest has no checksum. A reader that continues at an end that is too high
-        would skip records of the next segment.
+        """Returns one past the last offset of the last batch. Reads it from the log, because the
+        manifest of the last segment has no checksum, and no later segment confirms its end.
+
+        A reader that continues at an end that is too high would skip records of the next segment.
         """
         stop = self.log.stop
         while stop > self.log.log_start:
@@ -269,7 +278,9 @@ class TierLog(SourceLog):
         return stop
 
     def end_of_segments(self, offset: int, count: int) -> int:
-        """Returns the approximate end of `count` segments from an offset on."""
+        """Returns about the end of the `count`-th segment, counted from the segment that contains
+        `offset`.
+        """
         number = bisect_right(self._bases, offset) + count - 1
         if self.is_complete or number >= len(self._bases):
             return self.log.stop
@@ -297,7 +308,9 @@ class TierLog(SourceLog):
         return self.log
 
     def decided(self, start: int, stop: int) -> tuple[PartitionLog, Decisions]:
-        """Decides transactions; reads ahead until every outcome in the tier is found."""
+        """See `SourceLog`. Reads later segments until the outcome of every transaction is known, or
+        the tier ends.
+        """
         ahead = 1
         end = stop
         while True:
@@ -321,7 +334,8 @@ class TierLog(SourceLog):
             since = timestamp_ms - self._max_ahead_ms
             recent = [number for number, upload in enumerate(self._uploads) if upload >= since]
             offset = self._first_offset_in(recent, timestamp_ms)
-            # A hole is visible between the last segment that is certainly too old and the offset.
+            # Read the log from the last segment that is certainly too old up to the offset, so that
+            # a hole in between is found.
             last_old = self._bases[max(recent[0] - 1, 0)] if recent else self.log.stop
             self.covering(
                 max(last_old, self.log.log_start), self.log.stop if offset is None else offset
@@ -331,7 +345,9 @@ class TierLog(SourceLog):
         return first_offset_at_or_after(self.log, timestamp_ms, self.side_files)
 
     def _first_offset_in(self, recent: Sequence[int], timestamp_ms: int) -> int | None:
-        """Searches some segments for a timestamp; reads all segments if a segment is unusual."""
+        """Searches the segments at indexes `recent` for the first record dated at or after a
+        timestamp. If a segment is unusual (see `_is_plain`), reads all segments and returns `None`.
+        """
         begin, size = 0, 2
         while begin < len(recent):
             spans = self._usable(recent[begin : begin + size])
@@ -366,7 +382,9 @@ class TierLog(SourceLog):
     def _extended_down(
         self, segments: Sequence[RemoteSegment], lineage: Sequence[EpochEntry]
     ) -> Sequence[EpochEntry]:
-        """Returns the lineage extended by earlier entries from segments below the log start."""
+        """Returns the lineage with earlier entries added, from the newest checkpoint of the
+        segments that begin below the log start.
+        """
         start = lineage[0].start_offset
         below = [
             segment
@@ -379,7 +397,9 @@ class TierLog(SourceLog):
         return joined_lineage(older, lineage)
 
     def _find_ends(self) -> bool:
-        """Finds log start and end from few segments; returns False if that is not safe."""
+        """Finds log start and end from the descriptions of a few segments. Returns False if they
+        may be wrong, so that all segments must be read.
+        """
         entries = self.listed.entries
         uploads = self._uploads
         threshold = sorted(uploads)[-NEWEST_UPLOADS:][0]
@@ -412,7 +432,9 @@ class TierLog(SourceLog):
         return has_start and all(map(self._is_plain, (*segments, *self._damaged)))
 
     def _usable(self, numbers: Iterable[int]) -> list[SegmentRange] | None:
-        """Returns the offsets that some segments may serve; `None` if a segment is unusual."""
+        """Returns the offsets that the segments at indexes `numbers` may serve. Returns `None` if a
+        segment is unusual (see `_is_plain`).
+        """
         wanted = list(numbers)
         segments = self.listed.described(wanted)
         if len(segments) < len(wanted) or not all(map(self._is_plain, segments)):
@@ -421,8 +443,9 @@ class TierLog(SourceLog):
         return [span for span in spans if span is not None]
 
     def _is_plain(self, segment: RemoteSegment) -> bool:
-        """Returns whether a segment matches the lineage and the known end, and has only offsets of
-        the lineage above the log start. If a branch died, a newer branch may have died, too.
+        """Returns whether all offsets of a segment above the log start belong to the lineage, and
+        are below the known end of the log. If this is not true for one branch of the log, a newer
+        branch may have died, too, so all segments must be read.
         """
         if not segment.leader_epochs or segment.leader_epochs[-1].epoch > self._lineage[-1].epoch:
             return False
@@ -433,16 +456,18 @@ class TierLog(SourceLog):
         return usable_range(segment, self._lineage) == expected and expected.stop <= self.log.stop
 
     def _group_start(self, number: int) -> int:
-        """Returns the first entry with the same base offset."""
+        """Returns the index of the first entry that has the same base offset as the entry at index
+        `number`.
+        """
         return bisect_left(self._bases, self._bases[max(number, 0)])
 
 
 def _overtaken(bases: Sequence[int], uploads: Sequence[int]) -> set[int]:
-    """Returns entries that share their base offset, or for which a later upload begins at or below
-    it.
+    """Returns the indexes of the entries that have the same base offset as another entry, or for
+    which a later upload has an equal or lower base offset.
 
-    The later upload is a repeated copy, or by the leader of another branch, which may lack a higher
-    epoch.
+    The later upload may be a repeated copy. It may also be from the leader of another branch, whose
+    segments may lack a higher epoch.
     """
     numbers = set()
     lowest = MAX_OFFSET
@@ -455,7 +480,9 @@ def _overtaken(bases: Sequence[int], uploads: Sequence[int]) -> set[int]:
 
 
 def _uploaded_ms(entry: SegmentEntry) -> int:
-    """Returns when the last object of a segment was written; −1 if the store does not report it."""
+    """Returns when the last object of a segment was written, in ms since 1970; −1 if the store does
+    not report it.
+    """
     written = [info.last_modified_ms for _, info in entry.objects]
     times = [time_ms for time_ms in written if time_ms is not None]
     return max(times, default=-1) if len(times) == len(written) else -1

@@ -1,1 +1,3 @@
-"""Option `where`: a SQL predicate over the table's columns, evaluated by the tasks."""
+"""Option `where`: parses a SQL predicate over the columns of the table. Tasks evaluate it for each
+row.
+"""

@@ -1,9 +1,10 @@
-"""Evaluates a predicate for the rows of a batch: three-valued, with pyarrow's compute functions.
+"""Evaluates a predicate for the rows of a batch, with pyarrow's compute functions. The result for
+each row is true, false or null.
 
-LIKE behaves as in Spark, which decodes the bytes to a Java string where each malformed sequence
-becomes one U+FFFD; `_` matches one character of that. Literal text is searched byte by byte. A
-match of valid UTF-8 always lies on character borders of the decoded string, so patterns without `_`
-need no decoding.
+LIKE behaves as in Spark, which first decodes the bytes to a Java string. In this string, each
+malformed sequence is one U+FFFD, and `_` matches one character. For patterns without `_` the bytes
+are searched without decoding: a match of valid UTF-8 always begins and ends at characters of the
+decoded string.
 """
 
 from __future__ import annotations
@@ -52,11 +53,13 @@ def parse_pattern(text: str, escape: str = "\\") -> tuple[str | Wildcard, ...]:
     """Splits a LIKE pattern into texts and wildcards.
 
     Raises:
-        ValueError: The escape character precedes something other than a wildcard or itself, or the
-            pattern contains U+FFFD, which malformed bytes would match.
+        ValueError: The escape character is not followed by a wildcard or by itself, or the pattern
+            contains U+FFFD, which would also match malformed bytes.
     """
     if _REPLACEMENT in text:
-        raise ValueError("a LIKE pattern cannot contain U+FFFD, which replaces malformed bytes")
+        raise ValueError(
+            "a LIKE pattern must not contain U+FFFD, because malformed bytes would match it, too"
+        )
     pattern: list[str | Wildcard] = []
     characters = iter(text)
     for character in characters:
@@ -65,8 +68,8 @@ def parse_pattern(text: str, escape: str = "\\") -> tuple[str | Wildcard, ...]:
             token = next(characters, "")
             if token not in ("_", "%", escape) or not token:
                 raise ValueError(
-                    f"LIKE {text!r}: the escape character {escape!r} precedes {token!r},"
-                    " but may precede only '_', '%' or itself"
+                    f"LIKE {text!r}: the escape character {escape!r} is followed by {token!r},"
+                    " but must be followed by '_', '%' or itself"
                 )
         elif character in ("_", "%"):
             token = Wildcard(character)
@@ -79,7 +82,9 @@ def parse_pattern(text: str, escape: str = "\\") -> tuple[str | Wildcard, ...]:
 
 
 def text_pattern(pattern: tuple[str | Wildcard, ...]) -> re.Pattern[str]:
-    """Returns the expression that a decoded string must match in full."""
+    """Returns a regular expression for decoded strings. A string matches if the expression matches
+    all of it.
+    """
     return re.compile(
         "".join(
             re.escape(token) if isinstance(token, str) else "." if token is Wildcard.ONE else ".*"
@@ -90,7 +95,9 @@ def text_pattern(pattern: tuple[str | Wildcard, ...]) -> re.Pattern[str]:
 
 
 def byte_pattern(pattern: tuple[str | Wildcard, ...]) -> bytes:
-    """Returns an RE2 expression in Latin-1 for bytes; not for patterns with `_`."""
+    """Returns a regular expression for bytes, in RE2 syntax with Latin-1 encoding. Does not support
+    patterns with `_`.
+    """
     expressions = (
         b"".join(b"\\x%02x" % byte for byte in token.encode()) if isinstance(token, str) else b".*"
         for token in pattern
@@ -99,13 +106,15 @@ def byte_pattern(pattern: tuple[str | Wildcard, ...]) -> bytes:
 
 
 def java_string(data: bytes) -> str:
-    """Decodes bytes as Java's `new String(bytes, UTF_8)` does: like Python with replacement, but an
-    encoded surrogate (ED A0 80 … ED BF BF, or truncated) becomes one U+FFFD.
+    """Decodes bytes as Java's `new String(bytes, UTF_8)` does.
+
+    Differs from Python with `errors="replace"` only for encoded surrogates (ED A0 80 … ED BF BF,
+    also truncated): each becomes one U+FFFD.
     """
     return _SURROGATE.sub(b"\xff", data).decode("utf-8", "replace")
 
 
-# ED is never a continuation byte, so this never splits another sequence.
+# ED is never a continuation byte, so a replacement never splits another sequence.
 _SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?", re.DOTALL)
 
 
@@ -114,8 +123,9 @@ DECIMAL: Final = pa.decimal256(76, 38)
 
 
 def field_values(field: Field, column: pa.Array) -> pa.Array:
-    """Returns a field of a decoded column as binary, int64 or `DECIMAL`; a struct or duration
-    unchanged, doubles as `ordered` integers.
+    """Returns the values of a field of a decoded column in the type in which they are compared:
+    binary, int64 or `DECIMAL`. Doubles are mapped to integers by `ordered`. Structs and durations
+    are unchanged, because they are only compared with null.
     """
     values = column
     for name in field.path:
@@ -139,7 +149,9 @@ def field_values(field: Field, column: pa.Array) -> pa.Array:
 
 
 def ordered(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Maps doubles to integers in Spark's order: NaN equals itself and is the largest, -0 is 0."""
+    """Maps doubles to integers that have the same order as the doubles have in Spark: NaN equals
+    itself and is the largest value, and -0 equals 0.
+    """
     bits = (values + 0.0).view(np.int64)
     return np.where(np.isnan(values), MAX_INT64, np.where(bits < 0, bits ^ MAX_INT64, bits))
 
@@ -168,15 +180,16 @@ _PARTS: Final[dict[Part, Callable[..., Any]]] = {
 
 
 def wanted_rows(predicate: Predicate, batch: pa.RecordBatch) -> pa.BooleanArray | None:
-    """Returns a mask of the rows for which the predicate is true; `None` without such rows.
+    """Returns a mask of the rows for which the predicate is true; `None` if there are no such rows.
 
-    The batch must have the columns of `columns_of(predicate)`, in the types of the table.
+    The batch must have the columns of `columns_of(predicate)`, with the types that they have in the
+    table.
     """
     terms = predicate.terms if isinstance(predicate, And) else (predicate,)
     mask = None
     for term in terms:
         answer = evaluate(term, batch)
-        # Rows with a false or null term are both dropped, so null may replace false here.
+        # A row is dropped if the mask is false or null, so it does not matter which of them it is.
         mask = answer if mask is None else pc.and_kleene(mask, answer)
         if not mask.true_count:
             return None
@@ -184,7 +197,7 @@ def wanted_rows(predicate: Predicate, batch: pa.RecordBatch) -> pa.BooleanArray 
 
 
 def evaluate(predicate: Predicate, batch: pa.RecordBatch) -> pa.BooleanArray:
-    """Returns true, false or null for every row."""
+    """Returns the value of the predicate for every row: true, false or null."""
     if isinstance(predicate, Constant):
         return pa.repeat(pa.scalar(predicate.value, pa.bool_()), batch.num_rows)
     if isinstance(predicate, Not):
@@ -247,7 +260,9 @@ def _like(predicate: Like, values: pa.Array) -> pa.BooleanArray:
 
 
 def _like_by_character(pattern: tuple[str | Wildcard, ...], values: pa.Array) -> pa.BooleanArray:
-    """Matches row by row, after a bytewise prefilter."""
+    """Matches a LIKE pattern with `_`. First selects candidate rows by a search in their bytes,
+    then decodes and matches each candidate.
+    """
     loose = tuple(Wildcard.RUN if token is Wildcard.ONE else token for token in pattern)
     candidates = pc.match_substring_regex(values, pattern=byte_pattern(loose))
     fits = text_pattern(pattern).fullmatch
@@ -258,7 +273,7 @@ def _like_by_character(pattern: tuple[str | Wildcard, ...], values: pa.Array) ->
 
 
 def _literals(operand: Operand, values: Sequence[Value]) -> pa.Array:
-    """Returns literals in the type of the comparison."""
+    """Returns literals as an array of the type in which they are compared with the operand."""
     if operand.kind is Kind.DOUBLE:
         return pa.array(ordered(np.array(values, np.float64)))
     if operand.kind is Kind.BOOLEAN:
@@ -283,7 +298,9 @@ def _values(operand: Operand, batch: pa.RecordBatch) -> pa.Array:
 
 
 def _last_header(name: str, headers: pa.ListArray) -> pa.Array:
-    """Returns the value of each row's last header of that name, or null."""
+    """Returns for each row the value of its last header with this name; null if it has no such
+    header.
+    """
     ends = np.asarray(headers.offsets)[1:]
     pairs = headers.values
     keys, values = pairs.field("key"), pairs.field("value")
@@ -291,6 +308,6 @@ def _last_header(name: str, headers: pa.ListArray) -> pa.Array:
     first, stop = int(headers.offsets[0].as_py()), int(ends[-1]) if len(ends) else 0
     indexes = indexes[(indexes >= first) & (indexes < stop)]
     last = np.full(len(headers), -1, np.int64)
-    # If several indexes are equal, numpy keeps the last assignment.
+    # If a row has several headers of the name, numpy keeps the last assignment.
     last[np.searchsorted(ends, indexes, side="right")] = indexes
     return values.take(pa.array(last, mask=last < 0))

@@ -1,7 +1,9 @@
-"""Derives from a predicate the slices, offsets and timestamps that can match, before rows are read.
+"""Derives from a predicate which offsets and timestamps of a partition can match, before rows are
+read.
 
-`specialised` inserts the topic and partition of a slice; `region` returns bounds of the
-offsets and timestamps that can match. Both may keep too much, and never drop a matching row.
+`specialised` replaces topic and partition in the predicate by their values. `region` returns bounds
+of the offsets and timestamps that can match. Both may include rows that do not match, but never
+exclude a matching row.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ _NEGATED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Offsets and timestamps (in microseconds) that a row may have to match; all inclusive."""
+    """Bounds of offsets, and of timestamps in microseconds since 1970. All bounds are inclusive."""
 
     first_offset: int = MIN_INT64
     last_offset: int = MAX_INT64
@@ -54,11 +56,11 @@ class Region:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no row can match."""
+        """True if no row is within the bounds."""
         return self.first_offset > self.last_offset or self.first_timestamp > self.last_timestamp
 
     def within(self, other: Region) -> Region:
-        """Returns the intersection."""
+        """Returns the intersection of two regions."""
         return Region(
             max(self.first_offset, other.first_offset),
             min(self.last_offset, other.last_offset),
@@ -83,14 +85,16 @@ NOWHERE: Final = Region(first_offset=1, last_offset=0)
 
 
 def region(predicate: Predicate, wanted: bool = True) -> Region:
-    """Returns a region with every row for which the predicate is `wanted` (and not null)."""
+    """Returns a region that contains every row for which the predicate has the value `wanted` (True
+    or False, not null).
+    """
     if isinstance(predicate, Constant):
         return EVERYWHERE if predicate.value is wanted else NOWHERE
     if isinstance(predicate, Not):
         return region(predicate.term, not wanted)
     if isinstance(predicate, And | Or):
         boxes = [region(term, wanted) for term in predicate.terms]
-        # All terms of a true AND are true, all terms of a false OR are false.
+        # If an AND is true, all its terms are true. If an OR is false, all its terms are false.
         needs_all = isinstance(predicate, And) is wanted
         return reduce(Region.within if needs_all else Region.around, boxes)
     return _leaf_region(predicate, wanted)
@@ -121,7 +125,9 @@ def _interval(op: Op, number: int) -> tuple[int, int]:
 
 
 def specialised(predicate: Predicate, topic: str, partition: int) -> Predicate:
-    """Returns the predicate for the rows of one partition, without topic and partition."""
+    """Returns the predicate for one partition: conditions on topic and partition are replaced by
+    their results.
+    """
     row = pa.record_batch(
         {
             TOPIC: pa.array([topic.encode()], pa.binary()),
@@ -140,7 +146,7 @@ def _simplified(predicate: Predicate, row: pa.RecordBatch) -> Predicate:
             return term if term.value is None else Constant(not term.value)
         return Not(term)
     if isinstance(predicate, And | Or):
-        # A `strong` term decides the result; `weak` terms have no effect.
+        # A `strong` term decides the result alone; a `weak` term has no effect on it.
         strong, weak = (FALSE, TRUE) if isinstance(predicate, And) else (TRUE, FALSE)
         terms = tuple(
             term for term in (_simplified(term, row) for term in predicate.terms) if term != weak
@@ -168,12 +174,16 @@ def _leaf_simplified(leaf: Leaf, row: pa.RecordBatch) -> Predicate:
 
 
 def first_millisecond(box: Region) -> int:
-    """Returns the earliest matching timestamp in milliseconds; the least int64 without a bound."""
+    """Returns the lowest timestamp in the region, in milliseconds since 1970, rounded up;
+    `MIN_INT64` if the region has no lower bound.
+    """
     first = box.first_timestamp
     return first if first == MIN_INT64 else -(-first // 1000)
 
 
 def last_millisecond(box: Region) -> int:
-    """Returns the latest matching timestamp in milliseconds; the largest int64 without a bound."""
+    """Returns the highest timestamp in the region, in milliseconds since 1970, rounded down;
+    `MAX_INT64` if the region has no upper bound.
+    """
     last = box.last_timestamp
     return last if last == MAX_INT64 else last // 1000

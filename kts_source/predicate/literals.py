@@ -1,11 +1,12 @@
-"""Reads literals as Spark SQL does (ANSI mode), and parses text with sqlglot.
+"""Reads literals as Spark SQL does in ANSI mode, and parses SQL text with sqlglot.
 
-Whole numbers, decimals and doubles are compared as the widest type among the operands. Other
-operands must have the same kind, except that string literals are read as timestamps and dates, and
-a date as its midnight. Other casts of Spark, such as strings to numbers, are rejected.
+Whole numbers, decimals and doubles are compared in the widest of their types. All other operands
+must have the same kind, with two exceptions: string literals are converted to timestamps and dates,
+and a date is converted to the timestamp of its midnight. Other casts that Spark supports, such as
+strings to numbers, are errors.
 
-String literals have Spark's escapes, so they are hidden from sqlglot: `SqlText` replaces them by
-placeholders.
+sqlglot does not support the escapes in Spark's string literals. So `SqlText` replaces string
+literals by placeholders before sqlglot parses the text.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def string_literal(text: str) -> str | bytes:
-    """Returns the value of a string or binary literal, given with its quotes.
+    """Returns the value of a string or binary literal. `text` includes the quotes.
 
     Raises:
-        ValueError: The text is neither, or has a lone surrogate.
+        ValueError: The text is not a string or binary literal, or contains a lone surrogate.
     """
     if match := _HEX.fullmatch(text):
         digits = match[1] or match[2] or ""
@@ -90,7 +91,7 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def time_zone(text: str) -> tzinfo:
-    """Returns a zone by name (`Europe/Zurich`, `UTC`, `Z`) or offset (`+02:00`)."""
+    """Parses a time zone: a name (`Europe/Zurich`, `UTC`, `Z`) or an offset (`+02:00`)."""
     name = text.strip()
     if name in ("Z", "UTC", "GMT"):
         return UTC
@@ -107,14 +108,15 @@ def time_zone(text: str) -> tzinfo:
 
 
 def instant(text: str, zone: tzinfo | None) -> int:
-    """Returns the microseconds since the epoch of `2024-01-31` or `2024-01-31 12:00[:00[.000000]]`,
-    with `T` or a blank, with or without a zone.
+    """Returns the microseconds since 1970 (UTC) of a timestamp such as `2024-01-31`, `2024-01-31
+    12:00` or `2024-01-31T12:00:00.000000 +02:00`. The time zone in the text is optional; the
+    default is `zone`.
 
-    As in Spark, a local time that a clock change skips is read with the offset before the change,
-    and a local time that occurs twice is the first of both.
+    As in Spark, if a clock change skips the local time, the offset before the change is used. If
+    the local time occurs twice, it is the first of the two times.
 
     Raises:
-        ValueError: Not a timestamp, or one without a zone if `zone` is `None`.
+        ValueError: The text is not a timestamp, or it has no time zone and `zone` is `None`.
     """
     match = _TIMESTAMP.fullmatch(text.strip())
     if match is None:
@@ -126,7 +128,7 @@ def instant(text: str, zone: tzinfo | None) -> int:
     if named:
         zone = time_zone(named)
     if zone is None:
-        raise ValueError(f"{text!r} has no time zone; add one, or give option 'timeZone'")
+        raise ValueError(f"{text!r} has no time zone; add a time zone, or set option 'timeZone'")
     micros = int((fraction or "").ljust(6, "0"))
     try:
         local = datetime(year, month, day, hour, minute, second, micros, tzinfo=zone)
@@ -136,19 +138,21 @@ def instant(text: str, zone: tzinfo | None) -> int:
 
 
 def local_time(text: str) -> int:
-    """Returns the microseconds of a timestamp without a zone, read as UTC.
+    """Returns the microseconds from 1970 to a timestamp without a time zone, as if it were UTC.
 
     Raises:
-        ValueError: Not a timestamp, or one with a zone.
+        ValueError: The text is not a timestamp, or has a time zone.
     """
     match = _TIMESTAMP.fullmatch(text.strip())
     if match is not None and match[8]:
-        raise ValueError(f"{text!r} names a time zone, and the other operand has none")
+        raise ValueError(
+            f"{text!r} has a time zone, but is compared with a timestamp without a time zone"
+        )
     return instant(text, UTC)
 
 
 def day(text: str) -> date:
-    """Parses a day (`2024-01-31`)."""
+    """Parses a date such as `2024-01-31`."""
     try:
         if _DAY.fullmatch(text.strip()):
             return date.fromisoformat(text.strip())
@@ -158,10 +162,11 @@ def day(text: str) -> date:
 
 
 def number_literal(text: str) -> int | Decimal | float:
-    """Parses a number as Spark does: an integer, a decimal, or with an exponent a double.
+    """Parses a number as Spark does: with an exponent as a double, else with a decimal point as a
+    decimal, else as an integer.
 
     Raises:
-        ValueError: Not a number, or out of range of Spark's types.
+        ValueError: The text is not a number, or exceeds the range of Spark's types.
     """
     match = _NUMBER.fullmatch(text)
     if match is None:
@@ -177,11 +182,13 @@ def number_literal(text: str) -> int | Decimal | float:
 
 
 def small_decimal(number: Decimal) -> Decimal:
-    """Returns the decimal; raises ValueError if it exceeds Spark's decimals."""
+    """Returns the decimal unchanged. Raises ValueError if it has more digits than Spark's decimals
+    can have.
+    """
     _, digits, exponent = number.as_tuple()
     assert isinstance(exponent, int)
     if len(digits) > MAX_DIGITS or -exponent > MAX_DIGITS:
-        raise ValueError(f"{number} has more than {MAX_DIGITS} digits")
+        raise ValueError(f"{number} has more than {MAX_DIGITS} digits, the maximum of a decimal")
     return number
 
 
@@ -190,18 +197,22 @@ _EPOCH_DAY: Final = date(1970, 1, 1)
 
 
 class Instant(int):
-    """A timestamp literal, in microseconds."""
+    """Value of a timestamp literal, in microseconds since 1970 (UTC)."""
 
 
 class LocalTime(int):
-    """A literal of a timestamp without a zone, in microseconds."""
+    """Value of a literal of a timestamp without a time zone, in microseconds since 1970 in local
+    time.
+    """
 
 
 Literal = str | bytes | int | bool | Decimal | float | Instant | LocalTime | date
 
 
 def read_as(operand: Operand, kind: Kind) -> Operand | None:
-    """Returns the operand converted to an equal or wider kind; `None` if that is impossible."""
+    """Returns the operand converted to a kind that is the same or wider; `None` if this is
+    impossible.
+    """
     if operand.kind is kind:
         return operand
     if not isinstance(operand, Field) or operand.kind not in _WIDTH or kind not in _WIDTH:
@@ -210,7 +221,7 @@ def read_as(operand: Operand, kind: Kind) -> Operand | None:
 
 
 def alike(left: Operand, right: Operand) -> tuple[Operand, Operand] | None:
-    """Returns two operands converted to a common kind; `None` without a common kind."""
+    """Returns two operands converted to a common kind; `None` if they have no common kind."""
     for kind in (left.kind, right.kind):
         first, second = read_as(left, kind), read_as(right, kind)
         if first is not None and second is not None:
@@ -225,11 +236,11 @@ def with_literals(
 
     Args:
         operand: The column or field.
-        literals: Literals of the text.
-        zone: Zone of timestamps without one.
+        literals: Literals with which the operand is compared.
+        zone: Time zone for timestamp literals that have no time zone.
 
     Raises:
-        ValueError: A literal is of another kind.
+        ValueError: A literal cannot be compared with the operand.
     """
     numbers = [_number_kind(literal) for literal in literals]
     kinds = [operand.kind, *(kind for kind in numbers if kind is not None)]
@@ -280,7 +291,7 @@ def _value(kind: Kind, literal: Literal, zone: tzinfo | None) -> Value:
         case Kind.DOUBLE, float():
             return literal
     wanted = "text or bytes" if kind is Kind.BYTES else kind.value
-    raise ValueError(f"needs {wanted} as its literal")
+    raise ValueError(f"the literal must be {wanted}")
 
 
 _DIALECT: Final = "spark"
@@ -289,32 +300,36 @@ _STRINGS: Final = (TokenType.STRING, TokenType.RAW_STRING, TokenType.HEX_STRING)
 
 
 class SqlText:
-    """The text of a condition and its syntax tree; raises ValueError if it is too long."""
+    """Text of a condition, and its syntax tree. The constructor raises ValueError if the text is
+    too long.
+    """
 
     def __init__(self, text: str) -> None:
         if len(text) > _MAX_TEXT:
             raise ValueError(
-                f"a predicate of {len(text)} characters; at most {_MAX_TEXT} are allowed"
+                f"the predicate has {len(text)} characters, but may have at most {_MAX_TEXT}"
             )
         self._text = text
         self._strings: dict[str, str] = {}  # placeholder to literal, quotes included
 
     def tree(self) -> exp.Expr:
-        """Parses the text; raises ValueError unless it is one expression."""
+        """Parses the text; raises ValueError if it is not exactly one expression."""
         try:
             trees = sqlglot.parse(self._without_strings(), read=_DIALECT)
         except SqlglotError as error:
             raise ValueError(self._syntax_error(error)) from None
         if len(trees) != 1 or trees[0] is None:
-            raise ValueError(f"one condition is expected, not {self._text!r}")
+            raise ValueError(f"{self._text!r} is not exactly one condition")
         return trees[0]
 
     def string(self, node: exp.Literal) -> str:
-        """Returns a string literal with its quotes, of the text or added by sqlglot."""
+        """Returns a string literal with its quotes, as it was before it was replaced by a
+        placeholder.
+        """
         return self._strings.get(node.this, f"'{node.this}'")
 
     def of(self, node: exp.Expr) -> str:
-        """Formats a part of the tree."""
+        """Returns the SQL text of a node of the tree, with the original string literals."""
         copy = node.copy()
         for literal in list(copy.find_all(exp.Literal)):
             if literal.this in self._strings:
@@ -347,7 +362,9 @@ class SqlText:
 
 
 def names_of(node: exp.Column | exp.Dot) -> tuple[str, ...]:
-    """Returns the parts of a name from left to right; empty if one is not an identifier."""
+    """Returns the identifiers of a dotted name from left to right; an empty tuple if a part is not
+    an identifier.
+    """
     nodes = node.parts
     names = tuple(name_node.name for name_node in nodes if isinstance(name_node, exp.Identifier))
     return names if len(names) == len(nodes) else ()

@@ -1,24 +1,27 @@
-"""A parsed predicate: a tree of conditions over columns, without SQL.
+"""Defines a parsed predicate: a tree of conditions over columns, independent of SQL syntax.
 
-Tables store its `repr` to detect changed settings, so classes and fields must keep their names.
+Exports store the `repr` of a predicate in a table to detect changed settings. So do not rename
+classes and fields.
 
 Logic is three-valued as in SQL: a condition on null is null (except `IsNull` and `Op.SAME`), and a
-row matches only if the whole predicate is true. Columns, fields and literals have kinds that never
-mix, except that a field of whole numbers may be read as decimals, and both as doubles:
+row matches only if the whole predicate is true. Columns, fields and literals have kinds, and only
+operands of one kind can be compared. A field of integers can be converted to decimals, and a field
+of integers or decimals to doubles:
 
 | kind | columns | values |
 |---|---|---|
-| `BYTES` | key, value, header('name'), topic | `bytes`, ordered unsigned; text is its UTF-8 |
-| `NUMBER` | partition, offset, timestampType | `int` that fits 64 bits |
+| `BYTES` | key, value, header('name'), topic | `bytes`, compared as unsigned; text as UTF-8 |
+| `NUMBER` | partition, offset, timestampType | `int` that fits into 64 bits |
 | `INSTANT` | timestamp | `int`, microseconds since the epoch |
 | `LOCAL` | | `int`, microseconds since 1970 in local time |
 | `DATE` | | `int`, days since 1970 |
 | `BOOLEAN` | | `bool` |
 | `DECIMAL` | | `Decimal` of up to 38 digits before and after the point |
 | `DOUBLE` | | `float`; NaN equals itself and is the largest, -0 is 0 |
-| `STRUCT`, `DURATION` | | none: only compared with null |
+| `STRUCT`, `DURATION` | | only compared with null |
 
-Fields of decoded keys and values may have any kind and are found by name as in Spark.
+Fields of decoded keys and values may have any kind. They are found by name as in Spark, ignoring
+case.
 """
 
 from __future__ import annotations
@@ -42,7 +45,9 @@ MAX_INT64: Final = (1 << 63) - 1
 
 
 class Kind(Enum):
-    """Operands and literals of one kind can be compared."""
+    """Kind of an operand or literal. Only operands and literals of the same kind can be
+    compared.
+    """
 
     BYTES = "bytes"
     NUMBER = "a whole number"
@@ -71,7 +76,7 @@ Value = bytes | int | Decimal | float
 
 
 class Op(Enum):
-    """A comparison; `SAME` is `<=>`, true for two nulls and never null."""
+    """A comparison operator. `SAME` is `<=>`: it is true for two nulls, and never null."""
 
     EQ = "="
     NE = "<>"
@@ -83,7 +88,7 @@ class Op(Enum):
 
     @property
     def flipped(self) -> Op:
-        """The same comparison with its sides exchanged."""
+        """The operator that gives the same result after the two sides are exchanged."""
         return _FLIPPED.get(self, self)
 
 
@@ -92,24 +97,26 @@ _FLIPPED: Final = {Op.LT: Op.GT, Op.LE: Op.GE, Op.GT: Op.LT, Op.GE: Op.LE}
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the table, by its name in `KINDS`."""
+    """A column of the table. Its name is a key of `KINDS`."""
 
     name: str
 
     @property
     def kind(self) -> Kind:
-        """Kind of its values."""
+        """Kind of the column's values."""
         return KINDS[self.name]
 
     @property
     def source(self) -> str:
-        """The column to decode."""
+        """Name of the table column that contains the values."""
         return self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The value of a record's last header of this name, or null."""
+    """The value of the last header of a record that has this name; null if there is no such
+    header.
+    """
 
     name: str
 
@@ -119,12 +126,12 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a decoded key or value; null if a field above it is.
+    """A field of a decoded key or value. It is null if the struct that contains it is null.
 
     Attributes:
         source: `key` or `value`.
-        path: Names from the top down; empty for the whole column.
-        kind: The kind it is read as.
+        path: Names of the nested fields, outermost first; empty for the whole column.
+        kind: The kind to which its values are converted.
     """
 
     source: str
@@ -137,14 +144,14 @@ Operand = Column | Header | Field
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """True, false or null for every row."""
+    """A condition with the same value for every row: true, false or null (`None`)."""
 
     value: bool | None
 
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """`left op right`, both of one kind."""
+    """The condition `left op right`. Both sides have the same kind."""
 
     op: Op
     left: Operand
@@ -153,10 +160,11 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class In:
-    """`operand IN (values)`.
+    """The condition `operand IN (values)`.
 
     Attributes:
-        has_null: True if NULL is among the values: the result is null if no other value matches.
+        has_null: True if the list also contains NULL. Then the result is null, not false, if no
+            value matches.
     """
 
     operand: Operand
@@ -166,13 +174,13 @@ class In:
 
 @dataclass(frozen=True, slots=True)
 class IsNull:
-    """`operand IS NULL`; never null itself."""
+    """The condition `operand IS NULL`. Its result is never null."""
 
     operand: Operand
 
 
 class Part(Enum):
-    """Position of a text."""
+    """Where `HasText` searches a text: at the start, at the end, or anywhere."""
 
     START = "startswith"
     END = "endswith"
@@ -181,7 +189,7 @@ class Part(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HasText:
-    """`startswith`, `endswith` and `contains`, byte by byte."""
+    """One of the conditions `startswith`, `endswith` and `contains`. Compares bytes."""
 
     part: Part
     operand: Operand
@@ -197,10 +205,10 @@ class Wildcard(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Like:
-    """`operand LIKE pattern`.
+    """The condition `operand LIKE pattern`.
 
     Attributes:
-        pattern: Literal texts and wildcards; never two adjacent texts or two adjacent `%`.
+        pattern: Literal texts and wildcards. Two texts, or two `%`, are never adjacent.
     """
 
     operand: Operand
@@ -209,21 +217,25 @@ class Like:
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """Negation; null stays null."""
+    """Negation of a condition. The negation of null is null."""
 
     term: Predicate
 
 
 @dataclass(frozen=True, slots=True)
 class And:
-    """Conjunction: false wins over null, null over true."""
+    """Conjunction of conditions: false if a term is false, else null if a term is null, else
+    true.
+    """
 
     terms: tuple[Predicate, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Or:
-    """Disjunction: true wins over null, null over false."""
+    """Disjunction of conditions: true if a term is true, else null if a term is null, else
+    false.
+    """
 
     terms: tuple[Predicate, ...]
 
@@ -233,7 +245,7 @@ Predicate = Constant | Leaf | Not | And | Or
 
 
 def operands(leaf: Leaf) -> tuple[Operand, ...]:
-    """Returns the operands of a condition."""
+    """Returns the columns, headers and fields in a condition, from left to right."""
     if isinstance(leaf, Compare):
         right = leaf.right
         return (leaf.left, right) if isinstance(right, Operand) else (leaf.left,)
@@ -250,7 +262,9 @@ def operands_of(predicate: Predicate) -> frozenset[Operand]:
 
 
 def columns_of(predicate: Predicate) -> frozenset[str]:
-    """Returns the columns of the table, including `headers`, that a predicate reads."""
+    """Returns the columns of the table that a predicate reads. It reads column `headers` if it
+    contains `header('name')`.
+    """
     return frozenset(operand.source for operand in operands_of(predicate))
 
 
@@ -260,8 +274,9 @@ def fields_of(predicate: Predicate) -> frozenset[Field]:
 
 
 def split_by_fields(predicate: Predicate | None) -> tuple[Predicate | None, Predicate | None]:
-    """Splits a predicate into two predicates that must both be true. The first reads no fields; the
-    second reads fields and columns. `None` means always true.
+    """Splits a predicate into two predicates that must both be true. The first predicate reads no
+    fields of decoded columns; every term of the second reads at least one field. `None` means that
+    the predicate is always true.
     """
     terms = () if predicate is None else tuple(_terms(predicate))
     plain = tuple(term for term in terms if not fields_of(term))
@@ -294,10 +309,11 @@ def find_field(kind: pa.DataType, path: Sequence[str]) -> tuple[tuple[str, ...],
 
     Args:
         kind: Type of the decoded column.
-        path: Names in any case, from the top down.
+        path: Names of the nested fields, outermost first. Upper and lower case are not
+            distinguished.
 
     Raises:
-        ValueError: There is no such field, or two differ by case alone.
+        ValueError: There is no such field, or several fields differ only in case.
     """
     exact: tuple[str, ...] = ()
     for name in path:
@@ -318,7 +334,9 @@ def find_field(kind: pa.DataType, path: Sequence[str]) -> tuple[tuple[str, ...],
 
 
 def kind_of(type: pa.DataType) -> Kind:
-    """Returns the kind of a type; raises ValueError for arrays and maps."""
+    """Returns the kind of an Arrow type. Raises ValueError for a type that a predicate cannot
+    compare, such as arrays and maps.
+    """
     for fits, kind in _KINDS:
         if fits(type):
             return kind

@@ -1,7 +1,8 @@
-"""Parses a Spark SQL predicate to the tree of `model`.
+"""Parses a Spark SQL predicate, and returns it as a tree of the classes in `model`.
 
-sqlglot parses the grammar. Each node of its tree must be supported with all its arguments. Other
-nodes are rejected by name, so unsupported syntax never changes a result.
+sqlglot parses the SQL grammar. Each node of its tree must be of a supported type, and all arguments
+of the node must be supported. Otherwise the error names the node, so unsupported syntax never
+changes a result silently.
 """
 
 from __future__ import annotations
@@ -131,23 +132,24 @@ def parse_predicate(
     Args:
         text: A Spark SQL condition (ANSI mode) over `key`, `value`, `topic`, `partition`, `offset`,
             `timestamp`, `timestampType`, `header('name')` and the fields of decoded columns.
-        zone: Zone of timestamp literals without one.
-        option: Name of the option, for errors.
-        fields: For each decoded column, a function that finds its fields.
+        zone: Time zone for timestamp literals that have no time zone.
+        option: Name of the option that has the text, for errors.
+        fields: Decoded column to a function that finds its fields.
 
     Raises:
-        InvalidOptionError: Not a condition, or an unsupported one; the error names the part.
+        InvalidOptionError: The text is not a condition, or contains unsupported syntax. The error
+            names the unsupported part.
     """
     try:
         return _Parser(text, zone, fields).predicate()
     except ValueError as error:
         raise InvalidOptionError(f"option {option!r}: {error}") from error
     except RecursionError:
-        raise InvalidOptionError(f"option {option!r}: the predicate is nested too deep") from None
+        raise InvalidOptionError(f"option {option!r}: the predicate is nested too deeply") from None
 
 
 class _Parser:
-    """Parses one text; raises ValueError that names the unsupported part."""
+    """Parses one text. Methods raise ValueError with a message that names the unsupported part."""
 
     def __init__(self, text: str, zone: tzinfo | None, fields: Mapping[str, FindField]) -> None:
         self._text = SqlText(text)
@@ -226,7 +228,7 @@ class _Parser:
             return IsNull(first) if op is Op.SAME else Constant(None)
         first, (value,) = self._with_literals(node, first, [second])
         if isinstance(value, int) and not _fits(value):
-            # No row has such a number.
+            # The number does not fit into 64 bits, so the result is the same for all rows.
             true_ops = (Op.NE, Op.LT, Op.LE), (Op.NE, Op.GT, Op.GE)
             return _unless_null(first, op, op in true_ops[value < 0])
         return Compare(op, first, value)
@@ -247,7 +249,7 @@ class _Parser:
         if pattern is None:
             return Constant(None)
         if not isinstance(pattern, str):
-            raise self._refused(node, "needs a string as its pattern")
+            raise self._refused(node, "must have a string as its pattern")
         like = Like(operand, parse_pattern(pattern, escape))
         return Not(like) if node.args.get("negate") else like
 
@@ -294,7 +296,7 @@ class _Parser:
         return literal
 
     def _read(self, node: exp.Expr) -> Operand | _Literal:
-        """Reads a column, a header or a literal; NULL is `None`."""
+        """Reads a column, a header, a field or a literal. Returns `None` for the literal NULL."""
         match node:
             case exp.Paren():
                 return self._read(node.this)
@@ -329,16 +331,18 @@ class _Parser:
             except ValueError as error:
                 raise self._refused(node, str(error)) from None
         if name is None or len(names) > 1:
-            hint = "; ask for header('name')" if names and names[0].lower() == HEADERS else ""
+            hint = "; use header('name')" if names and names[0].lower() == HEADERS else ""
             if name in ("key", "value"):
                 hint = f"; option '{name}.format' decodes fields"
             raise self._refused(
-                node, f"is not a column that a predicate may name ({', '.join(KINDS)}){hint}"
+                node, f"is not a column for predicates (columns: {', '.join(KINDS)}){hint}"
             )
         return Column(name)
 
     def _cast(self, node: exp.Cast) -> Operand | _Literal:
-        """Reads `CAST(key AS STRING)`, `TIMESTAMP '…'`, `DATE '…'`, and `5L`, which is a cast."""
+        """Reads a cast such as `CAST(key AS STRING)`, and literals that sqlglot represents as
+        casts: `TIMESTAMP '…'`, `DATE '…'` and `5L`.
+        """
         value, to = self._read(node.this), node.to.this
         if isinstance(value, Operand):
             if value.kind is _SAME_AS.get(to):
@@ -362,7 +366,7 @@ class _Parser:
             case "header", [str(name)]:
                 return Header(name)
             case "header", _:
-                raise self._refused(node, "is not header('name')")
+                raise self._refused(node, "is not valid; write header('name')")
             case name, [value] if name in _TIMESTAMP_FUNCTIONS and type(value) is int:
                 return Instant(_TIMESTAMP_FUNCTIONS[name] * value)
         raise self._refused(node)
@@ -371,7 +375,7 @@ class _Parser:
         self, node: exp.Expr, operand: Operand, literals: Sequence[Literal]
     ) -> tuple[Operand, tuple[Value, ...]]:
         if operand.kind in _NOT_COMPARED:
-            raise self._refused(node, f"compares {operand.kind.value}; ask for its fields")
+            raise self._refused(node, f"compares {operand.kind.value}; compare its fields instead")
         try:
             return with_literals(operand, literals, self._zone)
         except ValueError as error:
@@ -379,7 +383,9 @@ class _Parser:
 
 
 def _chain(node: exp.Expr) -> Iterator[exp.Expr]:
-    """Returns the terms of a chain from left to right, without recursion: it may be very deep."""
+    """Returns the terms of nested ANDs, or of nested ORs, from left to right. Does not use
+    recursion, because the nesting may be very deep.
+    """
     terms: list[exp.Expr] = []
     rest = node
     while type(rest) is type(node):
@@ -389,7 +395,7 @@ def _chain(node: exp.Expr) -> Iterator[exp.Expr]:
 
 
 def _unless_null(operand: Operand, op: Op, answer: bool) -> Predicate:
-    """Returns a condition that is null for null operands, and `answer` for all other rows."""
+    """Returns a condition that is null if the operand is null, and `answer` otherwise."""
     if op is Op.SAME or not isinstance(operand, Field):  # numeric columns are never null
         return Constant(answer)
     is_null = IsNull(operand)

@@ -1,1 +1,3 @@
-"""Reads tasks into Arrow: original segment bytes, slice boundaries, decoding, filtering."""
+"""Reads tasks as Arrow batches: reads segment bytes, finds slice boundaries, decodes records and
+filters rows.
+"""

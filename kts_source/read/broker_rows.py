@@ -1,10 +1,12 @@
-"""Reads rows from brokers: planned ranges of offsets, and slices that the tier fails to serve.
+"""Reads rows from brokers: planned ranges of offsets, and the rest of a slice if the tier fails to
+serve it.
 
-If the tier fails, brokers serve the same offsets from the first unreturned offset on (KIP-1254: a
-failed remote read ends in an ordinary fetch). Fetches request all records and use the aborted
-transactions of the plan, so a broker that reads the tier itself needs no transaction index.
+If the tier fails, brokers serve the slice from the first offset whose rows were not yet returned
+(KIP-1254: a failed remote read becomes an ordinary fetch). These fetches request all records, and
+the aborted transactions come from the plan. So a broker that itself reads the offsets from the tier
+needs no transaction index.
 
-No other thread may use the connections of a `Cluster` while it is used here.
+While this module uses a `Cluster`, no other thread may use its connections.
 """
 
 from __future__ import annotations
@@ -58,11 +60,11 @@ def read_range(
     *,
     meter: TaskMeter | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a range, offsets ascending.
+    """Yields the rows of a range, ascending by offset.
 
     Raises:
         DataLossError: Brokers no longer have the offsets that were planned.
-        BrokerError: Brokers refuse, or do not respond.
+        BrokerError: Brokers refuse a request, or do not respond.
         CorruptSegmentError: Brokers sent invalid bytes.
     """
     losses = Losses(broker_range, settings, meter)
@@ -78,10 +80,11 @@ def read_range(
 
 @dataclass(slots=True)
 class Losses:
-    """Lost offsets of a range, which are skipped.
+    """Logs, counts and collects the offsets of a range that are skipped because brokers have lost
+    them.
 
     Attributes:
-        stops: Ends of the lost ranges, in the order of their detection.
+        stops: End of each lost range, in the order in which the ranges were detected.
     """
 
     broker_range: BrokerRange
@@ -90,7 +93,9 @@ class Losses:
     stops: list[int] = field(default_factory=list)
 
     def skip(self, start: int, stop: int, error: DataLossError) -> None:
-        """Logs and counts lost offsets. A batch may begin before `stop` with lost records."""
+        """Logs and counts the lost offsets [start, stop), and adds `stop` to `stops`. The next
+        batch may begin below `stop`; its records below `stop` are lost, too.
+        """
         topic, partition = self.broker_range.topic, self.broker_range.partition
         text = f"offsets [{start}, {stop}) are skipped: {error.message}"
         log.warning("%s-%s: %s", topic, partition, text)
@@ -113,26 +118,29 @@ def rows_of(
     """Yields the rows of a range from batches that brokers sent.
 
     Args:
-        fetched: The batches, as `RangeFetcher` yields them.
-        broker_range: The range; other rows are skipped.
+        fetched: Batches that `RangeFetcher` or `SliceFetch` yields.
+        broker_range: The range. Rows outside of it are skipped.
         settings: Settings of the scan.
-        aborted: Transactions to skip, if the fetch does not request them from brokers.
-        transactions: Compares the markers with `aborted`.
+        aborted: Aborted transactions to skip. Not used with `broker_range.read_committed`: the
+            brokers' responses then list them.
+        transactions: Compares `aborted` with the markers in the batches. Not used with
+            `broker_range.read_committed`.
         meter: Counts the work.
-        losses: Offsets that were skipped while batches were fetched.
+        losses: Offsets that `fetched` has skipped so far.
     """
     from kts_source.read.slice_decoder import open_range_decoder
     from segment_format.kernels.decoder import MAX_OFFSET
 
     lost_stops = [] if losses is None else losses.stops
     if broker_range.read_committed:
-        # A broker's list of aborted transactions has no checksum.
+        # Compare the brokers' lists of aborted transactions with the markers, because the lists
+        # have no checksum.
         transactions = _transaction_check(broker_range, aborted)
     decoder: RecordDecoder | FilteringDecoder | None = None
     intervals, losses_seen, first_offset = aborted, 0, MAX_OFFSET
     try:
         for answer in fetched:
-            # Rows are collected over responses until the transactions to skip change.
+            # One decoder is used for several responses, until the transactions to skip change.
             needed = answer.aborted if broker_range.read_committed else aborted
             has_lost = len(lost_stops) > losses_seen
             if decoder is not None and (needed != intervals or has_lost):
@@ -177,7 +185,9 @@ def _finish(
 
 
 def _fetch(fetcher: RangeFetcher, meter: TaskMeter | None) -> Generator[FetchedBatches]:
-    """Yields the batches of a fetcher and counts its requests when it ends."""
+    """Yields the batches of a fetcher. When it ends, adds the fetcher's requests and bytes to the
+    meter.
+    """
     try:
         with closing(fetcher.batches()) as batches:
             yield from batches
@@ -188,10 +198,10 @@ def _fetch(fetcher: RangeFetcher, meter: TaskMeter | None) -> Generator[FetchedB
 
 
 class BrokerFallback:
-    """Reads the rest of slices from brokers after the tier failed.
+    """Reads the rest of a slice from brokers after the tier failed.
 
-    Failures are counted for each run of a scan in the `Cluster`, which the tasks of a run reuse.
-    The columns of the settings include `offset`.
+    The failures of each run of a scan are counted in the `Cluster` object, which is shared by the
+    tasks of a run. The columns of `settings` must include `offset`.
     """
 
     def __init__(
@@ -203,7 +213,9 @@ class BrokerFallback:
         self._run = meter.run if meter is not None else ""
 
     def check(self, task_slice: SegmentSlice, error: TieredKafkaError) -> None:
-        """Raises `error` if brokers must not serve the rest of the slice."""
+        """Counts a failure of the tier. Raises `error` if brokers cannot or must not serve the rest
+        of the slice.
+        """
         if not isinstance(error, StoreError | CorruptSegmentError) or not task_slice.lineage:
             raise error
         if isinstance(error.__cause__, ContradictedIntervalsError):
@@ -217,12 +229,12 @@ class BrokerFallback:
         if failures[kind] > _MAX_SAME_FAILURES:
             raise error.extended(
                 f"; {_MAX_SAME_FAILURES} earlier slices failed in the same way and were read from"
-                " brokers, so the store, its credentials or the keys look wrong. With"
-                " brokerFallback=false, brokers serve no offsets that the tier has"
+                " brokers. Check the store, its credentials and the keys. Set brokerFallback=false"
+                " to read no offsets of the tier from brokers"
             ) from error.__cause__
 
     def forget_failures(self) -> None:
-        """Resets the count of failures of this run."""
+        """Resets the count of the tier's failures in this run."""
         self._cluster.tier_failures.pop(self._run, None)
 
     def rest(
@@ -232,11 +244,12 @@ class BrokerFallback:
         source: SegmentSource,
         error: TieredKafkaError,
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of a slice from `next_offset` on; earlier rows were already returned.
+        """Yields the rows of a slice from `next_offset` on, read from brokers. Rows below
+        `next_offset` were already returned.
 
         Raises:
             DataLossError: Brokers do not have the rows either.
-            BrokerError: Brokers refuse, or do not respond.
+            BrokerError: Brokers refuse a request, or do not respond.
         """
         first, last = slice_boundaries(task_slice, source)
         start = max(task_slice.start_offset, next_offset)
@@ -252,8 +265,8 @@ class BrokerFallback:
         if first.last_offset is None and last.last_offset is None:
             batches = fetch.offsets(wanted)
         else:
-            # An inner boundary is a position. The index may lack the offset of the batch there,
-            # because an append may have many batches.
+            # A boundary inside the segment is a byte position. The first offset of the batch there
+            # may be unknown, because an index entry may describe several batches.
             batches = fetch.positions(first.position, last.position)
         transactions = None
         if self._settings.read_committed:
@@ -271,13 +284,13 @@ class BrokerFallback:
                 )
         finally:
             if fetch.has_lost:
-                # Retention deleted the offsets, so the failure is not a failure of the store.
+                # Retention has deleted the offsets, so the failed read was no fault of the store.
                 self.forget_failures()
 
 
 @dataclass(slots=True)
 class _Loss:
-    """Offsets [start, stop) are lost."""
+    """Offsets [start, stop) that brokers have lost, and the error to raise for them."""
 
     start: int
     stop: int
@@ -285,10 +298,10 @@ class _Loss:
 
 
 class SliceFetch:
-    """Fetches the bytes of a slice from brokers. Used by one thread.
+    """Fetches the batches of a slice from brokers. Not thread-safe.
 
     Attributes:
-        has_lost: True if brokers lack some of the segment.
+        has_lost: True if brokers have lost offsets of the segment.
     """
 
     def __init__(
@@ -311,16 +324,19 @@ class SliceFetch:
             self.has_lost = fetcher.lost_offsets
 
     def positions(self, start: int, stop: int) -> Generator[FetchedBatches]:
-        """Yields the batches at positions [start, stop), up to the slice's last offset.
+        """Yields the batches at byte positions [start, stop) of the segment, up to the slice's last
+        offset.
 
-        A batch begins at `start`, and at `stop` unless that is the segment's end.
+        A batch begins at position `start`. A batch also begins at position `stop`, unless it is the
+        end of the segment.
 
-        Brokers only serve offsets, but they send exactly the uploaded bytes. So positions are
-        computed by counting bytes from the segment's first batch on, or backwards from the
-        segment's end if the first batch was deleted.
+        Brokers serve offsets, not positions, but they send exactly the bytes that were uploaded. So
+        this method counts the bytes from the first batch of the segment on. If the first batch was
+        deleted, it counts the bytes up to the end of the segment, and subtracts them from the
+        segment's size.
 
         Raises:
-            BrokerError: Brokers refuse, or do not respond.
+            BrokerError: Brokers refuse a request, or do not respond.
         """
         offset, position = self._slice.segment_start, 0
         while offset < self._slice.stop_offset:
@@ -333,7 +349,7 @@ class SliceFetch:
             with closing(self._fetch_until_loss(offset, self._slice.stop_offset)) as fetched:
                 for answer in fetched:
                     if self._loss is not None:
-                        # The log start may be inside a batch.
+                        # The lost offsets may end inside this batch.
                         entry = read_prefix(answer.data)
                         is_cut = entry.magic != MAGIC_2 or entry.offset < offset
                         is_inside = position > start or (position == start and is_cut)
@@ -350,10 +366,11 @@ class SliceFetch:
         self._report_loss(is_in_slice=True)
 
     def _report_loss(self, *, is_in_slice: bool) -> None:
-        """Skips the loss, or raises it if losses are errors. Ignores losses before the slice.
+        """Handles the loss in `_loss`: raises it if data loss is an error, else skips its offsets.
+        Ignores the loss if it is before the wanted offsets of the slice.
 
         Raises:
-            DataLossError: Offsets of the slice are lost.
+            DataLossError: Brokers have lost wanted offsets, and data loss is an error.
         """
         loss, self._loss = self._loss, None
         if loss is None or not is_in_slice or loss.stop <= self._start_offset:
@@ -363,19 +380,23 @@ class SliceFetch:
         self._losses.skip(max(loss.start, self._start_offset), loss.stop, loss.error)
 
     def _fetch_until_loss(self, start: int, stop: int) -> Generator[FetchedBatches]:
-        """Yields the batches of an offset range up to a loss, which is then in `_loss`."""
+        """Yields the batches of an offset range. If brokers have lost offsets, ends before them,
+        and stores the loss in `_loss`.
+        """
         fetcher = self._fetcher(_range_of(self._slice, start, stop), self._note_loss)
         return _fetch(fetcher, self._losses.meter)
 
     def _note_loss(self, start: int, stop: int, error: DataLossError) -> bool:
-        """Stores a loss in `_loss` and ends the fetch."""
+        """Stores a loss in `_loss`. Returns True, which makes the fetcher stop."""
         self.has_lost = True
-        # Include offsets that an earlier fetch lost.
+        # Include the lost offsets that an earlier fetch found.
         self._loss = _Loss(start if self._loss is None else self._loss.start, stop, error)
         return True
 
     def _bytes_from(self, offset: int) -> int:
-        """Returns the size of the segment from the batch with an offset on."""
+        """Returns the size in bytes of the segment from `offset`, where a batch begins, to its
+        end.
+        """
         stop = self._slice.segment_stop
         with closing(self._fetch_until_loss(offset, stop)) as fetched:
             return sum(_bytes_below(answer, stop) for answer in fetched)
@@ -401,7 +422,7 @@ def _range_of(task_slice: SegmentSlice, start: int, stop: int) -> BrokerRange:
 
 
 def _bytes_below(fetched: FetchedBatches, stop_offset: int) -> int:
-    """Returns the size of the batches below the first offset of a batch."""
+    """Returns the size in bytes of the fetched batches that begin below offset `stop_offset`."""
     if fetched.next_offset <= stop_offset:
         return len(fetched.data)
     entries = iter_entries(fetched.data)

@@ -1,4 +1,4 @@
-"""Reads ranges ahead in order, with a limit on requests and bytes."""
+"""Reads ranges ahead of the consumer in order, and limits the number of requests and bytes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 
 _QUEUE_PER_THREAD = 4
-# Wasted if the consumer stops early, as with LIMIT, where Spark needs 0.1 s or more to stop a task.
-# Enough that a consumer of more rows does not wait for a second round trip.
+# These bytes are wasted if the consumer stops early: after a LIMIT is satisfied, Spark needs 0.1 s
+# or more to stop a task. They are enough to keep a consumer of more rows from waiting for a second
+# round trip.
 EARLY_BYTES: Final = 12 << 20
-# Bytes in memory arrive at gigabytes per second, plus milliseconds for a core and the GIL. Slower
-# sources are faster with several concurrent requests.
+# Bytes in the page cache are read at gigabytes per second, after up to milliseconds of waiting for
+# a core and the GIL. A slower source is read faster with several concurrent requests.
 _NEAR_BYTES_PER_SECOND: Final = 250e6
 _NEAR_SECONDS_PER_READ: Final = 1e-3
 _PATIENCE_SECONDS: Final = 0.1
@@ -34,11 +35,11 @@ needs the core.
 
 
 class Sized(Protocol):
-    """A request."""
+    """A request for bytes."""
 
     @property
     def size(self) -> int:
-        """Bytes of the response."""
+        """Number of bytes in the response."""
         ...
 
 
@@ -46,7 +47,7 @@ R = TypeVar("R", bound=Sized)
 
 
 class Fetched(NamedTuple, Generic[R]):
-    """A completed request and its bytes."""
+    """A completed request and the bytes of its response."""
 
     request: R
     data: Data
@@ -56,20 +57,21 @@ class Fetched(NamedTuple, Generic[R]):
 class ReadAhead:
     """Limits of the read-ahead.
 
-    At most `max_concurrent_requests` requests are pending. Pending requests and unconsumed
-    responses have at most `prefetch_bytes`, or are a single larger request. The response that the
-    consumer holds is not counted. So memory is limited to the larger of `prefetch_bytes` and one
-    request, plus the consumer's response.
+    At most `max_concurrent_requests` requests run at a time. Requested and unconsumed responses
+    together have at most `prefetch_bytes` bytes, except that a single larger response is allowed.
+    The response that the consumer is using is not counted. So the memory limit is `prefetch_bytes`
+    or one larger response, plus the consumer's response.
 
     Attributes:
-        max_concurrent_requests: Number of threads, at least one.
-        prefetch_bytes: Bytes of pending requests and unconsumed responses; 0 reads only the next
-            request.
-        slow_start: True if the first request is read alone, for consumers that may not need a
-            second one. After it, at most `EARLY_BYTES` are read until the consumer requests more.
+        max_concurrent_requests: Number of threads that send requests, at least one.
+        prefetch_bytes: Limit on the bytes of requested and unconsumed responses. With 0, nothing is
+            read ahead: the consumer's thread reads each response when it is needed.
+        slow_start: True to send the first request alone, because the consumer may need no other
+            response. After it, at most `EARLY_BYTES` are read ahead until the consumer has used
+            that many bytes.
 
     Raises:
-        ValueError: A bound out of range.
+        ValueError: A limit is out of range.
     """
 
     max_concurrent_requests: int
@@ -79,8 +81,9 @@ class ReadAhead:
     def __post_init__(self) -> None:
         if self.max_concurrent_requests < 1 or self.prefetch_bytes < 0:
             raise ValueError(
-                f"max_concurrent_requests {self.max_concurrent_requests} or prefetch_bytes"
-                f" {self.prefetch_bytes} out of range"
+                f"max_concurrent_requests must be at least 1, but is"
+                f" {self.max_concurrent_requests}; prefetch_bytes must be at least 0, but is"
+                f" {self.prefetch_bytes}"
             )
 
 
@@ -97,21 +100,24 @@ def fetch_ranges(
 ) -> Generator[Fetched[R]]:
     """Reads ahead of the consumer and yields the responses in the order of the requests.
 
-    Nothing is read before the consumer requests the first response. Closing the generator, an
-    error, or garbage collection cancels pending requests and waits until the threads have ended.
+    Nothing is read before the consumer requests the first response. When the generator is closed,
+    garbage-collected or raises an error, it cancels pending requests and waits until its threads
+    have ended.
 
     Args:
         read: Returns the bytes of one request; called from any thread.
-        requests: Consumed one by one as there is room, in the consumer's thread.
+        requests: Iterated in the consumer's thread, as far as the limits of the read-ahead allow.
         read_ahead: Limits of the read-ahead.
-        near: True if bytes may be in memory, like local files. Then the consumer's thread reads
-            them while that is fast; other threads would copy them into another core's cache.
+        near: True if the bytes may already be in memory, as with local files. Then the consumer's
+            thread reads them itself as long as that is fast, because other threads would load them
+            into the cache of another core.
         while_waiting: Called by the consumer's thread while it waits for the first response of a
-            slow start. It may not be called, and its errors are ignored, so it must only do
-            optional work in advance, such as imports.
+            slow start. The call is not guaranteed, and its errors are ignored. So use it only for
+            optional work, such as early imports.
 
     Raises:
-        Exception: An error of `read` or `requests`, raised at the position of its request.
+        Exception: An error of `read` or `requests`, raised in place of the response to the failed
+            request.
     """
     wanted = iter(requests)
     handed_out = 0
@@ -127,8 +133,8 @@ def fetch_ranges(
                 queue.handed_out += result.request.size  # the consumer has used these bytes
                 del result
     else:
-        # No threads: planning does this thousands of times, and threads would cost more than the
-        # reads.
+        # Use no threads here: planning makes thousands of such reads, and threads would cost more
+        # time than the reads.
         for request in wanted:
             yield Fetched(request, read(request))
 
@@ -136,9 +142,9 @@ def fetch_ranges(
 def _near(
     read: Callable[[R], Data], requests: Iterator[R]
 ) -> Generator[Fetched[R], None, int | None]:
-    """Reads in this thread until a read takes too long.
+    """Reads in this thread until the reads take too long.
 
-    Returns the bytes handed out, or `None` if no requests are left.
+    The number of bytes yielded, or `None` if no requests are left.
     """
     handed_out, patience = 0, _PATIENCE_SECONDS
     while patience > 0:
@@ -156,10 +162,11 @@ def _near(
 
 
 class _Queue(Generic[R]):
-    """Pending requests in threads, in order. The end of the `with` block cancels them.
+    """Pending requests and unconsumed responses, in the order of the requests. Threads send the
+    requests. Leaving the `with` block cancels pending requests.
 
     Attributes:
-        handed_out: Bytes that the consumer has used; they limit the read-ahead of a slow start.
+        handed_out: Bytes that the consumer has used. They limit the read-ahead of a slow start.
     """
 
     def __init__(
@@ -204,20 +211,20 @@ class _Queue(Generic[R]):
                 with contextlib.suppress(Exception):
                     self._while_waiting()
             self._while_waiting = None
-        # Threads of an engine have their own scope, which may be cancelled here.
+        # If the calling thread's own scope is cancelled, cancel the pending requests.
         with cancelled_by(self._cancellation.cancel):
             result = Fetched(request, future.result())
         self._ahead_bytes -= request.size
-        # Continue reading while the consumer works on this result.
+        # Submit further requests, which run while the consumer works on this result.
         self._fill(at_least_one=False, held=request.size)
         return result
 
     def _fill(self, *, at_least_one: bool, held: int = 0) -> None:
         room = self._settings.prefetch_bytes
         if self._settings.slow_start and self.handed_out < EARLY_BYTES:
-            # The first request is read alone.
+            # Send the first request alone.
             room = min(room, EARLY_BYTES - self.handed_out - held) if self.handed_out else -1
-        # The queue stays short even with many small requests.
+        # The limit on the number of requests keeps the queue short if requests are small.
         while (
             len(self._ahead) < _QUEUE_PER_THREAD * self._settings.max_concurrent_requests
             and (request := self._peek()) is not None
@@ -228,8 +235,8 @@ class _Queue(Generic[R]):
             self._ahead_bytes += request.size
 
     def _peek(self) -> R | None:
-        """Returns the next request without removing it. Stores an error of the iterator for
-        later.
+        """Returns the next request without removing it. If the iterator of requests raises an
+        error, stores the error, so that `next` raises it after the earlier responses.
         """
         if self._next_request is None and self._failure is None:
             try:

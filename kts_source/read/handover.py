@@ -1,5 +1,5 @@
-"""Reads in several threads, and passes batches to the consumer in order, within a limit of
-bytes.
+"""Runs several reads in threads, and passes their batches to the consumer. Limits the bytes of
+batches that wait for the consumer.
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ interrupt it, so without this limit Ctrl-C would take effect only after the stor
 
 
 class ThreadTiers:
-    """Opens a tier for each thread that reads. Close it after all threads have ended."""
+    """Opens a separate tier for each thread that reads. Call `close` after all threads have
+    ended.
+    """
 
     def __init__(self, options: ScanOptions) -> None:
         self._options = options
         self._tiers: dict[int, Tier] = {}
 
     def mine(self) -> Tier:
-        """Returns the calling thread's tier."""
+        """Returns the tier of the calling thread. Opens it at the first call."""
         thread = threading.get_ident()
         tier = self._tiers.get(thread)
         if tier is None:
@@ -47,7 +49,7 @@ class ThreadTiers:
         return tier
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Closes the tiers of all threads."""
         tiers, self._tiers = self._tiers, {}
         for tier in tiers.values():
             tier.close()
@@ -59,16 +61,16 @@ def in_threads(
     """Yields the batches of many reads. At most `threads` reads run at a time.
 
     Nothing runs before the first batch is requested. Closing the generator cancels requests to the
-    store and waits until the threads have ended. An error of a read ends the other reads. It is
-    raised after the batches of earlier reads if `ordered`, else immediately.
+    store and waits until the threads have ended. If a read fails, its error ends all reads. With
+    `ordered`, the error is raised after all batches of earlier reads, otherwise immediately.
 
-    Memory: up to about twice `WAITING_BYTES` and one batch per thread.
+    The waiting batches take up to about twice `WAITING_BYTES` plus one batch, for each thread.
 
     Args:
-        reads: Functions that open a read; each read runs to its end in one thread.
-        threads: Number of reads that run at a time.
-        ordered: True to yield batches in the order of the reads, False to yield them when they are
-            ready.
+        reads: Functions that begin a read and return its batches. Each read runs in one thread.
+        threads: Maximum number of reads that run at a time.
+        ordered: True to yield all batches of a read before those of the next read; False to yield
+            each batch as soon as it is ready.
     """
     handover = _Handover(reads, threads, ordered=ordered)
     workers = [
@@ -88,13 +90,13 @@ def in_threads(
 
 
 class _Item(NamedTuple):
-    """A batch, the end or the error of a read.
+    """A message from a thread to the consumer: a batch, the end or the error of a read.
 
     Attributes:
         number: Number of the read.
-        batch: `None` when the read has ended.
-        size: The batch's bytes.
-        error: Its failure.
+        batch: The batch; `None` if the read has ended or failed.
+        size: Size of the batch in bytes.
+        error: The error if the read has failed.
     """
 
     number: int
@@ -104,10 +106,10 @@ class _Item(NamedTuple):
 
 
 class _Handover:
-    """State shared by the threads.
+    """State that the reading threads share with the consumer.
 
-    The queue of batches wakes the consumer without a second lock. A separate lock guards the count
-    of waiting bytes.
+    Batches are passed in a `SimpleQueue`, which wakes the consumer without a further lock. The lock
+    of `_room` guards the counts of waiting bytes.
     """
 
     def __init__(
@@ -122,17 +124,17 @@ class _Handover:
         self._max_bytes = threads * WAITING_BYTES
         self._cancellation = Cancellation()
         self._queue: SimpleQueue[_Item] = SimpleQueue()
-        # Items of ordered reads that arrived before those of earlier reads.
+        # With `ordered`: items that arrived while an earlier read had not ended, by read.
         self._early: dict[int, deque[_Item]] = {}
         self._room = threading.Condition()
         self._begun = 0
         self._stopped = False
-        # Bytes that the consumer has not taken yet, by read and in total.
+        # Bytes of the batches that the consumer has not taken yet: for each read, and in total.
         self._waiting = [0] * len(reads)
         self._all_waiting = 0
 
     def work(self) -> None:
-        """Reads one read after the other. Runs in several threads."""
+        """Runs reads one after the other until none is left. Several threads call this method."""
         with self._cancellation.scope():
             while (number := self._begin()) is not None:
                 error = None
@@ -155,7 +157,7 @@ class _Handover:
                 close()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yields all batches in the consumer's thread."""
+        """Yields the batches of all reads. The consumer's thread calls this method."""
         ended = 0
         early = self._early
         while ended < len(self._reads):
@@ -176,14 +178,15 @@ class _Handover:
                 ended += 1
 
     def stop(self) -> None:
-        """Ends the threads."""
+        """Makes the threads end: no further read begins, and pending requests are cancelled."""
         with self._room:
             self._stopped = True
             self._room.notify_all()
         self._cancellation.cancel()
 
     def clear(self) -> None:
-        """Drops queued batches, because the traceback of an error may keep this object alive.
+        """Drops all waiting batches. Without this, the traceback of an error could keep them in
+        memory.
 
         Call it after the threads have ended.
         """
@@ -193,7 +196,9 @@ class _Handover:
             self._queue.get()
 
     def _begin(self) -> int | None:
-        """Returns the number of the next read; waits while too many bytes are queued."""
+        """Returns the number of the next read; `None` if there is none or the reads are stopped.
+        Waits while the waiting batches have too many bytes.
+        """
         with self._room:
             while not self._stopped and self._all_waiting >= self._max_bytes:
                 self._room.wait()
@@ -203,8 +208,8 @@ class _Handover:
             return self._begun - 1
 
     def _put(self, number: int, batch: pa.RecordBatch) -> bool:
-        """Waits until a batch fits into the queue, and adds it. Returns False if the consumer has
-        stopped.
+        """Adds a batch to the queue; before that, waits until it fits into the limit of the read.
+        Returns False if the reads are stopped.
         """
         size = batch.nbytes
         with self._room:
@@ -226,7 +231,7 @@ class _Handover:
                 continue
 
     def _take(self, item: _Item) -> None:
-        """Removes a batch from the count of queued bytes, and wakes waiting threads."""
+        """Subtracts a batch from the waiting bytes, and wakes threads that wait for space."""
         with self._room:
             self._waiting[item.number] -= item.size
             self._all_waiting -= item.size

@@ -1,4 +1,4 @@
-"""Settings for reading the tasks of a scan, and the schema of the rows."""
+"""Defines the settings for reading the tasks of a scan, and the schema of the rows."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """Limits at which a batch of rows is full.
+    """Size limits of a batch of rows.
 
     Attributes:
         rows: Maximum number of rows.
-        size: Maximum bytes of keys, values and headers. A larger record is a batch of its own.
+        size: Maximum bytes of keys, values and headers. A record that exceeds this limit alone is a
+            batch of one row.
     """
 
     rows: int
@@ -45,18 +46,19 @@ class ReadSettings:
 
     Attributes:
         columns: Columns of the table, in order.
-        check_crcs: True if checksums of batches are verified.
-        max_batch_bytes: Maximum size of a record batch, stored or decompressed.
+        check_crcs: True to verify the checksums of record batches.
+        max_batch_bytes: Maximum size of a record batch in bytes, before and after decompression.
         read_ahead: Limits of the read-ahead.
-        where: Condition; only rows for which it is true are returned.
-        fail_on_data_loss: True if an object that was deleted after planning is an error.
-        batches: Limits of a batch.
-        brokers: Connection settings; `None` reads the tier only.
-        broker_fallback: True if brokers serve the rest of a slice if the tier fails.
-        formats: Formats of keys and values; other columns stay binary.
-        keys: Records with other keys are skipped; `None` = all keys.
-        read_committed: True if aborted transactions are skipped and their intervals are compared
-            with the markers of the log.
+        where: Condition; only rows for which it is true are returned. `None` = all rows.
+        fail_on_data_loss: True to raise an error if an object was deleted after planning; False to
+            skip its offsets.
+        batches: Size limits of a batch of rows.
+        brokers: Settings for connections to brokers; `None` = read only the tier.
+        broker_fallback: True to read the rest of a slice from brokers if the tier fails.
+        formats: Formats by which keys and values are decoded. Without a format they stay binary.
+        keys: Only records with these keys are returned; `None` = all records.
+        read_committed: True to compare the planned aborted transactions with the markers in the
+            log.
     """
 
     columns: tuple[str, ...]

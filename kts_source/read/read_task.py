@@ -1,4 +1,4 @@
-"""Reads one task: the slices of the tier, then the ranges of brokers."""
+"""Reads one task: first its slices from the tier, then its ranges from brokers."""
 
 from __future__ import annotations
 
@@ -58,18 +58,20 @@ def run_task(
     opened: Tier | None = None,
     set_aside: SetAside | None = None,
 ) -> Generator[pa.RecordBatch]:
-    """Opens the tier, yields the rows of a task, and logs its metrics.
+    """Opens the tier, yields the rows of a task, and logs the metrics of the task.
 
     Close the generator to cancel pending requests.
 
     Args:
         task: Task to read.
         options: Options of the scan.
-        location: The scan and the number of the task.
-        batches: Limits of a batch.
-        whole: True if the consumer takes all rows, so that the first request is not sent alone.
-        on_end: Called with the metrics when the task has ended, also after errors.
-        opened: An open tier, for threads that read many tasks; it stays open.
+        location: Id of the scan and number of the task, for the metrics.
+        batches: Size limits of a batch.
+        whole: True if the consumer will certainly take all rows. Then the first request is not sent
+            alone.
+        on_end: Called with the metrics when the task has ended or failed.
+        opened: An open tier, for threads that read many tasks. It is not closed. By default, the
+            task opens its own tier.
         set_aside: Called with rows whose key or value cannot be decoded; see `TypedRows`.
 
     Raises:
@@ -82,8 +84,8 @@ def run_task(
         source = SegmentSource(tier, options.key_ring)
         settings = replace(ReadSettings.of(options), batches=batches)
         if whole or location.partition:
-            # A LIMIT usually reads only the first task; later tasks are read completely, without
-            # slow start.
+            # A LIMIT usually reads only the first task. Later tasks are probably read completely,
+            # so they need no slow start.
             ahead = replace(settings.read_ahead, slow_start=False)
             settings = replace(settings, read_ahead=ahead)
         for batch in read_task(task, source, settings, meter=meter, set_aside=set_aside):
@@ -113,7 +115,8 @@ def read_task(
     meter: TaskMeter | None = None,
     set_aside: SetAside | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a task in the order of its parts; offsets ascend within a part.
+    """Yields the rows of a task: first of its slices, then of its broker ranges. Offsets ascend
+    within each of them.
 
     Close the generator to cancel pending requests.
 
@@ -124,12 +127,12 @@ def read_task(
     if not settings.formats:
         yield from _read_parts(task, source, settings, meter)
         return
-    # Most scans return bytes and need no value decoders.
+    # Import value decoders on demand, because most scans return bytes.
     from kts_source.read.typed_rows import TypedRows
 
     where, where_fields = split_by_fields(settings.where)
     typed = TypedRows(settings.columns, settings.formats, where_fields, set_aside)
-    # A condition on fields may keep few rows of a batch, so larger batches are decoded.
+    # Decode larger batches if there is a condition on fields, because it may keep only few rows.
     limits = settings.batches if where_fields is None else FOR_ENGINES
     binary = replace(settings, columns=typed.read_columns, where=where, formats=(), batches=limits)
     with closing(_read_parts(task, source, binary, meter)) as batches:
@@ -138,7 +141,7 @@ def read_task(
 
 
 def _cut(batches: Iterable[pa.RecordBatch], limits: BatchLimits) -> Iterator[pa.RecordBatch]:
-    """Cuts batches to about the limits."""
+    """Cuts each batch into batches of about the limits."""
     for batch in batches:
         rows = limits.rows
         if batch.nbytes > limits.size:
@@ -150,14 +153,12 @@ def _cut(batches: Iterable[pa.RecordBatch], limits: BatchLimits) -> Iterator[pa.
 def _read_parts(
     task: ScanTask, source: SegmentSource, settings: ReadSettings, meter: TaskMeter | None
 ) -> Generator[pa.RecordBatch]:
-    """Reads a task with binary keys and values."""
+    """Yields the rows of a task with keys and values as bytes."""
     brokers = settings.brokers
     if brokers is not None and (task.ranges or settings.broker_fallback):
         return _read_with_brokers(task, source, settings, brokers, meter)
     if task.ranges:
-        raise InvalidOptionError(
-            "the plan reads from brokers, so option kafka.bootstrap.servers must be given"
-        )
+        raise InvalidOptionError("the plan reads from brokers; set option kafka.bootstrap.servers")
     return read_slices(task.slices, source, settings, meter=meter)
 
 
@@ -168,7 +169,7 @@ def _read_with_brokers(
     brokers: BrokerSettings,
     meter: TaskMeter | None,
 ) -> Generator[pa.RecordBatch]:
-    # Most scans read the tier only.
+    # Import broker code on demand, because most scans read only the tier.
     from kts_source.broker.cluster import borrowed_cluster
     from kts_source.read.broker_rows import BrokerFallback, read_range
 
@@ -176,7 +177,7 @@ def _read_with_brokers(
         if not settings.broker_fallback:
             yield from read_slices(task.slices, source, settings, meter=meter)
         elif task.slices:
-            # The last offset of a batch determines the rows that were returned.
+            # The fallback must know which rows were returned, from the last offset of each batch.
             columns = list(settings.columns)
             has_offset = "offset" in columns
             followed = settings if has_offset else replace(settings, columns=(*columns, "offset"))
@@ -190,12 +191,13 @@ def _read_with_brokers(
 
 @dataclass(slots=True)
 class _Position:
-    """Progress in the slices of a task.
+    """How far the slices of a task have been read.
 
     Attributes:
         task_slice: The slice that is being read, or that failed.
-        decoder: Decodes that slice; `None` if none of its bytes were read.
-        next_offset: Rows of the slice below this offset were returned.
+        decoder: Decoder of this slice; `None` if no byte of the slice was read.
+        next_offset: All rows of the slice below this offset were returned. Only updated if there is
+            a fallback.
         is_object_gone: True if the slice failed because its object does not exist.
     """
 
@@ -219,14 +221,15 @@ def read_slices(
 ) -> Generator[pa.RecordBatch]:
     """Yields the rows of slices in order; offsets ascend within a slice.
 
-    With a fallback the columns must include `offset`.
+    With `fallback`, brokers serve the rest of a slice if the tier fails; the columns of `settings`
+    must then include `offset`.
 
     Raises:
-        DataLossError: An object was deleted after planning. With `fail_on_data_loss=False` the
-            rest of its slice is skipped with a warning.
+        DataLossError: An object was deleted after planning. With `fail_on_data_loss=False`, the
+            rest of the slice is skipped with a warning instead.
         ObjectChangedError: An object is not the version that was planned.
-        TieredKafkaError: The bytes do not match the plan; has topic, partition, offset, object
-            and position.
+        TieredKafkaError: The bytes do not match the plan. The error names topic, partition, offset,
+            object and position.
     """
     if meter is not None:
         source.stopwatch = meter.stopwatch
@@ -262,7 +265,9 @@ def _read_tier(
     meter: TaskMeter | None,
     position: _Position,
 ) -> Generator[pa.RecordBatch]:
-    """Yields the rows of slices, and moves the position before an error is raised."""
+    """Yields the rows of slices from the tier. Updates `position`, so that it is the failed slice
+    when an error is raised.
+    """
     ahead = settings.read_ahead
     early = ahead.slow_start or (ahead.prefetch_bytes > 0 and not source.store.is_near)
     spans = slice_spans(slices, source, early=early)
@@ -300,7 +305,7 @@ def _read_tier(
 
 
 def _load_decoder() -> None:
-    """Imports the decoder and links its kernel, which is slow in a new process."""
+    """Imports the decoder and links its kernel, . Both are slow in a new process."""
     import kts_source.read.slice_decoder  # noqa: F401
     from segment_format.kernels.decoder import load_kernel
 
@@ -310,10 +315,11 @@ def _load_decoder() -> None:
 def _skip_rest(
     position: _Position, error: TieredKafkaError, settings: ReadSettings, meter: TaskMeter | None
 ) -> None:
-    """Logs and counts the rest of a slice after its object was deleted.
+    """Skips the rest of a slice whose object was deleted after planning: logs it and counts it as
+    lost.
 
     Raises:
-        DataLossError: The settings do not allow loss.
+        DataLossError: The object was deleted, and data loss is an error.
         TieredKafkaError: The slice failed for another reason.
     """
     if not position.is_object_gone:

@@ -1,8 +1,9 @@
-"""Decodes a slice and keeps the rows for which option `where` is true.
+"""Decodes a slice and returns the rows for which option `where` is true.
 
-The columns of the condition are decoded first. If a window has a match, a second pass decodes all
-columns of the rows from its first to its last match. All columns are decoded in a single pass if
-most rows would otherwise be decoded twice, or if two passes save nothing. The rows are the same.
+Usually in two passes: the first pass decodes only the columns of the condition. If a window of
+bytes has matching rows, the second pass decodes all columns of the rows from the first to the last
+match. A single pass decodes all columns instead if two passes save nothing, or as soon as a window
+shows that most rows would be decoded twice. The result is the same.
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ _LARGE_COLUMNS: Final = frozenset(("value", "headers"))
 
 
 class FilteringDecoder:
-    """A `RecordDecoder` that filters rows.
+    """A replacement for `RecordDecoder` that also filters rows.
 
     Args:
-        predicate: Condition without constant columns; only rows for which it is true are returned.
-        decoder: Creates a `RecordDecoder` of the slice; its arguments override the slice's
-            arguments.
+        predicate: Condition that does not use topic or partition. Only rows for which it is true
+            are returned.
+        decoder: Creates a `RecordDecoder` for the slice. Keyword arguments replace the defaults for
+            the slice.
         columns: Columns of the batches, in order.
-        position: Log position of the first byte that will be fed.
-        batches: Limits of a batch.
+        position: Position in the log of the first byte that `feed` will receive.
+        batches: Size limits of a batch.
     """
 
     def __init__(
@@ -64,24 +66,28 @@ class FilteringDecoder:
             self._decoder = decoder(columns=names, max_rows=_PROBE_ROWS, position=position)
         else:
             self._decoder = self._make(position=position)
-        # Bytes of the incomplete entry of the first pass, and the position after all bytes fed.
+        # Bytes of an incomplete entry at the end of the last window of the first pass.
         self._carry = bytearray()
         self._fed = position
         self._earlier = DecodeCounters()
 
     @property
     def done(self) -> bool:
-        """True if a batch at or after the stop offset was read."""
+        """True if a batch that begins at or after the stop offset was read, so that no further
+        bytes are needed.
+        """
         return self._decoder.done
 
     @property
     def next_offset(self) -> int:
-        """One past the last offset of the entries read."""
+        """One past the last offset of the log entries that were read."""
         return self._decoder.next_offset
 
     @property
     def counters(self) -> DecodeCounters:
-        """Counters of the first or only pass; they include filtered rows."""
+        """Counters of the decoder. Each record counts once, although two passes may decode it, and
+        also if the condition excludes it.
+        """
         return self._earlier + self._decoder.counters
 
     def feed(self, window: memoryview) -> Iterator[pa.RecordBatch]:
@@ -91,14 +97,14 @@ class FilteringDecoder:
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Yields the remaining matching rows."""
-        # The first pass has no rows left: it is flushed after every window.
+        # A first pass has no rows left, because it is flushed after every window.
         yield from _packed(self._filtered(self._decoder.finish()), self._batches)
 
     def _filtered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             mask = wanted_rows(self._predicate, batch)
             if mask is not None:
-                # Also copies the rows, which releases the decoder's buffers.
+                # The filter copies the rows, so the buffers of the decoder are released.
                 yield batch.select(self._columns).filter(mask)
 
     def _late_rows(self, window: memoryview) -> Iterator[pa.RecordBatch]:
@@ -113,8 +119,9 @@ class FilteringDecoder:
             yield from self._decode_at_once()
 
     def _matches(self, window: memoryview) -> tuple[int | None, int | None, int, int]:
-        """Returns the first and last matching offset, the number of rows from the first to the
-        last match, and the number of rows in the window.
+        """Runs the first pass for a window. Returns four numbers: the offsets of the first and the
+        last matching row (`None` without a match), the number of rows from the first to the last
+        match, and the number of all rows.
         """
         first = last = None
         before = rows = 0
@@ -138,14 +145,14 @@ class FilteringDecoder:
     def _second_pass(
         self, window: memoryview, complete: int, first: int, last: int
     ) -> Iterator[pa.RecordBatch]:
-        """Yields all columns of the matching rows with offsets from `first` to `last`. They are in
-        the first `complete` bytes of carry and window.
+        """Yields all columns of the matching rows with offsets from `first` to `last`. Decodes the
+        first `complete` bytes of `_carry` followed by the window.
         """
         decoder = self._make(
             position=self._fed - len(window) - len(self._carry),
             start_offset=first,
             stop_offset=last + 1,
-            # Both were checked in the first pass.
+            # The first pass has checked the checksums, the lineage and the transactions.
             check_crcs=False,
             lineage=None,
             transactions=None,
@@ -157,7 +164,7 @@ class FilteringDecoder:
         yield from self._filtered(decoder.finish())
 
     def _carry_rest(self, window: memoryview, complete: int) -> None:
-        """Keeps the bytes of carry and window after the last complete entry."""
+        """Stores in `_carry` the bytes after the last complete entry of the window."""
         if self.done:
             self._carry = bytearray()
         elif complete:
@@ -166,7 +173,9 @@ class FilteringDecoder:
             self._carry += window
 
     def _decode_at_once(self) -> Iterator[pa.RecordBatch]:
-        """Switches to a single pass."""
+        """Switches to a single pass for the rest of the slice. Yields the matching rows of
+        `_carry`.
+        """
         self._late = False
         self._earlier = self._decoder.counters
         bounds = self._decoder.open_bounds
@@ -176,7 +185,7 @@ class FilteringDecoder:
 
 
 def _packed(batches: Iterable[pa.RecordBatch], limits: BatchLimits) -> Iterator[pa.RecordBatch]:
-    """Joins batches up to about the limits."""
+    """Joins small batches to batches of about the limits."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:

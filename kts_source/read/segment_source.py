@@ -1,6 +1,7 @@
-"""Reads bytes of original segments and their side files from stored objects.
+"""Reads bytes of original segments and of their side files from the objects of a tier.
 
-Chunks are fetched with ranged reads, decrypted, decompressed and trimmed.
+Fetches the chunks that contain the wanted bytes, decrypts and decompresses them, and cuts them to
+the wanted bytes.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _ALL: Final = (IndexType.OFFSET, IndexType.TIMESTAMP, *_STATE)
 _READ_TOGETHER: Final = {
     IndexType.PRODUCER_SNAPSHOT: _STATE,
     IndexType.LEADER_EPOCH: _STATE,
-    # A search by timestamp looks up a position in the offset index next.
+    # A search by timestamp needs the offset index next, to look up a position.
     IndexType.TIMESTAMP: _ALL,
 }
 """Side files that are usually needed together. Offset and transaction indexes are read alone."""
@@ -51,10 +52,15 @@ _READ_TOGETHER: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SegmentSpan:
-    """Original bytes [start, stop) of a segment.
+    """Bytes [start, stop) of an original segment.
 
     Attributes:
-        topic: Topic for error messages, like `partition` and `offset`, the first wanted offset.
+        topic: Topic, for error messages.
+        partition: Partition, for error messages.
+        offset: First wanted offset, for error messages.
+        objects: Objects of the segment.
+        start: First byte.
+        stop: End of the bytes, exclusive.
     """
 
     topic: str
@@ -71,7 +77,7 @@ S = TypeVar("S", bound=SegmentSpan)
 class SegmentSource:
     """Reads original segment bytes from the objects of one tier.
 
-    With a pack, which caches the side files of a partition, only one thread may use the source.
+    `pack` caches the side files of a partition. With a pack, the source is not thread-safe.
     """
 
     def __init__(self, tier: Tier, key_ring: KeyRing, *, pack: SideFilePack | None = None) -> None:
@@ -79,16 +85,17 @@ class SegmentSource:
         self._tier = tier
         self._pack = pack
         self._key_ring = key_ring
-        # Cached, because the key ring may read the private key from a file for every chunk.
+        # Cache data keys, because the key ring may read the private key from a file at every use.
         self._data_keys: dict[WrappedDataKey, bytes] = {}
         self.stopwatch = Stopwatch()
 
     def index(
         self, objects: SegmentObjects, kind: IndexType, *, is_cut: bool = False
     ) -> bytes | None:
-        """Returns a side file as the broker wrote it; `None` if the segment has none.
+        """Returns the original bytes of a side file; `None` if the segment has no such file.
 
-        With `is_cut`, a bound cuts the segment, so all its indexes will be needed.
+        `is_cut` is True if the wanted offsets begin or end inside the segment. All its side files
+        will then be needed, so they are read together.
 
         Raises:
             CorruptSegmentError: The file is too large, or cannot be decrypted.
@@ -101,8 +108,8 @@ class SegmentSource:
         if stored.size > MAX_INDEX_BYTES:
             uri = self.store.uri(stored.source.key)
             raise CorruptSegmentError(
-                f"{kind.value} index of {stored.size} bytes in {uri}: at most {MAX_INDEX_BYTES}"
-                f" are read"
+                f"the {kind.value} index in {uri} has {stored.size} bytes, more than the limit of"
+                f" {MAX_INDEX_BYTES} bytes"
             )
         data = read_side_file(self._tier, self._pack, objects, kind, is_cut=is_cut)
         if objects.encryption is None and len(data) == stored.size:
@@ -121,13 +128,13 @@ class SegmentSource:
         except SegmentFormatError as error:
             uri = self.store.uri(stored.source.key)
             raise CorruptSegmentError(
-                f"{kind.value} index in {uri}, bytes [{stored.start}, {stored.stop}): {error}"
+                f"the {kind.value} index in bytes [{stored.start}, {stored.stop}) of {uri} cannot"
+                f" be restored: {error}"
             ) from error
 
     def reads_parts(self, objects: SegmentObjects) -> bool:
-        """Returns whether parts of chunks can be read.
-
-        True if chunks are stored unchanged and no cache keeps whole chunks.
+        """Returns whether a part of a chunk can be read without the rest. This is possible if
+        chunks are stored unchanged, and no cache stores whole chunks.
         """
         is_plain = not objects.compression and objects.encryption is None
         return is_plain and self._tier.caches.chunks is None
@@ -139,23 +146,26 @@ class SegmentSource:
         read_ahead: ReadAhead = NO_READ_AHEAD,
         while_waiting: Callable[[], object] | None = None,
     ) -> Generator[tuple[S, memoryview]]:
-        """Yields the original bytes of spans in order, cut at chunk borders.
+        """Yields the original bytes of all spans in order. The bytes of a span may come in several
+        pieces, which end at chunk borders.
 
-        Reads ahead across chunks and spans. Close the generator to cancel pending requests.
+        Reads ahead, also in following spans. Close the generator to cancel pending requests.
 
         Args:
-            spans: Byte ranges to read; consumed when the read-ahead reaches them.
+            spans: Byte ranges to read. The iterator advances when the read-ahead needs the next
+                span.
             read_ahead: Limits of the read-ahead.
             while_waiting: Called while this thread waits for the first bytes of a slow start.
 
         Yields:
-            The span and its next bytes.
+            The span, and the next piece of its bytes.
 
         Raises:
-            TieredKafkaError: An error with attribute `span`; all earlier spans were read
-                completely. ObjectNotFoundError if the segment's object does not exist,
-                ObjectChangedError if it is not the planned version, CorruptSegmentError if a chunk
-                does not match the manifest, does not authenticate, or has no key.
+            TieredKafkaError: A span failed; attribute `span` of the error is the failed span. All
+                bytes of earlier spans were yielded before. ObjectNotFoundError: the segment's
+                object does not exist. ObjectChangedError: the object is not the planned version.
+                CorruptSegmentError: a chunk does not match the manifest, fails authentication, or
+                its key is missing.
         """
         pending: deque[S] = deque()
         answers = fetch_ranges(
@@ -178,7 +188,8 @@ class SegmentSource:
                             data = self._restore(run.objects, chunk, data)
                         low = max(span.start - chunk.original_position, 0)
                         yield span, data[low : span.stop - chunk.original_position]
-                        # Release the memory, which is still in the CPU cache, for the next chunk.
+                        # Release the memory now: it is still in the CPU cache, and the next chunk
+                        # may reuse it.
                         del data
                     pending.popleft()
                     del answer
@@ -188,7 +199,9 @@ class SegmentSource:
                 raise self.error_in_span(error, pending[0]) from error.__cause__
 
     def error_in_span(self, error: TieredKafkaError, span: SegmentSpan) -> TieredKafkaError:
-        """Returns a copy of an error with the span that was being read."""
+        """Returns a copy of an error, with `span` as the span that failed, and with its topic,
+        partition, offset and object.
+        """
         return error.in_span(
             span,
             topic=span.topic,
@@ -200,7 +213,9 @@ class SegmentSource:
     def _chunk_runs(
         self, spans: Iterable[S], pending: deque[S], *, is_first_small: bool
     ) -> Iterator[_ChunkRun]:
-        """Yields the requests of spans, and appends the span of each request to `pending`."""
+        """Yields the requests that read the spans. For each request, appends its span to
+        `pending`.
+        """
         for span in spans:
             chunks = span.objects.chunk_index.chunks(span.start, span.stop)
             is_plain = self.reads_parts(span.objects)
@@ -209,12 +224,14 @@ class SegmentSource:
             for group in request_groups(chunks, is_first_small):
                 is_first_small = False
                 pending.append(span)
-                # Plain chunks become one window: fewer, larger windows decode faster.
+                # Join unchanged chunks, because a few large windows decode faster than many small.
                 run = (_join(group),) if is_plain else group
                 yield _ChunkRun(span.objects, run, is_restored=self._tier.caches.plaintext)
 
     def _fetch(self, run: _ChunkRun) -> Data:
-        """Reads the bytes of a run. Called from any thread."""
+        """Sends the request for a run of chunks, or reads them from a cache. Called from any
+        thread.
+        """
         began = time.perf_counter()
         spans = [(chunk.transformed_position, chunk.transformed_stop) for chunk in run.chunks]
 
@@ -248,8 +265,8 @@ class SegmentSource:
             self.stopwatch.restored(times)
 
     def _keys(self, objects: SegmentObjects) -> tuple[bytes | None, bytes | None]:
-        """Returns data key and additional authenticated data; `None` if the segment is not
-        encrypted.
+        """Returns the data key and the additional authenticated data (AAD) of a segment; `None` for
+        both if the segment is not encrypted.
         """
         encryption = objects.encryption
         if encryption is None:
@@ -266,10 +283,11 @@ class SegmentSource:
 
 
 class _ChunkRun(NamedTuple):
-    """Neighboring chunks of one segment that are read with one request.
+    """A request for adjacent chunks of one segment.
 
     Attributes:
-        is_restored: True if the response has original bytes, not bytes of the stored object.
+        is_restored: True if the response has the original bytes. False if it has the stored bytes,
+            which must be decrypted and decompressed.
     """
 
     objects: SegmentObjects
@@ -278,14 +296,14 @@ class _ChunkRun(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the answer."""
+        """Number of bytes in the response."""
         first, last = self.chunks[0], self.chunks[-1]
         if self.is_restored:
             return last.original_stop - first.original_position
         return last.transformed_stop - first.transformed_position
 
     def split(self, answer: memoryview) -> Iterator[tuple[Chunk, memoryview]]:
-        """Yields each chunk with its bytes."""
+        """Yields each chunk with its bytes of the response."""
         start = 0
         for chunk in self.chunks:
             size = chunk.original_size if self.is_restored else chunk.transformed_size
@@ -298,7 +316,7 @@ def _key_hint(error: SegmentFormatError, encryption: Encryption | None) -> str:
         return ""
     key_id = encryption.data_key.key_id
     if isinstance(error, DecryptionError):
-        # The padding proves that the data key was unwrapped correctly.
+        # Unwrapping a data key checks its padding, so the data key is correct.
         return (
             f" (the private key of key id {key_id!r} opened the segment's data key, so the stored"
             f" bytes were changed)"
@@ -307,7 +325,7 @@ def _key_hint(error: SegmentFormatError, encryption: Encryption | None) -> str:
 
 
 def _trim(chunk: Chunk, span: SegmentSpan) -> Chunk:
-    """Returns the part of an unchanged chunk that belongs to the span."""
+    """Returns the part of a chunk that is in the span. The chunk must be stored unchanged."""
     low = max(span.start, chunk.original_position)
     size = min(span.stop, chunk.original_stop) - low
     stored = chunk.transformed_position + low - chunk.original_position
@@ -315,17 +333,17 @@ def _trim(chunk: Chunk, span: SegmentSpan) -> Chunk:
 
 
 def _join(chunks: tuple[Chunk, ...]) -> Chunk:
-    """Returns adjacent unchanged chunks as one chunk."""
+    """Returns adjacent chunks as one chunk. The chunks must be stored unchanged."""
     first, size = chunks[0], chunks[-1].original_stop - chunks[0].original_position
     return Chunk(first.id, first.original_position, size, first.transformed_position, size)
 
 
 def request_groups(chunks: tuple[Chunk, ...], first_is_small: bool) -> Iterator[tuple[Chunk, ...]]:
-    """Yields runs of neighboring chunks, one for each request.
+    """Yields groups of adjacent chunks. Each group is read with one request.
 
-    A run ends when it has `ENOUGH_REQUEST_BYTES`, and never exceeds `MAX_REQUEST_BYTES` unless a
-    single chunk is larger. If `first_is_small`, the first run has at most `FIRST_REQUEST_BYTES`, or
-    one chunk.
+    A group ends with the chunk that brings it to `ENOUGH_REQUEST_BYTES`. It has at most
+    `MAX_REQUEST_BYTES`, unless a single chunk is larger. If `first_is_small`, the first group has
+    at most `FIRST_REQUEST_BYTES`, or is a single larger chunk.
     """
     limit = FIRST_REQUEST_BYTES if first_is_small else MAX_REQUEST_BYTES
     group: list[Chunk] = []
@@ -348,11 +366,12 @@ def read_side_file(
     *,
     is_cut: bool = False,
 ) -> bytes:
-    """Reads the stored bytes of a side file.
+    """Returns the stored bytes of a side file, from a cache or the store.
 
-    The plugin stores a segment's side files one after the other in one object. With a pack, small
-    adjacent files that are usually needed together (all side files if a bound cuts the segment) are
-    read with the same request and kept in the pack. Other files are read through the tier's cache.
+    The plugin stores all side files of a segment in one object. With a pack, one request reads the
+    side file together with small adjacent files that are usually needed, too, and stores them in
+    the pack. With `is_cut`, all side files are usually needed. Other side files are read through
+    the tier's cache.
 
     Raises:
         TieredKafkaError: See `ObjectStore.get_range`.
@@ -365,7 +384,8 @@ def read_side_file(
             return data
         kinds = _ALL if is_cut else _READ_TOGETHER.get(kind, ())
         start, stop = _common_range(objects, kind, kinds)
-        # Planners rarely start at the same time, so these reads take no lock (see `SideFilePack`).
+        # Two planners rarely read the same file at the same time, so this needs no lock (see
+        # `SideFilePack`).
         if stop - start <= MAX_TOGETHER_BYTES and pack.has_room(stop - start):
             data = bytes(tier.store.get_range(source.key, start, stop, version=source.version))
             pack.add(source, start, data)
@@ -376,8 +396,8 @@ def read_side_file(
 def _common_range(
     objects: SegmentObjects, kind: IndexType, kinds: tuple[IndexType, ...]
 ) -> tuple[int, int]:
-    """Returns the range of a side file and of adjacent files of `kinds`, up to the limit of such
-    ranges.
+    """Returns the byte range of a side file together with adjacent files of the given kinds, as far
+    as the range stays within `MAX_TOGETHER_BYTES`.
     """
     wanted = objects.indexes[kind]
     start, stop = wanted.start, wanted.stop

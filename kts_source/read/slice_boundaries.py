@@ -1,7 +1,8 @@
-"""Finds the start and end of a slice, and compares the offset index with the log there.
+"""Finds the byte positions where a slice begins and ends, and checks that the offset index matches
+the log there.
 
-An index that contradicts its log would silently lose rows. So the first 17 bytes at each boundary
-must be the start of the batch that the index entry describes.
+If the index contradicted its log, rows would be lost without an error. So the first 17 bytes at
+each boundary must be the start of the batch that the index entry describes.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """A position in the original segment where a batch begins, or the segment's end.
+    """A byte position in the original segment where a batch begins, or the segment's end.
 
     Attributes:
-        last_offset: Last offset of the append at the position; `None` at the segment's start and
-            end.
-        after_offset: Every offset at or after the position is larger.
+        last_offset: Last offset of the producer append that begins at the position, from the index
+            entry. `None` at the segment's start and end, which have no entry.
+        after_offset: All offsets at or after the position are larger than this offset.
     """
 
     position: int
@@ -42,11 +43,12 @@ class Boundary:
     after_offset: int
 
     def check(self, data: bytes, next_offset: int) -> None:
-        """Compares the first `ENTRY_PREFIX_SIZE` bytes at the boundary with the index entry.
+        """Checks that `data`, the first `ENTRY_PREFIX_SIZE` bytes at the boundary, matches the
+        index entry.
 
         Raises:
-            CorruptSegmentError: The bytes are not the start of the batch in the index entry, or the
-                batch begins below `next_offset`.
+            CorruptSegmentError: The bytes are not the start of the batch that the index entry
+                describes, or the batch begins below `next_offset`.
         """
         if self.last_offset is None:
             return
@@ -57,8 +59,8 @@ class Boundary:
             fits = False
         if not fits:
             raise CorruptSegmentError(
-                "the offset index does not match the log: a batch of offsets in"
-                f" [{least}, {self.last_offset}] should begin here",
+                "the offset index does not match the log: according to the index, a batch begins at"
+                f" this position, and its first offset is from {least} to {self.last_offset}",
                 offset=self.last_offset,
                 position=self.position,
             )
@@ -66,10 +68,14 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class SliceSpan(SegmentSpan):
-    """Bytes of one slice, plus the first bytes after it if its end must be checked.
+    """The bytes of a slice or a part of it. If the slice's end must be checked, they include the
+    first bytes after it.
 
     Attributes:
-        last: End of the slice; `None` if it is not looked up yet. Then the next span has the rest.
+        task_slice: The slice.
+        first: Start of the slice.
+        last: End of the slice; `None` if it was not looked up yet. Then the next span has the other
+            bytes of the slice.
     """
 
     task_slice: SegmentSlice
@@ -85,7 +91,7 @@ class SliceSpan(SegmentSpan):
         first: Boundary,
         last: Boundary | None = None,
     ) -> SliceSpan:
-        """Returns original bytes [start, stop) of the slice's segment."""
+        """Returns the span of bytes [start, stop) in the slice's original segment."""
         location = task_slice.topic, task_slice.partition, task_slice.start_offset
         return cls(*location, task_slice.objects, start, stop, task_slice, first, last)
 
@@ -93,10 +99,10 @@ class SliceSpan(SegmentSpan):
 def slice_spans(
     slices: Iterable[SegmentSlice], source: SegmentSource, *, early: bool
 ) -> Iterator[SliceSpan]:
-    """Yields the byte ranges of slices.
+    """Yields the byte ranges to read for slices.
 
-    With `early`, the first request is a separate span if it needs no index. It is often sufficient
-    for a LIMIT, and its bytes arrive sooner than a complete chunk.
+    With `early`, the first request is a span of its own, if it can be sent without an index. Its
+    bytes arrive sooner than a complete chunk, and are often sufficient for a LIMIT.
     """
     for task_slice in slices:
         start = segment_start(task_slice)
@@ -113,7 +119,9 @@ def slice_spans(
 
 @contextmanager
 def errors_in_span(span: SegmentSpan, source: SegmentSource) -> Iterator[None]:
-    """Raises errors of the block as `TieredKafkaError` with the span and its location."""
+    """Raises each error in the block as a `TieredKafkaError` that has the span and its topic,
+    partition, offset and object.
+    """
     try:
         yield
     except TieredKafkaError as error:
@@ -124,28 +132,28 @@ def errors_in_span(span: SegmentSpan, source: SegmentSource) -> Iterator[None]:
 
 
 def slice_boundaries(task_slice: SegmentSlice, source: SegmentSource) -> tuple[Boundary, Boundary]:
-    """Returns the boundaries of a slice for its cuts.
+    """Returns the start and the end of a slice.
 
-    Each cut moves to the first offset-index entry at or after it, or to the segment's end. Without
-    a usable index, all inner cuts move to the end, so the slice at position 0 reads the whole
-    segment.
+    Moves each cut of the slice to the position of the first offset-index entry at or after the cut,
+    or to the segment's end. Without a usable index, every cut except the segment's start moves to
+    the segment's end, so the first slice reads the whole segment.
 
     Raises:
-        CorruptSegmentError: The index is not usable now, but was usable when the plan was made.
-            This happens if the store does not report a changed object. Then possibly no slice reads
-            these offsets from position 0.
+        CorruptSegmentError: The index was usable when the plan was made, but is not usable now. The
+            object was changed, and the store did not report it. Then it is possible that no slice
+            reads these offsets.
     """
     index = None
     if not task_slice.is_whole:
         stored = source.index(task_slice.objects, IndexType.OFFSET)
         size = task_slice.objects.size_in_bytes
         index = usable_offset_index(stored, task_slice.segment_start, size)
-        # Only a usable index lets a plan begin after position 0 for an offset inside the segment.
+        # A plan has such a slice only if the index was usable.
         is_inside = task_slice.start_offset > task_slice.segment_start
         if index is None and task_slice.cut_start > 0 and is_inside:
             raise CorruptSegmentError(
-                "the offset index is invalid, and it was valid when the plan was made, so it is"
-                f" unknown where offset {task_slice.start_offset} is; plan again",
+                "the offset index is invalid, but was valid when the plan was made, so offset"
+                f" {task_slice.start_offset} cannot be located; plan again",
                 offset=task_slice.start_offset,
             )
     return (
@@ -155,15 +163,15 @@ def slice_boundaries(task_slice: SegmentSlice, source: SegmentSource) -> tuple[B
 
 
 def segment_start(task_slice: SegmentSlice) -> Boundary:
-    """Returns the start of the slice's segment."""
+    """Returns the start of the slice's segment as a boundary."""
     return Boundary(0, None, task_slice.segment_start - 1)
 
 
 def first_request_stop(task_slice: SegmentSlice, source: SegmentSource) -> int:
-    """Returns the end of a first request that is sent before the slice's end is looked up.
+    """Returns the end of the bytes that can be requested before the slice's end is looked up.
 
-    Returns 0 if the slice does not begin at the segment's start, or if the first request is small
-    anyway and needs no index.
+    Returns 0 if no such request is useful: the slice does not begin at the segment's start, or its
+    first request is small anyway and needs no index.
     """
     if task_slice.cut_start != 0:
         return 0
@@ -190,10 +198,11 @@ def _boundary(index: OffsetIndex | None, cut: int, task_slice: SegmentSlice) -> 
 
 
 class BoundaryCheck:
-    """Compares the boundaries of one slice with the index while its bytes are read.
+    """Checks the bytes at the start and the end of one slice while the slice is read.
 
     Attributes:
-        stop: End of the slice; may be set later, after bytes that are certainly before it.
+        stop: End of the slice. It may be set after the first windows, if they are certainly before
+            the end.
     """
 
     def __init__(self, start: Boundary) -> None:
@@ -204,7 +213,8 @@ class BoundaryCheck:
         self._tail = b""
 
     def inside(self, window: memoryview) -> memoryview:
-        """Returns the bytes of the next window that belong to the slice.
+        """Checks the bytes at the start of the slice, and returns the bytes of the next window that
+        belong to the slice.
 
         Raises:
             CorruptSegmentError: See `Boundary.check`.
@@ -221,20 +231,25 @@ class BoundaryCheck:
         return window[:size]
 
     def first_offset(self, task_slice: SegmentSlice) -> int:
-        """Returns the first offset of the slice's bytes. Call it after the first window."""
+        """Returns the base offset of the first batch in the slice. Call it after the first
+        window.
+        """
         if self._start.last_offset is None:
             return task_slice.segment_start
         return int.from_bytes(self._head[:8], "big")
 
     def stop_offset(self, task_slice: SegmentSlice) -> int:
-        """Returns the first offset after the slice's bytes. Call it after the last window."""
+        """Returns the base offset of the first batch after the slice; at the segment's end, one
+        past the segment's last offset. Call it after the last window.
+        """
         assert self.stop is not None, "the last span of a slice has its end"
         if self.stop.last_offset is None:
             return task_slice.segment_stop
         return int.from_bytes(self._tail[:8], "big")
 
     def finish(self, next_offset: int) -> None:
-        """Checks the end of the slice; `next_offset` is the first offset after the slice's records.
+        """Checks the bytes at the end of the slice. `next_offset` is one past the last offset that
+        was read.
 
         Raises:
             CorruptSegmentError: See `Boundary.check`.
@@ -244,16 +259,19 @@ class BoundaryCheck:
 
 
 def checked_stop(stop: Boundary, size: int) -> int:
-    """Returns the end of the bytes needed to check a boundary of a segment of `size` bytes."""
+    """Returns the end of the bytes that must be read so that the end of a slice can be checked.
+    `size` is the size of the segment in bytes.
+    """
     prefix = 0 if stop.last_offset is None else ENTRY_PREFIX_SIZE
     return min(stop.position + prefix, size)
 
 
 def usable_offset_index(data: bytes | None, base_offset: int, size: int) -> OffsetIndex | None:
-    """Returns an offset index if its positions are usable as boundaries.
+    """Parses an offset index. Returns `None` if it is empty, contradicts itself, or has a position
+    outside the segment of `size` bytes.
 
-    Returns `None` if it is empty or contradicts itself. The result depends only on the file, so all
-    slices of a segment have the same.
+    The result depends only on the file and not on a slice, so all slices of a segment use the same
+    boundaries.
     """
     from segment_format.index.sparse_indexes import OffsetIndex  # the first request needs no index
 

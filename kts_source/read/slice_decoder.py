@@ -1,16 +1,16 @@
-"""Decodes the batches of a slice, and compares its transactions with the log around it.
+"""Decodes the batches of a slice, and compares its transactions with the log before and after it.
 
 Importing this module is slow, so `read_task` imports it while it waits for the first bytes.
 
-Within a slice the kernel compares the aborted intervals with the markers. `check_around` handles
+Within a slice, the kernel compares the aborted intervals with the markers. `check_around` handles
 the other cases:
 
-* A transaction is open at the end of a slice, and the plan does not read the segment to its end.
-  Then it reads the segment up to the transaction's marker, or to its end. Planning has compared the
-  transactions that end in later segments.
-* The first marker of a producer in a slice is an ABORT that no index has. If the plan also reads
-  the offsets before the slice, they are searched for data of the producer, which was returned by
-  mistake.
+* A transaction is open at the end of a slice, and the plan does not read the rest of the segment.
+  Then `check_around` reads the segment up to the transaction's marker, or to the end of the
+  segment. For transactions that end in later segments, planning has compared the markers.
+* The first marker of a producer in a slice is an ABORT marker that no transaction index contains.
+  If the plan also reads the offsets before the slice, `check_around` searches them for data of this
+  producer. Such data would have been returned by mistake.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ log = logging.getLogger(__name__)
 
 
 class SliceDecoder:
-    """Decodes the bytes of one slice as they arrive."""
+    """Decodes one slice. Receives the bytes of the slice in pieces."""
 
     def __init__(self, span: SliceSpan, source: SegmentSource, settings: ReadSettings) -> None:
         self.task_slice = task_slice = span.task_slice
@@ -100,7 +100,7 @@ class SliceDecoder:
             lineage=task_slice.lineage or None,
             offset_bounds=(
                 span.first.after_offset + 1,
-                # If the slice's end is not looked up yet, it is checked later.
+                # If the slice's end was not looked up yet, `finish` checks it.
                 task_slice.segment_stop
                 if last is None or last.last_offset is None
                 else last.last_offset,
@@ -114,7 +114,7 @@ class SliceDecoder:
         return self._decoder.done
 
     def feed(self, span: SliceSpan, window: memoryview) -> Iterator[pa.RecordBatch]:
-        """Decodes the next bytes of a span of the slice, and yields the complete rows."""
+        """Decodes the next bytes of the slice, and yields the rows that are complete."""
         if span.last is not None:
             self._check.stop = span.last
         if self.done:
@@ -126,7 +126,9 @@ class SliceDecoder:
     def finish(
         self, meter: TaskMeter | None, *, rest_is_lost: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the remaining rows after all bytes were fed, or after the rest was lost."""
+        """Yields the remaining rows. Call it after all bytes of the slice were fed. With
+        `rest_is_lost`, the other bytes cannot be read, and the end of the slice is not checked.
+        """
         with errors_in_span(self._span, self._source):
             if not rest_is_lost:
                 if not self.done:
@@ -141,7 +143,9 @@ class SliceDecoder:
             meter.add_decoded(self._decoder.counters)
 
     def _check_transactions(self) -> None:
-        """Compares the aborted intervals that end in the slice with its markers."""
+        """Compares the aborted intervals of the slice with the markers in the slice and around
+        it.
+        """
         if self._transactions is None:
             return
         task_slice = self.task_slice
@@ -156,10 +160,14 @@ class SliceDecoder:
                 next_offset=stop,
             )
         except ObjectNotFoundError as error:
-            text = f"transactions are not compared with the log around: no object {error.uri}"
+            text = (
+                "transactions cannot be compared with the log around the slice, because object"
+                f" {error.uri} does not exist"
+            )
             if self._fail_on_data_loss:
                 raise DataLossError(
-                    f"{text}; failOnDataLoss=false skips the comparison",
+                    f"{text}; restore the object, or set failOnDataLoss=false to skip the"
+                    " comparison",
                     topic=task_slice.topic,
                     partition=task_slice.partition,
                     offset=task_slice.start_offset,
@@ -174,7 +182,7 @@ def open_range_decoder(
     settings: ReadSettings,
     transactions: TransactionCheck | None = None,
 ) -> RecordDecoder | FilteringDecoder:
-    """Returns a decoder of batches that brokers sent; their rows have no segment id."""
+    """Returns a decoder for batches that brokers sent. Column `segmentId` of its rows is null."""
     return _open_decoder(
         settings,
         constants={
@@ -233,13 +241,18 @@ def check_around(
     position: int,
     next_offset: int,
 ) -> None:
-    """Compares the intervals of a slice with markers after it and data before it.
+    """Compares the aborted intervals of a slice with markers after it and with data before it.
 
-    `position` is the position after the last batch of the slice, `next_offset` the first offset
-    there.
+    Args:
+        task_slice: The slice.
+        transactions: State of the comparison at the end of the slice.
+        source: Reads the segments.
+        position: Byte position after the last batch of the slice.
+        next_offset: First offset after the slice.
 
     Raises:
-        ContradictedIntervalsError: The log shows another outcome of a transaction.
+        ContradictedIntervalsError: The log shows another outcome of a transaction than the
+            intervals.
     """
     around = task_slice.surroundings
     only_doubtful = around is None or around.read_to >= around.range_stop
@@ -260,8 +273,8 @@ def _look_ahead(
     range_stop: int,
     expected: dict[int, int | None],
 ) -> None:
-    """Continues reading until each expected marker was compared, or to the end of the segment's
-    range.
+    """Compares the expected markers with the segment from `position` on. Stops when all of them
+    were found, or at offset `range_stop`.
     """
     batches = _transactional_batches(task_slice, task_slice.objects, source, position)
     with closing(batches):
@@ -280,7 +293,9 @@ def _look_back(
     source: SegmentSource,
     aborts: dict[int, int],
 ) -> None:
-    """Searches before a slice for data of producers with an ABORT marker that no index has."""
+    """Searches the log before a slice for data of producers whose ABORT marker is in no index.
+    `aborts` maps producer id to the offset of the marker. Raises if it finds such data.
+    """
     unseen = dict(aborts)
     if unseen and (task_slice.cut_start > 0 or around.read_from < task_slice.start_offset):
         batches = _transactional_batches(task_slice, task_slice.objects, source, 0)
@@ -294,8 +309,9 @@ def _look_back(
         unseen = {producer: offset for producer, offset in unseen.items() if producer in open_since}
     if not unseen:
         return
-    # Compaction removes first the records of an aborted transaction, then its index entry, then its
-    # marker. So the snapshot alone does not prove that records were returned.
+    # An open transaction in the snapshot does not prove that records were returned, because
+    # compaction may have removed them: it removes first the records of an aborted transaction, then
+    # its index entry, then its marker.
     batches = _transactional_batches(task_slice, around.before, source, 0)
     _refuse_data(batches, unseen, 0, around.before_stop)
     for producer_id, offset in unseen.items():
@@ -306,9 +322,14 @@ def _look_back(
 def _refuse_data(
     batches: Generator[_Batch], aborts: dict[int, int], start_offset: int, stop_offset: int
 ) -> None:
-    """Raises if the last batch of a producer before its ABORT marker is data, not a marker.
+    """Raises if the last batch of a producer before its ABORT marker has data.
 
-    Removes the producers that have a batch in the offsets [start_offset, stop_offset).
+    Args:
+        batches: Batches and markers of a segment.
+        aborts: Producer id to the offset of its ABORT marker. Producers that have a batch in the
+            searched offsets are removed.
+        start_offset: First offset to search.
+        stop_offset: End of the offsets to search, exclusive.
     """
     has_data: dict[int, bool] = {}
     with closing(batches):
@@ -325,8 +346,7 @@ def _refuse_data(
 
 
 def _open_transactions(objects: SegmentObjects, source: SegmentSource) -> dict[int, int] | None:
-    """Returns the first offset of each transaction that is open at a segment's end, by producer.
-
+    """Returns the transactions that are open at a segment's end, as producer id to first offset.
     Returns `None` if the producer snapshot is missing or cannot be read.
     """
     try:
@@ -340,7 +360,9 @@ def _open_transactions(objects: SegmentObjects, source: SegmentSource) -> dict[i
 def _transactional_batches(
     task_slice: SegmentSlice, objects: SegmentObjects, source: SegmentSource, position: int
 ) -> Generator[_Batch]:
-    """Yields the transactional batches and markers of a segment from a batch on."""
+    """Yields the header of each transactional batch of a segment from byte `position` on. The
+    second item of each pair is the type of the marker, or `None` for data.
+    """
     size = objects.size_in_bytes
     chunk = objects.chunk_index.original_chunk_size
     borders = [position, *range(position // chunk * chunk + chunk, size, chunk), size]

@@ -1,4 +1,6 @@
-"""Measures the requests, bytes, seconds and records of tasks, one line of JSON per attempt."""
+"""Measures the requests, bytes, seconds and records of each attempt of a task. Writes the metrics
+of an attempt as one line of JSON.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,13 @@ CLOSED: Final = "closed"  # the consumer stopped reading, as with LIMIT
 
 @dataclass(frozen=True, slots=True)
 class TaskPlace:
-    """Scan and number of a task, as assigned by the engine that runs it.
+    """Identifies one attempt of a task: the scan, and the numbers that the engine assigned.
 
     Attributes:
         scan: Id of the scan, the same for all tasks of a DataFrame.
-        stage: The engine's number of the run; different for each read of a DataFrame.
+        stage: The engine's number of the run; each read of a DataFrame has another number.
         partition: Number of the task within the run.
-        attempt: Number of the attempt, 0 for the first one.
+        attempt: Number of the attempt; 0 is the first attempt.
     """
 
     scan: str = ""
@@ -53,10 +55,10 @@ class TaskPlace:
 
 
 class LostRange(NamedTuple):
-    """Offsets [start, stop) that lost their object after planning.
+    """Offsets [start, stop) that were skipped because data was deleted after planning.
 
     Attributes:
-        in_part: True if some records may have been returned.
+        in_part: True if some of their records may have been returned.
     """
 
     topic: str
@@ -68,46 +70,52 @@ class LostRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskMetrics:
-    """One attempt of one task.
+    """Metrics of one attempt of one task.
 
     Attributes:
-        scan: See `TaskPlace`, like `stage`, `partition` and `attempt`.
-        outcome: `done`, `closed` (the consumer stopped reading), or the name of the error.
+        scan: See `TaskPlace`, also for `stage`, `partition` and `attempt`.
+        outcome: `done`, `closed` (the consumer stopped reading early), or the class name of the
+            error.
         topic_partitions: Partitions that were read, such as `orders-0`.
-        slices: Segments, or slices of segments.
-        rows: Rows returned.
-        seconds: Duration of the task, including the consumer's time.
-        requests: Reads and look-ups sent; each attempt counts.
-        list_requests: Listing pages requested.
-        bytes: Stored bytes received.
-        retries: Repeated attempts.
-        hedges: Second requests, sent because the first response was late.
-        mirrored: Reads and listings that the mirror served.
-        cache_hits: Ranges read from local disk.
-        cache_misses: Ranges read from the store although there is a cache.
-        cache_bytes: Bytes read from local disk.
-        fetch_seconds: Time of requests, summed over all threads.
-        wait_seconds: Time that the task waited for bytes.
-        decrypt_seconds: Time to decrypt chunks.
-        decompress_seconds: Time to decompress chunks; codecs of record batches count as decoding.
-        decode_seconds: Time from record batches to Arrow.
+        slices: Number of slices of the task. A slice is a segment or a part of it.
+        rows: Number of rows returned.
+        seconds: Duration of the task, including the time that the consumer spent between batches.
+        requests: Reads and look-ups sent to the store, including repeated attempts.
+        list_requests: Requested pages of listings.
+        bytes: Bytes received from the store, as stored.
+        retries: Attempts that repeated a failed request.
+        hedges: Second requests that were sent because the first response was late.
+        mirrored: Reads and listings that the mirror of the store served.
+        cache_hits: Byte ranges read from the cache on local disk.
+        cache_misses: Byte ranges read from the store because the cache did not have them.
+        cache_bytes: Bytes read from the cache on local disk.
+        fetch_seconds: Seconds of requests, summed over all threads.
+        wait_seconds: Seconds that the task waited for bytes.
+        decrypt_seconds: Seconds of decrypting chunks.
+        decompress_seconds: Seconds of decompressing chunks. Decompression of record batches counts
+            as decoding.
+        decode_seconds: Seconds of decoding record batches to Arrow.
         batches: Record batches read.
-        records: Records that became rows (before option `where`).
-        decoded_bytes: Bytes of those batches as stored in the segment.
-        batches_skipped_control: Batches that mark the end of a transaction.
-        batches_skipped_aborted: Batches of aborted transactions.
-        batches_skipped_offset: Batches outside the wanted offsets.
-        records_skipped_offset: Records outside the wanted offsets, in batches that were decoded.
-        batches_skipped_timestamp: Batches that `where` excludes by the timestamps in their headers.
+        records: Decoded records, including those that option `where` then excluded.
+        decoded_bytes: Bytes of the batches that were read, as in the segment.
+        batches_skipped_control: Skipped control batches; they mark the end of a transaction.
+        batches_skipped_aborted: Skipped batches of aborted transactions.
+        batches_skipped_offset: Skipped batches outside the wanted offsets.
+        records_skipped_offset: Skipped records outside the wanted offsets, in batches that also
+            have wanted offsets.
+        batches_skipped_timestamp: Batches that were skipped because `where` excludes the timestamps
+            in their headers.
         records_skipped_key: Records that `find` skipped because of their key.
-        broker_ranges: Ranges of offsets that were planned to come from brokers.
-        broker_requests: Fetches sent to brokers.
+        broker_ranges: Ranges of offsets that the plan reads from brokers.
+        broker_requests: Fetch requests sent to brokers.
         broker_bytes: Bytes of record batches that brokers sent.
-        broker_fallbacks: Slices that brokers finished because the tier failed.
-        lost: Ranges of offsets that were skipped because their objects were deleted, as text.
-        lost_ranges: Like `lost`, as values.
-        malformed: Rows skipped because their key or value could not be decoded.
-        pinned_by: Method that ensures the planned version of each object is read.
+        broker_fallbacks: Slices whose rest was read from brokers because the tier failed.
+        lost: Descriptions of the ranges of offsets that were skipped because their data was
+            deleted.
+        lost_ranges: The same ranges as in `lost`, as `LostRange`.
+        malformed: Number of rows skipped because their key or value could not be decoded.
+        pinned_by: Method by which the store ensures that the planned version of each object is
+            read.
     """
 
     scan: str = ""
@@ -152,19 +160,20 @@ class TaskMetrics:
     pinned_by: str = ""
 
     def to_json(self) -> str:
-        """Returns one line."""
+        """Returns the metrics as one line of JSON."""
         return json.dumps(dataclasses.asdict(self), ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, line: str) -> TaskMetrics:
-        """Parses the output of `to_json`, also of a version with more or fewer attributes.
+        """Parses a line that `to_json` returned. Ignores unknown attributes, and uses defaults for
+        missing ones.
 
         Raises:
-            ValueError: Not a JSON object.
+            ValueError: The line is not a JSON object.
         """
         document = json.loads(line)
         if not isinstance(document, dict):
-            raise ValueError("a line of metrics is a JSON object")
+            raise ValueError("a line of metrics must be a JSON object")
         names = {field.name for field in dataclasses.fields(cls)}
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
@@ -175,7 +184,7 @@ class TaskMetrics:
         return cls(**values)
 
     def __str__(self) -> str:
-        """Returns one line for logs."""
+        """Returns a summary of one line for logs."""
         skipped = self.batches_skipped_control + self.batches_skipped_aborted
         texts = [
             f"task {self.outcome}: {self.rows} rows of {', '.join(self.topic_partitions)}",
@@ -207,13 +216,13 @@ class TaskMetrics:
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Measures the seconds of each kind of work.
+    """Adds up the seconds that a task spends on each kind of work.
 
     Attributes:
-        fetch: Seconds of requests, summed over all threads; with good read-ahead, a multiple of the
-            task's duration.
+        fetch: Seconds of requests, summed over all threads. With good read-ahead, this is longer
+            than the duration of the task.
         wait: Seconds of waiting for bytes in the task's thread.
-        decode: Seconds of decoding record batches to Arrow, including their codecs.
+        decode: Seconds of decoding record batches to Arrow, including their decompression.
         restore: Seconds of decrypting and decompressing chunks.
     """
 
@@ -224,19 +233,19 @@ class Stopwatch:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def fetched(self, seconds: float) -> None:
-        """Adds a request. May be called from any thread."""
+        """Adds the seconds of one request to `fetch`. Thread-safe."""
         with self._lock:
             self.fetch += seconds
 
     def restored(self, times: RestoreTimes) -> None:
-        """Adds a chunk. May be called from any thread."""
+        """Adds the seconds of decrypting and decompressing one chunk. Thread-safe."""
         with self._lock:
             self.restore.decrypt += times.decrypt
             self.restore.decompress += times.decompress
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Adds the time of the block to `wait`."""
+        """Adds the duration of the block to `wait`."""
         began = time.perf_counter()
         try:
             yield
@@ -244,7 +253,9 @@ class Stopwatch:
             self.wait += time.perf_counter() - began
 
     def decoding(self, items: Iterator[T]) -> Iterator[T]:
-        """Yields the items, and adds the time to produce them to `decode`."""
+        """Yields the items. Adds to `decode` the seconds that the iterator needs to produce
+        them.
+        """
         while True:
             began = time.perf_counter()
             try:
@@ -258,7 +269,7 @@ class Stopwatch:
 
 @dataclass(slots=True)
 class BrokerWork:
-    """Work of brokers for a task; see `TaskMetrics`."""
+    """Counts the requests, bytes and fallbacks of a task that use brokers; see `TaskMetrics`."""
 
     requests: int = 0
     bytes: int = 0
@@ -266,7 +277,9 @@ class BrokerWork:
 
 
 class TaskMeter:
-    """Counts the work of one task attempt from its creation on."""
+    """Counts the work of one attempt of a task. The measurement starts when the object is
+    created.
+    """
 
     def __init__(self, task: ScanTask, tier: Tier, location: TaskPlace) -> None:
         self._task = task
@@ -284,15 +297,15 @@ class TaskMeter:
         self._decoded = Counter[str]()
 
     def add_decoded(self, counters: DecodeCounters) -> None:
-        """Adds the counters of a slice's decoder."""
+        """Adds the counters of a decoder after it has decoded a slice or a range."""
         self._decoded.update(dataclasses.asdict(counters))
 
     def add_lost(self, lost: LostRange, text: str) -> None:
-        """Adds a lost range of offsets and its description."""
+        """Adds a range of skipped offsets, and a text that describes it."""
         self._lost.append((lost, text))
 
     def finished(self, outcome: str) -> TaskMetrics:
-        """Returns the metrics. Call it before the store is closed."""
+        """Returns the metrics of the attempt. Call it before the store is closed."""
         tier, times = self._tier, self.stopwatch
         decoded: dict[str, Any] = dict(self._decoded)
         cached = tier.caches.counters - self._cached
@@ -326,7 +339,9 @@ class TaskMeter:
 
 
 def write_metrics(metrics: TaskMetrics, path: str, storage: Mapping[str, Any]) -> None:
-    """Writes one line of JSON to a new file in a folder or URL. A failure is only logged."""
+    """Writes the metrics as one line of JSON to a new file in folder or URL `path`. If this fails,
+    only logs a warning.
+    """
     numbers = "-".join(
         "x" if number is None else str(number)
         for number in (metrics.stage, metrics.partition, metrics.attempt)
@@ -337,7 +352,7 @@ def write_metrics(metrics: TaskMetrics, path: str, storage: Mapping[str, Any]) -
         if scheme_of(path) == "file":
             folder = local_root(path)
             folder.mkdir(parents=True, exist_ok=True)
-            # Readers of `*.jsonl` must not see partial lines.
+            # Write another name first, because readers of `*.jsonl` must not see partial lines.
             hidden = folder / f".{name}.new"
             hidden.write_bytes(line)
             hidden.rename(folder / name)
@@ -349,7 +364,9 @@ def write_metrics(metrics: TaskMetrics, path: str, storage: Mapping[str, Any]) -
 
 
 def read_metrics(path: str, storage: Mapping[str, Any]) -> list[TaskMetrics]:
-    """Reads all lines below a folder or URL, ordered by scan, stage, partition and attempt."""
+    """Reads the metrics from all `*.jsonl` files in a folder or below a URL. Sorts them by scan,
+    stage, partition and attempt.
+    """
     if scheme_of(path) == "file":
         texts = [file.read_text("utf-8") for file in Path(local_root(path)).glob("*.jsonl")]
     else:
@@ -363,7 +380,7 @@ def read_metrics(path: str, storage: Mapping[str, Any]) -> list[TaskMetrics]:
 
 
 def open_filesystem(path: str, storage: Mapping[str, Any]) -> Any:  # noqa: ANN401  # fsspec ships no types
-    """Opens the file system of a URL for small files next to a tier."""
+    """Opens the fsspec file system of a URL, for small files such as metrics."""
     import fsspec
 
     scheme = scheme_of(path)

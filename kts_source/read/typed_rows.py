@@ -1,8 +1,9 @@
 """Decodes keys and values of rows according to options `key.format` and `value.format`.
 
-With a condition on fields, only those fields are decoded first. Matching rows are decoded again for
-the table. So the matching rows do not depend on the columns of the table: a row is malformed for
-the condition only if the condition's fields are malformed.
+If a condition uses fields of decoded keys or values, only these fields are decoded first. Then the
+matching rows are decoded again, for the columns of the table. So the choice of columns does not
+change which rows match: for the condition, a row is malformed only if a field of the condition is
+malformed.
 """
 
 from __future__ import annotations
@@ -52,9 +53,12 @@ class TypedRows:
 
     Args:
         columns: Wanted columns, in order.
-        formats: Formats of keys and values.
-        where: Condition on their fields; only rows for which it is true are returned.
-        set_aside: Called with malformed rows, which are then skipped, except in mode PERMISSIVE.
+        formats: Formats of keys and values; columns without a format stay binary.
+        where: Condition on fields of decoded keys and values. Only rows for which it is true are
+            returned.
+        set_aside: Called with malformed rows and the reason for each. These rows are then skipped,
+            also in mode FAILFAST. In mode PERMISSIVE it is not called, because malformed values
+            become null.
     """
 
     def __init__(
@@ -69,7 +73,8 @@ class TypedRows:
         self._filter = (
             None if where is None else _FieldFilter(where, formats, fails=set_aside is None)
         )
-        # DROPMALFORMED skips the same rows for any wanted columns.
+        # In mode DROPMALFORMED, decode the column even if it is not wanted, so that the choice of
+        # columns does not change which rows are skipped.
         self._formats = [
             form
             for form in formats
@@ -88,10 +93,11 @@ class TypedRows:
     def decoded(
         self, batches: Iterable[pa.RecordBatch], meter: TaskMeter | None
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the decoded rows of batches that have `read_columns`.
+        """Yields the decoded rows of batches. The batches must have the columns `read_columns`.
 
         Raises:
-            InvalidValueError: A value cannot be decoded, and the mode is FAILFAST.
+            InvalidValueError: A value cannot be decoded, the mode is FAILFAST, and there is no
+                `set_aside`.
             RegistryError: The registry does not respond.
         """
         dropped = 0
@@ -113,7 +119,7 @@ class TypedRows:
                     meter.malformed += dropped
 
     def _decode_wanted(self, batch: pa.RecordBatch) -> _Outcome:
-        """Filters and decodes a batch."""
+        """Applies the condition to a batch, and decodes the matching rows."""
         if self._filter is None:
             return self._decode(batch)
         kept = self._filter.keep(batch)
@@ -130,7 +136,9 @@ class TypedRows:
     def _decode(
         self, batch: pa.RecordBatch, bad_values: Mapping[str, BadValues] = _NO_BAD_VALUES
     ) -> _Outcome:
-        """Decodes the rows of a batch. `bad_values` are values that the filter could not decode."""
+        """Decodes the rows of a batch. `bad_values` are the values, by column, that the filter
+        could not decode.
+        """
         columns = {name: batch.column(name) for name in batch.schema.names}
         columns |= {raw: columns[name] for raw, name in _SOURCES.items() if name in columns}
         kept = None
@@ -138,7 +146,7 @@ class TypedRows:
         for form in self._formats:
             values = _decode_column(batch, form)
             if values.bad and form.mode == FAILFAST and self._set_aside is None:
-                # The rows before it are valid, and may be sufficient for a limit.
+                # First return the valid rows before the malformed row: a LIMIT may need no others.
                 bad = values.bad[0]
                 malformed, rows, earlier = self._decode(batch.slice(0, bad.row), bad_values)
                 return malformed, rows, earlier or _error(batch, form, bad)
@@ -164,14 +172,15 @@ class TypedRows:
 
 @dataclass(frozen=True, slots=True)
 class _KeptRows:
-    """Rows of a batch for which a condition on fields is true.
+    """Result of filtering a batch by a condition on fields.
 
     Attributes:
-        batch: The rows.
+        batch: The rows for which the condition is true.
         malformed: Number of rows that were skipped because they cannot be decoded.
-        dropped: Column -> bad values of the skipped rows, by row of the filtered batch.
-        bad: Column -> bad values of kept rows, by row of `batch`.
-        error: Error to raise after these rows.
+        dropped: Column to its malformed values in the skipped rows, with row numbers of the
+            unfiltered batch.
+        bad: Column to its malformed values in the kept rows, with row numbers of `batch`.
+        error: Error to raise after these rows were returned; `None` if no row fails.
     """
 
     batch: pa.RecordBatch
@@ -185,7 +194,7 @@ class _FieldFilter:
     """Keeps the rows of batches for which a condition on fields is true.
 
     Attributes:
-        columns: Columns that batches must have.
+        columns: Columns that the batches must have.
     """
 
     def __init__(self, where: Predicate, formats: Iterable[ColumnFormat], *, fails: bool) -> None:
@@ -241,7 +250,9 @@ def _decode_column(batch: pa.RecordBatch, form: ColumnFormat) -> DecodedValues:
 def _renumber(
     bad: Mapping[str, BadValues], keep: np.ndarray[tuple[int], np.dtype[np.bool_]]
 ) -> dict[str, BadValues]:
-    """Returns the bad values of kept rows, by their number among the kept rows."""
+    """Returns the malformed values of kept rows. Replaces the row numbers by those in the filtered
+    batch.
+    """
     if not any(bad.values()):
         return {}
     numbers = np.cumsum(keep) - 1
@@ -256,7 +267,7 @@ def _renumber(
 
 
 def _with_bad(values: DecodedValues, bad_values: BadValues) -> DecodedValues:
-    """Returns the values with the known bad values replaced by nulls."""
+    """Returns the values with nulls in place of the values that the filter could not decode."""
     by_row = {bad.row: bad for bad in (*bad_values, *values.bad) if bad.row < len(values.array)}
     null = np.zeros(len(values.array), np.bool_)
     null[list(by_row)] = True
@@ -278,7 +289,7 @@ def _error_column(rows: int, values: Sequence[BadValue]) -> pa.Array:
 
 
 def _text(bad: BadValue) -> str:
-    # Truncated: both may quote a writer's schema of megabytes, for each row.
+    # Truncate path and reason, because they may quote a schema of megabytes for each row.
     reason = one_line(bad.reason)
     return f"{one_line(bad.path)}: {reason}" if bad.path else reason
 

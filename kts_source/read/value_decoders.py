@@ -1,13 +1,14 @@
-"""Decoders of keys and values, and schema ids in record headers.
+"""Creates decoders of keys and values. Also finds schema ids in record headers.
 
-A process has one decoder for each format, so all tasks share the schemas it has compiled and looked
-up.
+A process has one decoder for each format, so all its tasks share the schemas that were looked up
+and compiled.
 
-Ids may be in the headers of a record instead of in front of the value. Confluent's newer
-serializers write `__value_schema_id` and `__key_schema_id`, which have the usual prefix: byte 0 and
-an id, or byte 1 and a GUID. Apicurio's serializers by default write `apicurio.value.globalId` or
-`apicurio.value.contentId`, an id of 8 bytes, and `apicurio.value.encoding`. A registry with
-Confluent's API does not report which of Apicurio's two kinds of ids it uses, so it is not used.
+Instead of the first bytes of a value, a record header may contain the schema id. Newer serializers
+of Confluent write the headers `__value_schema_id` and `__key_schema_id`, with the bytes that are
+otherwise in front of the value: byte 0 and an id, or byte 1 and a GUID. Serializers of Apicurio by
+default write an id of 8 bytes to `apicurio.value.globalId` or `apicurio.value.contentId`, and the
+encoding to `apicurio.value.encoding`. With Confluent's API, a registry does not report which of
+these two kinds of ids it uses, so Apicurio's headers are not used for Confluent's formats.
 """
 
 from __future__ import annotations
@@ -54,9 +55,10 @@ _NO_ID: Final = bytes(CONFLUENT_HEADER)
 
 @lru_cache(32)
 def value_decoder(form: ColumnFormat) -> ValueDecoder:
-    """Returns the decoder of a format; any thread may use it.
+    """Returns the decoder of a format. The decoder is thread-safe.
 
-    Its look-ups in a registry raise RegistryError if the registry does not respond correctly.
+    The decoder may look up schemas in a registry. It raises RegistryError if the registry does not
+    respond correctly.
     """
     if form.format == UTF8:
         from segment_format.values.decoded import Utf8Decoder
@@ -91,7 +93,7 @@ def value_decoder(form: ColumnFormat) -> ValueDecoder:
     )
 
 
-# A condition's fields and the table's fields have the same writers.
+# Cached, because the decoders for a condition and for the table need the same writer schemas.
 @lru_cache(32)
 def _writers(registry: RegistryPlace) -> ById[int | str, Schema]:
     return ById(partial(_writer, registry))
@@ -103,7 +105,7 @@ def _messages_of(registry: RegistryPlace) -> _Messages:
 
 
 def _writer(registry: RegistryPlace, schema_id: int | str) -> Schema:
-    """Looks up a writer's schema by id or GUID.
+    """Looks up the schema with which a value was written, by its id or GUID.
 
     Raises:
         LookupError: The schema does not exist, or is not an Avro schema.
@@ -114,13 +116,15 @@ def _writer(registry: RegistryPlace, schema_id: int | str) -> Schema:
 
     schema = find_schema(registry, schema_id)
     if schema.kind != AVRO_SCHEMA:
-        raise LookupError(f"a schema of {schema.kind}, not of Avro")
+        raise LookupError(f"the schema is of type {schema.kind}, but Avro is required")
     *references, (_, text) = schema.parts
     return parse_avro(text, tuple(reference for _, reference in references))
 
 
 class _Messages:
-    """Looks up message names by a schema's id or GUID and the message index in its file."""
+    """Looks up the name of a Protobuf message by the id or GUID of its schema and its message
+    index.
+    """
 
     def __init__(self, registry: RegistryPlace) -> None:
         self._files = ById(partial(_messages, registry))
@@ -129,7 +133,7 @@ class _Messages:
         """See `ConfluentProtobufDecoder`."""
         names = self._files.get(schema_id)
         if path not in names:
-            raise LookupError(f"its file has no message {list(path)}")
+            raise LookupError(f"the schema's file has no message with index {list(path)}")
         return names[path]
 
 
@@ -138,7 +142,7 @@ def _messages(registry: RegistryPlace, schema_id: int | str) -> dict[tuple[int, 
 
     schema = find_schema(registry, schema_id)
     if schema.kind != PROTOBUF_SCHEMA:
-        raise LookupError(f"a schema of {schema.kind}, not of Protobuf")
+        raise LookupError(f"the schema is of type {schema.kind}, but Protobuf is required")
     return messages_of(schema)
 
 
@@ -148,11 +152,12 @@ def needed_columns(formats: Iterable[ColumnFormat]) -> tuple[str, ...]:
 
 
 def framed(batch: pa.RecordBatch, form: ColumnFormat) -> pa.Array:
-    """Returns the values of a column with the schema id in front, in the layout of their format.
+    """Returns the values of a column, each with its schema id in front, in the layout that the
+    column's format expects.
 
-    The id in a header is put in front of the value. If headers show that the id is stored
-    elsewhere, an unknown id is put there, because the first bytes of the value must not be parsed
-    as an id.
+    If a header has the schema id, the id is copied to the front of the value. If headers show that
+    the id is stored in a place that is not supported, an id that no schema has is put in front,
+    because the first bytes of the value must not be read as an id.
     """
     values = batch.column(form.column)
     if form.format not in _NAMED_BY_ID:
@@ -182,7 +187,15 @@ def framed(batch: pa.RecordBatch, form: ColumnFormat) -> pa.Array:
 
 
 def _apicurio_fronts(headers: _Headers, prefix: str, kind: str, apicurios: pa.Array) -> pa.Array:
-    """Returns the prefixes that Apicurio's serializers write without headers."""
+    """Returns the bytes to put in front of each value: the bytes that Apicurio's serializers write
+    there if they do not use headers.
+
+    Args:
+        headers: Headers of the batch.
+        prefix: Prefix of the header names, such as `apicurio.value.`.
+        kind: The kind of ids to use, `globalId` or `contentId`.
+        apicurios: Mask of the rows that have headers with this prefix.
+    """
     fronts = pc.if_else(apicurios, _front(OTHER_IDS), pa.scalar(b""))
     ids = headers.last(f"{prefix}{kind}")
     if ids is not None:
@@ -200,13 +213,13 @@ def _front(number: int) -> pa.Scalar:
 
 
 class _Headers(NamedTuple):
-    """All headers of a batch in one list.
+    """The headers of all records in a batch, as flat lists.
 
     Attributes:
         names: Name of each header.
         texts: Value of each header.
-        row_of: Row of each header.
-        height: Number of rows.
+        row_of: Number of the row to which each header belongs.
+        height: Number of rows in the batch.
     """
 
     names: pa.Array
@@ -215,7 +228,9 @@ class _Headers(NamedTuple):
     height: int
 
     def rows(self, mask: pa.Array) -> pa.Array | None:
-        """Returns the mask of rows that have a header in `mask`; None if no row has one."""
+        """Returns a mask of the rows that have a header selected by `mask`; `None` if there are no
+        such rows.
+        """
         numbers = _true_indices(mask)
         if not len(numbers):
             return None
@@ -224,7 +239,9 @@ class _Headers(NamedTuple):
         return pa.array(rows)
 
     def last(self, name: str) -> pa.Array | None:
-        """Returns each row's last header of a name; null if a row has none, None if no row does."""
+        """Returns for each row the value of its last header with this name. Rows without such a
+        header are null. Returns `None` if no row has such a header.
+        """
         numbers = _true_indices(pc.equal(self.names, name))
         if not len(numbers):
             return None

@@ -1,7 +1,8 @@
-"""Location and credentials of a registry, and a cache by id of objects made from schemas.
+"""Defines the location and credentials of a registry, and a cache of objects made from schemas, by
+schema id.
 
-Each id costs one request, not one per row. Hostile values with many ids cannot make memory or
-requests grow without limit.
+Each id costs one request for all rows together. Memory and number of requests are limited, even if
+malicious values contain many different ids.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ class RegistryAccess:
     """Credentials and TLS settings for a registry.
 
     Attributes:
-        user: User name of Basic authentication; empty for none.
-        password: Password of Basic authentication.
-        token: Bearer token; empty for none.
-        headers: Names and values of headers that select one of several registries at an address.
-        tls: Trusted authorities and client certificate; `None` for the machine's authorities.
+        user: User name for Basic authentication; empty if it is not used.
+        password: Password for Basic authentication.
+        token: Bearer token; empty if it is not used.
+        headers: Names and values of HTTP headers that select one of several registries at the same
+            address.
+        tls: Trusted certificate authorities and client certificate; `None` = trust the authorities
+            of this machine.
     """
 
     user: str = ""
@@ -46,15 +49,16 @@ class RegistryAccess:
 
     @property
     def has_credentials(self) -> bool:
-        """True if requests carry credentials. Such requests must not be redirected."""
+        """True if requests carry credentials. Redirects of such requests are not followed."""
         return bool(self.user or self.password or self.token or (self.tls and self.tls.chain))
 
     @property
     def tenant(self) -> str | None:
-        """Text that, with the address, identifies one of several registries; contains no secret.
+        """A text that distinguishes the registries at one address. It contains no secret.
 
-        Confluent Cloud serves many registries at one address and selects one by user or header.
-        `None` if only a token selects it: any text derived from the token would leak information.
+        Confluent Cloud serves many registries at one address, and selects one by the user or a
+        header. The result is `None` if only a token selects the registry, because a text derived
+        from the token would reveal information about it.
         """
         if self.token and not self.headers:
             return None
@@ -67,11 +71,11 @@ class RegistryPlace:
     """A registry or a folder of schemas.
 
     Attributes:
-        place: A URL without user and password, or a folder.
-        access: Credentials for a URL; `None` for none.
+        place: URL of the registry, without user and password, or path of the folder.
+        access: Credentials for the URL; `None` if no credentials are needed.
         cache: Settings of the cache on this machine's disk.
-        ids: Kind of ids to look up through Apicurio's own API; empty for Confluent's API.
-        subject: Subject of the schemas, sent with each id; empty if unknown. Ids are unique per
+        ids: Kind of ids to look up with Apicurio's own API; empty to use Confluent's API.
+        subject: Subject to send with each id; empty if unknown. Ids are unique only within a
             context of a registry, and a subject such as `:.staging:orders-value` names its context.
     """
 
@@ -88,12 +92,14 @@ class RegistryPlace:
 
     @property
     def is_near(self) -> bool:
-        """True if the registry is on this machine, so that a disk cache does not pay off."""
+        """True if the registry is on this machine. Then a disk cache saves no time."""
         host = urlsplit(self.place).hostname or "" if self.is_url else "localhost"
         return host in ("localhost", "::1") or host.startswith("127.")
 
     def shown(self) -> RegistryAccess:
-        """Returns the credentials, or empty ones."""
+        """Returns the credentials in plain text. Returns an empty `RegistryAccess` if there are
+        none.
+        """
         return RegistryAccess() if self.access is None else self.access.reveal()
 
 
@@ -110,11 +116,12 @@ UNKNOWN_SECONDS: Final = 300.0
 
 
 class ById(Generic[K, T]):
-    """Makes an object from the schema of an id, once for all threads.
+    """Creates objects from schemas, and caches them by schema id. Thread-safe: an object is created
+    only once.
 
     Args:
-        make: Makes the object. Its errors mean that the id has no usable schema, except
-            TieredKafkaError, which has other causes.
+        make: Creates the object for an id. A TieredKafkaError is passed on. Other errors mean that
+            the id has no usable schema, and are cached.
     """
 
     def __init__(self, make: Callable[[K], T]) -> None:
@@ -128,9 +135,10 @@ class ById(Generic[K, T]):
         """Returns the object for an id.
 
         Raises:
-            LookupError: The id has no usable schema; cached for `UNKNOWN_SECONDS`.
-            RegistryError: Too many other ids had no schema, so this one is not looked up. This id
-                does not count as unknown.
+            LookupError: The id has no usable schema. This result is cached for up to
+                `UNKNOWN_SECONDS`.
+            RegistryError: The id is not looked up, because too many other ids had no usable schema.
+                This result is not cached.
             TieredKafkaError: Raised by `make`.
         """
         with self._lock:

@@ -1,6 +1,6 @@
-"""HTTP requests to a registry, with retries.
+"""Sends HTTP requests to a registry, and retries them.
 
-Credentials are only sent to the configured address: if a request carries any, a redirect is an
+Credentials are only sent to the configured address: a redirect of a request with credentials is an
 error.
 """
 
@@ -42,25 +42,27 @@ _UNKNOWN_IN_APICURIO: Final = ("ArtifactNotFoundException", "ContentNotFoundExce
 
 
 class UnknownSchemaError(LookupError):
-    """The registry reports that it does not have the schema."""
+    """The registry reports that it does not have a schema."""
 
 
 class _NoSuchPathError(Exception):
-    """A 404 because the server has no such path, not because it has no such schema."""
+    """HTTP status 404, because the server does not know the path. A missing schema is not reported
+    like this.
+    """
 
 
 def ask(registry: RegistryPlace, path: str, *, is_new: bool = False) -> dict[str, Any]:
-    """Returns the JSON object at a path.
+    """Requests a path from the registry, and returns the JSON object in the response.
 
     Args:
-        registry: A URL.
-        path: Path after the URL, quoted.
-        is_new: True if some registries do not have this path.
+        registry: A registry with a URL, not a folder.
+        path: Path to append to the URL, percent-encoded.
+        is_new: True if registries of older versions may not support this path.
 
     Raises:
-        UnknownSchemaError: See `ask_text`, also for the next two.
-        RegistryUnavailableError: The registry does not answer.
-        RegistryError: The response is not valid.
+        UnknownSchemaError: See `ask_text`.
+        RegistryUnavailableError: See `ask_text`.
+        RegistryError: The response is not a JSON object; see also `ask_text`.
     """
     try:
         document = json.loads(ask_text(registry, path, is_new=is_new))
@@ -69,20 +71,21 @@ def ask(registry: RegistryPlace, path: str, *, is_new: bool = False) -> dict[str
             f"the registry's response to {path} is not JSON: {type(error).__name__}"
         ) from None
     if not isinstance(document, dict):
-        raise RegistryError(f"the registry's response to {path} is not an object")
+        raise RegistryError(f"the registry's response to {path} is not a JSON object")
     return document
 
 
 def ask_text(registry: RegistryPlace, path: str, *, is_new: bool = False) -> bytes:
-    """Returns the response body at a path.
+    """Requests a path from the registry, and returns the body of the response.
 
     Args:
-        registry: A URL.
-        path: Path after the URL, quoted.
+        registry: A registry with a URL, not a folder.
+        path: Path to append to the URL, percent-encoded.
         is_new: See `ask`.
 
     Raises:
-        UnknownSchemaError: The registry does not have the schema, or is too old for the path.
+        UnknownSchemaError: The registry does not have the schema, or is too old to support the
+            path.
         RegistryUnavailableError: The registry does not answer, or reports a temporary failure.
         RegistryError: The response is not valid.
     """
@@ -93,16 +96,17 @@ def ask_text(registry: RegistryPlace, path: str, *, is_new: bool = False) -> byt
     except StoreUnavailableError as error:
         last = error.attempts[-1].partition(": ")[2]
         raise RegistryUnavailableError(
-            f"the registry does not answer: {last} to {path}; asked {len(error.attempts)} times"
+            f"the registry does not answer requests for {path}: {last}, after"
+            f" {len(error.attempts)} attempts"
         ) from None
     except _NoSuchPathError:
         if not is_new:
             raise RegistryError(
-                f"the registry answers 404 to {path}: check that the URL is a registry's"
+                f"the registry answers 404 to {path}: check that the URL is the URL of a registry"
             ) from None
     with contextlib.suppress(UnknownSchemaError):
         ask_text(registry, "/schemas/ids/1")  # fails if the URL is not a registry
-    raise UnknownSchemaError(f"the registry is too old for {path}")
+    raise UnknownSchemaError(f"the registry is too old to support {path}")
 
 
 def _request(registry: RegistryPlace, path: str) -> bytes:
@@ -154,7 +158,7 @@ def _headers(access: RegistryAccess) -> list[tuple[str, str]]:
 
 
 def _read_body(answer: http.client.HTTPResponse, path: str) -> bytes:
-    """Reads the body, within a limit of bytes and time."""
+    """Reads the body of a response. Limits its size and the time to read it."""
     deadline = time.monotonic() + _BODY_SECONDS
     chunks: list[bytes] = []
     size = 0
@@ -171,7 +175,9 @@ def _read_body(answer: http.client.HTTPResponse, path: str) -> bytes:
 
 
 def _is_about_schema(answer: urllib.error.HTTPError) -> bool:
-    """Returns whether a 404 means that a schema is missing, not that the URL is wrong."""
+    """Returns whether a response with status 404 means that a schema is missing. Otherwise the URL
+    is wrong.
+    """
     try:
         document = json.loads(answer.read(_MAX_ERROR_BYTES))
     except (OSError, ValueError, http.client.HTTPException, RecursionError):
@@ -182,19 +188,21 @@ def _is_about_schema(answer: urllib.error.HTTPError) -> bool:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects of requests without credentials."""
+    """Follows redirects only if requests carry no credentials."""
 
     def __init__(self, *, has_credentials: bool) -> None:
         self._has_credentials = has_credentials
 
     def redirect_request(self, *args: Any) -> urllib.request.Request | None:  # noqa: ANN401  # as urllib calls it
-        """See the base class; the second argument is the response, the last one the new URL."""
+        """See the base class. The second argument is the response, and the last argument is the new
+        URL.
+        """
         to = urlsplit(args[-1])
         if self._has_credentials or to.scheme not in ("http", "https"):
             args[1].close()
             raise RegistryError(
-                f"the registry redirects to {to.scheme}://{to.hostname}: credentials are not sent"
-                " there. Configure the URL that it redirects to."
+                f"the registry redirects to {to.scheme}://{to.hostname}, but credentials are only"
+                " sent to the configured address. Configure the new URL as the registry's URL."
             )
         return super().redirect_request(*args)
 

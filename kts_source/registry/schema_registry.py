@@ -1,23 +1,24 @@
-"""Schemas by id or subject, from a schema registry's URL or from a folder.
+"""Looks up schemas by id or subject, in a schema registry or in a folder.
 
-A folder has `<id>.avsc`, `<id>.json` (JSON Schema) or `<id>.desc` (a FileDescriptorSet of protoc
-with --include_imports; the last file is the schema's).
+A folder contains files `<id>.avsc`, `<id>.json` (JSON Schema) or `<id>.desc`. The latter is a
+FileDescriptorSet that protoc wrote with --include_imports; its last file contains the schema.
 
 Requests use Confluent's REST API: `/schemas/ids/<id>?subject=<subject>`, `/schemas/guids/<guid>`,
 `/subjects/<subject>/versions/<version>` for references, and `?format=serialized` for Protobuf,
-which returns FileDescriptorProtos in base64. Registries without that parameter return text, which
-protoc (from grpcio-tools) compiles in a separate process, because a text may crash it. Apicurio's
-own API, used for Avro only, has `/ids/globalIds/<id>` and `/ids/contentIds/<id>`.
+which returns FileDescriptorProtos in base64. Registries that do not support this parameter return
+the schema as text. protoc (from grpcio-tools) compiles it in a separate process, because some texts
+crash it. Apicurio's own API, used for Avro only, has `/ids/globalIds/<id>` and
+`/ids/contentIds/<id>`.
 
-Ids are unique per context. A qualified subject (`:.context:subject`) names its context. As in
-Confluent's clients, unqualified references are looked up in the context of the schema that contains
-them.
+Ids are unique only within a context of the registry. A qualified subject (`:.context:subject`)
+names its context. If a reference is not qualified, it is looked up in the context of the schema
+that contains it, as in Confluent's clients.
 
-The meaning of an id never changes, so schemas are kept on disk. An entry of the cache `schemas` is
-JSON: `{"kind": …, "parts": [[name, base64], …]}`, named by format version, registry address, tenant
-(`RegistryAccess.tenant`), the kind of ids if there are several, subject and id. Schemas of a
-registry on this machine are only kept if a cache folder is configured: a test registry that is
-recreated assigns the same ids to other schemas.
+An id always identifies the same schema, so schemas are cached on disk. An entry of the cache
+`schemas` is JSON: `{"kind": …, "parts": [[name, base64], …]}`. Its name consists of format version,
+registry address, tenant (`RegistryAccess.tenant`), kind of ids (for Apicurio's own API), subject
+and id. Schemas of a registry on this machine are cached only if a cache folder is configured,
+because a test registry that is recreated assigns the same ids to other schemas.
 """
 
 from __future__ import annotations
@@ -76,8 +77,9 @@ class RegisteredSchema:
 
     Attributes:
         kind: `AVRO`, `JSON` or `PROTOBUF`.
-        parts: Name and bytes of each referenced schema, dependencies first, then of the schema:
-            Avro and JSON Schemas as JSON, Protobuf as FileDescriptorProtos.
+        parts: Name and bytes of each schema: first the referenced schemas, each after its own
+            references, and last the schema itself. Avro and JSON Schemas are JSON, Protobuf schemas
+            are FileDescriptorProtos.
     """
 
     kind: str
@@ -85,16 +87,17 @@ class RegisteredSchema:
 
 
 def find_schema(registry: RegistryPlace, schema_id: int | str) -> RegisteredSchema:
-    """Returns the schema of an id.
+    """Returns the schema with an id.
 
     Args:
         registry: A registry or a folder.
-        schema_id: A number, or a GUID in lower case with hyphens; any name for files in a folder.
+        schema_id: A number, or a GUID in lower case with hyphens. In a folder, the name of a file
+            without its suffix.
 
     Raises:
-        LookupError: There is no such schema.
+        LookupError: The registry or folder has no such schema.
         RegistryError: The registry's response is not valid, or the folder does not exist.
-        InvalidOptionError: The library that the schema needs is not installed.
+        InvalidOptionError: A library that this type of schema needs is not installed.
     """
     if registry.is_url:
         cached = _cached_schema(registry, schema_id)
@@ -115,16 +118,16 @@ def find_schema(registry: RegistryPlace, schema_id: int | str) -> RegisteredSche
 
 
 def latest_schema(registry: RegistryPlace, subject: str) -> RegisteredSchema:
-    """Returns the schema of the latest version of a subject.
+    """Returns the latest version of the schema of a subject.
 
     Args:
-        registry: A registry's URL.
+        registry: A registry with a URL, not a folder.
         subject: The subject.
 
     Raises:
-        LookupError: There is no such subject.
+        LookupError: The registry has no such subject.
         RegistryError: The registry's response is not valid.
-        InvalidOptionError: The library that the schema needs is not installed.
+        InvalidOptionError: A library that this type of schema needs is not installed.
     """
     path = f"/subjects/{quote(subject, safe='')}/versions/latest"
     document = ask(registry, path)
@@ -137,12 +140,12 @@ def latest_schema(registry: RegistryPlace, subject: str) -> RegisteredSchema:
 def _ask_for_id(
     registry: RegistryPlace, schema_id: int | str, parameter: str = ""
 ) -> dict[str, Any]:
-    """Returns the registry's response for an id or a GUID.
+    """Requests a schema by id or GUID, and returns the registry's response.
 
     Args:
-        registry: A URL, and the subject if it is known.
+        registry: A registry with a URL, and with the subject if it is known.
         schema_id: A number, or a GUID, which is unique in all contexts.
-        parameter: A query parameter.
+        parameter: A query parameter to add to the path.
     """
     if not isinstance(schema_id, int):
         return ask(registry, _with_query(f"/schemas/guids/{schema_id}", parameter), is_new=True)
@@ -155,8 +158,8 @@ def _ask_for_id(
     except UnknownSchemaError:
         if _context_of(registry.subject):
             raise
-        # Producers may register under another name. Without a context, the id identifies the schema
-        # alone.
+        # The producer may have registered the schema under another subject. Without a context, the
+        # id alone identifies the schema.
         return ask(registry, _with_query(path, parameter))
 
 
@@ -166,13 +169,17 @@ def _with_query(path: str, *parameters: str) -> str:
 
 
 def _context_of(subject: str) -> str:
-    """Returns the context of a qualified subject, such as `:.staging:`; empty for others."""
+    """Returns the context of a qualified subject, such as `:.staging:`; an empty text if the
+    subject is not qualified.
+    """
     match = _QUALIFIED.fullmatch(subject)
     return match[1] if match else ""
 
 
 def _apicurio_schema(registry: RegistryPlace, schema_id: int | str) -> RegisteredSchema:
-    """Returns an Avro schema from Apicurio's own API, which inlines references."""
+    """Requests an Avro schema with Apicurio's own API, which returns the schema with its references
+    included.
+    """
     text = ask_text(registry, f"/ids/{registry.ids}s/{schema_id}?dereference=true")
     return RegisteredSchema(AVRO, ((f"schema {schema_id}", text),))
 
@@ -196,12 +203,13 @@ def _read_file(folder: Path, schema_id: int | str) -> RegisteredSchema:
 
 
 class _Part(NamedTuple):
-    """A schema as a registry returns it.
+    """One of the schemas that a registry returns: the requested schema, or a reference.
 
     Attributes:
-        name: Name by which other schemas refer to it.
-        text: The schema.
-        context: Context for its unqualified references; empty for the default context.
+        name: Name by which other schemas refer to this schema.
+        text: Text of the schema.
+        context: Context in which unqualified references of this schema are looked up; empty for the
+            default context.
     """
 
     name: str
@@ -214,7 +222,7 @@ def _with_references(
 ) -> RegisteredSchema:
     kind = document.get("schemaType", AVRO)
     if kind not in (AVRO, JSON, PROTOBUF):
-        raise RegistryError(f"schema {schema_id} has the unknown type {kind!r}")
+        raise RegistryError(f"schema {schema_id} has the unsupported type {kind!r}")
     if kind == PROTOBUF:
         serialized = _ask_for_id(registry, schema_id, _SERIALIZED)
         document = {"subject": document.get("subject"), **serialized}
@@ -233,7 +241,16 @@ def _with_references(
 def _walk_references(
     registry: RegistryPlace, schema: _Part, document: dict[str, Any], kind: str, seen: set[str]
 ) -> Iterator[_Part]:
-    """Yields the references of a schema, depth first, then the schema."""
+    """Yields the schemas to which a schema refers, each after its own references, and last the
+    schema itself.
+
+    Args:
+        registry: The registry.
+        schema: The schema; its text is not used.
+        document: The registry's response for the schema.
+        kind: Type of the schemas.
+        seen: Names of references that were already requested; updated.
+    """
     try:
         for reference in document.get("references") or ():
             name = str(reference["name"])
@@ -287,14 +304,16 @@ def _cache_schema(registry: RegistryPlace, schema_id: int | str, schema: Registe
 
 
 def _cache_entry(registry: RegistryPlace, schema_id: int | str) -> tuple[DiskCache | None, str]:
-    """Returns the cache, `None` if nothing is kept, and the name of a schema in it."""
+    """Returns the cache for a schema, and the name of its entry. The cache is `None` if the schema
+    must not be stored on disk.
+    """
     settings, tenant = registry.cache, registry.shown().tenant
     is_skipped = registry.is_near and settings.folder is None
     cache = None
     if not is_skipped and tenant is not None:
         cache = _cache(replace(settings, index=None, chunks=None))
     kind = (registry.ids,) if registry.ids else ()
-    # Quoted, so that a subject cannot look like the kind and id of another entry.
+    # Quote the subject, so that it cannot look like the kind and id of another entry.
     subject = (f"subject={registry.subject!r}",) if registry.subject else ()
     address = registry.place.rstrip("/")
     names = (_CACHE_FORMAT, address, tenant or "", *kind, *subject, str(schema_id))
@@ -307,22 +326,25 @@ def _cache(settings: CacheSettings) -> DiskCache | None:
 
 
 def descriptor_set(schema: RegisteredSchema) -> bytes:
-    """Returns a FileDescriptorSet of a schema's files, with the names that imports use."""
+    """Returns a FileDescriptorSet of the files of a schema. The files have the names that import
+    statements use.
+    """
     return b"".join(
         _FILE + _varint(len(named)) + named
         for name, file in schema.parts
-        # If a field is repeated, the last one counts.
+        # The appended field replaces the file's own name: if a field occurs twice, the last counts.
         for named in [file + _FILE + _varint(len(name.encode())) + name.encode()]
     )
 
 
 def messages_of(schema: RegisteredSchema) -> dict[tuple[int, ...], str]:
-    """Returns the full names of the messages of a Protobuf schema's own file, by message index.
+    """Returns the full name of each message in a Protobuf schema, by message index. Does not
+    include imported files.
 
-    The message index is explained in `segment_format.values.protobuf.confluent`.
+    See `segment_format.values.protobuf.confluent` about message indexes.
 
     Raises:
-        ValueError: The files cannot be read.
+        ValueError: The descriptors are invalid.
     """
     name, _ = schema.parts[-1]
     messages = read_schema(descriptor_set(schema)).messages.values()
@@ -339,7 +361,9 @@ def _varint(size: int) -> bytes:
 
 
 def _descriptors(schemas: list[_Part]) -> _Parts:
-    """Returns Protobuf files as descriptors, from serialized descriptors or from texts."""
+    """Returns Protobuf files as FileDescriptorProtos. The registry has sent them either as
+    FileDescriptorProtos in base64 or as text.
+    """
     try:
         return tuple((name, base64.b64decode(text, validate=True)) for name, text, _ in schemas)
     except (binascii.Error, ValueError):
@@ -347,14 +371,16 @@ def _descriptors(schemas: list[_Part]) -> _Parts:
 
 
 def compile_protobuf(files: Sequence[tuple[str, str]]) -> _Parts:
-    """Compiles Protobuf files to FileDescriptorProtos, each after the files that it imports.
+    """Compiles Protobuf files with protoc. Returns their FileDescriptorProtos, each after the files
+    that it imports.
 
     Args:
-        files: Name and text; the last file is the schema's.
+        files: Name and text of each file. The last file contains the schema.
 
     Raises:
         ValueError: protoc rejects the files.
-        RegistryError: A name leads out of the folder, or protoc does not end.
+        RegistryError: The name of a file is not a safe relative path, or protoc does not end in
+            time.
         InvalidOptionError: grpcio-tools is not installed.
     """
     require("grpc_tools", "proto", "a Protobuf schema that the registry returns as text")

@@ -1,1 +1,1 @@
-"""Reports a tier as one HTML page: collects facts, packs them and writes the page."""
+"""Creates a report of a tier: collects the facts, packs them, and writes one HTML page."""

@@ -1,4 +1,4 @@
-"""Computes the facts of a report. The page only draws them."""
+"""Computes the facts of a report. The HTML page only displays them."""
 
 from __future__ import annotations
 
@@ -43,23 +43,25 @@ UNKNOWN_TIME: Final = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentColumns:
-    """One row per segment, by partition and offset. At equal offsets, served segments come first.
+    """The segments of a report as columns, with one row per segment. The rows are sorted by
+    partition and start offset; at equal start offsets, served segments come first.
 
     Attributes:
-        partition: Number of the partition in the report.
-        start: First offset, inclusive.
-        stop: End of the offsets, exclusive.
-        stored: Size of the log object.
-        original: Size before compression and encryption.
-        newest_s: Largest timestamp in whole seconds since 1970; −1 if unknown.
-        copied_s: When its copy began, likewise; valid with flag `COPY_TIME_KNOWN`.
-        state: Index into `STATES`.
-        epoch: Newest leader epoch; −1 if unknown.
+        partition: Index of the partition in the report.
+        start: First offset of the segment, inclusive.
+        stop: End of the segment's offsets, exclusive.
+        stored: Size of the log object in bytes.
+        original: Size of the log in bytes before compression and encryption.
+        newest_s: Largest record timestamp, in seconds since 1970; −1 if unknown.
+        copied_s: Start of the copy to the tier, in seconds since 1970. Only valid with flag
+            `COPY_TIME_KNOWN`.
+        state: Index of the segment's state in `STATES`.
+        epoch: Newest leader epoch in the segment; −1 if unknown.
         flags: Sum of `COMPRESSED`, `ENCRYPTED` and `COPY_TIME_KNOWN`.
-        storage_class: Index into `classes`.
-        side_bytes: Size of the objects with side files.
-        classes: Storage classes of the log objects.
-        ids: Segment ids.
+        storage_class: Index of the log object's storage class in `classes`.
+        side_bytes: Size in bytes of the objects that contain side files.
+        classes: Names of the storage classes.
+        ids: Segment id of each row.
     """
 
     partition: npt.NDArray[np.int64]
@@ -82,16 +84,18 @@ class SegmentColumns:
 
     @property
     def is_served(self) -> npt.NDArray[np.bool_]:
-        """Mask of the segments that the tier serves."""
+        """Mask of the segments from which the tier serves offsets."""
         return np.equal(self.state, SERVED)
 
     @property
     def is_tiered(self) -> npt.NDArray[np.bool_]:
-        """Mask of the segments in the tier, served or not."""
+        """Mask of the segments in the tier, whether it serves them or not. Segments on brokers'
+        disks are excluded.
+        """
         return np.not_equal(self.state, ON_DISK)
 
     def bytes_by_class(self, rows: npt.NDArray[np.bool_]) -> dict[str, int]:
-        """Returns the size of the logs of these rows, by storage class."""
+        """Returns the bytes of the log objects in the masked rows, by storage class."""
         return {
             name: int(self.stored[rows & (self.storage_class == number)].sum())
             for number, name in enumerate(self.classes)
@@ -100,7 +104,7 @@ class SegmentColumns:
 
 
 def segment_columns(partitions: Sequence[PartitionPlan]) -> SegmentColumns:
-    """Returns the segments of these partitions."""
+    """Returns the segments of the planned partitions as columns."""
     classes: dict[str, int] = {}
     rows: list[tuple[int, ...]] = []
     ids: list[str] = []
@@ -176,7 +180,14 @@ RETENTIONS: Final = (7, 30, 90, 365, 730, 2555)
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """The served segments with a largest timestamp on a day in UTC, counted from 1970."""
+    """The served segments whose largest timestamp is on one day (UTC).
+
+    Attributes:
+        day: Number of days since 1970-01-01.
+        segments: Number of the segments.
+        stored_bytes: Size of their log objects.
+        original_bytes: Size of their logs before compression and encryption.
+    """
 
     day: int
     segments: int
@@ -186,14 +197,16 @@ class Day:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Served segments by the day of their largest timestamp.
+    """The served segments, grouped by the day of their largest timestamp.
 
     Attributes:
-        days: Days with segments, ascending.
+        days: Days that have segments, ascending.
         undated_bytes: Stored bytes of segments without a timestamp.
-        future_bytes: Stored bytes of segments dated more than a day after the report.
-        rate_days: Number of days up to the newest, over which the rate is taken.
-        rate: Stored bytes per day over these days; 0 without days.
+        future_bytes: Stored bytes of segments whose largest timestamp is more than a day after the
+            report.
+        rate_days: Number of days over which `rate` is computed: at most the last `RATE_DAYS` days,
+            up to the newest day with segments.
+        rate: Average stored bytes per day over these days; 0 if there are no days.
     """
 
     days: tuple[Day, ...]
@@ -205,16 +218,16 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """The effect of a retention.
+    """The effect that a retention time would have on the tier.
 
     Attributes:
-        older_segments: Served segments with an older largest timestamp.
-        older_bytes: Their stored bytes.
-        older_cost: Their cost in US dollars per month.
-        steady_bytes: Stored bytes in the long run: the current rate times the days of the
-            retention.
-        steady_cost: Cost of `steady_bytes` in US dollars per month, with the current storage
-            classes.
+        retention_days: The retention time in days.
+        older_segments: Number of served segments whose largest timestamp is older.
+        older_bytes: Stored bytes of these older segments.
+        older_cost: Cost of these older segments in US dollars per month.
+        steady_bytes: Stored bytes in the long run: current growth per day times the retention time.
+        steady_cost: Cost of `steady_bytes` in US dollars per month, at the average price of the
+            currently stored bytes.
     """
 
     retention_days: int
@@ -226,7 +239,7 @@ class Retention:
 
 
 def growth(columns: SegmentColumns, now_ms: int) -> Growth:
-    """Returns the served bytes by day."""
+    """Returns the stored and original bytes of served segments for each day."""
     served = columns.is_served
     dated = served & (columns.newest_s >= 0)
     future = dated & (columns.newest_s > now_ms // 1000 + DAY_S)
@@ -259,14 +272,16 @@ def growth(columns: SegmentColumns, now_ms: int) -> Growth:
 
 
 def _sums(values: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], count: int) -> list[int]:
-    # `bincount` adds floats, which are not exact.
+    # Do not use `bincount`, because its sums of floats are not exact.
     sums = np.zeros(count, np.int64)
     np.add.at(sums, groups, values)
     return sums.tolist()
 
 
 def retentions(columns: SegmentColumns, rate: float, now_ms: int) -> tuple[Retention, ...]:
-    """Returns the bytes that each of `RETENTIONS` would delete now, and keep in the long run."""
+    """Returns the effect of each retention time in `RETENTIONS`: the bytes that it would delete
+    now, and the bytes that it would keep in the long run. `rate` is the growth in bytes per day.
+    """
     served = columns.is_served
     stored = columns.bytes_by_class(served)
     total = sum(stored.values())
@@ -298,15 +313,16 @@ MAX_FINDINGS: Final = 2000
 
 @dataclass(frozen=True, slots=True)
 class PartitionDetail:
-    """Facts about a partition in addition to its watermark.
+    """Facts about a partition that its `PartitionWatermark` does not contain.
 
     Attributes:
         undecided: Producer id and first offset of each transaction that limits `read_committed`.
         epochs: Leader epochs and their first offsets, ascending.
-        orphan_bytes: Size of the objects without a segment.
-        newest_age_ms: Age of the newest record in the tier; `None` if it has no timestamp.
-        copy_delay_ms: Time from the largest timestamp of the last segment to its copy; `None` if
-            unknown.
+        orphan_bytes: Size in bytes of the objects that belong to no complete segment.
+        newest_age_ms: Time in ms from the newest record in the tier to the report; `None` if its
+            timestamp is unknown.
+        copy_delay_ms: Time in ms from the newest record in the tier to the start of the last
+            segment's copy; `None` if unknown.
     """
 
     undecided: tuple[tuple[int, int], ...]
@@ -318,15 +334,16 @@ class PartitionDetail:
 
 @dataclass(frozen=True, slots=True)
 class TierCost:
-    """The cost of storage, and of one full read, at list prices.
+    """The cost of the tier's storage, and of reading all of it once, at list prices.
 
     Attributes:
-        served_bytes: Size of the logs of served segments, by storage class.
-        unserved_bytes: Size of the logs of other segments, likewise.
-        side_file_bytes: Size of the objects with side files.
-        orphan_bytes: Size of the objects without a segment.
-        monthly: US dollars per month for all four; side files and orphans as `STANDARD`.
-        read_requests: Requests of a full read.
+        served_bytes: Bytes of the log objects of served segments, by storage class.
+        unserved_bytes: Bytes of the log objects of other segments, by storage class.
+        side_file_bytes: Bytes of the objects that contain side files.
+        orphan_bytes: Bytes of the objects that belong to no complete segment.
+        monthly: US dollars per month for all these bytes. Side files and orphans are priced as
+            storage class `STANDARD`.
+        read_requests: Number of requests of a full read.
         read_bytes: Bytes of a full read.
         read_cost: US dollars for a full read.
     """
@@ -343,19 +360,20 @@ class TierCost:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TierFacts:
-    """The facts of a report.
+    """All facts that a report displays.
 
     Attributes:
         uri: Root of the tier, without credentials.
         made_ms: When the report was made, in ms since 1970.
-        partitions: Watermarks from `describe`.
-        details: One for each of `partitions`.
+        partitions: Watermarks of the partitions, as `describe` returns them.
+        details: Further facts, one item for each of `partitions`.
         segments: All segments, served or not.
-        growth: Served bytes by day.
-        retentions: Effects of retentions.
+        growth: Bytes of served segments by day.
+        retentions: Effects of possible retention times.
         cost: Cost of storage and of a full read.
-        audit: An audit of the same tier.
-        locked: Partitions with a missing key; other attributes do not include them.
+        audit: Result of an audit of the same tier; `None` if it was not audited.
+        locked: Partitions that cannot be read because a key is missing. The other attributes do not
+            include them.
     """
 
     uri: str
@@ -370,9 +388,10 @@ class TierFacts:
     locked: tuple[LockedPartition, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the facts without segments as values of JSON, with printable texts.
+        """Returns the facts except `segments` as values that can be written as JSON. All texts are
+        printable.
 
-        Long lists are truncated; their full lengths are added.
+        Long lists are truncated; the result also has their full lengths.
         """
         marks = [asdict(mark) for mark in self.partitions]
         details = [asdict(detail) for detail in self.details]
@@ -398,7 +417,7 @@ class TierFacts:
         return shown
 
     def totals(self) -> dict[str, int]:
-        """Returns sums over all partitions."""
+        """Returns the totals of all partitions, such as the numbers of segments and holes."""
         marks = self.partitions
         return {
             "topics": len({mark.topic for mark in marks}),
@@ -421,7 +440,7 @@ def tier_facts(
     audit: AuditReport | None,
     locked: tuple[LockedPartition, ...] = (),
 ) -> TierFacts:
-    """Returns the facts of a described tier, see `TierFacts`."""
+    """Computes the facts of a tier from its description. See `TierFacts` for the arguments."""
     partitions = described.plan.partitions
     columns = segment_columns(partitions)
     marks = described.description.partitions
@@ -477,7 +496,9 @@ def _cost(described: DescribedPlan, columns: SegmentColumns, orphan_bytes: int) 
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Returns rows with equal names as a list of names and lists of values."""
+    """Converts rows to a table: a list of column names, and a list of values for each row. All rows
+    must have the same columns.
+    """
     names = list(rows[0]) if rows else []
     return {"names": names, "rows": [list(row.values()) for row in rows]}
 
@@ -501,7 +522,9 @@ _MAX_EXACT: Final = (1 << 53) - 1
 
 
 def _shown(value: Any) -> Any:  # noqa: ANN401  # JSON's types
-    """Makes texts printable, and converts integers that JavaScript would round to texts."""
+    """Makes all texts in a value printable. Converts integers to texts if JavaScript could not
+    represent them exactly.
+    """
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):

@@ -1,15 +1,17 @@
-"""The report of a tier as one HTML file, which loads nothing and runs only its own script.
+"""Writes the report of a tier as one HTML file. The file loads nothing else, and runs only its own
+script.
 
-Facts and segments are packed into a text:
+Facts and segments are packed into one text:
 
     base64 of zlib of
         int32, little-endian: length of the JSON that follows
         JSON: the facts; `columns` names each column and `count` is the number of rows
         for each column: 8 planes of `count` bytes
 
-The planes of a column are the bytes of its numbers, least significant first. Each number is the
-difference from the one before as an unsigned 64-bit integer, in zig-zag order (0, −1, 1, −2, …).
-High bytes are mostly zeros, which compress to nothing.
+The numbers of a column are stored as differences from the previous number, in zig-zag encoding (0,
+−1, 1, −2, … become 0, 1, 2, 3, …), as unsigned 64-bit integers. The first plane of a column
+contains the least significant byte of each of these integers, the last plane the most significant.
+The upper planes are mostly zeros, so they compress well.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ _MAX_EXACT: Final = 1 << 52
 def packed(facts: Mapping[str, Any], segments: SegmentColumns) -> str:
     """Returns the text that the script unpacks.
 
-    Offsets are packed as lengths and gaps, copy times as delays, because these are smaller.
+    Packs offsets as lengths and gaps, and copy times as delays, because these numbers are smaller.
     """
     before = np.concatenate([[0], segments.stop[:-1]]) if len(segments) else segments.stop
     columns = {
@@ -126,10 +128,11 @@ _SCRIPTS: Final = (
 
 
 def page(facts: TierFacts) -> str:
-    """Returns the whole file.
+    """Returns the HTML file.
 
-    Texts from the tier are escaped in the heading, and encoded as base64 in the packed facts. The
-    script creates elements, never HTML, from the facts. The content security policy enforces this.
+    Texts from the tier cannot inject HTML: they are escaped in the heading, and encoded as base64
+    in the packed facts. From the facts, the script creates elements, but never parses HTML. The
+    content security policy enforces this.
     """
     style = _asset(_STYLE)
     script = '"use strict";\n' + "\n".join(map(_asset, _SCRIPTS))
@@ -171,17 +174,17 @@ class TierReport:
     """The report of a tier.
 
     Attributes:
-        facts: The facts that the page shows.
+        facts: The facts that the page displays.
     """
 
     facts: TierFacts
 
     def to_html(self) -> str:
-        """Returns the page: one file that loads nothing."""
+        """Returns the report as an HTML page that loads no other file."""
         return page(self.facts)
 
     def save(self, path: str | Path) -> None:
-        """Writes the page as UTF-8.
+        """Writes the report as an HTML file in UTF-8.
 
         Raises:
             InvalidOptionError: The path is a URL, or looks like one.
@@ -197,21 +200,21 @@ def report(
     store: ObjectStore | None = None,
     now_ms: int | None = None,
 ) -> TierReport:
-    """Reports the selected topics of a tier: segments over time and offsets, contents, cost and
-    holes.
+    """Creates a report of the selected topics of a tier. It shows the segments over time and by
+    offset, their contents, cost and holes.
 
-    It reads what `describe` reads, and has the same numbers. Partitions with a missing key are
-    listed with the facts of their manifests.
+    Reads the same files as `describe`, and reports the same numbers. If a key is missing for a
+    partition, the partition is listed with the facts that its manifests contain.
 
     Args:
-        source: Options as for the data source; bounds are ignored.
-        audit: An audit of the same tier, to be shown with it.
-        store: The store of the tier; opened from the options by default.
-        now_ms: The current time in ms since 1970; by default from the clock.
+        source: Options of the data source; bounds are ignored.
+        audit: Result of an audit of the same tier, to include in the report.
+        store: Store of the tier; by default it is opened from the options.
+        now_ms: Current time in ms since 1970; by default the time of the clock.
 
     Raises:
         InvalidOptionError: The audit is of another tier.
-        TieredKafkaError: See planning; holes are not errors.
+        TieredKafkaError: The tier cannot be planned. Holes are not errors.
     """
     made_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     options = source if isinstance(source, ScanOptions) else parse_options(source)
@@ -221,8 +224,8 @@ def report(
         described = described_plan(options, tier)
     if audit is not None and audit.path != described.uri:
         raise InvalidOptionError(
-            f"the audit is of {printable(audit.path)}, the report of {printable(described.uri)}:"
-            " audit the same tier"
+            f"the audit is of {printable(audit.path)}, but the report is of"
+            f" {printable(described.uri)}; audit the tier of the report"
         )
     with paused_collector():
         return TierReport(tier_facts(described, made_ms, audit, locked))
@@ -231,10 +234,11 @@ def report(
 def describe_unlocked(
     options: ScanOptions, tier: Tier | None = None
 ) -> tuple[DescribedPlan | None, tuple[LockedPartition, ...]]:
-    """Describes the partitions with available keys, and lists the others.
+    """Describes the partitions whose keys are available. The second result lists the partitions
+    that need a missing key.
 
     Raises:
-        TieredKafkaError: See `describe`, except for missing keys.
+        TieredKafkaError: See `describe`. A missing key is no error.
     """
     if options.by_metadata_topic:  # the following needs listings
         return described_plan(options, tier), ()
@@ -246,7 +250,7 @@ def describe_unlocked(
         unlocked, locked = [], []
         for partition, keys in partitions:
             alone = only(options, [partition])
-            # A key may be missing only for old segments, which are not described.
+            # The missing key may be needed only for old segments, which are not read here.
             if keys and unless_locked(partial(described_plan, alone, tier)) is None:
                 locked.append(locked_partition(partition, keys))
             else:

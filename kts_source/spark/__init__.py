@@ -1,1 +1,3 @@
-"""The Spark data source: thin glue between Spark's Python data source API and the scan."""
+"""Implements the Spark data source: a thin layer between Spark's Python data source API and a
+scan.
+"""

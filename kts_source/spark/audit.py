@@ -1,4 +1,6 @@
-"""`audit(source, …)`: audits a tier in this process, in several, or as a Spark job."""
+"""Implements `audit(source, …)`: audits a tier in this process, in several processes, or as a Spark
+job.
+"""
 
 from __future__ import annotations
 
@@ -26,28 +28,34 @@ def audit(
     spark: SparkSession | None = None,
     **arguments: Unpack[AuditArguments],
 ) -> AuditReport:
-    """Checks whether the selected topics of a tier are complete, and reports every fault.
+    """Checks whether the selected topics of a tier are complete and undamaged, and reports every
+    fault.
 
-    Faults of the tier are in the report and never raised.
+    Faults of the tier are listed in the report, never raised.
 
     Args:
-        source: Options as for the data source.
-        spark: Audits partitions in its workers; the report is the same.
-        level: `listing`, `metadata` (default), `indexes` or `bytes`; each includes the one before.
-        grace_ms: Younger objects of an unfinished copy count as a running copy.
-        store: The tier; default: opened from the options.
-        now_ms: Time in ms since 1970 from which ages are counted; default: the clock.
-        on_read: Called with the number of segment bytes that were read, at level `bytes`.
-        state: File with the results; it is created with mode 0600. Only new, changed or faulty
-            segments are read again. After a kill, the next audit resumes from this file.
-        jobs: Number of processes that audit partitions; the report is the same.
+        source: Options of the data source.
+        spark: Audits the partitions in the workers of this session. The report is the same as
+            without Spark.
+        level: `listing`, `metadata` (default), `indexes` or `bytes`; each level includes the checks
+            of the levels before it.
+        grace_ms: Maximum age in ms of incomplete segments that are no fault, because their copy may
+            still be running.
+        store: Store of the tier; by default it is opened from the options.
+        now_ms: Current time in ms since 1970, from which ages are computed; by default the time of
+            the clock.
+        on_read: At level `bytes`, called after each read with the number of segment bytes read.
+        state: File that stores the results, created with mode 0600. The next audit with this file
+            reads only new, changed or faulty segments. If an audit is killed, the next one
+            continues where it ended.
+        jobs: Number of processes that audit partitions. The report is the same for any number.
 
     Raises:
-        InvalidOptionError: The level is unknown, an audit does not support an option, or the state
-            is of another tier, invalid, or in use.
+        InvalidOptionError: The level is unknown, audits do not support an option, or the state file
+            is invalid, in use, or of another tier.
         TopicNotFoundError: The tier does not have a topic.
         StoreError: The store does not respond.
-        TypeError: An unknown argument.
+        TypeError: An argument is unknown.
     """
     if spark is None:
         return audit_here(source, **arguments)
@@ -55,12 +63,12 @@ def audit(
 
 
 class SparkAudits:
-    """Audits partitions as a Spark job."""
+    """Audits partitions in a Spark job."""
 
     is_near = False
 
     def __init__(self, spark: SparkSession) -> None:
-        # Fails early if Spark is missing; an audit without Spark does not need it.
+        # Import here to fail early if Spark is missing. An audit without Spark does not need it.
         importlib.import_module("kts_source.spark.jobs")
         self._spark = spark
 

@@ -1,4 +1,6 @@
-"""`backfill(spark, source=…, target=…)`: writes the history of topics to a table exactly once."""
+"""Implements `backfill(spark, source=…, target=…)`: writes the history of topics to a table, each
+record exactly once.
+"""
 
 from __future__ import annotations
 
@@ -32,52 +34,66 @@ def backfill(
     progress: bool = True,
     **arguments: Unpack[ExportArguments],
 ) -> BackfillReport:
-    """Writes a source to a table: the first run everything, later runs only new records.
+    """Writes the records of topics to a table. The first run writes all records, later runs only
+    new records.
 
-    Each commit moves the offsets and adds the files in one step. Restart a killed run to continue.
+    Each commit adds files and advances the stored offsets atomically. If a run is killed, start it
+    again to continue.
 
     Args:
-        spark: Runs the tasks; `None` runs them in processes of this machine.
-        source: Options as for `spark.read.format("tiered-kafka")`.
+        spark: Session that runs the tasks. `None` = run them in processes on this machine.
+        source: Options of `spark.read.format("tiered-kafka")`.
         target: A folder, `s3://bucket/prefix`, or an Iceberg table's name (`namespace.table`).
-        progress: Show the progress on stderr; not with `follow`.
+        progress: True to show the progress on stderr. Ignored with `follow`.
         table_format: `parquet` (default), `delta` or `iceberg`.
-        partition_by: Columns, fields of decoded columns, or `date(column)`; for example `["topic",
-            "value.country", "date(timestamp)"]`.
-        transform: A picklable function from record batch to record batch (or `None`), applied in
-            the tasks to at most a few thousand rows at a time. It must be deterministic. A
-            `kts_source.export.transforms.RowTransform` can reject single rows.
+        partition_by: Columns, fields of decoded columns, or `date(column)`, by which the table is
+            partitioned; for example `["topic", "value.country", "date(timestamp)"]`.
+        transform: A picklable function that tasks call with each record batch, of at most a few
+            thousand rows. It returns the record batch to write, or `None` to write nothing. It must
+            be deterministic. Use a `kts_source.export.transforms.RowTransform` to reject single
+            rows.
         sort_within_files: Columns, or fields of decoded columns, by which each file is sorted.
-        target_file_bytes: A file is closed when it reaches this size; default 256 MiB.
-        row_group_rows: Maximum rows of a row group; default 1,048,576.
+        target_file_bytes: Size in bytes at which a file is closed and the next file begins; default
+            256 MiB.
+        row_group_rows: Maximum number of rows in a row group; default 1,048,576.
         compression: `zstd` (default), `snappy`, `lz4`, `gzip` or `none`.
-        resume: Continue after the target's offsets (default); else overlaps are errors.
-        export_id: Distinguishes exports into the same target; default `kts`.
-        commit_bytes: Minimum original bytes of a commit; default 64 GiB.
-        target_options: `s3.*` options of the target; default: options of the source.
+        resume: True (default) to continue after the offsets that the target already has. With
+            False, it is an error if the target already has some of the offsets.
+        export_id: Name that distinguishes this export from other exports into the same target;
+            default `kts`.
+        commit_bytes: Original bytes of segments after which a commit is made; default 64 GiB.
+        target_options: `s3.*` options for the target; by default the options of the source.
         catalog: Properties for PyIceberg's `load_catalog`.
-        dead_letters: Folder for rows that a `RowTransform` rejects or that cannot be decoded, as
-            stored bytes with the reason. Without it, such rows are errors.
-        compact: Keep only the latest record of each (topic, partition, key), as Kafka's cleaner
-            does. Later runs rewrite all files of the table; plain Parquet needs a new folder.
-        tombstones: Latest records with a null value: `keep` (default), `remove`, or `remove-old`
-            for tombstones older than `delete_retention_ms` before the newest record.
-        delete_retention_ms: See `tombstones`; default: one day.
-        follow: Repeat until SIGTERM or SIGINT, then return a report of all rounds. Logger
-            `kts_source.export.follow` logs each round as JSON.
-        interval: With `follow`, time between rounds: `60s` (default), `15m`, `1h`; at least `1s`.
-        round_bytes: With `follow`, instead of `commit_bytes`: bytes of a round; default 8 GiB.
-        schema_evolution: With `add`, new fields of typed columns are added and missing fields are
-            null; with `none` (default), both are errors.
-        text_partitions: `checked` (default) rejects partition texts that look like other types.
-        verify: First compare the table's rows with the offsets and counts of its commits. This
-            reads `topic`, `partition` and `offset` of the whole table.
+        dead_letters: Folder for rows that a `RowTransform` rejects or that cannot be decoded. It
+            receives their stored bytes and the reason. Without this argument, such a row is an
+            error.
+        compact: True to keep only the latest record of each (topic, partition, key), as Kafka's log
+            cleaner does. Later runs rewrite all files of the table. A table of format `parquet`
+            needs a new folder for each run.
+        tombstones: With `compact`, what happens to a key whose latest record has a null value:
+            `keep` that record (default), `remove` it, or `remove-old`, which removes it if it is
+            more than `delete_retention_ms` older than the newest record.
+        delete_retention_ms: Time in ms for `tombstones="remove-old"`; default one day.
+        follow: True to repeat the export until SIGTERM or SIGINT, and then return one report of all
+            rounds. Each round is logged as JSON by logger `kts_source.export.follow`.
+        interval: With `follow`, time between rounds, such as `60s` (default), `15m` or `1h`; at
+            least `1s`.
+        round_bytes: With `follow`, original bytes of segments after which a round ends; replaces
+            `commit_bytes`; default 8 GiB.
+        schema_evolution: With `add`, new fields of typed columns are added to the table, and fields
+            that the table has but the source lacks are null. With `none` (default), both cases are
+            errors.
+        text_partitions: `checked` (default) rejects texts in partition columns that readers could
+            take for another type.
+        verify: True to first compare the rows of the table with the offsets and row counts of its
+            commits. This reads the columns `topic`, `partition` and `offset` of the whole table.
 
     Raises:
         InvalidOptionError: Arguments or options contradict each other or the table.
-        ExportError: Offsets have gaps or overlaps, the table's rules differ, or a commit conflicts.
+        ExportError: Offsets have gaps or overlaps, the settings stored in the table differ from the
+            arguments, or another writer has committed in the meantime.
         TieredKafkaError: The source cannot be read.
-        TypeError: An unknown argument.
+        TypeError: An argument is unknown.
     """
     settings = export_settings(target, source=source, **arguments)
     if settings.following is not None:
@@ -91,10 +107,10 @@ def _executor(spark: SparkSession | None, progress: Progress) -> ExportExecutor:
 
 
 class SparkExecutor:
-    """Runs export tasks as Spark jobs, one per wave."""
+    """Runs export tasks in Spark. Each call of `run` is one Spark job."""
 
     def __init__(self, spark: SparkSession, progress: Progress = NO_PROGRESS) -> None:
-        # Fails early if Spark is missing; a backfill without Spark does not need it.
+        # Import here to fail early if Spark is missing. A backfill without Spark does not need it.
         importlib.import_module("kts_source.spark.jobs")
         self._spark = spark
         self._progress = progress

@@ -1,14 +1,15 @@
-"""Spark's worker daemon, which imports the modules of tasks before it forks workers.
+"""Replaces Spark's worker daemon by one that imports the modules of tasks before it forks workers.
 
-Spark does not reuse a worker after a LIMIT ended its task early. A new worker must import pyarrow
-and the store's client and link the decoder, which takes longer than a short query. With
+If a LIMIT ends a task early, Spark does not reuse the worker. A new worker must import pyarrow and
+the client library of the store, and link the decoder. This takes longer than a short query. If the
+session is created with
 
     spark.python.daemon.module=kts_source.spark.daemon
 
-set when the session is created, each executor imports them once. This helps with many short
-queries, as in notebooks. The package must be installed on the executors.
+each executor imports the modules only once. This makes a sequence of short queries faster, as in
+notebooks. This package must be installed on the executors.
 
-Spark starts a daemon for each kind of worker and passes the kind as first argument; only the daemon
+Spark starts one daemon for each kind of worker, with the kind as first argument. Only the daemon
 for tasks imports modules in advance.
 """
 
@@ -39,8 +40,8 @@ MODULES: Final = (
 
 
 def preload() -> None:
-    """Imports the installed modules of `MODULES`. They start no threads and open no files, so the
-    process can fork.
+    """Imports those modules of `MODULES` that are installed. They start no threads and open no
+    files, so it is safe to fork the process afterwards.
     """
     for name in MODULES:
         with contextlib.suppress(ImportError):
@@ -49,7 +50,8 @@ def preload() -> None:
 
     load_kernel()
     if is_on():
-        # Children share the memory of these objects until their garbage collector writes to it.
+        # Forked workers share the memory of these objects as long as no garbage collection writes
+        # to them. Frozen objects are not collected.
         gc.collect()
         gc.freeze()
 

@@ -1,4 +1,6 @@
-"""Spark's Python data source API, for all supported versions, and the pickling of its classes."""
+"""Imports Spark's Python data source API for all supported versions of Spark, and defines how data
+source classes are pickled.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +68,8 @@ __all__ = [
 
 
 class Travels(abc.ABCMeta):
-    """Metaclass whose classes are unpickled by `load`: a worker without this package raises a clear
-    error.
+    """Metaclass of classes that Spark pickles. `load` unpickles these classes, so a worker without
+    this package raises an error that explains the problem.
     """
 
 

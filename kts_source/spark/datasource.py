@@ -1,4 +1,4 @@
-"""The data source `tiered-kafka`: its registration, options and schema."""
+"""Defines the data source `tiered-kafka`: its registration, options and schema."""
 
 from __future__ import annotations
 
@@ -46,13 +46,15 @@ _WITHOUT_LIMITS: Final = ("4.0.", "4.1.")
 
 
 def spark_schema(columns: Sequence[str], formats: Sequence[ColumnFormat] = ()) -> types.StructType:
-    """Returns the columns as Spark's types, all nullable as in Spark's Kafka source."""
+    """Returns the Spark schema of these columns. All columns are nullable, as in Spark's Kafka
+    source.
+    """
     types_of = _types_with(formats)
     return types.StructType([types.StructField(name, types_of[name]) for name in columns])
 
 
 def _types_with(formats: Sequence[ColumnFormat]) -> dict[str, types.DataType]:
-    """Returns the type of every column of the table."""
+    """Returns the Spark type of each column that a table with these formats can have."""
     if not formats:
         return _TYPES
     from pyspark.sql.pandas.types import from_arrow_type
@@ -67,11 +69,12 @@ def _types_with(formats: Sequence[ColumnFormat]) -> dict[str, types.DataType]:
 def typed_as(
     schema: types.StructType | pa.Schema, formats: Sequence[ColumnFormat]
 ) -> tuple[ColumnFormat, ...]:
-    """Returns formats with the types of a schema's columns for JSON without `value.schema`.
+    """Returns the formats with types taken from a user's schema. Only JSON formats without
+    `key.schema` or `value.schema` need a type.
 
     Raises:
-        InvalidOptionError: The schema lacks a column with a needed type, or has a type that
-            JSON cannot be decoded to.
+        InvalidOptionError: The schema lacks a column that needs a type, or the column has a type to
+            which JSON cannot be decoded.
     """
     if not any(column_format.needs_type for column_format in formats):
         return tuple(formats)
@@ -90,11 +93,11 @@ def _typed_as(schema: pa.Schema, form: ColumnFormat) -> ColumnFormat:
 
     if form.column not in schema.names:
         raise InvalidOptionError(
-            f"option '{form.column}.format' = {form.format} needs option '{form.column}.schema', as"
-            f" the schema has no column {form.column!r}"
+            f"option '{form.column}.format' = {form.format} needs option '{form.column}.schema',"
+            f" because the schema has no column {form.column!r}"
         )
     try:
-        # The schema has only the fields of `value.columns`.
+        # The schema already has only the fields that option `value.columns` selects.
         typed = replace(form, schema=print_ddl(schema.field(form.column).type), fields=None)
         _ = typed.type
     except ValueError as error:
@@ -105,11 +108,11 @@ def _typed_as(schema: pa.Schema, form: ColumnFormat) -> ColumnFormat:
 def columns_of(
     schema: types.StructType | pa.Schema, formats: Sequence[ColumnFormat] = ()
 ) -> tuple[str, ...]:
-    """Returns the table's columns of a user's schema, in its order.
+    """Returns the names of the columns in a user's schema, in the order of the schema.
 
     Raises:
-        InvalidOptionError: The table does not have a name or type of the schema, or a column is not
-            nullable.
+        InvalidOptionError: The table has no such column, or it has another type, or a column of the
+            schema is not nullable.
     """
     if not isinstance(schema, types.StructType):
         from pyspark.sql.pandas.types import from_arrow_schema
@@ -130,13 +133,16 @@ def columns_of(
                 f" (columns: {', '.join(names)})"
             )
         if field.name != name:
-            raise InvalidOptionError(f"the schema spells column {name!r} as {field.name!r}")
+            raise InvalidOptionError(
+                f"the schema has column {field.name!r}; write its name as {name!r}"
+            )
         if name in columns:
-            raise InvalidOptionError(f"the schema has column {name!r} twice")
+            raise InvalidOptionError(f"the schema has column {name!r} more than once")
         expected = types_of[name]
         if field.dataType != expected:
             raise InvalidOptionError(
-                f"column {name!r} is {expected.simpleString()}, not {field.dataType.simpleString()}"
+                f"column {name!r} has type {expected.simpleString()}, but the schema has type"
+                f" {field.dataType.simpleString()}"
             )
         if not field.nullable:
             raise InvalidOptionError(
@@ -144,47 +150,49 @@ def columns_of(
             )
         columns.append(name)
     if not columns:
-        raise InvalidOptionError("the schema has no column")
+        raise InvalidOptionError("the schema has no columns")
     return tuple(columns)
 
 
 class TieredKafkaDataSource(DataSource, metaclass=Travels):
-    """Reads Kafka topics from tiered storage: closed segments come directly from the objects.
+    """Reads Kafka topics from tiered storage. Closed segments are read directly from the objects in
+    the store.
 
     Name: `tiered-kafka`
 
-    Register it once per session, or let Spark find `pyspark_tiered_kafka` on the path:
+    Register it once per session, unless Spark finds the module `pyspark_tiered_kafka` on the Python
+    path:
 
         spark.dataSource.register(TieredKafkaDataSource)
         df = (spark.read.format("tiered-kafka")
                 .option("path", "s3://bucket").option("keyPrefix", "tiered/")
                 .option("subscribe", "orders").load())
 
-    Options: `docs/options.md`. A mistake fails at `load()`.
+    Options: see `docs/options.md`. Invalid options raise an error at `load()`.
 
     Columns: `key binary, value binary, topic string, partition int, offset bigint, timestamp
     timestamp, timestampType int`, and with `includeHeaders=true` also `headers
-    array<struct<key:string,value:binary>>`. A narrower `.schema("offset bigint, value binary")`, or
-    option `columns`, decodes and copies only those columns.
+    array<struct<key:string,value:binary>>`. To decode only some columns, select them by
+    `.schema("offset bigint, value binary")` or option `columns`.
 
-    Each query is planned once, so its retries read the same offsets. Another query on the DataFrame
-    is planned again, as in Spark's Kafka source.
+    Each query is planned once, so retried tasks read the same offsets. Another query on the same
+    DataFrame is planned again, as in Spark's Kafka source.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        # Not in schema(), because Spark does not call it if the user gives a schema.
+        # Parse the options here, because Spark does not call schema() if the user sets a schema.
         self._scan_options = parse_any_options(dict(options))
         forget_finders_of_sparks_archives()
 
     @classmethod
     def name(cls) -> str:
-        """Returns the format's name."""
+        """Returns the name of the format."""
         return "tiered-kafka"
 
     def schema(self) -> types.StructType:
-        """Returns the selected columns; types of JSON without a schema are inferred from a
-        sample.
+        """Returns the schema of the selected columns. Infers the types of decoded JSON columns
+        without a schema from a sample of the records.
         """
         if any(column_format.needs_type for column_format in self._scan_options.formats):
             with explained_imports():
@@ -194,10 +202,12 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
         return spark_schema(self._scan_options.columns, self._scan_options.formats)
 
     def reader(self, schema: types.StructType | pa.Schema) -> TieredKafkaBatchReader:
-        """Returns a batch reader of the columns of a schema, which on Sail is an Arrow schema.
+        """Returns a batch reader for the columns of a schema. Sail passes an Arrow schema, Spark a
+        StructType.
 
         Raises:
-            InvalidOptionError: The schema does not fit the table, or an option is for streams only.
+            InvalidOptionError: The schema does not match the table, or an option is only for
+                streams.
         """
         check_for_batch(self._scan_options)
         options = self._options_for(schema)
@@ -208,34 +218,38 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
         return sail_reader(options)
 
     def streamReader(self, schema: types.StructType) -> TieredKafkaStreamReader:  # noqa: N802  # Spark's name
-        """Returns a stream reader of the columns of a schema.
+        """Returns a stream reader for the columns of a schema.
 
         Raises:
-            InvalidOptionError: The schema does not fit the table, or an option is for batches only.
+            InvalidOptionError: The schema does not match the table, or an option is only for batch
+                queries.
         """
         check_for_stream(self._scan_options)
         return TieredKafkaStreamReader(self._options_for(schema))
 
     def _options_for(self, schema: types.StructType) -> ScanOptions:
-        # Use the types of the schema: a second sample might have other types.
+        # Use the types of the schema, because a second sample might lead to other types.
         formats = typed_as(schema, self._scan_options.formats)
         columns = columns_of(schema, formats)
         options = replace(self._scan_options, columns=columns, formats=formats)
-        # The key files are on the driver, but the reader is pickled for the workers.
+        # Load the keys now, because the key files are on the driver, and the reader is pickled for
+        # the workers.
         return replace(options, key_ring=options.key_ring.loaded())
 
 
 def register(spark: SparkSession) -> None:
-    """Registers `format("tiered-kafka")`, whether or not Spark has discovered it.
+    """Registers the format `tiered-kafka` in a session. It may already be registered.
 
-    Spark imports `pyspark_tiered_kafka` if it is installed. Spark 4.0 then refuses to register the
-    source again (`DATA_SOURCE_ALREADY_EXISTS`); later versions replace it.
+    Spark imports the module `pyspark_tiered_kafka` if it is installed, and registers the format
+    from it. Spark 4.0 then refuses to register the format again (`DATA_SOURCE_ALREADY_EXISTS`),
+    which this function ignores; later versions replace the registration.
 
     Args:
-        spark: The session; others of the same application are not affected.
+        spark: The session. Other sessions of the same application are not changed.
 
     Raises:
-        UnsupportedSparkError: This Spark has no Python data sources (on import of this function).
+        UnsupportedSparkError: This version of Spark does not support Python data sources. Raised
+            when this function is imported.
     """
     from pyspark.errors import AnalysisException
 
@@ -247,10 +261,10 @@ def register(spark: SparkSession) -> None:
 
 
 def session_builder() -> SparkSession.Builder:
-    """Returns a session builder with Python workers that run this process's interpreter.
+    """Returns a session builder whose Python workers run the interpreter of this process, unless
+    the environment variable `PYSPARK_PYTHON` names another interpreter.
 
-    The environment may name another interpreter. By default Spark runs `python3`, which may not
-    have this package.
+    Without this function, Spark runs `python3` by default, where this package may not be installed.
     """
     from pyspark.sql import SparkSession
 
@@ -266,25 +280,25 @@ def run_available_now(
     *,
     schema: str | None = None,
 ) -> StreamingQuery:
-    """Streams all records that are tiered now, in batches limited by the options, and waits for the
-    end.
+    """Runs a streaming query over all records that are in the tier now, in batches that the options
+    limit. Waits until the query has ended.
 
-    From Spark 4.2 on this is `trigger(availableNow=True)`. Spark 4.0 and 4.1 would run a single
-    batch with it, so there the source fixes its end, and the query runs without a trigger until
-    that end.
+    With Spark 4.2 or later, it uses `trigger(availableNow=True)`. With this trigger, Spark 4.0 and
+    4.1 would read everything in a single batch. So with these versions the source ends at the
+    current end of the tier, and the query runs without a trigger until it reaches that end.
 
     Args:
-        spark: The session; the source is registered with it.
-        options: As for `spark.readStream.format("tiered-kafka")`.
-        write: Returns a writer of the stream with a sink and a checkpoint, not started and without
-            a trigger.
-        schema: Wanted columns, as for `readStream.schema`.
+        spark: The session, in which the format is registered.
+        options: Options of `spark.readStream.format("tiered-kafka")`.
+        write: Receives the stream, and returns a writer with a sink and a checkpoint. It must not
+            start the writer or set a trigger.
+        schema: The wanted columns as a DDL text, as for `readStream.schema`.
 
     Returns:
-        The ended query.
+        The query, which has ended.
 
     Raises:
-        StreamingQueryException: The query failed; the next run continues from its checkpoint.
+        StreamingQueryException: The query failed. The next run continues from its checkpoint.
     """
     has_no_limits = spark.version.startswith(_WITHOUT_LIMITS)
     reader = spark.readStream.format(TieredKafkaDataSource.name()).options(**options)

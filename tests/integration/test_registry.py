@@ -102,7 +102,7 @@ def test_scan_decodes_avro_of_two_schema_versions_with_reference(
     rows = read(tmp_path / "bad", url, "avro", values, value__mode="PERMISSIVE")
     assert rows["value"].to_pylist() == [*decoded, None, None]
     assert "does not know /schemas/ids/8388607" in rows["valueError"][3].as_py()
-    assert "the registry is too old for /schemas/guids/" in rows["valueError"][4].as_py()
+    assert "the registry is too old to support /schemas/guids/" in rows["valueError"][4].as_py()
     with pytest.raises(InvalidOptionError, match="has no subject 'no such'"):
         read(tmp_path / "no", url, "avro", values, value__subject="no such")
 

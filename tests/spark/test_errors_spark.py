@@ -49,7 +49,7 @@ def test_invalid_options_raise_at_load(
     ("schema", "message"),
     [
         ("ofset bigint", "did you mean 'offset'"),
-        ("offset int", "'offset' is bigint, not int"),
+        ("offset int", "'offset' has type bigint, but the schema has type int"),
         ("offset bigint, nosuch binary", "nosuch"),
         ("value binary not null", "NOT NULL"),
     ],

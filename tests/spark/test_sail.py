@@ -181,7 +181,7 @@ def test_task_that_is_too_large_for_the_channel_raises_error(
     expected = expected_table("codecs", "read_committed").num_rows
     with monkeypatch.context() as patched:
         patched.setattr(sail_module, "_MAX_COLUMN_BYTES", 20_000)
-        with pytest.raises(PySparkException, match="make option targetPartitionBytes smaller"):
+        with pytest.raises(PySparkException, match="set option targetPartitionBytes to a smaller"):
             frame.collect()
         assert sail.range(5).count() == 5
         small = {**options, "where": "offset < 20"}
@@ -220,7 +220,7 @@ def test_view_in_sql_returns_expected_rows(sail: SparkSession) -> None:
         ({"subscribePattern": "b"}, None, "only one of"),
         ({"subscribe": "codexx"}, None, r"no topic 'codexx'.*appendtime, codecs"),
         ({}, "ofset bigint", "did you mean 'offset'"),
-        ({}, "offset int", "'offset' is bigint, not int"),
+        ({}, "offset int", "'offset' has type bigint, but the schema has type int"),
         ({}, "value binary not null", "NOT NULL"),
     ],
 )

@@ -202,7 +202,7 @@ def test_values_of_several_writers_are_decoded(tmp_path: Path) -> None:
     reasons = table["valueError"].to_pylist()
     assert reasons[:20] == [None] * 20
     assert "the folder has no schema 8" in reasons[20]
-    assert "JSON, not of Avro" in reasons[21]
+    assert "the schema is of type JSON, but Avro is required" in reasons[21]
     assert "neither byte 0" in reasons[22]
     assert reasons[23] is None
     assert "surrogates not allowed" in reasons[24]

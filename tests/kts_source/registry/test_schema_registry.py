@@ -103,7 +103,7 @@ def test_registry_without_guid_lookup_raises_error(schemas: dict[str, dict[str, 
     server = Registry(schemas)
     server.unknown = lambda path: {"error_code": 0 if path.startswith("/schemas/guids") else 40403}
     server.authorization = None
-    with server.serving(), pytest.raises(LookupError, match="too old for /schemas/guids/"):
+    with server.serving(), pytest.raises(LookupError, match="too old to support /schemas/guids/"):
         find_schema(RegistryPlace(server.url), GUID)
     assert server.asked == [f"/schemas/guids/{GUID}", "/schemas/ids/1"]
 
