@@ -16,14 +16,16 @@ _LEFT: Final = ' style="text-align:left"'
 
 
 def some(texts: Iterable[str]) -> str:
-    """Returns the first few texts, made printable, and the number of further texts."""
+    """Joins the first few texts, with unprintable characters escaped, and adds the number of the
+    other texts.
+    """
     texts = list(texts)
     more = f", and {len(texts) - _MAX_SHOWN} more" if len(texts) > _MAX_SHOWN else ""
     return ", ".join(map(printable, texts[:_MAX_SHOWN])) + more
 
 
 def one_line(reason: str) -> str:
-    """Returns the beginning of a reason as one line."""
+    """Returns the beginning of a text as one line."""
     line = " ".join(reason[:1000].split())  # it may have megabytes
     return line if len(line) <= _MAX_LINE else line[: _MAX_LINE - 1] + "…"
 
@@ -51,13 +53,15 @@ def printable(text: str) -> str:
 
 
 def camel_case(name: str) -> str:
-    """Returns an attribute's name for JSON: `firstOffset` for `first_offset`."""
+    """Converts an attribute's name to a JSON name, for example `first_offset` to `firstOffset`."""
     first, *rest = name.split("_")
     return first + "".join(word.capitalize() for word in rest)
 
 
 def json_fields(value: Any) -> Any:  # noqa: ANN401
-    """Returns a dataclass, and dataclasses in it, as values of JSON with names in camel case."""
+    """Converts a dataclass, and the dataclasses in its fields, to JSON types. Names of fields
+    become camel case.
+    """
     if is_dataclass(value):
         return {
             camel_case(field.name): json_fields(getattr(value, field.name))
@@ -69,7 +73,7 @@ def json_fields(value: Any) -> Any:  # noqa: ANN401
 
 
 def facts_table(title: str, facts: Mapping[str, str]) -> str:
-    """Returns facts as an HTML table with a row per name."""
+    """Returns an HTML table with one row for each entry of `facts`."""
     rows = "".join(
         f"<tr><th{_LEFT}>{_escape(name)}</th><td{_LEFT}>{_escape(text)}</td></tr>"
         for name, text in facts.items()
@@ -78,7 +82,7 @@ def facts_table(title: str, facts: Mapping[str, str]) -> str:
 
 
 def rows_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Returns at most `MAX_ROWS` rows as an HTML table, with integers aligned right."""
+    """Returns an HTML table of at most `MAX_ROWS` rows. Integers are aligned right."""
     rows = list(rows)
     head = "".join(f"<th{_LEFT}>{_escape(name)}</th>" for name in header)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows[:MAX_ROWS])

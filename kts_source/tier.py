@@ -1,4 +1,6 @@
-"""Opens a tier: its store with timeouts, retries and mirror, and the caches on local disk."""
+"""Opens a tier: its store, with timeouts, retries and a mirror, and the caches on the local
+disk.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """Store and caches of a scan.
+    """Store and local caches of a scan.
 
     Attributes:
-        store: Objects and listings.
-        caches: Copies on this machine's disk.
+        store: Store with the objects of the tier.
+        caches: Caches on this machine's disk.
     """
 
     store: ObjectStore
@@ -42,7 +44,7 @@ def open_uncached_tier(options: ScanOptions) -> Tier:
 
 
 def open_tier(options: ScanOptions) -> Tier:
-    """Opens the tier of a scan, without any request. It is empty if there is no path.
+    """Opens the tier of a scan. Sends no request. If the options have no path, the tier is empty.
 
     Local tiers are cached only if an option names a cache folder.
 

@@ -1,8 +1,9 @@
-"""Reads Kafka's on-disk formats and the storage plugin's objects: bytes in, values out.
+"""Reads Kafka's on-disk formats and the objects of the storage plugin. Takes bytes and returns
+values.
 
-`iter_arrow` yields the records of log bytes as Arrow batches, `iter_batches` as Python objects;
-both raise `SegmentFormatError` for invalid bytes. They are imported at first use: importing the
-package imports neither numba nor pyarrow.
+`iter_arrow` yields the records of log bytes as Arrow batches. `iter_batches` yields them as Python
+objects. Both raise `SegmentFormatError` for invalid bytes. They are imported when they are first
+used, so importing the package imports neither numba nor pyarrow.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Reads untrusted bytes: byte views of any buffer, and a cursor that checks every read.
+"""Reads untrusted bytes. Contains byte views of any buffer, and cursors that check every read.
 
 Every parser of `segment_format` takes `bytes`, `bytearray`, `memoryview` or a contiguous numpy
-array, and views it through `byte_view` without a copy. `Cursor` reads the types of records,
-`MessageReader` those of Kafka's flexible messages (KIP-482):
+array, and views it through `byte_view` without a copy. `Cursor` reads the data types of records.
+`MessageReader` also reads the data types of Kafka's flexible messages (KIP-482):
 
     uvarint           7 bits a byte, least significant first, top bit: more follow; at most 5 bytes
     varlong           the same on up to 10 bytes, then zig-zag
@@ -53,24 +53,26 @@ def byte_view(buffer: BytesLike) -> memoryview:
 
 
 def whole_entries(data: BytesLike, entry_size: int, what: str) -> memoryview:
-    """Returns the bytes of an index after checking that they do not end inside an entry."""
+    """Returns the bytes of an index. Raises `CorruptIndexError` if they end inside an entry."""
     view = byte_view(data)
     if rest := len(view) % entry_size:
         raise CorruptIndexError(
-            f"{what} of {len(view)} bytes is not a multiple of {entry_size}",
+            f"{what} has {len(view)} bytes, but its entries have {entry_size} bytes each",
             position=len(view) - rest,
         )
     return view
 
 
 def wrap_i64(value: int) -> int:
-    """Returns `value` as a signed 64-bit integer that wraps, like Java's `long`."""
+    """Wraps a number to a signed 64-bit integer, like an overflow of Java's `long`."""
     value &= _MASK_64
     return value - (1 << 64) if value >> 63 else value
 
 
 class ArrayValue:
-    """Adds equality to frozen dataclasses with `eq=False` that have arrays as fields."""
+    """Base class that adds equality to frozen dataclasses with array fields. These need
+    `eq=False`.
+    """
 
     __slots__ = ()
     __hash__ = None  # type: ignore[assignment]  # arrays inside
@@ -85,14 +87,14 @@ class ArrayValue:
 
 
 class Cursor:
-    """Reads `[position, stop)` of a byte view and checks that each value is complete.
+    """Reads values from bytes `[position, stop)` of a view, and checks that each value is complete.
 
     Args:
         view: One-dimensional byte view, see `byte_view`.
         position: First byte to read.
         stop: End of the readable bytes, exclusive; `None` means the end of `view`.
-        error: Class to raise if the bytes run out or a varint is malformed.
-        origin: Added to positions in `view` to get the position that errors name.
+        error: Class of the errors that are raised if the bytes end too early or are malformed.
+        origin: Number that is added to a position in `view` to get the position in an error.
     """
 
     __slots__ = ("error", "origin", "position", "stop", "view")
@@ -114,17 +116,17 @@ class Cursor:
 
     @property
     def remaining(self) -> int:
-        """Number of bytes not read yet."""
+        """Number of bytes that were not read yet."""
         return self.stop - self.position
 
     def fail(self, message: str) -> SegmentFormatError:
-        """Returns an error at the current position, for the caller to raise."""
+        """Returns an error at the current position. The caller raises it."""
         return self.error(message, position=self.origin + self.position)
 
     def take(self, size: int, what: str) -> memoryview:
-        """Returns a view of the next `size` bytes."""
+        """Reads the next `size` bytes and returns a view of them."""
         if size < 0 or size > self.remaining:
-            raise self.fail(f"{what}: {size} bytes wanted, {self.remaining} left")
+            raise self.fail(f"{what}: {size} bytes wanted, but only {self.remaining} are left")
         start = self.position
         self.position = start + size
         return self.view[start : start + size]
@@ -132,7 +134,9 @@ class Cursor:
     def _fixed(self, layout: struct.Struct, what: str) -> int:
         start = self.position
         if layout.size > self.stop - start:
-            raise self.fail(f"{what}: {layout.size} bytes wanted, {self.remaining} left")
+            raise self.fail(
+                f"{what}: {layout.size} bytes wanted, but only {self.remaining} are left"
+            )
         self.position = start + layout.size
         value: int = layout.unpack_from(self.view, start)[0]
         return value
@@ -140,7 +144,7 @@ class Cursor:
     def i8(self, what: str) -> int:
         """Reads a signed byte."""
         if self.position >= self.stop:
-            raise self.fail(f"{what}: 1 byte wanted, 0 left")
+            raise self.fail(f"{what}: 1 byte wanted, but none is left")
         value = self.view[self.position]
         self.position += 1
         return value - 256 if value > 127 else value
@@ -173,7 +177,7 @@ class Cursor:
     def varint(self, what: str) -> int:
         """Reads a zig-zag 32-bit integer of at most 5 bytes (`ByteUtils.readVarint`).
 
-        Like Kafka, this drops the upper bits of the fifth byte.
+        Like Kafka, this ignores bits of the fifth byte that do not fit into 32 bits.
         """
         raw = self._unsigned(what, 5) & _MASK_32
         return (raw >> 1) ^ -(raw & 1)
@@ -186,14 +190,14 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class TaggedField:
-    """A tagged field: its number, 0 … 2^31−1, and its bytes without the length."""
+    """A tagged field: its tag (0 … 2^31−1), and the bytes of its value."""
 
     tag: int
     data: bytes
 
 
 class MessageReader(Cursor):
-    """Reads a message field by field; see `Cursor` for the arguments."""
+    """Reads a message field by field. `Cursor` documents the arguments."""
 
     __slots__ = ()
 
@@ -201,7 +205,7 @@ class MessageReader(Cursor):
         super().__init__(memoryview(data), error=error, origin=origin)
 
     def uuid(self, what: str) -> uuid.UUID:
-        """Reads 16 bytes as an id."""
+        """Reads 16 bytes as a UUID."""
         return uuid.UUID(bytes=bytes(self.take(16, what)))
 
     def uvarint(self, what: str) -> int:
@@ -227,7 +231,9 @@ class MessageReader(Cursor):
             raise self.fail(f"{what}: invalid UTF-8") from error
 
     def compact_array_length(self, what: str, *, min_item_bytes: int) -> int:
-        """Reads the length of an array and checks that the bytes left can contain it."""
+        """Reads the number of items of an array. Checks that the remaining bytes can contain that
+        many items of at least `min_item_bytes` bytes.
+        """
         count = self.uvarint(f"number of {what}") - 1
         if count < 0:
             raise self.fail(f"{what}: null where an array is required")
@@ -236,11 +242,13 @@ class MessageReader(Cursor):
         return count
 
     def tagged_fields(self) -> tuple[TaggedField, ...]:
-        """Reads a section of tagged fields, which ascend by tag."""
+        """Reads a section of tagged fields. Raises an error if their tags do not ascend."""
         return tuple(field for _, field in self.located_tagged_fields())
 
     def located_tagged_fields(self) -> Iterator[tuple[int, TaggedField]]:
-        """Yields tagged fields, each with the position of its data in the buffer."""
+        """Yields the tagged fields of a section, each with the position of its value in the
+        buffer.
+        """
         count = self.uvarint("number of tagged fields")
         if 2 * count > self.remaining:
             raise self.fail(f"{count} tagged fields do not fit into {self.remaining} bytes")
@@ -260,7 +268,7 @@ class MessageReader(Cursor):
 
 
 def write_uvarint(value: int) -> bytes:
-    """Returns the shortest varint of an unsigned number."""
+    """Encodes an unsigned number as a varint with as few bytes as possible."""
     out = bytearray()
     while value > 0x7F:
         out.append((value & 0x7F) | 0x80)
@@ -270,5 +278,5 @@ def write_uvarint(value: int) -> bytes:
 
 
 def write_varlong(value: int) -> bytes:
-    """Returns the zig-zag varint of a signed 64-bit number."""
+    """Encodes a signed 64-bit number as a zig-zag varint."""
     return write_uvarint(((value << 1) ^ (value >> 63)) & 0xFFFF_FFFF_FFFF_FFFF)

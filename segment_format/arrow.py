@@ -1,24 +1,25 @@
 """Decodes log bytes to Arrow record batches with the column types of Spark's Kafka source.
 
-`iter_arrow` takes a buffer of complete entries; `RecordDecoder` takes the same bytes in any pieces,
-with bounded memory. Both use the compiled kernels, which return the same rows or the same class of
-error as the readable decoder `segment_format.record.records.iter_batches`.
+`iter_arrow` takes a buffer of complete entries. `RecordDecoder` takes the same bytes in pieces of
+any size, and needs limited memory. Both use compiled kernels. For the same bytes, these return the
+same rows or raise the same class of error as the pure Python decoder
+`segment_format.record.records.iter_batches`.
 
 | column | type | meaning |
 |---|---|---|
 | key, value | binary | null is Kafka's null; empty is empty |
 | offset | int64 | |
-| timestamp | timestamp[us, UTC] | the record's, or the append time; −1 ms for none |
+| timestamp | timestamp[us, UTC] | create time or append time of the record; −1 ms if unknown |
 | timestampType | int32 | 0 CreateTime, 1 LogAppendTime, −1 none (magic 0) |
-| headers | list of struct (key string, value binary) | in stored order; empty for none |
-| leaderEpoch | int32 | of the batch; null for none, as in the columns below |
+| headers | list of struct (key string, value binary) | in stored order; empty if there are none |
+| leaderEpoch | int32 | of the batch; null if it has none, as in the columns below |
 | producerId, producerEpoch, sequence | int64, int32, int32 | of the idempotent producer |
 | isTransactional | bool | |
 | batchBaseOffset | int64 | first offset of the stored batch |
 | codec | string | none, gzip, snappy, lz4, zstd |
 
-Control batches never become rows. Source of the rules: `CompletedFetch`, `DefaultRecordBatch` in
-Kafka.
+The records of control batches are never returned. Source of the rules: `CompletedFetch`,
+`DefaultRecordBatch` in Kafka.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ LINEAGE_COLUMNS: Final = (
 
 
 def record_schema(columns: Iterable[str] = RECORD_COLUMNS) -> pa.Schema:
-    """Returns the schema of batches with these columns, in this order; all nullable.
+    """Returns the schema of batches with these columns, in this order. All columns are nullable.
 
     Raises:
         ValueError: A name is unknown or repeated.
@@ -87,21 +88,23 @@ def iter_arrow(
 ) -> Iterator[pa.RecordBatch]:
     """Yields the records of complete entries as Arrow batches.
 
-    Memory: a few batches of at most `max_rows` rows and 4 MiB (a larger record is a batch of its
-    own), and one decompressed batch of at most `DEFAULT_MAX_BATCH_BYTES`.
+    Uses memory for a few Arrow batches and one decompressed Kafka batch of at most
+    `DEFAULT_MAX_BATCH_BYTES`. An Arrow batch has at most `max_rows` rows and 4 MiB; a larger record
+    is a batch of its own.
 
     Args:
-        buffer: Entries of magic 0, 1 and 2 as in a `.log`, one after the other.
+        buffer: Entries of magic 0, 1 and 2, one after the other as in a `.log` file.
         columns: Names in `RECORD_COLUMNS` and `LINEAGE_COLUMNS`; `RECORD_COLUMNS` by default. Other
-            fields are not copied, and skipped if possible.
-        start_offset: First offset, inclusive; None for all.
-        stop_offset: Last offset, exclusive; None for all.
-        aborted: Transactions; their batches are skipped (`read_committed`).
+            fields are not decoded if possible.
+        start_offset: First offset to return, inclusive; None if there is no lower bound.
+        stop_offset: End of the offsets to return, exclusive; None if there is no upper bound.
+        aborted: Aborted transactions, whose batches are skipped (`read_committed`).
         check_crcs: True to verify each entry's checksum.
         max_rows: Maximum number of rows in a batch.
 
     Yields:
-        Batches of `record_schema(columns)`, rows in stored order. They own their memory.
+        Batches of `record_schema(columns)`, rows in stored order. Their memory is independent of
+        `buffer`.
 
     Raises:
         SegmentFormatError: As `segment_format.iter_batches`; `position` counts from the start of

@@ -1,6 +1,6 @@
-"""Errors for invalid bytes: `SegmentFormatError` and a subclass for each kind.
+"""Errors for invalid bytes: `SegmentFormatError`, and a subclass for each kind of bytes.
 
-Errors carry the byte position in the buffer; `kts_source` adds topic, partition and object.
+Errors contain the byte position in the buffer. `kts_source` adds the topic, partition and object.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class SegmentFormatError(Exception):
-    """Bytes that Kafka or the storage plugin does not write.
+    """The bytes are invalid: neither Kafka nor the storage plugin writes such bytes.
 
     Attributes:
         message: The text without position and offset.
@@ -29,7 +29,7 @@ class SegmentFormatError(Exception):
         super().__init__(message, position, offset)
 
     def at(self, position: int | None, offset: int) -> Self:
-        """Returns the same error with another position and offset."""
+        """Returns a copy of the error with another position and offset."""
         return type(self)(self.message, position=position, offset=offset)
 
     def __str__(self) -> str:
@@ -52,11 +52,11 @@ def _rebuild(
 
 
 class CorruptRecordError(SegmentFormatError):
-    """A record batch or a record that contradicts its own lengths, counts or checksum."""
+    """A record batch or a record contradicts its own lengths, counts or checksum."""
 
 
 class CrcMismatchError(CorruptRecordError):
-    """A stored checksum that does not match the bytes of the batch."""
+    """The stored checksum does not match the bytes of the batch."""
 
 
 class TruncatedBatchError(CorruptRecordError):
@@ -64,38 +64,42 @@ class TruncatedBatchError(CorruptRecordError):
 
 
 class UnsupportedMagicError(CorruptRecordError):
-    """A magic byte other than 0, 1 or 2."""
+    """The magic byte is not 0, 1 or 2."""
 
 
 class UnsupportedCompressionError(CorruptRecordError):
-    """A codec number that Kafka does not define, or not for the magic of the entry."""
+    """Kafka does not define the codec number, or does not allow the codec for the entry's magic."""
 
 
 class DecompressionError(CorruptRecordError):
-    """A compressed payload that is invalid, or expands beyond the limit."""
+    """A compressed payload is invalid, or exceeds the size limit when it is decompressed."""
 
 
 class CorruptIndexError(SegmentFormatError):
-    """A side file (offset, time or transaction index, producer snapshot, epoch checkpoint) that is
-    not valid.
+    """A side file is invalid: offset, time or transaction index, producer snapshot, or epoch
+    checkpoint.
     """
 
 
 class InvalidManifestError(SegmentFormatError, ValueError):
-    """A segment manifest, object name or custom metadata that is not valid."""
+    """A segment manifest, an object name or custom metadata is invalid."""
 
 
 class InvalidMetadataError(SegmentFormatError, ValueError):
-    """A record of `__remote_log_metadata` that is not valid."""
+    """A record of `__remote_log_metadata` is invalid."""
 
 
 class ChunkError(SegmentFormatError):
-    """A chunk of a segment object that cannot be restored."""
+    """A chunk of a segment object cannot be decrypted or decompressed."""
 
 
 class DecryptionError(ChunkError):
-    """An AES-GCM message or wrapped data key with a wrong key or changed bytes."""
+    """An AES-GCM message or a wrapped data key was encrypted with another key, or its bytes were
+    changed.
+    """
 
 
 class UnknownKeyError(DecryptionError):
-    """The key ring has no private key with the manifest's key id, which the message quotes."""
+    """The key ring has no private key with the key id of the manifest. The message contains this
+    id.
+    """

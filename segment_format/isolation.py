@@ -1,9 +1,9 @@
-"""Intervals of aborted transactions, which decide batches for `read_committed`.
+"""Intervals of aborted transactions, which determine the batches that `read_committed` skips.
 
-A transactional batch of producer `p` with base offset `b` was aborted exactly if some entry
-`(p, first, last)` of a transaction index has `first ≤ b < last`: `first` is the base offset of the
-transaction's first batch, `last` the offset of its abort marker. A batch never crosses the edge of
-an interval, so its base offset decides, and batches can be read in any order.
+A transactional batch of producer `p` with base offset `b` was aborted if and only if there is an
+entry `(p, first, last)` in a transaction index with `first ≤ b < last`: `first` is the base offset
+of the transaction's first batch, `last` the offset of its abort marker. No batch is partly inside
+an interval. So only its base offset matters, and batches can be read in any order.
 
 Source: `CompletedFetch`, `TransactionIndex` in Kafka (KIP-98).
 """
@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 class AbortedIntervals(ArrayValue):
     """Aborted transactions: three int64 arrays, sorted by (producer id, first offset).
 
-    Intervals of one producer do not overlap, so the last one that begins at or before an offset
-    decides.
+    Intervals of one producer do not overlap, so only the last one that begins at or before an
+    offset can contain the offset.
 
     Attributes:
-        producer_ids: Producer of each transaction.
-        first_offsets: Base offset of its first batch.
-        last_offsets: Offset of its abort marker; the batches of the transaction are below it.
+        producer_ids: Producer id of each transaction.
+        first_offsets: Base offset of the first batch of each transaction.
+        last_offsets: Offset of the abort marker of each transaction, which is above the
+            transaction's batches.
     """
 
     producer_ids: NDArray[np.int64]
@@ -49,10 +50,10 @@ class AbortedIntervals(ArrayValue):
         """Returns the intervals that can affect offsets `[start_offset, stop_offset)`.
 
         Args:
-            txns: Entries of any number of transaction indexes, in any order. Entries may repeat,
-                and overlapping ones of a producer are merged.
-            start_offset: Entries with a marker below it are skipped.
-            stop_offset: Entries that begin at it or later are skipped.
+            txns: Entries of any number of transaction indexes, in any order. Entries may repeat.
+                Overlapping intervals of one producer are merged.
+            start_offset: Entries whose marker is below this offset are skipped.
+            stop_offset: Entries that begin at or after this offset are skipped.
         """
         merged: list[list[int]] = []
         kept = sorted(
@@ -83,7 +84,9 @@ class AbortedIntervals(ArrayValue):
         return self.end_of(producer_id, base_offset) is not None
 
     def end_of(self, producer_id: int, base_offset: int) -> int | None:
-        """Returns the offset of the abort marker of a producer's batch; `None` if not aborted."""
+        """Returns the offset of the abort marker that ends the transaction of a producer's batch.
+        Returns `None` if the batch was not aborted.
+        """
         low = int(np.searchsorted(self.producer_ids, producer_id, side="left"))
         high = int(np.searchsorted(self.producer_ids, producer_id, side="right"))
         index = low + int(
@@ -96,12 +99,14 @@ class AbortedIntervals(ArrayValue):
     def clip(
         self, start_offset: int, stop_offset: int, *, next_until: int | None = None
     ) -> AbortedIntervals:
-        """Returns the whole intervals that can affect offsets `[start_offset, stop_offset)`.
+        """Returns the intervals that can affect offsets `[start_offset, stop_offset)`. Does not
+        shorten them.
 
         Args:
             start_offset: First offset, inclusive.
             stop_offset: End of the range, exclusive.
-            next_until: Also keep the next interval of each producer if it begins below this offset.
+            next_until: If given, the next interval of each producer is returned, too, if it begins
+                below this offset.
         """
         if not len(self):
             return self
@@ -130,11 +135,11 @@ def _no_aborted() -> AbortedIntervals:
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction without a marker so far.
+    """A transaction that was neither committed nor aborted so far.
 
     Attributes:
-        producer_id: Its producer.
-        first_offset: Base offset of its first batch in the partition.
+        producer_id: Id of the producer.
+        first_offset: Base offset of the transaction's first batch in the partition.
     """
 
     producer_id: int

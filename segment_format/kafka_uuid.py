@@ -1,4 +1,5 @@
-"""Converts Kafka's `Uuid` text: URL-safe base64 of 16 bytes without padding, 22 characters.
+"""Converts ids to and from the text of Kafka's `Uuid`: 22 characters, which are 16 bytes in
+URL-safe base64 without padding.
 
 Source: `org.apache.kafka.common.Uuid`.
 """
@@ -24,7 +25,7 @@ def uuid_from_text(text: str) -> uuid.UUID:
     """Parses the text of an id.
 
     Raises:
-        InvalidManifestError: `text` is not an id.
+        InvalidManifestError: `text` is not the text of an id.
     """
     if not UUID_TEXT_PATTERN.fullmatch(text):
         raise InvalidManifestError(f"not a Kafka id (22 characters of base64url): {text[:40]!r}")

@@ -1,14 +1,16 @@
-"""Stores a set of record keys in arrays in which the kernels look up keys.
+"""Stores a set of record keys in arrays, so that kernels can look up keys.
 
     h       = seed xor length * M                                all numbers have 64 bits
     h       = (h xor word) * M;  h = h xor (h >> 32)              for each word, see below
     h       = (h xor (h >> 29)) * M
     bucket  = h >> shift,  bit = h >> (shift - 3),  tag = low 32 bits of h
 
-Words are little-endian, 8 bytes each; the last one ends with the key and may overlap the previous.
-A key of 4 to 7 bytes is one word: its first four and its last four bytes. A key of 1 to 3 bytes is
-its first, middle and last byte. The keys of a bucket are adjacent, so a lookup compares the tags
-between two borders, and then all bytes. Most absent keys have no bit, in memory small enough for a
+Words are little-endian and have 8 bytes each. The last word ends at the end of the key, so it may
+overlap the previous word. A key of 4 to 7 bytes is hashed as one word, which consists of its first
+four and its last four bytes. The word of a key of 1 to 3 bytes consists of its first, middle and
+last byte. The keys of a bucket are stored next to each other. A lookup compares the tags of the
+bucket's keys, and then the bytes of the keys with an equal tag. Most keys that are not in the set
+are rejected earlier, because their bit is not set. The array of bits is small enough for the CPU's
 cache.
 """
 
@@ -39,18 +41,22 @@ _M: Final = np.uint64(MULTIPLIER)
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class KeySet:
-    """A set of record keys; see `of`. The arrays are for kernels and must not be changed.
+    """A set of record keys, which `of` builds. Kernels read the arrays; they must not be changed.
 
     Attributes:
         has_null: True if the set contains the null key.
-        lengths: Bit n: some key has n bytes; bit `LONG`: at least that many.
-        seed: Seed of the hash; random, so that no sender can choose keys that collide.
+        lengths: Bit n is set if a key has n bytes. Bit `LONG` is set if a key has at least `LONG`
+            bytes.
+        seed: Seed of the hash. It is random, so that producers cannot choose keys whose hashes
+            collide.
         shift: Number of low bits of a hash that do not select the bucket.
-        bits: uint8, hashes that exist, eight bits per bucket, bit 0 of a byte first.
-        borders: uint32, first key of each bucket, then the number of keys.
-        tags: uint32, one per key.
-        starts: int64, first byte of each key, then the number of bytes.
-        data: uint8, the concatenated keys.
+        bits: uint8; one byte per bucket. Bit n of it is set if a key of the bucket has n in the
+            three bits of its hash below the bucket's bits.
+        borders: uint32; index of the first key of each bucket, followed by the number of keys.
+        tags: uint32; the tag of each key.
+        starts: int64; position in `data` of the first byte of each key, followed by the number of
+            bytes.
+        data: uint8; the bytes of all keys, concatenated.
     """
 
     has_null: bool
@@ -65,11 +71,11 @@ class KeySet:
 
     @classmethod
     def of(cls, keys: Iterable[bytes | None], *, seed: int | None = None) -> KeySet:
-        """Builds the set of some keys, which may repeat.
+        """Builds a set of keys. The same key may be given several times.
 
         Args:
             keys: Bytes of keys; `None` is the null key.
-            seed: Seed of the hash, 64 bits; random by default.
+            seed: Seed of the hash (64 bits). It is random by default.
 
         Raises:
             ValueError: There are more keys than `MAX_KEYS`.
@@ -78,7 +84,9 @@ class KeySet:
         has_null = None in distinct
         by_length = sorted((key for key in distinct if key is not None), key=len)
         if len(by_length) > MAX_KEYS:
-            raise ValueError(f"{len(by_length)} keys; at most {MAX_KEYS} are supported")
+            raise ValueError(
+                f"the set has {len(by_length)} keys, but at most {MAX_KEYS} are supported"
+            )
         seed = secrets.randbits(64) if seed is None else seed
         hashes = np.concatenate(
             [np.empty(0, np.uint64), *(_hashes(group, seed) for group in _by_length(by_length))]
@@ -102,7 +110,9 @@ class KeySet:
         return cls(has_null, lengths, seed, 64 - bits, packed, borders, tags, starts, data)
 
     def write_addresses(self, slots: memoryview) -> None:
-        """Writes the addresses of the arrays into a kernel frame, which the set must outlive."""
+        """Writes the addresses of the arrays into a kernel's frame. The set must not be deleted
+        before the frame.
+        """
         slots[c.SOUGHT] = 1
         slots[c.SOUGHT_NULL] = self.has_null
         slots[c.SOUGHT_COUNT] = len(self.tags)
@@ -117,7 +127,7 @@ class KeySet:
         slots[c.SOUGHT_DATA] = self.data.ctypes.data
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yields the keys, without `None`, in any order."""
+        """Yields the keys in any order. The null key is omitted."""
         data, starts = self.data.tobytes(), self.starts.tolist()
         return (data[start:stop] for start, stop in pairwise(starts))
 
@@ -129,12 +139,12 @@ class KeySet:
 
 
 def _signed(bits: int) -> int:
-    """Returns the signed 64-bit number with the same bits."""
+    """Returns the signed 64-bit number that has the same bits as `bits`."""
     return bits - (1 << 64) if bits >> 63 else bits
 
 
 def _by_length(keys: list[bytes]) -> Iterable[list[bytes]]:
-    """Yields runs of keys of one length; the keys are ordered by length."""
+    """Yields groups of consecutive keys with the same length. The keys must be sorted by length."""
     first = 0
     for number in range(1, len(keys) + 1):
         if number == len(keys) or len(keys[number]) != len(keys[first]):
@@ -143,7 +153,7 @@ def _by_length(keys: list[bytes]) -> Iterable[list[bytes]]:
 
 
 def _hashes(keys: list[bytes], seed: int) -> NDArray[np.uint64]:
-    """Returns the hashes of keys of one length."""
+    """Returns the hashes of keys that all have the same length."""
     size = len(keys[0])
     table = np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), size)
     hashes = np.full(len(keys), (seed ^ size * MULTIPLIER) & (1 << 64) - 1, np.uint64)
@@ -164,7 +174,9 @@ def _words(table: NDArray[np.uint8], size: int) -> Iterable[NDArray[np.uint64]]:
 
 
 def _number(columns: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """Returns little-endian numbers of up to 8 bytes, one per row."""
+    """Returns one number for each row, whose up to 8 columns are its bytes in little-endian
+    order.
+    """
     wide = np.zeros((len(columns), _WORD), np.uint8)
     wide[:, : columns.shape[1]] = columns
     return wide.view("<u8").astype(np.uint64)[:, 0]

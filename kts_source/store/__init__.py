@@ -1,3 +1,3 @@
-"""Stores: read object bytes by key, range and version. Contains the protocol, a store per kind of
-storage, and wrappers.
+"""Reads the bytes of objects by key, byte range and version. Contains the protocol of stores, a
+store for each kind of storage, and stores that wrap other stores.
 """

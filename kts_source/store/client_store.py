@@ -1,4 +1,6 @@
-"""Base class of stores that use a client library: checks, counters, retries and errors."""
+"""Base class of the stores that send requests through a client library. It checks keys and
+responses, counts and retries requests, and translates the library's errors.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,8 @@ _reset_in_children: WeakSet[Any] = WeakSet()
 
 
 def reset_after_fork(owner: Any) -> None:  # noqa: ANN401  # anything with a method `reset`
-    """Calls `owner.reset()` in every child of a fork, because threads that hold locks do not exist
-    there.
+    """Calls `owner.reset()` in every child process after a fork. Locks must be replaced there,
+    because the threads that hold them do not exist in the child.
     """
     _reset_in_children.add(owner)
 
@@ -80,7 +82,9 @@ class ClientStore(ABC):
 
     @property
     def counters(self) -> StoreCounters:
-        """See `ObjectStore.counters`. Requests that a library adds on its own are not counted."""
+        """See `ObjectStore.counters`. Requests that the client library sends on its own initiative
+        are not counted.
+        """
         return self._tally.snapshot
 
     @abstractmethod
@@ -102,7 +106,9 @@ class ClientStore(ABC):
         def read() -> Data:
             data = self._read(key, start, stop, version)
             if len(data) != stop - start:
-                raise TransientError(f"the response has {len(data)} bytes for [{start}, {stop})")
+                raise TransientError(
+                    f"the response has {len(data)} bytes, but [{start}, {stop}) was requested"
+                )
             return data
 
         pinned = "" if version is None else f" of version {version}"
@@ -120,14 +126,14 @@ class ClientStore(ABC):
 
     @abstractmethod
     def _read(self, key: str, start: int, stop: int, version: str | None) -> Data:
-        """Makes one attempt to read a range that is not empty."""
+        """Makes one attempt to read bytes [start, stop) of an object. The range is not empty."""
 
     @abstractmethod
     def _failure(self, error: Exception, key: str, *, listing: bool) -> tuple[int, str]:
-        """Returns the HTTP status and the text, without secrets, of a client's error.
+        """Returns an HTTP status and a text without secrets for an error of the client library.
 
-        The status is 503 for errors worth a retry and 0 for unknown ones. Raises errors without a
-        corresponding status.
+        The status is 503 if a retry may succeed, and 0 if the error has no HTTP status. Failures
+        for which no status is defined are raised as other errors.
         """
 
     def _check_key(self, key: str) -> None:
@@ -141,7 +147,9 @@ class ClientStore(ABC):
         listing: bool = False,
         wanted: str = "the object",
     ) -> T:
-        """Counts and retries attempts, and returns the result of the first successful attempt."""
+        """Calls `attempt` until it succeeds or may not be retried. Counts each call, and returns
+        the result of the successful call.
+        """
         uri = self.uri(key)
 
         def try_once() -> T:
@@ -166,8 +174,8 @@ class ClientStore(ABC):
 class AsyncClient:
     """Runs coroutines of an fsspec file system on fsspec's event loop, from any thread.
 
-    `connect` opens the file system at first use, once per process: its connections and its loop
-    survive neither a fork nor a pickle.
+    `connect` opens the file system once per process, when it is first used. A forked or unpickled
+    `AsyncClient` opens its own, because connections and event loops cannot be inherited.
     """
 
     def __init__(self, connect: Callable[[], Any], policy: RetryPolicy, tally: Tally) -> None:
@@ -179,23 +187,26 @@ class AsyncClient:
         reset_after_fork(self)
 
     def reset(self) -> None:
-        """Drops the file system of the parent process."""
+        """Makes a forked process open its own file system instead of using its parent's."""
         self._lock = threading.Lock()
-        # Keep a reference: its finalizer would wait for a loop that does not run in this process.
+        # Keep a reference to the parent's file system: its finalizer would wait for an event loop
+        # that does not run in this process.
         self._inherited, self._filesystem = self._filesystem, None
 
     @property
     def filesystem(self) -> Any:  # noqa: ANN401  # fsspec ships no types
-        """The file system of this process."""
+        """The file system of this process, which is opened if necessary."""
         with self._lock:
             if self._filesystem is None:
                 self._filesystem = self._connect()
             return self._filesystem
 
     def run(self, call: Callable[[Any], Coroutine[Any, Any, T]], *, hedge: bool = False) -> T:
-        """Returns the result of `call(filesystem)`, awaited on the file system's loop.
+        """Runs the coroutine `call(filesystem)` on the file system's event loop and returns its
+        result.
 
-        With `hedge`, the policy may send a second request if the response is late.
+        If `hedge` is true and the retry policy allows it, a second request is sent when the
+        response to the first one is late.
 
         Raises:
             TransientError: The deadline passed.
@@ -204,7 +215,7 @@ class AsyncClient:
         filesystem, after = self.filesystem, self._policy.hedge_after_seconds
         if not hedge or after is None:
             return self._run_once(filesystem, call)
-        # Two concurrent first requests would open two sessions.
+        # Open the session first, because two concurrent requests would open two sessions.
         self._run_once(filesystem, lambda _: filesystem.set_session())
         return hedged(
             lambda: self._run_once(filesystem, call),
@@ -220,7 +231,7 @@ class AsyncClient:
                 return await call(filesystem)
             except Exception:
                 if is_abandoned.is_set():
-                    # Retrieve the error: otherwise the loop would log it, with credentials.
+                    # Replace the error, because the loop would log it with credentials.
                     raise asyncio.CancelledError from None
                 raise
 
@@ -236,16 +247,16 @@ class AsyncClient:
             raise TransientError(f"timeout: {scrub(str(error)) or type(error).__name__}") from None
 
     def drop(self, filesystem: Any) -> None:  # noqa: ANN401
-        """Makes the next use open a new file system, unless this one was already replaced.
+        """Makes the next call open a new file system, unless `filesystem` was already replaced.
 
-        Requests in flight keep using the dropped one.
+        Requests that are still running continue to use `filesystem`.
         """
         with self._lock:
             if self._filesystem is filesystem:
                 self._filesystem = None
 
     def close(self, disconnect: Callable[[Any], Coroutine[Any, Any, object]] | None = None) -> None:
-        """Drops the file system; `disconnect` closes its connections."""
+        """Drops the file system, and closes its connections with `disconnect` if it is given."""
         with self._lock:
             filesystem, self._filesystem = self._filesystem, None
         if filesystem is not None and disconnect is not None:

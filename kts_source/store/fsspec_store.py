@@ -1,8 +1,8 @@
-"""Store for all other file systems of fsspec: memory, HDFS, SFTP, HTTP and more.
+"""Store for the other file systems of fsspec: memory, HDFS, SFTP, HTTP and more.
 
-fsspec has no conditional read. With a version, the object is looked up *after* the bytes were read:
-if it still has the planned version, the bytes belong to that version. That costs one small request
-per read.
+fsspec cannot read an object on the condition that it has a certain version. So if a read requires a
+version, the object is looked up *after* its bytes were read. If it still has the required version,
+the bytes belong to that version. This costs one small request per read.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _CLASS_NAMES = ("StorageClass", "storageClass", "access_tier", "blob_tier")
 
 
 class FsspecStore(ClientStore):
-    """Objects below a URL. The version is the most reliable one that the file system reports, see
-    `_info`.
+    """Objects below a URL. `_info` chooses the most reliable version that the file system
+    reports.
     """
 
     pinning = "the ETag, generation, or size and time looked up after every read"
     _absolute_keys = False
-    # Argument of the file system that has the arguments of its aiohttp session, if any.
+    # Name of the file system's argument with the arguments of its aiohttp session, or None.
     _session_argument: str | None = None
-    # Attributes that change with the bytes, most reliable first.
+    # Attributes that change when the object's bytes change, most reliable first.
     _version_names: tuple[str, ...] = ("ETag", "etag", "generation", "md5Hash", "content_md5")
 
     def __init__(
@@ -64,7 +64,7 @@ class FsspecStore(ClientStore):
         if not path and "://" not in url:
             raise InvalidOptionError(f"the path {url} has no //: write {url.partition(':')[0]}://…")
         if "?" in path and self._scheme in ("http", "https"):
-            raise InvalidOptionError("a path with a query string is not supported")
+            raise InvalidOptionError("the path has a query string, which is not supported")
         try:
             filesystem_class = fsspec.get_filesystem_class(self._scheme)
         except ValueError:
@@ -96,7 +96,8 @@ class FsspecStore(ClientStore):
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
         """See `ObjectStore.list_objects`. Sends one request per folder.
 
-        `find` and `walk` of the file systems silently skip folders that they fail to list.
+        The methods `find` and `walk` of fsspec are not used, because they silently skip folders
+        that they fail to list.
         """
         waiting = self._entries(prefix)
         while waiting:
@@ -109,7 +110,7 @@ class FsspecStore(ClientStore):
     def _entries(self, prefix: str) -> list[tuple[str, ObjectInfo | None]]:
         """Lists the keys of one folder that start with the prefix, in descending order.
 
-        A folder has `None` instead of an `ObjectInfo`.
+        A key is paired with its `ObjectInfo`, or with `None` if it is a folder.
         """
         self._check_key(prefix)
         folder = prefix.rpartition("/")[0]
@@ -118,14 +119,14 @@ class FsspecStore(ClientStore):
             entries: list[tuple[str, ObjectInfo | None]] = []
             for entry in self._list(folder):
                 key = self._key(entry["name"])
-                # Some file systems list the folder itself, or its marker, among its contents.
+                # Some file systems also list the folder itself, or its marker object.
                 if not key.startswith(prefix) or key == folder:
                     continue
                 if entry["type"] == "directory":
                     entries.append((key, None))
                 elif not entry["name"].endswith("/"):
                     entries.append((key, self._info(key, entry)))
-            # A folder sorts like its keys: with the slash, by bytes.
+            # A folder sorts like the keys in it: by UTF-8 bytes, with a slash at the end.
             entries.sort(
                 key=lambda pair: key_order(pair[0] + "/" * (pair[1] is None)), reverse=True
             )
@@ -140,14 +141,15 @@ class FsspecStore(ClientStore):
         except FileNotFoundError:
             if folder and self._is_listed(folder):
                 raise TransientError(
-                    "its parent folder lists the folder, but the folder cannot be listed"
+                    "the folder appears in its parent folder, but cannot be listed itself"
                 ) from None
             return []
 
     def _is_listed(self, folder: str) -> bool:
-        """Returns whether the parent folder lists a folder.
+        """Returns whether the listing of the parent folder contains a folder.
 
-        Some file systems report a folder as missing if listing it is not allowed.
+        This check is needed because some file systems report a folder as missing if the user may
+        not list it.
         """
         self._tally.add(list_requests=1)
         return any(
@@ -159,7 +161,7 @@ class FsspecStore(ClientStore):
         return f"{self._root}/{key}"
 
     def _key(self, name: str) -> str:
-        # Names have an optional leading slash, folders an optional trailing slash.
+        # Names may start with a slash, and names of folders may end with one.
         root = self._root.strip("/")
         name = name.strip("/")
         return name[len(root) :].lstrip("/") if not root or name.startswith(root) else name
@@ -264,7 +266,7 @@ class FsspecStore(ClientStore):
 
 
 def _status(error: Exception) -> int:
-    """Returns the HTTP status of a cloud library's error, or 0."""
+    """Returns the HTTP status of a cloud library's error; 0 if the error has no status."""
     for name in ("status", "status_code", "code"):
         try:
             status = int(getattr(error, name, 0))

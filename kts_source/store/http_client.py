@@ -1,7 +1,7 @@
 """Sends HTTP GETs through urllib3 and reads the responses directly into the caller's memory.
 
-urllib3 pools connections, checks certificates and uses proxies. A request ends at its deadline, or
-when the caller's `Cancellation` is cancelled, even if the server keeps sending.
+urllib3 pools connections, checks certificates and uses proxies. A request fails at its deadline, or
+when the caller's `Cancellation` is cancelled, even while the server is still sending.
 """
 
 from __future__ import annotations
@@ -48,14 +48,16 @@ _IDLE_SECONDS: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
-    """Address of a server and how to connect to it.
+    """Address of a server and settings for connections to it.
 
     Attributes:
         url: `http://host[:port]` or `https://host[:port]`, without a path.
-        connect_seconds: Connect timeout, for each of the host's addresses.
-        read_seconds: Read timeout between bytes.
-        proxy: URL of an `http://` proxy, with user and password if it needs them, or `None`.
-        ca_file: Certificates of the trusted authorities; `None` uses the system's certificates.
+        connect_seconds: Timeout for connecting to one address. A host may have several addresses.
+        read_seconds: Maximum time without receiving a byte.
+        proxy: URL of an `http://` proxy, with user and password if the proxy needs them; `None`
+            connects without a proxy.
+        ca_file: File with the certificates of trusted authorities; `None` uses the system's
+            certificates.
     """
 
     url: str
@@ -66,7 +68,7 @@ class HttpSettings:
 
     @property
     def host(self) -> str:
-        """Header `Host`, without the default port."""
+        """Value of the header `Host`, without the port if it is the default port of the scheme."""
         url_parts = urllib.parse.urlsplit(self.url)
         default_port = {"http": 80, "https": 443}[url_parts.scheme]
         host = url_parts.netloc
@@ -74,13 +76,13 @@ class HttpSettings:
 
 
 class HttpClient:
-    """Connections to one server, for any number of threads of one process.
+    """Pool of connections to one server. Any number of threads of one process may use it.
 
     Args:
         settings: Address of the server. The constructor sends no request.
 
     Raises:
-        OSError: The certificates cannot be read.
+        OSError: The file with the certificates cannot be read.
         ValueError: The URL of the proxy is invalid.
     """
 
@@ -98,7 +100,7 @@ class HttpClient:
             self._manager = urllib3.ProxyManager(url, proxy_headers=headers, **arguments)
         self._manager.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
         self._pool = self._manager.connection_from_url(settings.url)
-        # A proxy for HTTP requests expects the whole URL.
+        # A proxy for plain HTTP expects the whole URL in the request line.
         self._before_target = settings.url if proxy is not None and not is_encrypted else ""
         self._timeout = urllib3.Timeout(settings.connect_seconds, settings.read_seconds)
         self._decrypting = threading.BoundedSemaphore(_MAX_DECRYPTING)
@@ -111,20 +113,22 @@ class HttpClient:
         *,
         seconds: float,
     ) -> T:
-        """Sends one GET and returns the result of `read` for the response, for any status.
+        """Sends one GET request and returns the result of `read(response)`, also for error
+        statuses.
 
         Redirects are not followed.
 
         Args:
             target: Path and query, percent-encoded.
-            headers: All headers except `Accept-Encoding: identity`.
-            read: Reads the body. If it does not read the whole body, the connection is closed.
-            seconds: Deadline for everything, including `read`.
+            headers: Headers of the request. `Accept-Encoding: identity` is added to them.
+            read: Function that reads the body. If it does not read the whole body, the connection
+                is closed.
+            seconds: Maximum time for the request and `read` together.
 
         Raises:
             TransientError: The deadline passed.
             CancelledFetchError: The caller's scope was cancelled.
-            OSError: The connection failed or was silent for too long.
+            OSError: The connection failed, or no byte arrived within the read timeout.
             http.client.HTTPException: The response is malformed or truncated.
             ValueError: A header cannot be sent.
         """
@@ -166,7 +170,9 @@ class HttpClient:
 
 
 def _parse_proxy(url: str) -> tuple[str, dict[str, str], tuple[str, ...]]:
-    """Returns the URL of a proxy without user, its headers, and the secrets in the headers."""
+    """Splits the URL of a proxy. Returns the URL without user and password, the headers that
+    authenticate the user, and the secret texts in these headers.
+    """
     url_parts = urllib.parse.urlsplit(url)
     if url_parts.scheme != "http" or not url_parts.hostname:
         raise ValueError("the proxy's URL does not have the form http://host:port")
@@ -191,7 +197,7 @@ def _tls_context(ca_file: str | None) -> ssl.SSLContext:
 
 
 def _cause(error: Exception) -> Exception:
-    """Returns the standard library's error inside an error of urllib3."""
+    """Returns the standard library's error that an error of urllib3 wraps."""
     while isinstance(error, urllib3.exceptions.HTTPError):
         inner = [each for each in (error.__cause__, *error.args) if isinstance(each, Exception)]
         if not inner:
@@ -201,12 +207,13 @@ def _cause(error: Exception) -> Exception:
 
 
 class _Attempt:
-    """One request: its deadline, and the socket to shut down when it is cancelled.
+    """State of one request: its deadline, and the socket that is shut down if the request is
+    cancelled.
 
     Args:
         ends: Deadline in seconds of `time.monotonic`.
-        read_seconds: Read timeout between bytes.
-        decrypting: Permits for decryption.
+        read_seconds: Maximum time without receiving a byte.
+        decrypting: Semaphore that limits how many threads decrypt concurrently.
     """
 
     def __init__(
@@ -225,7 +232,9 @@ class _Attempt:
         return self._ends - time.monotonic()
 
     def next_timeout(self) -> float:
-        """Returns the timeout for reading the next bytes. Raises `TimeoutError` at the deadline."""
+        """Returns the timeout in seconds for reading the next bytes. Raises `TimeoutError` if the
+        deadline has passed.
+        """
         left = self.seconds_left
         if left <= 0:
             raise TimeoutError("the deadline passed")
@@ -236,8 +245,8 @@ class _Attempt:
             raise CancelledFetchError
 
     def use(self, sock: socket.socket) -> None:
-        """Registers a socket to shut down at the end of the request. Raises `CancelledFetchError`
-        if the request has ended.
+        """Registers the socket that is shut down when the request ends. Raises
+        `CancelledFetchError` if the request has already ended.
         """
         with self._lock:
             if self._is_over:
@@ -260,12 +269,12 @@ class _Attempt:
         self.end()
 
     def end(self) -> None:
-        """Shuts down the socket, unless it was released."""
+        """Shuts down the registered socket, unless `release` was called."""
         with self._lock:
             self._is_over = True
             if self._sock is not None:
                 with suppress(OSError):  # not connected
-                    # `SSLSocket.shutdown` would make a reading thread return ciphertext.
+                    # Not `SSLSocket.shutdown`: a thread that is reading would return ciphertext.
                     socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
 
@@ -273,7 +282,7 @@ _current: ContextVar[_Attempt] = ContextVar("attempt")
 
 
 class _Connection(HTTPConnection):
-    """A connection with the deadline and cancellation of the current `_Attempt`."""
+    """A connection that observes the deadline and the cancellation of the current `_Attempt`."""
 
     debuglevel = 0  # `http.client` would print headers
     has_surplus = False
@@ -282,7 +291,9 @@ class _Connection(HTTPConnection):
 
     @property
     def is_connected(self) -> bool:
-        """False if the connection is closed, idle for too long, or has unsolicited bytes."""
+        """False if the connection is closed, was idle for too long, or has received unsolicited
+        bytes.
+        """
         if self.has_surplus or time.monotonic() - self.used_at > _IDLE_SECONDS:
             return False
         if isinstance(self.sock, ssl.SSLSocket) and self.sock.pending():
@@ -313,7 +324,7 @@ class _Connection(HTTPConnection):
 
     def _new_conn(self) -> socket.socket:
         sock = super()._new_conn()
-        # TLS replaces the socket object, but the shutdown of a duplicate also ends its handshake.
+        # TLS replaces the socket object, so keep a duplicate: its shutdown ends the handshake.
         attempt = self._attempt
         try:
             self._duplicate = sock.dup()
@@ -351,7 +362,7 @@ class _HttpsPool(urllib3.HTTPSConnectionPool):
 
 
 class _Stream(io.BufferedReader):
-    """Buffered bytes of a response. Detects unsolicited bytes after its end."""
+    """Buffered bytes of a response. Detects unsolicited bytes after the end of the response."""
 
     raw: _RawStream
 
@@ -392,11 +403,11 @@ class _RawStream(io.RawIOBase):
             with suppress(BlockingIOError, ssl.SSLWantReadError):
                 return read(view)
             if not wait_for_read(self._sock, seconds):
-                raise TimeoutError(f"silent for {seconds:.3g} s")
+                raise TimeoutError(f"the server was silent for {seconds:.3g} s")
 
     def _decrypt(self, view: Any) -> int:  # noqa: ANN401
-        """Reads all TLS records that have arrived. Raises `SSLWantReadError` if none has
-        arrived.
+        """Decrypts all TLS records that have arrived into `view`. Raises `SSLWantReadError` if no
+        complete record has arrived.
         """
         sock: Any = self._sock
         size, target = 0, memoryview(view)[:_MAX_DECRYPTED_BYTES]

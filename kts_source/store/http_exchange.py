@@ -1,9 +1,10 @@
-"""Checks status, version, range and length of HTTP responses before their bytes are used.
+"""Checks the status, byte range and length of HTTP responses before their bytes are used.
 
-gcsfs, adlfs and fsspec's HTTP file system accept any successful response, follow any listing token,
-and repeat some requests automatically. Hooks inside these libraries record the responses of a call
-in an `Exchange`, so that reads can check their ranges. The hooks also stop repeated requests:
-listings whose tokens form a cycle, and retries in addition to ours.
+gcsfs, adlfs and fsspec's HTTP file system accept any successful response, follow any continuation
+token of a listing, and repeat some requests automatically. Hooks inside these libraries record the
+responses of a call in an `Exchange`, so that reads can check the ranges of the responses. The hooks
+also reject repeated requests: a listing page that is requested twice because the tokens form a
+cycle, and retries by the library.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ _TOKENS: Final = ("pageToken", "marker")
 def error_of_status(
     status: int, text: str, *, uri: str, wanted: str
 ) -> StoreError | TransientError:
-    """Returns the error for an HTTP status; 0 means no response.
+    """Returns the error for an HTTP status. Status 0 means that no response was received.
 
-    `text` describes the failure without credentials, `wanted` the requested range and version.
+    `text` describes the failure without credentials. `wanted` describes the requested range and
+    version.
     """
     match status:
         case 404:
@@ -74,7 +76,7 @@ def require_range(
     *,
     uri: str,
 ) -> None:
-    """Checks with its headers that a response has bytes [start, stop) of the object.
+    """Checks the headers of a response: its body must be bytes [start, stop) of the object.
 
     Raises:
         TruncatedObjectError: The object ends before `stop`.
@@ -86,20 +88,28 @@ def require_range(
             raise TransientError("the response has no valid Content-Range")
         if start == 0 and length == stop:
             return  # the whole object was requested
-        raise TransientError(f"the range was ignored: the response has {length} bytes")
+        raise TransientError(f"the server ignored the requested range and sent {length} bytes")
     first, last, size = _parse_range(content_range)
     if first != start or last >= stop:
-        raise TransientError(f"the response has another range: [{first}, {last + 1})")
+        raise TransientError(
+            f"the response has another range than requested: [{first}, {last + 1})"
+        )
     if last < stop - 1:
         if size == last + 1:
             raise beyond_end(last + 1, start, stop, uri=uri)
-        raise TransientError(f"the response has a shorter range: [{first}, {last + 1})")
+        raise TransientError(
+            f"the response has a shorter range than requested: [{first}, {last + 1})"
+        )
     if length != stop - start:
-        raise TransientError(f"the response has {length} bytes for [{start}, {stop})")
+        raise TransientError(
+            f"the response has {length} bytes, but [{start}, {stop}) was requested"
+        )
 
 
 def _parse_range(content_range: str) -> tuple[int, int, int | None]:
-    """Returns first byte, last byte and the object's size; None if the size is `*`."""
+    """Returns the first byte, the last byte (inclusive) and the object's size. The size is None if
+    the header has `*` instead.
+    """
     match = _CONTENT_RANGE.fullmatch(content_range.strip())
     if match is None:
         raise TransientError(f"the Content-Range {content_range[:100]!r} cannot be read")
@@ -111,14 +121,18 @@ def _parse_range(content_range: str) -> tuple[int, int, int | None]:
 
 
 def require_length(content_length: object) -> int:
-    """Validates a `Content-Length`. Raises `TransientError` if the response has none."""
+    """Returns a `Content-Length` as a number. Raises `TransientError` if it is missing or
+    invalid.
+    """
     if not isinstance(content_length, int):
         raise TransientError("the response has no valid Content-Length")
     return content_length
 
 
 def object_size(content_range: str | None) -> int:
-    """Returns the object's size from `Content-Range`. Raises `TransientError` if it has none."""
+    """Returns the object's size from a `Content-Range`. Raises `TransientError` if the header does
+    not contain the size.
+    """
     size = None if content_range is None else _parse_range(content_range)[2]
     if size is None:
         raise TransientError("the response does not state the object's size")
@@ -126,14 +140,14 @@ def object_size(content_range: str | None) -> int:
 
 
 def join_header(values: Iterable[str]) -> str | None:
-    """Returns the value of a header; different values of a repeated header are joined by commas."""
+    """Returns the value of a header that may be repeated. Different values are joined by commas."""
     return ", ".join(sorted(set(values))) or None
 
 
 async def read_range(answer: ClientResponse, start: int, stop: int, *, uri: str) -> bytes:
-    """Checks and reads a successful response for bytes [start, stop).
+    """Checks that a successful response has bytes [start, stop) of an object, and returns them.
 
-    The session must not decompress, see `AS_STORED`.
+    The aiohttp session must not decompress responses, see `AS_STORED`.
     """
     content_range = join_header(answer.headers.getall("Content-Range", ()))
     require_range(answer.status, content_range, answer.content_length, start, stop, uri=uri)
@@ -142,7 +156,7 @@ async def read_range(answer: ClientResponse, start: int, stop: int, *, uri: str)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Status and range headers of a response; `None` for a missing header."""
+    """Status and range headers of a response; a missing header is `None`."""
 
     status: int
     content_range: str | None
@@ -151,10 +165,10 @@ class Answer:
 
 @dataclass(slots=True)
 class Exchange:
-    """Requests and responses of one call.
+    """Records the requests and responses of one call of a client library.
 
     Args:
-        uri: URI of the object or prefix, for errors.
+        uri: URI of the object or of the listed prefix, for errors.
     """
 
     uri: str
@@ -162,7 +176,9 @@ class Exchange:
     _requests: set[str] = field(default_factory=set)
 
     def start(self) -> None:
-        """Starts to record the requests of the current asyncio task and of tasks that it starts."""
+        """Starts recording the requests of the current asyncio task and of the tasks that this task
+        starts.
+        """
         _current.set(self)
 
     def check_request(self, url: str, query: Iterable[str], byte_range: str | None) -> None:
@@ -175,18 +191,21 @@ class Exchange:
             self._requests.add(request)
         elif is_page:
             raise StoreError(
-                "the listing returned a continuation token twice and would never end", uri=self.uri
+                "the listing returned a continuation token twice, so it would never end",
+                uri=self.uri,
             )
         else:
             raise TransientError("the response was not read completely")
 
     def require_range(self, start: int, stop: int) -> None:
-        """Checks that the recorded responses, if any, have bytes [start, stop)."""
+        """Checks that the recorded responses together have bytes [start, stop). Does nothing if no
+        response was recorded.
+        """
 
         def first_byte(answer: Answer) -> int:
             return 0 if answer.content_range is None else _parse_range(answer.content_range)[0]
 
-        # A library that splits a long range receives the responses in any order.
+        # A library may split a range into several requests, whose responses arrive in any order.
         answers = sorted(self.answers, key=first_byte)
         position = start
         for answer in answers:
@@ -200,9 +219,9 @@ _current: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
 
 
 def watched_session(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Adds tracing for the current `Exchange` to the arguments of an aiohttp session.
+    """Returns arguments of an aiohttp session that also records requests in the current `Exchange`.
 
-    The session does not decompress.
+    The session does not decompress responses.
     """
     import aiohttp
 
@@ -228,7 +247,9 @@ def watched_session(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _AzureWatch:
-    """A policy for Azure's pipelines that needs no import of Azure's library."""
+    """Policy for a pipeline of Azure's SDK. It is not a subclass of the SDK's policy class, so
+    Azure's library need not be imported.
+    """
 
     def __init__(self, next_policy: Any) -> None:  # noqa: ANN401
         self.next = next_policy
@@ -260,8 +281,8 @@ class _AzureWatch:
 
 
 def watch_azure(client: Any) -> None:  # noqa: ANN401  # Azure's `BlobServiceClient`
-    """Makes a client send each request once, without decompression, and report it to the current
-    `Exchange`.
+    """Makes a client of Azure's SDK send each request only once, leave responses compressed, and
+    record them in the current `Exchange`.
     """
     policies = client._pipeline._impl_policies  # noqa: SLF001  # adlfs takes no policies
     for policy in policies:
@@ -271,10 +292,10 @@ def watch_azure(client: Any) -> None:  # noqa: ANN401  # Azure's `BlobServiceCli
 
 
 def watch_google(filesystem: Any, bucket: str) -> None:  # noqa: ANN401  # gcsfs ships no types
-    """Makes gcsfs send each request once: removes the retrying decorator of `_request`.
+    """Makes gcsfs send each request only once, by removing the retrying decorator of `_request`.
 
-    Newer versions request the kind of a bucket from Google before the first request, with gRPC and
-    retries. Emulators do not support this, so it is disabled for `http://` endpoints.
+    Newer versions of gcsfs first ask Google for the kind of a bucket, through gRPC and with
+    retries. Emulators do not support that request, so it is disabled for `http://` endpoints.
     """
     once = getattr(type(filesystem)._request, "__wrapped__", None)  # noqa: SLF001  # no option does it
     if once is not None:

@@ -1,4 +1,6 @@
-"""Stores that combine other stores: joined under key prefixes, mirrored, or empty."""
+"""Stores that combine other stores: a main store with additional stores under key prefixes, a store
+with a mirror, and an empty store.
+"""
 
 from __future__ import annotations
 
@@ -29,31 +31,32 @@ T = TypeVar("T")
 
 _BESIDE: Final = "tailPath:/"
 
-# A store that is down would cost every request all retries, so it is skipped for this time.
+# A store that has failed is not used for this time, because each request would repeat all retries.
 REST_SECONDS: Final = 30.0
 _DOWN: Final = (StoreUnavailableError, AccessDeniedError, StoreNotFoundError)
 _FAILURES: Final = (*_DOWN, ObjectNotFoundError)
 
 
 def beside(number: int) -> str:
-    """Returns the key prefix of an additional store."""
+    """Returns the prefix that keys of the additional store with this number have."""
     return f"{_BESIDE}{number}/"
 
 
 def is_beside(key: str) -> bool:
-    """Returns whether an object belongs to an additional store."""
+    """Returns whether a key belongs to an additional store instead of the main store."""
     return key.startswith(_BESIDE)
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedStore:
-    """A main store and additional stores under key prefixes: `tailPath:/<number>/<key>`.
+    """A main store, and additional stores whose keys begin with `tailPath:/<number>/`.
 
-    Plans, tasks and plan files contain only keys and versions, so they can refer to all stores.
+    Plans, tasks and plan files contain only keys and versions. The prefix lets them refer to
+    objects of every store.
 
     Args:
-        first: The main store. Its keys are unchanged and never start with `tailPath:/`.
-        others: The additional stores by number.
+        first: The main store. Its keys get no prefix, and never start with `tailPath:/`.
+        others: The additional stores; their index is the number in the prefix.
     """
 
     first: ObjectStore
@@ -71,21 +74,21 @@ class JoinedStore:
 
     @property
     def is_near(self) -> bool:
-        """True if all stores are near."""
+        """True if `is_near` is true for all stores."""
         return all(store.is_near for store in self._all)
 
     @property
     def lists_in_pages(self) -> bool:
-        """See `ObjectStore.lists_in_pages`; applies to the main store."""
+        """See `ObjectStore.lists_in_pages`. Returns the property of the main store."""
         return self.first.lists_in_pages
 
     @property
     def counters(self) -> StoreCounters:
-        """Work of all stores."""
+        """Sum of the counters of all stores."""
         return sum((store.counters for store in self._all), StoreCounters())
 
     def uri(self, key: str) -> str:
-        """Returns the URI of a key in its own store."""
+        """Returns the URI of an object in the store that contains it."""
         store, own_key, _ = self._locate(key)
         return store.uri(own_key)
 
@@ -95,12 +98,12 @@ class JoinedStore:
             store.close()
 
     def list_folders(self, prefix: str) -> list[str]:
-        """See `ObjectStore.list_folders`. Lists one store."""
+        """See `ObjectStore.list_folders`. Lists only the store to which the prefix belongs."""
         store, own_prefix, before = self._locate(prefix)
         return [before + folder for folder in store.list_folders(own_prefix)]
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list_objects`. Lists one store."""
+        """See `ObjectStore.list_objects`. Lists only the store to which the prefix belongs."""
         store, own_prefix, before = self._locate(prefix)
         own_after = None if after is None else after.removeprefix(before)
         for info in store.list_objects(own_prefix, after=own_after):
@@ -122,26 +125,34 @@ class JoinedStore:
         return (self.first, *self.others)
 
     def _locate(self, key: str) -> tuple[ObjectStore, str, str]:
-        """Returns the store of a key, the key in that store, and the prefix here."""
+        """Returns the store of a key, the key inside that store, and the removed
+        `tailPath:/<number>/` prefix (empty for the main store).
+        """
         if not is_beside(key):
             return self.first, key, ""
         number, _, own_key = key.removeprefix(_BESIDE).partition("/")
         if not (number.isascii() and number.isdigit() and int(number) < len(self.others)):
-            raise ObjectNotFoundError(f"option 'tailPath' names {len(self.others)} paths", uri=key)
+            raise ObjectNotFoundError(
+                f"the key belongs to tailPath number {number} (from 0), but option 'tailPath' names"
+                f" {len(self.others)} paths",
+                uri=key,
+            )
         return self.others[int(number)], own_key, beside(int(number))
 
 
 class FallbackStore:
-    """A store and its mirror. The mirror has the same keys and is used when the store fails.
+    """A store and its mirror, which has the same keys and is used when the store fails.
 
-    A version is only valid in its store. So a version here has three parts, `<store
-    number>:<size>:<version in that store>`, and a read first uses the store in the version. It uses
-    the other store if the first one does not respond after all retries, denies access, or lacks the
-    bucket or the object. The object there must have the same size, and the version of the first
-    such read pins all later reads. Segment objects are written once, under keys with a random id,
-    so equal key and size mean equal bytes; checksums confirm it.
+    The two stores assign different versions to the same object. So versions of this class have
+    three parts: `<store number>:<size>:<version in that store>`. A read first uses the store whose
+    number is in the version. It uses the other store if the first one does not respond after all
+    retries, denies access, or has no such bucket or object. The object in the other store must have
+    the same size. The first such read records the object's version there, and later reads require
+    that version. Equal key and size mean equal bytes, because segment objects are written once and
+    their keys contain a random id; the checksums of the records confirm it.
 
-    A changed object is an error immediately: a mirror must not hide it.
+    If an object has changed, the read fails without using the other store, because a mirror must
+    not hide the change.
     """
 
     is_near = False
@@ -162,7 +173,7 @@ class FallbackStore:
 
     @property
     def counters(self) -> StoreCounters:
-        """Work of both stores."""
+        """Sum of the counters of both stores."""
         first, mirror = self._stores
         return first.counters + mirror.counters + self._tally.snapshot
 
@@ -190,7 +201,7 @@ class FallbackStore:
         return self._try_both(0, lambda number: self._stores[number].list_folders(prefix))
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list_objects`. A whole listing comes from one store."""
+        """See `ObjectStore.list_objects`. All objects of a listing come from the same store."""
 
         def list_all(number: int) -> list[ObjectInfo]:
             objects = self._stores[number].list_objects(prefix, after=after)
@@ -213,8 +224,11 @@ class FallbackStore:
         return self._try_both(home, read)
 
     def _version(self, number: int, key: str, size: int | None) -> str | None:
-        """Returns the version that pins reads of an object in the store from which it was not
-        planned.
+        """Returns the version that reads of an object in store `number` require.
+
+        It is used for the store whose version the plan does not contain. The first call looks up
+        the object in that store and checks that it has `size` bytes. Returns `None` if `size` is
+        `None`.
         """
         if size is None:
             return None
@@ -225,7 +239,7 @@ class FallbackStore:
                 info = self._infos.setdefault((number, key), info)
         if info.size != size:
             raise ObjectChangedError(
-                f"the object in the other store has {info.size} bytes, but {size} were planned",
+                f"in this store, the object has {info.size} bytes, but {size} were planned",
                 uri=self._stores[number].uri(key),
             )
         return info.version
@@ -241,8 +255,8 @@ class FallbackStore:
         try:
             return self._try_store(other, read)
         except _FAILURES as error:
-            # Raise the error of the first store, which the user configured. Exception: the object
-            # is missing there and the mirror is down, so it may still exist.
+            # Raise the error of the first store, which the user configured, with one exception: if
+            # the object is missing in one store and the other store is down, it may still exist.
             raised, second = (failure, error) if home == 0 else (error, failure)
             if isinstance(raised, ObjectNotFoundError):
                 if isinstance(second, ObjectNotFoundError):
@@ -317,7 +331,9 @@ def _add_store(number: int, info: ObjectInfo) -> ObjectInfo:
 
 
 def _parse_version(version: str | None) -> tuple[int, int | None, str | None]:
-    """Returns store number, size, and version in that store; no size without a pinned version."""
+    """Splits a version of `FallbackStore`. Returns the store number, the object's size, and the
+    version in that store. Size and version are `None` if they are unknown.
+    """
     if version is None:
         return 0, None, None
     number, size, own = version.split(":", 2)

@@ -1,8 +1,9 @@
-"""Store for a local folder, read with `pread` in the caller's thread, without retries.
+"""Store for a local folder. Files are read with `pread` in the caller's thread, without retries.
 
-A key is opened component by component, each relative to the descriptor of its parent and without
-following links. A symbolic link is resolved first, and its target is opened the same way. So even
-if a folder is replaced by a link at any time, no path leads out of the root.
+The folders of a key are opened one after the other. Each is opened relative to the descriptor of
+its parent folder, without following symbolic links. If a name is a symbolic link, its target is
+computed first, and then opened in the same way. So no path can lead out of the root folder, even if
+another process replaces a folder by a link at any time.
 """
 
 from __future__ import annotations
@@ -44,19 +45,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Non-blocking, so that opening a named pipe does not wait for a writer.
+# O_NONBLOCK, so that opening a named pipe does not wait for a writer.
 _FILE_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 _LISTED_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW
-# O_PATH needs no permission to list parent folders. macOS lacks it.
+# O_PATH opens parent folders without permission to list them. macOS does not have it.
 _ROOT_FLAGS: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_CLOEXEC | os.O_DIRECTORY
 _FOLDER_FLAGS: Final = _ROOT_FLAGS | os.O_NOFOLLOW
-# Operating systems report links that must not be followed with different errors.
+# Operating systems use different errors for a link that must not be followed.
 _LINK_ERRORS: Final = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)
 _MAX_LINKS: Final = 40
 
 
 def local_root(path: str) -> Path:
-    """Returns the folder of a plain path or a `file:` URL, whose percent escapes are resolved.
+    """Returns the folder that a plain path or a `file:` URL names. Percent escapes of a URL are
+    decoded.
 
     Raises:
         InvalidOptionError: The URL names another host.
@@ -68,7 +70,7 @@ def local_root(path: str) -> Path:
         raise InvalidOptionError(
             f"{path} names the host {url_parts.netloc!r}; write file:///folder"
         )
-    # Not `parts.path`: `#` and `?` are ordinary characters of file names.
+    # `url_parts.path` is not used, because `#` and `?` are ordinary characters of file names.
     text = path.split(":", 1)[1]
     if text.startswith("//"):
         text = text[2 + len(url_parts.netloc) :]
@@ -80,7 +82,9 @@ def _version(status: os.stat_result) -> str:
 
 
 class LocalStore:
-    """Files below a folder. The version of a file is its size and modification time in ns."""
+    """Files below a folder. The version of a file consists of its size and its modification time in
+    ns.
+    """
 
     is_near = True
     lists_in_pages = False
@@ -100,7 +104,7 @@ class LocalStore:
 
     @property
     def counters(self) -> StoreCounters:
-        """See `ObjectStore.counters`. A listing request is one folder read."""
+        """See `ObjectStore.counters`. Each folder that is listed counts as one listing request."""
         return self._tally.snapshot
 
     def uri(self, key: str) -> str:
@@ -129,13 +133,16 @@ class LocalStore:
     def _objects(
         self, prefix: str, after: str | None, parents: tuple[tuple[int, int], ...]
     ) -> Iterator[ObjectInfo]:
-        """Lists a prefix. `parents` are device and inode of the folders above it."""
+        """Lists the objects with a prefix. `parents` are the device and inode numbers of the
+        folders above the prefix.
+        """
         folder = prefix[: prefix.rfind("/") + 1]
         children: list[tuple[str, ObjectInfo | None]] = []
         with self._scan(folder) as (identity, entries):
             if identity in parents:
                 raise StoreError(
-                    "a symbolic link leads to a folder that holds it", uri=self.uri(folder)
+                    "a symbolic link points to a folder that contains the link",
+                    uri=self.uri(folder),
                 )
             for entry in entries:
                 key = folder + entry.name
@@ -159,7 +166,9 @@ class LocalStore:
             raise self._translate(error, key) from None
 
     def _listed_info(self, entry: os.DirEntry[str], key: str) -> ObjectInfo | None:
-        """Returns `None` if the entry is not a file, or no longer exists."""
+        """Returns the metadata of a listed file, or `None` if it is not a file or no longer
+        exists.
+        """
         try:
             status = entry.stat(follow_symlinks=False)
             if stat.S_ISLNK(status.st_mode):
@@ -174,7 +183,9 @@ class LocalStore:
 
     @contextmanager
     def _scan(self, folder: str) -> Iterator[tuple[tuple[int, int], list[os.DirEntry[str]]]]:
-        """Yields device and inode of a folder and its entries. A missing folder is empty."""
+        """Yields the device and inode numbers of a folder together with its entries. Yields nothing
+        if the folder does not exist.
+        """
         self._tally.add(list_requests=1)
         try:
             descriptor = self._open(folder, _open_folder)
@@ -243,7 +254,8 @@ class LocalStore:
     def _open(self, key: str, use: Callable[[str, int], T]) -> T:
         """Calls `use` with the name of a key's file and the descriptor of its folder.
 
-        `use` must not follow a link, but raise one of `_LINK_ERRORS`.
+        `use` must not follow symbolic links. If the file is a link, it must raise one of
+        `_LINK_ERRORS`.
         """
         names = [name for name in key.split("/") if name]
         try:
@@ -257,7 +269,9 @@ class LocalStore:
         raise StoreError("a symbolic link leads back to itself", uri=self.uri(key))
 
     def _target(self, names: list[str], key: str) -> list[str]:
-        """Returns the target of a link as names below the root, without opening it."""
+        """Returns the names of the path, below the root, to which a symbolic link points. Does not
+        open the target.
+        """
         root = os.path.realpath(self._root)
         target = Path(os.path.realpath(os.path.join(root, *names)))  # noqa: PTH118  # no resolving
         if not target.is_relative_to(root):
@@ -270,9 +284,9 @@ class LocalStore:
 
     def _require_file(self, status: os.stat_result, key: str) -> None:
         if stat.S_ISDIR(status.st_mode):
-            raise ObjectNotFoundError("a folder, not an object", uri=self.uri(key))
+            raise ObjectNotFoundError("the path is a folder, not an object", uri=self.uri(key))
         if not stat.S_ISREG(status.st_mode):
-            raise StoreError("not a regular file", uri=self.uri(key))
+            raise StoreError("the path is not a regular file", uri=self.uri(key))
 
     def _translate(self, error: OSError, key: str) -> StoreError:
         if isinstance(error, StoreError):
@@ -295,7 +309,9 @@ def _info(key: str, status: os.stat_result) -> ObjectInfo:
 
 
 class _LinkError(Exception):
-    """The path has a symbolic link; `depth` counts its components up to the link."""
+    """The path contains a symbolic link. `depth` is the number of path components up to and
+    including the link.
+    """
 
     def __init__(self, depth: int) -> None:
         super().__init__(depth)
@@ -303,7 +319,8 @@ class _LinkError(Exception):
 
 
 def _open_below(root: Path, names: list[str], use: Callable[[str, int], T]) -> T:
-    """Calls `use` with the last name and the descriptor of the folder of the other names.
+    """Opens the folders in `names`, all names except the last one. Calls `use` with the last name
+    and the descriptor of the last folder.
 
     Raises `_LinkError` if one of the names is a symbolic link.
     """

@@ -1,9 +1,9 @@
-"""The protocol of all stores: list, look up, and read byte ranges of a pinned version.
+"""The protocol of all stores. A store lists objects, looks them up, and reads byte ranges of them.
 
 A store is opened on a root: a folder, a bucket, or a prefix of a bucket. Keys are relative to the
-root and use `/` between folders. Prefixes are literal and may end inside a name. Stores are
-thread-safe, connect lazily and once per process, and can be pickled; the copy opens its own
-connections. Retries happen inside the stores only.
+root and use `/` between folders. Prefixes are compared literally and may end inside a name. Stores
+are thread-safe. Each process connects when it first uses a store. Stores can be pickled; an
+unpickled store opens its own connections. Requests are retried only inside the stores.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class ObjectInfo:
         key: Key relative to the store's root.
         size: Size in bytes.
         version: Opaque text that changes when the object changes: ETag, generation, or size and
-            modification time. None if the store reports none of these.
-        last_modified_ms: Milliseconds since the epoch.
-        storage_class: Storage class as the store spells it, or None.
+            modification time. None if the store does not report any of them.
+        last_modified_ms: Time of the last modification, in milliseconds since the epoch.
+        storage_class: Storage class, spelled as the store reports it, or None.
     """
 
     key: str
@@ -44,15 +44,17 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class StoreCounters:
-    """A snapshot of a store's work.
+    """Number of requests and bytes of a store up to one moment.
 
     Attributes:
-        requests: Reads and look-ups sent, counting every attempt (GET and HEAD prices).
-        list_requests: Listing pages requested, counting every attempt (LIST prices).
-        bytes: Bytes of object data received in accepted responses.
-        retries: Attempts repeated after a failure.
-        hedges: Second requests sent because the first was late.
-        mirrored: Reads and listings served by the mirror.
+        requests: Reads and look-ups that were sent, including retries. Providers bill them as GET
+            and HEAD requests.
+        list_requests: Listing pages that were requested, including retries. Providers bill them as
+            LIST requests.
+        bytes: Bytes of object data in the responses that were accepted.
+        retries: Attempts that repeated a failed attempt.
+        hedges: Second requests that were sent because the first one was late.
+        mirrored: Reads and listings that the mirror answered.
     """
 
     requests: int = 0
@@ -63,11 +65,11 @@ class StoreCounters:
     mirrored: int = 0
 
     def __sub__(self, earlier: StoreCounters) -> StoreCounters:
-        """Returns the work between two snapshots."""
+        """Returns the counts between an earlier snapshot and this one."""
         return StoreCounters(*map(operator.sub, _values(self), _values(earlier)))
 
     def __add__(self, other: StoreCounters) -> StoreCounters:
-        """Returns the work of two stores."""
+        """Returns the sum of the counters of two stores."""
         return StoreCounters(*map(operator.add, _values(self), _values(other)))
 
 
@@ -75,21 +77,23 @@ _values = operator.attrgetter(*StoreCounters.__slots__)
 
 
 class Tally:
-    """Adds up `StoreCounters` from several threads."""
+    """Sums up `StoreCounters` from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._total = StoreCounters()
 
     def add(self, **work: int) -> None:
-        """Adds work, given by the names of `StoreCounters`."""
+        """Adds numbers to counters; the arguments are named like the attributes of
+        `StoreCounters`.
+        """
         more = StoreCounters(**work)
         with self._lock:
             self._total += more
 
     @property
     def snapshot(self) -> StoreCounters:
-        """Current totals."""
+        """Returns the current totals."""
         return self._total
 
 
@@ -99,70 +103,77 @@ class ObjectStore(Protocol):
 
     @property
     def pinning(self) -> str:
-        """Describes how reads are pinned to one version of an object."""
+        """Describes for users how reads ensure that all bytes come from one version of an
+        object.
+        """
         ...
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Lines of `explain` about how this store reads objects."""
+        """Lines about the way this store reads objects, for the output of `explain`."""
         ...
 
     @property
     def is_near(self) -> bool:
         """True if a read only copies bytes within this machine.
 
-        Then reading ahead in threads and caching have no benefit.
+        Reading ahead in threads and caching would not make such reads faster.
         """
         ...
 
     @property
     def lists_in_pages(self) -> bool:
-        """True if listings are requested page by page, and `after` skips earlier pages."""
+        """True if a listing sends one request per page, and `after` saves the requests for earlier
+        pages.
+        """
         ...
 
     @property
     def counters(self) -> StoreCounters:
-        """Work of this instance in this process."""
+        """Counters of this instance in this process."""
         ...
 
     def uri(self, key: str) -> str:
-        """Returns the URI of a key for messages, without credentials and query string."""
+        """Returns the URI of a key for messages. It contains neither credentials nor a query
+        string.
+        """
         ...
 
     def list_folders(self, prefix: str) -> list[str]:
-        """Lists the folders one level down, sorted.
+        """Lists the folders directly below a prefix, sorted.
 
         Returns:
-            Keys that start with `prefix` and end with the first `/` after it.
+            Beginnings of keys: `prefix` and the following text up to and including the next `/`.
 
         Raises:
-            StoreNotFoundError: The bucket or root folder does not exist, if the store reports it.
+            StoreNotFoundError: The store reports that the bucket or root folder does not exist.
         """
         ...
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
-        """Lists all objects whose key starts with `prefix`, in key order, without folder markers.
+        """Lists all objects whose key starts with `prefix`, in order of the UTF-8 bytes of the
+        keys. Folder markers are omitted.
 
-        Listings never come from a cache. An object that is deleted during the listing may be
-        missing from it.
+        Listings never come from a cache. If an object is deleted during the listing, it may or may
+        not be listed.
 
         Args:
-            prefix: Literal prefix.
-            after: List only keys after this one, in the order of their UTF-8 bytes.
+            prefix: Prefix of the keys, compared literally.
+            after: If given, only keys that sort after this key are listed.
 
         Raises:
-            StoreNotFoundError: The bucket or root folder does not exist, if the store reports it.
+            StoreNotFoundError: The store reports that the bucket or root folder does not exist.
         """
         ...
 
     def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> Data:
-        """Reads bytes [start, stop) of an object and returns exactly that many.
+        """Reads bytes [start, stop) of an object. Returns exactly `stop - start` bytes.
 
         Args:
             key: Key of the object.
             start: First byte.
             stop: End of the range, exclusive. An empty range sends no request.
-            version: Version that the object must have; None accepts any.
+            version: Version that the object must have; None accepts any version.
 
         Raises:
             ObjectNotFoundError: The object does not exist.
@@ -181,17 +192,17 @@ class ObjectStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Closes the connections. A later call opens new ones."""
+        """Closes the connections. Later calls of other methods open new ones."""
         ...
 
 
 def check_key(key: str, uri: str, *, absolute: bool = False) -> None:
-    """Checks that no client can resolve a key or prefix to a path outside the root.
+    """Checks that a key or prefix cannot be resolved to a path outside the root.
 
     Args:
         key: Key or prefix.
         uri: URI of the root, for the error.
-        absolute: True if a leading slash is an ordinary character, as in S3 keys.
+        absolute: True if keys may start with a slash, as in S3.
 
     Raises:
         InvalidKeyError: The key is absolute, or has a `.` or `..` segment or a zero byte.
@@ -205,31 +216,37 @@ def check_key(key: str, uri: str, *, absolute: bool = False) -> None:
 
 
 def check_range(start: int, stop: int) -> None:
-    """Raises `ValueError` if [start, stop) is not a byte range."""
+    """Raises `ValueError` unless `0 <= start <= stop`."""
     if not 0 <= start <= stop:
         raise ValueError(f"not a byte range: [{start}, {stop})")
 
 
 def check_version(version: str | None, planned: str | None, *, uri: str) -> None:
-    """Raises `ObjectChangedError` if the version is not the planned one; None accepts any."""
+    """Raises `ObjectChangedError` if `version` differs from `planned`. If `planned` is None, every
+    version is accepted.
+    """
     if planned is not None and version != planned:
         raise ObjectChangedError(
-            f"the object changed: version {planned} was planned, now {version}", uri=uri
+            f"the object changed: its version was {planned} and is {version} now", uri=uri
         )
 
 
 def beyond_end(size: int, start: int, stop: int, *, uri: str) -> TruncatedObjectError:
-    """Returns the error for a range [start, stop) of an object that has only `size` bytes."""
+    """Returns the error for a request of bytes [start, stop) of an object that has only `size`
+    bytes.
+    """
     return TruncatedObjectError(
         f"the object has {size} bytes, but [{start}, {stop}) was requested", uri=uri, position=size
     )
 
 
 def is_behind(key: str, after: str | None) -> bool:
-    """Returns whether a key sorts after another one in listings."""
+    """Returns whether `key` sorts after the key `after` in listings. Returns True if `after` is
+    None.
+    """
     return after is None or key_order(key) > key_order(after)
 
 
 def key_order(key: str) -> bytes:
-    """Returns the sort key of listings: UTF-8 bytes."""
+    """Returns the UTF-8 bytes of a key, by which listings are sorted."""
     return key.encode("utf-8", "surrogateescape")  # names of local files may be invalid UTF-8

@@ -1,9 +1,9 @@
-"""Azure and Google stores: listings and look-ups through fsspec, ranges through obstore.
+"""Stores for Azure and Google. fsspec lists and looks up objects; obstore reads byte ranges.
 
-obstore takes half the CPU of adlfs and gcsfs, and its requests name a version, so a read is one
-request instead of two (see `fsspec_store`). It would also read environment variables, so the
-settings of the stores set every option that it could take from there. Keys that obstore would
-rewrite are read through fsspec.
+obstore uses half as much CPU as adlfs and gcsfs. Its requests name the version of the object, so a
+read sends one request instead of two (see `fsspec_store`). obstore would also read options from
+environment variables. To prevent that, the settings set every option that obstore could read from
+there. Objects whose keys obstore would change are read through fsspec.
 """
 
 from __future__ import annotations
@@ -59,39 +59,44 @@ _STATUS_OF_CLASS: Final = {
     "PreconditionError": 412,
     "NotModifiedError": 304,
 }
-# The second text is Azurite's response for a range of an empty object.
+# The second code is Azurite's error for a range of an empty object.
 _START_AFTER_END: Final = ("Wanted range starting at", '"bytes 0--1/0"')
-# A redirect, or a header that only obstore requires: the fsspec library may succeed.
+# Redirects, and errors about headers that only obstore requires. The fsspec library may succeed.
 _DOUBTFUL: Final = ("Received redirect", "ETag Header missing", "Last-Modified Header missing")
 _DEBUG: Final = "\n\nDebug source"
 _CAUSE: Final = re.compile(r'"([^"\\]+)"|\b(IncompleteMessage|TimedOut|ConnectionReset)\b')
 
 
 class ObstoreSettings(Protocol):
-    """Settings of an obstore store. Equal settings open equal stores."""
+    """Settings of an obstore store. Stores that are opened with equal settings are
+    interchangeable.
+    """
 
     @property
     def endpoint(self) -> str:
-        """URL of the service."""
+        """URL of the service, such as `https://storage.googleapis.com`."""
         ...
 
     def open(self) -> Any:  # noqa: ANN401  # obstore's stores have no common base
-        """Opens a store that tries each request once. Sends no request."""
+        """Opens an obstore store that does not retry requests. Sends no request."""
         ...
 
     def renew(self) -> bool:
-        """Requests a new token after a rejection. Returns whether it received one."""
+        """Requests a new token after the service rejected the current one. Returns whether a new
+        token was received.
+        """
         ...
 
 
 class ObstoreReader(RangeReader):
-    """Reads ranges through obstore.
+    """Reads byte ranges through obstore.
 
-    A child of a fork lacks obstore's threads and would wait for them. If obstore was used before a
-    fork, the child reads with the fsspec library.
+    obstore's threads do not exist in a forked child process, so a read in the child would never
+    end. If obstore was used before the fork, the child reads with the fsspec library instead.
 
-    `make_settings` may raise `FsspecOnlyError`. Versions are generations, else ETags. After HTTP
-    statuses in `doubted`, the fsspec library repeats the request.
+    `make_settings` may raise `FsspecOnlyError`. Versions are generations if `by_generation` is
+    true, else ETags. If a response has one of the HTTP statuses in `doubted`, the request is
+    repeated with the fsspec library.
     """
 
     _name = "obstore"
@@ -121,7 +126,9 @@ class ObstoreReader(RangeReader):
         return super().reason
 
     def can_read(self, key: str) -> bool:
-        """Returns whether obstore requests exactly this key: it drops empty path segments."""
+        """Returns whether obstore requests exactly this key. It would drop empty path segments and
+        change unprintable characters.
+        """
         return super().can_read(key) and "" not in key.split("/") and key.isprintable()
 
     def _prepare(self) -> None:
@@ -171,8 +178,10 @@ class ObstoreReader(RangeReader):
             if (first, end) != (start, stop):
                 if first == start and end < stop and answer.meta["size"] == end:
                     raise beyond_end(end, start, stop, uri=uri)
-                raise TransientError(f"the response has another range: [{first}, {end})")
-            # Not `bytes_async`, which reads the response without a limit.
+                raise TransientError(
+                    f"the response has another range than requested: [{first}, {end})"
+                )
+            # Not `bytes_async`, which reads a response of any length into memory.
             length, chunks = 0, []
             async for chunk in answer.stream(min_chunk_size=stop - start):
                 length += len(chunk)
@@ -191,14 +200,16 @@ class ObstoreReader(RangeReader):
     def _is_doubtful(self, failure: RangeError) -> bool:
         if failure.status != 0:
             return failure.status in self._doubted
-        # An untrusted certificate looks like a failed connection.
+        # obstore reports an untrusted certificate like a failed connection.
         is_encrypted = self._settings.endpoint.startswith("https:")
         is_maybe_untrusted = is_encrypted and not self._has_answered
         return is_maybe_untrusted or any(text in failure.text for text in _DOUBTFUL)
 
 
 def read_error(class_name: str, text: str) -> RangeError:
-    """Parses an error of obstore 0.12, which has its details in the text only."""
+    """Converts an error of obstore 0.12 to a `RangeError`. Parses the error's text, because the
+    details are only there.
+    """
     message, _, debug = text.partition(_DEBUG)
     answer = _ANSWER.search(message)
     status = _STATUS_OF_CLASS.get(class_name, 0)
@@ -218,7 +229,9 @@ def read_error(class_name: str, text: str) -> RangeError:
 
 
 class _Loop:
-    """Makes `AsyncClient` run on the event loop of fsspec."""
+    """Stands in for a file system of fsspec, so that `AsyncClient` runs coroutines on fsspec's
+    event loop.
+    """
 
     def __init__(self) -> None:
         import fsspec.asyn
@@ -226,11 +239,13 @@ class _Loop:
         self.loop = fsspec.asyn.get_loop()
 
     async def set_session(self) -> None:
-        """Does nothing: requests share no session."""
+        """Does nothing, because obstore has no session that requests share."""
 
 
 class _Use:
-    """Records whether obstore was used in this process, or before it was forked."""
+    """Records whether this process has used obstore, and whether its parent process had used it
+    before the fork.
+    """
 
     def __init__(self) -> None:
         self.is_ours = False
@@ -248,11 +263,11 @@ _stores: Final = SharedClients[Any]()
 class ObstoreStore(FsspecStore):
     """Base class of the Azure and Google stores."""
 
-    # Name of a root in this service, the fsspec library, and the extra that installs it.
+    # The service's word for a bucket, the fsspec library, and the extra that installs the library.
     _root_name: ClassVar[str]
     _library: ClassVar[str]
     _extra: ClassVar[str]
-    # See `ObstoreReader`.
+    # Arguments of `ObstoreReader`.
     _by_generation: ClassVar[bool] = False
     _doubted: ClassVar[frozenset[int]] = frozenset()
 
@@ -282,11 +297,13 @@ class ObstoreStore(FsspecStore):
 
     @abstractmethod
     def _settings_of(self, filesystem: Any, arguments: Mapping[str, Any]) -> ObstoreSettings:  # noqa: ANN401
-        """Returns settings with the same effect as the file system, or raises `FsspecOnlyError`."""
+        """Returns obstore settings that have the same effect as the fsspec file system and its
+        arguments. Raises `FsspecOnlyError` if obstore does not support the arguments.
+        """
 
     @abstractmethod
     def _can_pin(self, version: str) -> bool:
-        """Returns whether obstore can request this version."""
+        """Returns whether obstore can request this version of an object."""
 
     def _make_settings(self) -> ObstoreSettings:
         if find_spec("obstore") is None:
@@ -313,12 +330,12 @@ class ObstoreStore(FsspecStore):
 
 
 def client_options(endpoint: str, policy: RetryPolicy) -> ClientConfig:
-    """Returns the options of obstore's HTTP client for a service."""
+    """Returns the options of obstore's HTTP client for the service at `endpoint`."""
     return {
         "allow_http": endpoint.startswith("http:"),
         "connect_timeout": _microseconds(policy.connect_timeout_seconds),
         "read_timeout": _microseconds(policy.read_timeout_seconds),
-        # Longer than our own deadline.
+        # Longer than the deadline of `RetryPolicy`, which is enforced separately.
         "timeout": _microseconds(policy.request_deadline_seconds + 5),
         "http1_only": True,
     }
@@ -331,9 +348,11 @@ def _microseconds(seconds: float) -> str:
 def require_supported(
     unknown: Iterable[str], schemes: Iterable[str], prefix: str, endpoint: str
 ) -> None:
-    """Raises `FsspecOnlyError` unless obstore connects to the endpoint as the fsspec library does.
+    """Raises `FsspecOnlyError` unless obstore would connect to the endpoint as the fsspec library
+    does.
 
-    See `require_known`. `prefix` is the prefix of environment variables that only obstore reads.
+    `require_known` documents `unknown` and `schemes`. `prefix` is the prefix of environment
+    variables that obstore reads and the fsspec library ignores.
     """
     require_known(unknown, schemes)
     for name in (
@@ -347,13 +366,13 @@ def require_supported(
     if urllib.request.getproxies().keys() & {"http", "https", "all"}:
         raise FsspecOnlyError("the environment names a proxy")
     if endpoint.startswith("https:") and os.environ.get("REQUESTS_CA_BUNDLE"):
-        raise FsspecOnlyError("a bundle of certificates is named")
+        raise FsspecOnlyError("REQUESTS_CA_BUNDLE names a bundle of certificates")
 
 
-# Azure's errors for failed connections and garbled answers.
+# Errors of Azure's library for failed connections and malformed responses.
 _TRANSIENT: Final = ("ServiceRequestError", "ServiceResponseError", "DecodeError")
 _ETAG: Final = re.compile(r'"[^"]+"')
-# Arguments of adlfs that have the same effect here.
+# Arguments of adlfs that are supported with obstore, too.
 _AZURE_ARGUMENTS: Final = {
     *("account_name", "account_key", "sas_token", "connection_string", "credential", "anon"),
     *("client_id", "client_secret", "tenant_id", "account_host", "assume_container_exists"),
@@ -369,14 +388,15 @@ _SCOPE: Final = "https://storage.azure.com/.default"
 
 @dataclass(frozen=True, slots=True)
 class AzureSettings:
-    """Settings of obstore's store of a container.
+    """Settings of an obstore store for an Azure container.
 
     Attributes:
         endpoint: URL of the account, without a query.
         container: Name of the container.
         account: Name of the account.
-        keys: obstore's name and value of an account key or a shared access signature, or `None`.
-        token: Credential that issues tokens of Entra ID, or `None`.
+        keys: An account key or a shared access signature, as the name of an obstore option and its
+            value; `None` if neither is used.
+        token: Credential object that issues Entra ID tokens; `None` if no tokens are used.
         client_options: Options of obstore's HTTP client.
     """
 
@@ -388,7 +408,9 @@ class AzureSettings:
     client_options: ClientConfig
 
     def renew(self) -> bool:
-        """Returns False: Azure's library renews tokens automatically, and has no call for it."""
+        """Returns False. Azure's library renews tokens automatically, and has no function to renew
+        them earlier.
+        """
         return False
 
     def open(self) -> Any:  # noqa: ANN401
@@ -396,7 +418,7 @@ class AzureSettings:
         from obstore.store import AzureStore as Store
 
         provider = self._provider()
-        # A provider, because obstore would mix explicit keys with the environment.
+        # A credential provider, because obstore would mix explicit keys with environment variables.
         named: dict[str, Any] = {} if provider is None else {"credential_provider": provider}
         return Store(
             container_name=self.container,
@@ -452,10 +474,12 @@ class AzureStore(ObstoreStore):
             raise FsspecOnlyError("AZURE_ENCRYPTION_KEY is set")
         keys, token = _credentials(client.credential, address.query)
         if token is not None and address.scheme != "https":
-            raise FsspecOnlyError("tokens are sent only over encrypted connections")
+            raise FsspecOnlyError("obstore sends tokens only over encrypted connections")
         if keys is not None and keys[0] == "sas_token" and not _AZURE_HOST.fullmatch(endpoint):
             # obstore follows redirects to any host and sends the signed URL to it as `Referer`.
-            raise FsspecOnlyError("a shared access signature with a custom endpoint")
+            raise FsspecOnlyError(
+                "a shared access signature with a custom endpoint is not supported"
+            )
         return AzureSettings(
             endpoint,
             self._bucket,
@@ -480,7 +504,9 @@ class AzureStore(ObstoreStore):
 
 
 def _credentials(credential: Any, query: str) -> tuple[tuple[str, str] | None, Any]:  # noqa: ANN401
-    """Returns the account key or signature, and the issuer of tokens; `None` if missing."""
+    """Returns the account key or shared access signature, and the object that issues tokens. At
+    most one of the two is not `None`.
+    """
     if credential is None:
         if not query:
             return None, None
@@ -490,10 +516,10 @@ def _credentials(credential: Any, query: str) -> tuple[tuple[str, str] | None, A
         return ("access_key", key), None
     elif hasattr(credential, "get_token"):
         return None, credential
-    raise FsspecOnlyError("its kind of credentials is not supported")
+    raise FsspecOnlyError("obstore does not support this kind of credentials")
 
 
-# Arguments of gcsfs that have the same effect here.
+# Arguments of gcsfs that are supported with obstore, too.
 _GCS_ARGUMENTS: Final = {
     *("project", "access", "token", "endpoint_url", "default_location", "consistency"),
     *("use_listings_cache", "listings_expiry_time", "max_paths", "cache_timeout", "block_size"),
@@ -504,12 +530,13 @@ _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 @dataclass(frozen=True, slots=True)
 class GcsSettings:
-    """Settings of obstore's store of a bucket.
+    """Settings of an obstore store for a Google Cloud Storage bucket.
 
     Attributes:
         endpoint: URL of the service.
         bucket: Name of the bucket.
-        login: `GoogleCredentials` of gcsfs, which renew their tokens; `None` for unsigned requests.
+        login: `GoogleCredentials` object of gcsfs, which renews tokens; `None` for unsigned
+            requests.
         client_options: Options of obstore's HTTP client.
     """
 
@@ -519,7 +546,9 @@ class GcsSettings:
     client_options: ClientConfig
 
     def renew(self) -> bool:
-        """Requests another token. A token from the options cannot be renewed."""
+        """Requests a new token. Returns False if that is impossible, for example because the token
+        is an option.
+        """
         if self.login is None:
             return False
         credentials = self.login.credentials
@@ -562,8 +591,8 @@ class GcsStore(ObstoreStore):
     _library = "gcsfs"
     _extra = "gcs"
     _by_generation = True
-    # 404 also means an overwritten generation, or an endpoint without the XML API; zonal buckets
-    # return 400.
+    # Status 404 is also returned for an overwritten generation and by an endpoint without the XML
+    # API. Zonal buckets return 400.
     _doubted = frozenset({400, 404})
     _session_argument = "session_kwargs"
 
@@ -573,20 +602,20 @@ class GcsStore(ObstoreStore):
         return filesystem
 
     def _settings_of(self, filesystem: Any, arguments: Mapping[str, Any]) -> GcsSettings:  # noqa: ANN401
-        # The location includes the environment and the universe.
+        # gcsfs's location considers environment variables and the universe domain.
         endpoint = str(filesystem._location).rstrip("/")  # noqa: SLF001
         require_supported(arguments.keys() - _GCS_ARGUMENTS, ("gs", "gcs"), "GOOGLE_", endpoint)
         if not _BUCKET.fullmatch(self._bucket):
             raise FsspecOnlyError("the bucket's name is unusual")
         if getattr(filesystem, "_use_client_cert", False):
-            raise FsspecOnlyError("the client has a client certificate")
+            raise FsspecOnlyError("the client uses a client certificate")
         login = filesystem.credentials
         if login.credentials is None:
             login = None
         elif not endpoint.startswith("https:"):
-            raise FsspecOnlyError("tokens are sent only over encrypted connections")
+            raise FsspecOnlyError("obstore sends tokens only over encrypted connections")
         elif getattr(login.credentials, "quota_project_id", None):
-            raise FsspecOnlyError("its credentials name a billing project")
+            raise FsspecOnlyError("the credentials name a billing project")
         return GcsSettings(
             endpoint, self._bucket, login, client_options(endpoint, self._retry_policy)
         )

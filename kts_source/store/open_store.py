@@ -1,4 +1,4 @@
-"""Opens the store that a path names."""
+"""Opens the store that the option `path` names."""
 
 from __future__ import annotations
 
@@ -75,15 +75,15 @@ def local_file(path: str | Path) -> Path:
     """Returns the local file of a path or a `file:` URL.
 
     Raises:
-        InvalidOptionError: The path is the URL of a store.
+        InvalidOptionError: The path is the URL of a remote store.
     """
     if isinstance(path, Path):
         return path
     path = path.strip()
     if (scheme := scheme_of(path)) != "file":
         raise InvalidOptionError(
-            f"a file of this machine is needed here, not {scheme}://…: give a local path, and copy"
-            " the file to the store afterwards"
+            f"the file must be on this machine, but the path begins with {scheme}://: give a local"
+            " path, and copy the file to the store afterwards"
         )
     from kts_source.store.local_store import local_root
 
@@ -91,7 +91,9 @@ def local_file(path: str | Path) -> Path:
 
 
 def refuse_credentials(path: str) -> None:
-    """Raises `InvalidOptionError` for a URL with a user or password, because paths are shown."""
+    """Raises `InvalidOptionError` if a URL contains a user or password, because messages and plans
+    show paths.
+    """
     _, is_url, rest = path.partition("://")
     if is_url and "@" in rest.split("/", 1)[0]:
         raise InvalidOptionError(
@@ -102,9 +104,11 @@ def refuse_credentials(path: str) -> None:
 def storage_beside(
     path: str, other: str, storage: Secret[Mapping[str, str]]
 ) -> Secret[Mapping[str, str]]:
-    """Returns the storage options of the store at `path`, adapted for another store.
+    """Converts the storage options of the store at `path` to storage options of the store at
+    `other`.
 
-    `storageOptions` are dropped if the schemes differ: they are arguments of one file system.
+    `storageOptions` are dropped if the schemes differ, because they are arguments of one fsspec
+    file system.
     """
     if scheme_of(path) == scheme_of(other):
         return storage
@@ -122,7 +126,7 @@ def open_store(
 
     Args:
         path: A local folder (plain or `file:///…`), `s3://bucket[/prefix]`, a list of presigned
-            URLs (see `presigned_store`), or any other URL that fsspec knows.
+            URLs (see `presigned_store`), or any other URL that fsspec supports.
         storage: Result of `storage_options.storage_options_from`.
         retry_policy: Retries and timeouts.
 

@@ -1,14 +1,15 @@
-"""Objects with presigned URLs, which can be read but not listed.
+"""Store of objects with presigned URLs, which can be read but not listed.
 
-The path names a list of URLs: a file or an `http(s)://` URL, with or without `presigned+` in front.
-The list is one of
+The path names a list of URLs: a file or an `http(s)://` URL, optionally with `presigned+` in front.
+The list has one of two formats:
 
     text    one URL per line; `#` starts a comment
     JSON    a list of URLs, or an object that maps keys to URLs
 
-The key of a URL is its path without the leading slash and with percent escapes resolved, unless the
-list gives a key. Query strings are secret: no error, log line or URI has one. A presigned URL
-allows only GET, so a look-up reads the first byte of an object. The version is the ETag.
+If the list does not map keys to URLs, the key of an object is the path of its URL, without the
+leading slash and with percent escapes decoded. Query strings are secret, so they never appear in
+errors, log lines or URIs. A presigned URL allows only GET, so the size and version of an object are
+looked up by reading its first byte. The version is the ETag.
 """
 
 from __future__ import annotations
@@ -57,10 +58,10 @@ _LOOK_UPS: Final = 16
 
 
 class PresignedStore(ClientStore):
-    """Objects of a list of URLs.
+    """Objects whose presigned URLs are in a list.
 
-    The query string of the list's own URL is in the path or in the storage options, see
-    `hide_query`.
+    If the list is read from a URL with a query string, the query string is in the path or in the
+    storage options, see `hide_query`.
     """
 
     pinning = "conditional reads (If-Match), and the ETag of every response"
@@ -77,7 +78,7 @@ class PresignedStore(ClientStore):
         self._urls: Mapping[str, str] | None = None
 
     def uri(self, key: str) -> str:
-        """See `ObjectStore.uri`. Names the list and the key in it."""
+        """See `ObjectStore.uri`. The URI consists of the location of the list and the key."""
         return f"{self._shown}#/{key}"
 
     def close(self) -> None:
@@ -136,7 +137,7 @@ class PresignedStore(ClientStore):
             return Path(local_root(path)).read_bytes()
         except OSError as error:
             raise StoreError(
-                f"the list of URLs is not readable: {error.strerror}", uri=self._shown
+                f"the list of URLs cannot be read: {error.strerror}", uri=self._shown
             ) from None
 
     async def _read_body(self, answer: ClientResponse) -> bytes:
@@ -153,7 +154,7 @@ class PresignedStore(ClientStore):
         try:
             return self._urls_by_key(data.decode())
         except (ValueError, RecursionError):
-            # Not chained: the cause quotes the list.
+            # Not chained, because the cause quotes the list with its secret query strings.
             raise StoreError(
                 "the list of URLs is not UTF-8, not valid JSON, or has a malformed URL",
                 uri=self._shown,
@@ -258,7 +259,7 @@ class PresignedStore(ClientStore):
 
 
 class _RefusedError(Exception):
-    """An HTTP error; the argument is the status."""
+    """The server responded with an HTTP error; the argument is the status."""
 
 
 def _require_success(answer: ClientResponse) -> None:

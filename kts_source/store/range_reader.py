@@ -1,8 +1,8 @@
-"""Reads byte ranges with less CPU than s3fs, adlfs or gcsfs.
+"""Base class of readers that read byte ranges with less CPU than s3fs, adlfs or gcsfs.
 
-Each store checks once per process, at its first use, whether its options allow it. Listings and
-look-ups always go through the fsspec library. Subclasses read from S3 with our own client and from
-other clouds with obstore.
+At its first use in a process, each store checks whether its options allow such a reader. If not, it
+reads through the fsspec library. Listings and look-ups always go through the fsspec library. One
+subclass reads from S3 with our own client, another from other clouds with obstore.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ _MAX_CLIENTS: Final = 4
 
 
 class FsspecOnlyError(Exception):
-    """Only the fsspec library supports the options. The text has the reason, without values of
-    options.
+    """Only the fsspec library supports the given options. The text is the reason. It contains no
+    values of options.
     """
 
 
 class Range(NamedTuple):
-    """Bytes [start, stop) of an object version; None accepts any version."""
+    """Bytes [start, stop) of one version of an object. If `version` is None, any version is
+    accepted.
+    """
 
     key: str
     start: int
@@ -51,14 +53,14 @@ class Range(NamedTuple):
 
 @dataclass(eq=False)  # not frozen: raising sets its traceback
 class RangeError(Exception):
-    """A failed attempt.
+    """A failed attempt to read a range.
 
     Attributes:
-        status: HTTP status; 0 without a complete response.
-        code: The service's error code, or empty.
-        text: Description, which may have credentials.
+        status: HTTP status; 0 if no complete response was received.
+        code: The service's error code; empty if there is none.
+        text: Description of the failure; it may contain credentials.
         is_doubtful: True if the fsspec library may succeed, or report a better error.
-        was_sent: False if the attempt failed before its request.
+        was_sent: False if the attempt failed before a request was sent.
     """
 
     status: int
@@ -69,13 +71,13 @@ class RangeError(Exception):
 
 
 class RangeReader(ABC):
-    """Reads ranges of a bucket's objects.
+    """Reads byte ranges of the objects in a bucket.
 
     Args:
-        bucket: The bucket or container, for messages.
+        bucket: Name of the bucket or container, for messages.
         library: The fsspec library that is used instead if the options require it.
-        policy: Deadlines.
-        tally: Counts requests.
+        policy: Deadlines of requests.
+        tally: Counters to which requests are added.
     """
 
     # Name of this reader, for messages.
@@ -90,14 +92,18 @@ class RangeReader(ABC):
         reset_after_fork(self)
 
     def reset(self) -> None:
-        """Drops the decision and the clients of the parent process."""
+        """Makes a forked process decide again whether to use this reader, and open its own
+        clients.
+        """
         self._deciding, self._lock, self._renewing = (threading.Lock() for _ in range(3))
         self._reason: str | None = None
         self._has_answered = False
 
     @property
     def reason(self) -> str:
-        """Reason for using the fsspec library instead, or empty. Sends no request."""
+        """Why the fsspec library reads instead of this reader; empty if this reader reads. Sends no
+        request.
+        """
         if self._reason is None:
             with self._deciding:
                 if self._reason is None:
@@ -119,11 +125,12 @@ class RangeReader(ABC):
         return not self.reason
 
     def read(self, wanted: Range, fallback: Callable[[], Data]) -> Data:
-        """Makes one attempt to read a range. Checks version, range and length of the response.
+        """Makes one attempt to read a range, and checks the version, range and length of the
+        response.
 
         `fallback` reads with the fsspec library. It is called if this reader cannot read the key,
-        and after a `RangeError` with `is_doubtful`. If it succeeds after such an error, the library
-        is used for all later reads.
+        and after a `RangeError` with `is_doubtful`. If it succeeds after a `RangeError`, the fsspec
+        library is used for all later reads.
         """
         if not self.can_read(wanted.key):
             return fallback()
@@ -143,8 +150,8 @@ class RangeReader(ABC):
         return data
 
     def _read_renewing(self, wanted: Range) -> Data:
-        """Makes one attempt. If the credentials were rejected, makes a second attempt with new
-        ones.
+        """Makes one attempt to read a range. If the credentials are rejected, renews them and makes
+        a second attempt.
         """
         client = self._client()
         try:
@@ -165,30 +172,35 @@ class RangeReader(ABC):
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Creates the settings. Raises `FsspecOnlyError` if only the library supports the
-        options.
+        """Creates the settings of the clients. Raises `FsspecOnlyError` if only the fsspec library
+        supports the options.
         """
 
     @abstractmethod
     def _client(self) -> Any:  # noqa: ANN401  # as `_attempt` of the subclass takes it
-        """Returns the current credentials, or a client that has them."""
+        """Returns the `client` argument of `_attempt`: the current credentials, or a client that
+        uses them.
+        """
 
     @abstractmethod
     def _attempt(self, client: Any, wanted: Range) -> Data:  # noqa: ANN401
-        """Sends one request and checks the response."""
+        """Sends one request and checks the response. Returns the bytes."""
 
     @abstractmethod
     def _renew(self, refused: Any) -> bool:  # noqa: ANN401
-        """Returns whether credentials newer than the rejected ones exist.
+        """Renews rejected credentials. Returns whether the current credentials differ from the
+        rejected ones.
 
-        Of several threads, one renews the credentials, and may wait for their issuer.
+        If several threads call this, one of them renews the credentials. It may wait for a server
+        that issues credentials.
         """
 
 
 class SharedClients(Generic[C]):
-    """Caches the last clients of this process by their settings.
+    """Caches the clients that this process used last, by their settings.
 
-    A worker opens a store for each task. A new client would read certificates for 5 ms and connect.
+    A worker opens a store for each task. Without this cache, each task would read certificates,
+    which takes 5 ms, and connect again.
     """
 
     def __init__(self) -> None:
@@ -196,12 +208,14 @@ class SharedClients(Generic[C]):
         reset_after_fork(self)
 
     def reset(self) -> None:
-        """Drops the clients of the parent process."""
+        """Forgets the clients of the parent process after a fork."""
         self._lock = threading.Lock()
         self._clients: list[tuple[Any, C]] = []
 
     def get(self, settings: Any, open_client: Callable[[], C]) -> C:  # noqa: ANN401
-        """Returns the client with these settings, or opens one."""
+        """Returns the cached client with equal settings. If there is none, calls `open_client` and
+        caches the result.
+        """
         with self._lock:
             for number, (other, client) in enumerate(self._clients):
                 if other == settings:
@@ -213,15 +227,18 @@ class SharedClients(Generic[C]):
             return client
 
     def forget(self, client: C) -> None:
-        """Removes a client after its credentials were rejected."""
+        """Removes a client from the cache, because its credentials were rejected."""
         with self._lock:
             self._clients = [entry for entry in self._clients if entry[1] is not client]
 
 
 def require_known(unknown: Iterable[str], schemes: Iterable[str]) -> None:
-    """Raises `FsspecOnlyError` if there are unknown arguments, or tuning is off.
+    """Raises `FsspecOnlyError` if the options contain unknown arguments, the fsspec configuration
+    has settings for one of the URL schemes, or `KTS_TUNING` is off.
 
-    The fsspec configuration may have more arguments for these URL schemes.
+    Args:
+        unknown: Names of arguments that only the fsspec library supports.
+        schemes: URL schemes of the store.
     """
     import fsspec.config
 

@@ -1,7 +1,8 @@
-"""Retries, deadlines, second requests and cancellation of requests to stores.
+"""Retries, deadlines, hedged requests and cancellation of requests to stores.
 
-`RetryPolicy.run` is the only retry loop: client libraries are set to a single attempt. Threads that
-run store calls enter the scope of a `Cancellation`; cancelling it ends their waits and pauses.
+Only `RetryPolicy.run` retries: client libraries are configured to make a single attempt. A thread
+that calls a store enters the scope of a `Cancellation`. If it is cancelled, the thread stops
+waiting for responses and for the next attempt.
 """
 
 from __future__ import annotations
@@ -29,35 +30,36 @@ _current: ContextVar[Cancellation | None] = ContextVar("cancellation", default=N
 
 
 class TransientError(Exception):
-    """A failed attempt after which a retry may succeed.
+    """An attempt failed, but a retry may succeed.
 
-    Its text is free of credentials. Users never see it: the retry loop converts it to
-    `StoreUnavailableError`.
+    The text contains no credentials. Users never see this error, because the retry loop converts it
+    to `StoreUnavailableError`.
     """
 
 
 class CancelledFetchError(Exception):
-    """The caller cancelled the request. Users never see it."""
+    """The caller cancelled the request. Users never see this error."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """Number of attempts, pauses between them, and timeouts of each attempt.
 
-    A pause is drawn at random between zero and a bound that doubles ("full jitter"), so tasks that
-    were throttled together do not retry together.
+    Each pause has a random length between zero and an upper bound, which doubles after each attempt
+    ("full jitter"). So tasks that were throttled at the same time retry at different times.
 
     Attributes:
         max_attempts: Maximum number of attempts, including the first.
-        first_pause_seconds: Bound of the first pause.
-        max_pause_seconds: Maximum of the doubling bound.
-        give_up_after_seconds: No attempt starts after this much time since the first one started.
-        request_deadline_seconds: Deadline of one attempt, from the first byte of the request to the
-            last byte of the response.
-        connect_timeout_seconds: Connect timeout.
-        read_timeout_seconds: Read timeout between bytes.
-        hedge_after_seconds: Time without a response after which a ranged read is sent a second
-            time; None never sends a second request.
+        first_pause_seconds: Upper bound of the first pause.
+        max_pause_seconds: Maximum of the upper bound, at which it is no longer doubled.
+        give_up_after_seconds: No attempt starts later than this time after the start of the first
+            attempt.
+        request_deadline_seconds: Maximum time of one attempt, from the first byte of the request to
+            the last byte of the response.
+        connect_timeout_seconds: Maximum time for opening a connection.
+        read_timeout_seconds: Maximum time without receiving a byte.
+        hedge_after_seconds: If a read has no response after this time, a second request is sent.
+            None disables second requests.
     """
 
     max_attempts: int = 6
@@ -70,12 +72,13 @@ class RetryPolicy:
     hedge_after_seconds: float | None = None
 
     def run(self, operation: Callable[[], T], *, uri: str, tally: Tally) -> T:
-        """Returns the operation's result, repeating it after each `TransientError`.
+        """Calls `operation` until it does not raise `TransientError`, and returns its result.
 
-        Any other exception ends the loop at once.
+        Other exceptions are not retried.
 
         Raises:
-            StoreUnavailableError: Every attempt failed. It carries the history of the attempts.
+            StoreUnavailableError: All attempts failed, or the time for retries is over. The error
+                contains the text of each failure.
         """
         start = time.monotonic()
         history: list[str] = []
@@ -85,8 +88,8 @@ class RetryPolicy:
                 return operation()
             except TransientError as error:
                 last = str(error)
-            # Outside the handler, so that an error of the next attempt is not chained to this
-            # error.
+            # This code is outside the `except` block, so that the error of the next attempt is not
+            # chained to the error of this attempt.
             elapsed = time.monotonic() - start
             history.append(f"attempt {len(history) + 1}, failed after {elapsed:.2f} s: {last}")
             bound = min(bound, self.max_pause_seconds)
@@ -107,7 +110,7 @@ DEFAULT_RETRY_POLICY = RetryPolicy()
 
 
 class Cancellation:
-    """A flag that is set once and then calls all registered callbacks."""
+    """A flag that can be set once. Setting it calls all registered callbacks."""
 
     def __init__(self) -> None:
         self._is_set = threading.Event()
@@ -115,7 +118,7 @@ class Cancellation:
         self._callbacks: dict[object, Callable[[], object]] = {}
 
     def cancel(self) -> None:
-        """Ends all pauses and waits in the scopes of this cancellation."""
+        """Sets the flag. Threads inside a scope of this cancellation stop pausing and waiting."""
         with self._lock:
             self._is_set.set()
             callbacks = list(self._callbacks.values())
@@ -125,7 +128,9 @@ class Cancellation:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Applies the cancellation to store calls of this thread until the block ends."""
+        """Applies this cancellation to the store calls of the current thread until the `with` block
+        ends.
+        """
         token = _current.set(self)
         try:
             yield
@@ -134,7 +139,7 @@ class Cancellation:
 
     @contextlib.contextmanager
     def calling(self, callback: Callable[[], object]) -> Iterator[None]:
-        """Calls `callback` if the flag is set before the block ends, or was set already."""
+        """Calls `callback` if the flag is already set, or is set before the `with` block ends."""
         key = object()
         with self._lock:
             is_set = self._is_set.is_set()
@@ -149,21 +154,25 @@ class Cancellation:
                 self._callbacks.pop(key, None)
 
     def pause(self, seconds: float) -> None:
-        """Sleeps. Raises `CancelledFetchError` as soon as the flag is set."""
+        """Sleeps. Raises `CancelledFetchError` if the flag is already set, or is set during the
+        pause.
+        """
         if self._is_set.wait(seconds):
             raise CancelledFetchError
 
 
 @contextlib.contextmanager
 def cancelled_by(abort: Callable[[], object]) -> Iterator[None]:
-    """Calls `abort` if the current scope is cancelled before the block ends."""
+    """Calls `abort` if the cancellation of the current scope is cancelled before the `with` block
+    ends.
+    """
     current = _current.get()
     with contextlib.nullcontext() if current is None else current.calling(abort):
         yield
 
 
 def pause(seconds: float) -> None:
-    """Sleeps.
+    """Sleeps for a number of seconds, or until the current scope is cancelled.
 
     Raises:
         CancelledFetchError: The current scope was cancelled.
@@ -183,9 +192,9 @@ def deadline_error(seconds: float) -> TransientError:
 
 
 def await_result(future: Future[T], seconds: float, give_up: Callable[[], object]) -> T:
-    """Returns the result of a future.
+    """Waits for a future, at most `seconds`, and returns its result.
 
-    `give_up` must cancel the future. It is called when this thread stops waiting, for any reason.
+    `give_up` must cancel the future. It is called if this thread stops waiting without a result.
 
     Raises:
         TransientError: The deadline passed.
@@ -205,7 +214,7 @@ def await_result(future: Future[T], seconds: float, give_up: Callable[[], object
 
 
 def within_deadline(seconds: float, call: Callable[[], T]) -> T:
-    """Returns the result of `call()`, which runs in a daemon thread.
+    """Runs `call()` in a daemon thread and returns its result.
 
     A call that misses the deadline keeps running, but does not block interpreter exit.
 
@@ -227,22 +236,22 @@ def within_deadline(seconds: float, call: Callable[[], T]) -> T:
 
 
 def hedged(call: Callable[[], T], *, after_seconds: float, on_second: Callable[[], object]) -> T:
-    """Returns the result of `call()`. If it is late, runs a second `call()` and returns the first
-    result of both.
+    """Runs `call()` and returns its result. If the result is late, runs a second `call()`
+    concurrently, and returns the result that arrives first.
 
     Most responses of an object store are fast, but a few take ten times as long. A second request
-    often finishes before such a straggler. It costs one more request per late response, so it is
-    off by default.
+    is often answered before such a slow response. Each late response then costs one more request,
+    so this is off by default.
 
     Args:
-        call: Makes one attempt, in its own thread, with the current `Cancellation`. The slower
-            attempt is cancelled.
-        after_seconds: Time after which the first attempt is late.
+        call: Makes one attempt. It is run in a thread of its own, in the scope of the current
+            `Cancellation`. The slower attempt is cancelled.
+        after_seconds: Time after which the second attempt starts.
         on_second: Called when the second attempt starts.
 
     Raises:
-        Exception: The error of the first attempt if it failed before it was late. Otherwise, if
-            both failed, the error of the attempt that failed last.
+        Exception: The first attempt failed before the second one started, or both attempts failed.
+            In the second case, this is the error of the attempt that failed last.
     """
     cancellation = Cancellation()
 

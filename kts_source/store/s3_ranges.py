@@ -1,8 +1,9 @@
-"""Reads byte ranges of S3 into reused memory. botocore signs requests, `HttpClient` sends them.
+"""Reads byte ranges of S3 objects into reused memory. botocore signs requests, `HttpClient` sends
+them.
 
-The arguments of s3fs, environment variables and the AWS configuration files determine the access to
-a bucket, as for s3fs. A response is accepted only if it has the requested version and exactly the
-requested range; this is checked before its body is read.
+Endpoint, region and credentials come from the same sources as for s3fs: its arguments, environment
+variables and the AWS configuration files. A response is accepted only if it has the requested
+version and exactly the requested range. Its headers are checked before its body is read.
 """
 
 from __future__ import annotations
@@ -51,19 +52,20 @@ _CONFIG: Final = {
 _UNSUPPORTED_IN_PROFILES: Final = ("endpoint_url", "services", "s3")
 _UNSUPPORTED_IN_ENVIRONMENT: Final = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-# Suffixes of access points and similar, which have special endpoints or signatures.
+# Suffixes of names that are not buckets, such as access points. They need special endpoints or
+# signatures.
 _RESERVED: Final = ("--x-s3", "--op-s3", "--ol-s3", "--table-s3", "-s3alias", ".mrap")
-# botocore encodes other characters of a path, and rejects a query or a fragment.
+# botocore would percent-encode other characters of a path, and rejects a query or a fragment.
 _ENDPOINT: Final = re.compile(r"[A-Za-z]+://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~/-]*)?")
-# botocore signs for other regions than these names.
+# botocore signs requests to these regions with another region's name.
 _SIGNED_REGION: Final = re.compile(r"(?!.*-global$)[A-Za-z0-9]+(-[A-Za-z0-9]+)*")
 _AWS_REGION: Final = re.compile(r"(?!cn-|us-iso|eu-isoe|eusc-)[a-z]{2}(-[a-z]+)+-[0-9]")
 
 _MAX_ERROR_BYTES: Final = 64 << 10
 _CODE: Final = re.compile(r"<Code>([A-Za-z0-9]+)</Code>")
-# The rest of an error may contain the request with its token, plain, as signed or in hexadecimal.
+# Only the message is used: other elements of an error may contain the request with its token.
 _MESSAGE: Final = re.compile(r"<Message>([^<]*)</Message>")
-# Another region or host; s3fs looks it up.
+# Responses that mean another region or host. s3fs looks up the right one.
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _WRONG_REGION: Final = frozenset({"AuthorizationHeaderMalformed", "IllegalLocationConstraint"})
 
@@ -74,10 +76,10 @@ _http_clients: Final = SharedClients[HttpClient]()
 
 
 class AwsChain:
-    """Credentials of the AWS chain. botocore renews them before they expire.
+    """Credentials from the AWS credential chain. botocore renews them before they expire.
 
-    Some sources renew credentials without an expiry time, such as a tool that writes the shared
-    credentials file. So the chain is read again after a rejection.
+    Some sources replace credentials without stating an expiry time, for example a tool that writes
+    the shared credentials file. So `renew` reads the chain again after S3 rejected the credentials.
     """
 
     def __init__(self, profile: str | None, session: Any) -> None:  # noqa: ANN401  # botocore ships no types
@@ -87,16 +89,20 @@ class AwsChain:
 
     @property
     def may_wait(self) -> bool:
-        """True if `keys` may wait for a server or a program that issues credentials."""
+        """True if the next call of `keys` may wait for a server or a program that issues
+        credentials.
+        """
         return self._credentials is None or getattr(self._credentials, "refresh_needed", bool)()
 
     def keys(self) -> Secret[Keys] | None:
-        """Returns the current keys, or `None`. Not thread-safe."""
+        """Returns the current keys; `None` if the chain finds no credentials. Not thread-safe."""
         self._credentials = self._session.get_credentials()
         return _freeze(self._credentials)
 
     def renew(self, refused: Secret[Keys | None]) -> bool:
-        """Reads the chain again. Returns whether its keys differ from the rejected keys."""
+        """Reads the credential chain again. Returns whether it now returns keys other than the
+        rejected ones.
+        """
         try:
             session = open_session(self._profile, with_credentials=True)
             keys = _freeze(session.get_credentials())
@@ -118,7 +124,8 @@ def _freeze(credentials: Any) -> Secret[Keys] | None:  # noqa: ANN401  # botocor
 def open_session(profile: str | None, *, with_credentials: bool) -> Any:  # noqa: ANN401  # botocore ships no types
     """Opens a botocore session. Sends no request.
 
-    Only credentials need the handlers of a client, which take 5 ms to register.
+    The built-in event handlers, which take 5 ms to register, are needed only to look up
+    credentials. They are registered only if `with_credentials` is true.
 
     Raises:
         FsspecOnlyError: The AWS configuration has settings that only s3fs supports.
@@ -141,7 +148,7 @@ def open_session(profile: str | None, *, with_credentials: bool) -> Any:  # noqa
     return session
 
 
-# Loggers of canonical requests, headers, arguments, and responses of the token service.
+# Loggers whose messages contain requests, headers, arguments, or responses of the token service.
 _LOGGERS: Final = ("botocore.auth", "botocore.endpoint", "botocore.parsers")
 _TOKEN: Final = re.compile(
     r"((?:x-amz-security-token|WebIdentityToken|SessionToken|SecretAccessKey)"
@@ -152,7 +159,7 @@ _TOKEN: Final = re.compile(
 
 class _HidesTokens(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
-        """Masks session tokens; keeps all log records."""
+        """Masks session tokens in a log record. Returns True, so every record is logged."""
         text = record.getMessage()
         hidden = _TOKEN.sub(rf"\g<1>{MASK}", text)
         if hidden != text:
@@ -164,7 +171,7 @@ _hides_tokens: Final = _HidesTokens()
 
 
 def hide_tokens() -> None:
-    """Masks session tokens in botocore's DEBUG messages. Idempotent."""
+    """Masks session tokens in botocore's DEBUG messages. Repeated calls have no further effect."""
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(_hides_tokens)
 
@@ -174,15 +181,17 @@ def hide_tokens() -> None:
 
 @dataclass(frozen=True, slots=True)
 class S3Settings:
-    """Address of a bucket and credentials for it.
+    """Address of a bucket, and credentials for its objects.
 
     Attributes:
-        http: The server. With virtual addressing its host name starts with the bucket.
-        path: Path before the key, percent-encoded, without the last slash.
-        region: Region in the signature.
-        requester_pays: True adds the header for requester-pays buckets.
-        keys: Keys from the options; a secret `None` for the AWS chain or unsigned requests.
-        chain: The AWS chain, if the credentials come from it.
+        http: Address of the server. With virtual-hosted addressing, its host name begins with the
+            bucket's name.
+        path: Path in front of the keys, percent-encoded, without a slash at the end.
+        region: Region for which requests are signed.
+        requester_pays: True if requests have the header for requester-pays buckets.
+        keys: Access keys from the options. The secret value is `None` if the AWS chain is used or
+            requests are unsigned.
+        chain: The AWS credential chain; `None` if the credentials do not come from it.
     """
 
     http: HttpSettings
@@ -194,7 +203,8 @@ class S3Settings:
 
 
 def s3_settings(bucket: str, arguments: Mapping[str, Any]) -> S3Settings:
-    """Returns settings with the same effect as arguments of s3fs, see `s3_arguments`.
+    """Returns settings that have the same effect as the given arguments of s3fs, see
+    `s3_arguments`.
 
     Sends no request.
 
@@ -237,7 +247,7 @@ def s3_settings(bucket: str, arguments: Mapping[str, Any]) -> S3Settings:
 def _endpoint(bucket: str, endpoint: str | None, region: str | None, *, is_virtual: bool) -> str:
     if endpoint is not None:
         if is_virtual:
-            raise FsspecOnlyError("virtual addressing with a custom endpoint")
+            raise FsspecOnlyError("virtual addressing is used with a custom endpoint")
         return endpoint.rstrip("/")
     if region is None or not _AWS_REGION.fullmatch(region):
         raise FsspecOnlyError("the region is not set, or has special endpoints")
@@ -246,7 +256,9 @@ def _endpoint(bucket: str, endpoint: str | None, region: str | None, *, is_virtu
 
 
 def _proxy(endpoint: str, config: Mapping[str, Any], scheme: str) -> str | None:
-    """Returns the proxy in the options, else in the environment, considering `NO_PROXY`."""
+    """Returns the proxy from the options. Without one, returns the proxy from the environment,
+    unless `NO_PROXY` excludes the endpoint.
+    """
     from botocore.utils import get_environ_proxies
 
     proxies = config["proxies"] if "proxies" in config else get_environ_proxies(endpoint)
@@ -257,7 +269,7 @@ def _proxy(endpoint: str, config: Mapping[str, Any], scheme: str) -> str | None:
 
 
 def _ca_file(session: Any) -> str:  # noqa: ANN401  # botocore's
-    """Returns the certificates that s3fs trusts."""
+    """Returns the path of the file with the certificates that s3fs trusts."""
     from botocore.httpsession import get_cert_path
 
     bundle = session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
@@ -282,7 +294,7 @@ def _require_supported(bucket: str, arguments: Mapping[str, Any]) -> None:
     if (config.get("s3") or {}).get("addressing_style") not in (None, "auto", "path", "virtual"):
         raise FsspecOnlyError("the addressing style is unknown")
     if arguments.get("key") is not None and arguments.get("secret") is None:
-        raise FsspecOnlyError("an access key without its secret")
+        raise FsspecOnlyError("the access key has no secret key")
     for name in _UNSUPPORTED_IN_ENVIRONMENT:
         if os.environ.get(name):
             raise FsspecOnlyError(f"{name} is set")
@@ -292,7 +304,7 @@ def _require_supported(bucket: str, arguments: Mapping[str, Any]) -> None:
 
 
 class S3Reader(RangeReader):
-    """Reads ranges of S3 with `HttpClient`."""
+    """Reads byte ranges of S3 objects with `HttpClient`."""
 
     _name = "tiered-kafka's own client"
 
@@ -311,7 +323,7 @@ class S3Reader(RangeReader):
             raise FsspecOnlyError(f"{self._name} cannot open the store") from None
 
     def _client(self) -> Secret[Keys | None]:
-        """Returns the current keys; a secret `None` for unsigned requests."""
+        """Returns the current access keys. The secret value is `None` for unsigned requests."""
         chain = self._settings.chain
         if chain is None:
             return self._settings.keys
@@ -375,14 +387,14 @@ class S3Reader(RangeReader):
         try:
             return self._http.get(target, signed, read, seconds=seconds)
         except ValueError as error:
-            # An untrusted certificate, or a header that cannot be sent. s3fs has better errors for
-            # both; this text may have the token.
+            # An untrusted certificate, or a header that cannot be sent. s3fs reports both better.
+            # The error's text is omitted, because it may contain the token.
             raise RangeError(0, "", type(error).__name__, is_doubtful=True) from None
         except (OSError, http.client.HTTPException) as error:
             raise RangeError(0, "", self._scrub(f"{type(error).__name__}: {error}", keys)) from None
 
     def _refusal(self, answer: http.client.HTTPResponse, keys: Secret[Keys | None]) -> RangeError:
-        # Not `read`: for a chunk of -1 bytes, http.client would read without a limit.
+        # Not `read`: if a chunk states a size of -1, http.client would read without a limit.
         buffer = bytearray(_MAX_ERROR_BYTES)
         body = buffer[: answer.readinto(buffer)].decode("utf-8", "replace")
         code, message = _CODE.search(body), _MESSAGE.search(body)
@@ -394,15 +406,17 @@ class S3Reader(RangeReader):
         return RangeError(status, name, self._scrub(text, keys), is_doubtful=is_doubtful)
 
     def _scrub(self, text: str, keys: Secret[Keys | None]) -> str:
-        """Masks credentials that are not options: keys of the AWS chain, and parts of a proxy's
-        URL.
+        """Masks credentials that do not come from options: keys of the AWS chain, and the user and
+        password of a proxy.
         """
         secrets = [word for word in keys.reveal() or () if word]
         return scrub(text, [*self._http.secrets, *secrets])
 
 
 def _length(answer: http.client.HTTPResponse) -> int | None:
-    """Returns `Content-Length`; `None` if the body is delimited in another way."""
+    """Returns the `Content-Length`; `None` if the response has another way to mark the end of its
+    body.
+    """
     lengths = set(answer.headers.get_all("Content-Length", ()))
     is_certain = len(lengths) == 1 and "Transfer-Encoding" not in answer.headers
     return answer.length if is_certain else None

@@ -1,8 +1,10 @@
-"""S3 and compatible stores: ranges through `s3_ranges`, everything else through s3fs.
+"""S3 and compatible stores. `s3_ranges` reads byte ranges; s3fs does everything else.
 
-Reads through s3fs call `get_object` directly: the public methods of s3fs cannot pin a version and
-retry on their own. With a version, the request has `If-Match`, and the ETag of the response is also
-compared, for servers that ignore the condition. The response must have exactly the requested range.
+If `s3_ranges` does not support the options, ranges are read with s3fs, too. Then `get_object` is
+called directly, because the public methods of s3fs cannot require a version and retry
+automatically. A request for a certain version has the header `If-Match`. The ETag of the response
+is compared, too, because some servers ignore the header. The response must have exactly the
+requested range.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-# Error codes to retry although their HTTP status is not temporary.
+# Error codes after which a retry may succeed, although their HTTP status says otherwise.
 _TRANSIENT_CODES: Final = frozenset(
     {
         "ConditionalRequestConflict",
@@ -70,7 +72,7 @@ _DENIED_CODES: Final = frozenset(
 
 
 class S3Store(ClientStore):
-    """Objects of `s3://bucket[/prefix]`. The version of an object is its listed ETag.
+    """Objects of `s3://bucket[/prefix]`. The version of an object is the ETag in the listing.
 
     Raises:
         InvalidOptionError: The URL names no bucket.
@@ -124,7 +126,9 @@ class S3Store(ClientStore):
         return sorted(folder[cut:] for folder in folders)
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list_objects`. An object on two consecutive pages is listed once."""
+        """See `ObjectStore.list_objects`. If an object appears on two consecutive pages, it is
+        returned once.
+        """
         cut = len(self._prefix)
         start = {} if after is None else {"StartAfter": self._prefix + after}
         last_page: set[str] = set()
@@ -168,7 +172,7 @@ class S3Store(ClientStore):
                 raise StoreError("the listing has no token for the next page", uri=self.uri(prefix))
             if token in tokens:
                 raise StoreError(
-                    "the listing returned a continuation token twice and would never end",
+                    "the listing returned a continuation token twice, so it would never end",
                     uri=self.uri(prefix),
                 )
             tokens.add(token)
@@ -198,7 +202,9 @@ class S3Store(ClientStore):
         hedge: bool = False,
         listing: bool = False,
     ) -> T:
-        """Calls `AsyncClient.run`. If the credentials expired, calls it again with new ones."""
+        """Calls `AsyncClient.run`. If S3 reports that the credentials have expired, renews them and
+        calls it a second time.
+        """
         filesystem = self._client.filesystem
         try:
             return self._client.run(call, hedge=hedge)
@@ -258,7 +264,7 @@ class S3Store(ClientStore):
     def _translate(
         self, status: int, code: str, text: str, key: str, *, listing: bool
     ) -> tuple[int, str]:
-        """Returns the result of `_failure` for an error response of S3."""
+        """Converts an error response of S3 to the result of `_failure`."""
         uri = self.uri(key)
         if code == "NoSuchBucket" or (status == 404 and listing):
             raise StoreNotFoundError(f"the bucket {self._bucket} does not exist", uri=uri) from None
@@ -268,21 +274,23 @@ class S3Store(ClientStore):
             ) from None
         if status in (404, 412, 416):
             return status, text
-        # S3 also denies access to a missing key if listing the bucket is not allowed.
+        # S3 also denies access to a missing key if the user may not list the bucket.
         if code in _DENIED_CODES:
             return 403, text
         return 503 if code in _TRANSIENT_CODES else status, text
 
 
 def _origin(error: Exception) -> Exception:
-    """Returns botocore's error inside an error of s3fs."""
+    """Returns botocore's error that an error of s3fs wraps. Returns other errors unchanged."""
     from botocore.exceptions import ClientError
 
     return error.__cause__ if isinstance(error.__cause__, ClientError) else error
 
 
 def _is_expiry(error: Exception) -> bool:
-    """Returns whether S3 rejected expired credentials. Responses to HEAD have no error code."""
+    """Returns whether S3 rejected a request because its credentials have expired. Also returns True
+    for status 400 without an error code, because responses to HEAD contain no error code.
+    """
     answer = getattr(_origin(error), "response", None)  # also `None` without a response
     code = (answer or {}).get("Error", {}).get("Code")
     return code in EXPIRED_CODES or code == "400"
@@ -325,11 +333,12 @@ async def _disconnect(filesystem: Any) -> None:  # noqa: ANN401
 
 
 def connect(arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401  # s3fs ships no types
-    """Opens a file system that makes one attempt per request. Sends no request.
+    """Opens an s3fs file system that does not retry requests. Sends no request.
 
-    A worker that Spark forked for a short query must open the session before its first byte. So
-    this builds the session faster than s3fs, with internals of s3fs and botocore. If these have
-    changed, or with `KTS_TUNING=off` (`docs/tuning.md`), s3fs builds its own session.
+    A worker process that Spark forked for a short query opens a session before it reads the first
+    byte. To save time, this function builds the session with internals of s3fs and botocore. If
+    that fails in a new version of these libraries, or with `KTS_TUNING=off` (`docs/tuning.md`),
+    s3fs builds its own session.
 
     Args:
         arguments: Arguments of `s3fs.S3FileSystem`, see `storage_options.s3_arguments`.
@@ -344,7 +353,7 @@ def connect(arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401  # s3fs ships 
             if filesystem.session is None:
                 filesystem.session = _fast_session(filesystem.kwargs)
         except Exception as error:  # noqa: BLE001  # the session only saves time
-            # Without the error's text, which may have arguments.
+            # The error's text is omitted, because it may contain secret arguments.
             log.info("s3fs builds its own session: %s", type(error).__name__)
     return filesystem
 
@@ -360,9 +369,9 @@ def _fast_session(arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401
 
 @functools.cache
 def _loader(data_path: str | None) -> Any:  # noqa: ANN401
-    """Returns a loader of service descriptions that is shared by all sessions of this process.
+    """Returns botocore's loader of service descriptions. All sessions of this process share it.
 
-    Every task has a session, and parsing the descriptions takes ten times as long as the other
+    Every task opens a session, and parsing the descriptions takes ten times as long as all other
     steps of creating a client. The loader does not search the 900 folders of other services.
     """
     import botocore.loaders
@@ -375,6 +384,8 @@ def _loader(data_path: str | None) -> Any:  # noqa: ANN401
 
 
 def _services(search_paths: Iterable[str], type_name: str) -> list[str]:
-    """Returns names of possible services; botocore then searches for their descriptions."""
+    """Returns the names of all folders in the search paths. botocore then checks which of them have
+    service descriptions.
+    """
     folders = (Path(path) for path in search_paths)
     return sorted({entry.name for path in folders if path.is_dir() for entry in path.iterdir()})

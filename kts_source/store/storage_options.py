@@ -1,7 +1,8 @@
-"""Options of stores: `s3.*` with PyIceberg's names, and `storageOptions` for other settings.
+"""Options of stores: the `s3.*` options, named as in PyIceberg, and `storageOptions` for other
+settings.
 
-They are passed as one `Secret` mapping of texts, and converted to arguments of a client library
-only when a store is opened.
+The options are passed on as one `Secret` mapping of strings. They are converted to arguments of a
+client library only when a store is opened.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ STORAGE_OPTIONS = "storageOptions"
 CHECKSUM_VARIABLES = ("AWS_REQUEST_CHECKSUM_CALCULATION", "AWS_RESPONSE_CHECKSUM_VALIDATION")
 """Environment variables of the AWS SDKs for checksums of uploads and of downloads."""
 
-# Name and meaning, for the table of options.
+# Names and meanings of the options, for the table in the documentation.
 S3_OPTIONS: tuple[tuple[str, str], ...] = (
     ("s3.endpoint", "URL of the S3 service; default: AWS"),
     (
@@ -61,11 +62,11 @@ _S3FS_NAMES = {
 }
 
 _MAX_SECONDS = 2_147_483  # the maximum of clients, which count ms in 32 bits
-# Concurrent requests of a plan; tasks have fewer. botocore's default of 10 would queue requests
-# silently.
+# Planning sends this many requests concurrently; tasks send fewer. With botocore's default of 10,
+# requests would wait for a connection.
 MAX_POOL_CONNECTIONS = 96
 
-# Values under these names may be shown. All others are masked in messages of client libraries.
+# Messages may show the values of these options. All other values are masked in messages.
 _PUBLIC_NAMES = frozenset(
     {
         "s3.endpoint",
@@ -90,17 +91,17 @@ _PUBLIC_NAMES = frozenset(
 
 
 def storage_options_from(options: Mapping[str, str]) -> Secret[Mapping[str, str]]:
-    """Returns the storage options among the options of a data source.
+    """Selects the storage options from all options of a data source.
 
     Args:
-        options: All options; the case of names does not matter.
+        options: All options. Names are compared without regard to case.
 
     Returns:
         `storageOptions` and the options `s3.*`, with names in lower case.
 
     Raises:
         InvalidOptionError: An `s3.*` name is unknown, a value is invalid, or two values contradict
-            each other. The text names the option, never its value.
+            each other. The text contains the option's name, but not its value.
     """
     storage: dict[str, str] = {}
     for original_name, text in options.items():
@@ -118,10 +119,10 @@ def storage_options_from(options: Mapping[str, str]) -> Secret[Mapping[str, str]
 
 
 def extra_arguments(storage: Mapping[str, str]) -> dict[str, Any]:
-    """Returns `storageOptions`: arguments of the path's fsspec file system.
+    """Parses `storageOptions`, which contains arguments of the path's fsspec file system.
 
     Raises:
-        InvalidOptionError: It is not a JSON object.
+        InvalidOptionError: `storageOptions` is not a JSON object.
     """
     text = storage.get(STORAGE_OPTIONS, "")
     if not text.strip():
@@ -129,7 +130,7 @@ def extra_arguments(storage: Mapping[str, str]) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        # Not chained: the cause contains the whole document.
+        # Not chained, because the cause contains the whole document with its secrets.
         problem = f"{error.msg} at character {error.pos}"
     except (ValueError, RecursionError):
         problem = "a number is too long, or it is nested too deeply"
@@ -143,9 +144,10 @@ def extra_arguments(storage: Mapping[str, str]) -> dict[str, Any]:
 def s3_arguments(
     storage: Mapping[str, str], policy: RetryPolicy = DEFAULT_RETRY_POLICY
 ) -> dict[str, Any]:
-    """Returns arguments of `s3fs.S3FileSystem`.
+    """Converts storage options to arguments of `s3fs.S3FileSystem`.
 
-    `storageOptions` override the `s3.*` options, which override the timeouts of the policy.
+    If a setting is given twice, `storageOptions` takes precedence over the `s3.*` options, and
+    these take precedence over the timeouts of the policy.
 
     Raises:
         InvalidOptionError: A value is invalid, or two values contradict each other.
@@ -153,20 +155,24 @@ def s3_arguments(
     has_key = "s3.access-key-id" in storage
     anonymous = _boolean(storage, "s3.anonymous")
     if has_key != ("s3.secret-access-key" in storage):
-        raise InvalidOptionError("s3.access-key-id and s3.secret-access-key go together")
+        raise InvalidOptionError(
+            "s3.access-key-id and s3.secret-access-key go together: set both or neither"
+        )
     if "s3.session-token" in storage and not has_key:
         raise InvalidOptionError("s3.session-token needs s3.access-key-id and s3.secret-access-key")
     if anonymous and has_key:
-        raise InvalidOptionError("s3.anonymous=true contradicts s3.access-key-id")
+        raise InvalidOptionError(
+            "s3.anonymous=true contradicts s3.access-key-id: set only one of them"
+        )
     config: dict[str, Any] = {
         "connect_timeout": _seconds(storage, "s3.connect-timeout", policy.connect_timeout_seconds),
         "read_timeout": _seconds(storage, "s3.request-timeout", policy.read_timeout_seconds),
         "max_pool_connections": MAX_POOL_CONNECTIONS,
-        # No checksums of S3: the records have their own.
+        # Checksums of S3 are not compared, because the records have their own.
         "response_checksum_validation": "when_required",
     }
     if CHECKSUM_VARIABLES[0] not in os.environ:
-        # Stores other than AWS may reject the headers `x-amz-checksum-*` of uploads.
+        # Uploads have no `x-amz-checksum-*` headers, because stores other than AWS may reject them.
         config["request_checksum_calculation"] = "when_required"
     style = _addressing_style(storage)
     if style:
@@ -183,13 +189,13 @@ def s3_arguments(
     if region := storage.get("s3.region"):
         arguments["client_kwargs"]["region_name"] = region
     merged = _merge(arguments, extra_arguments(storage))
-    # Options cannot set this, because a second retry loop would multiply with ours.
+    # Options cannot change this: retries by the library would multiply with those of `RetryPolicy`.
     merged["config_kwargs"]["retries"] = {"total_max_attempts": 1}
     return merged
 
 
 def secret_values(storage: Mapping[str, str]) -> frozenset[str]:
-    """Returns all texts of the options that must not be shown."""
+    """Returns all strings in the storage options that messages must not contain."""
     return frozenset(_secrets_in({**storage, STORAGE_OPTIONS: extra_arguments(storage)}))
 
 
@@ -218,7 +224,7 @@ def _addressing_style(storage: Mapping[str, str]) -> str | None:
     virtual = _boolean(storage, "s3.force-virtual-addressing")
     if path and virtual:
         raise InvalidOptionError(
-            "s3.path-style-access=true contradicts s3.force-virtual-addressing=true"
+            "s3.path-style-access=true contradicts s3.force-virtual-addressing=true: set only one"
         )
     if path or virtual is False:
         return "path"
@@ -266,7 +272,9 @@ def is_presigned(path: str) -> bool:
 def hide_query(
     path: str, storage: Secret[Mapping[str, str]]
 ) -> tuple[str, Secret[Mapping[str, str]]]:
-    """Moves the query string of a presigned path into the storage options."""
+    """Moves the query string of a path to a presigned list into the storage options. Returns the
+    new path and options.
+    """
     if not is_presigned(path) or "?" not in path:
         return path, storage
     prefix = _PRESIGNED if path.lower().startswith(_PRESIGNED) else ""

@@ -1,5 +1,5 @@
-"""Chooses and plans micro-batches, and converts their offsets for checkpoints. Does not use
-Spark.
+"""Chooses and plans the micro-batches of streams, and converts their positions to the text in
+checkpoints. Does not import Spark.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["end_offsets"]
 
 
 def __getattr__(name: str) -> object:
-    # Lazy: most importers of this package do not read checkpoints.
+    # Imported on demand, because most importers of this package do not read checkpoints.
     if name in __all__:
         return getattr(importlib.import_module("kts_source.streaming.checkpoint"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

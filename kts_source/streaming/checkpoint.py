@@ -1,16 +1,17 @@
-"""Reads the position of a streaming query from its checkpoint, to continue with another query.
+"""Reads the position of a streaming query from its checkpoint, so that another query can continue
+there.
 
-Spark writes a file `offsets/N` before it runs batch N, and `commits/N` when all its rows are in the
-sink (`OffsetSeqLog`, `CommitLog`). So the batch with the highest number in `commits` is the last
-complete one.
+Spark writes a file `offsets/N` before it runs batch N, and `commits/N` when the sink has all rows
+of the batch (`OffsetSeqLog`, `CommitLog`). So the batch with the highest number in `commits` is the
+last complete one.
 
     v1                              v2
     {"batchWatermarkMs":0, …}       {"batchWatermarkMs":0, …}
     <offset of the first source>    <name of a source>:<its offset>
     …                               …
 
-In version 1, a source without offset has the line `-`. Version 2 is used if sources have names
-(Spark 4.2 and later).
+A file of version 1 has the line `-` for a source that has no offset yet. Version 2 is used if
+sources have names (Spark 4.2 and later).
 """
 
 from __future__ import annotations
@@ -45,26 +46,27 @@ def end_offsets(
     partitions: Mapping[str, int] | None = None,
     options: Mapping[str, str] | None = None,
 ) -> str:
-    """Returns the end of the last batch that a query has committed, as `startingOffsets` for
-    `format("kafka")` or for another stream or batch of this source.
+    """Returns the end of the last batch that a query has committed. Use the result as
+    `startingOffsets` for `format("kafka")`, or for another stream or batch query of this source.
 
-    Stop the query first: later commits are not included.
+    Stop the query before calling this, because batches that it commits later are not included.
 
     Args:
         checkpoint: The checkpoint location.
-        source: Name of the source, or its number in the query from 0, if there are several.
-        partitions: Number of partitions by topic. Unread partitions are included with −2
-            (earliest), because Spark's Kafka source requires all partitions. Topics that the query
-            has not read are omitted.
+        source: Name of the source, or its number in the query (from 0). Required if the query has
+            several sources.
+        partitions: Number of partitions of each topic. If given, the result has offset −2
+            (earliest) for partitions that the query has not read, because Spark's Kafka source
+            requires all partitions. Topics that the query has not read are omitted from the result.
         options: Storage options (`s3.*`, `storageOptions`) if the location needs them.
 
     Returns:
-        JSON, `{"<topic>":{"<partition>":<next offset>}}`. It has no topic ids: check that no
-        topic was created again since.
+        JSON, `{"<topic>":{"<partition>":<next offset>}}`. The result does not contain topic ids, so
+        check that no topic was deleted and created again in the meantime.
 
     Raises:
-        StreamOffsetError: No batch is committed, the location is not a checkpoint or has an unknown
-            version, or `source` is missing for several sources.
+        StreamOffsetError: No batch is committed, the location is not a checkpoint, the checkpoint
+            has an unknown version, or the query has several sources and `source` is missing.
     """
     position = committed_position(checkpoint, source=source, options=options)
     offsets: dict[str, dict[str, int]] = {}
@@ -100,7 +102,7 @@ def committed_position(
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
-        raise StreamOffsetError(f"{where}: an offset is not JSON") from None
+        raise StreamOffsetError(f"{where}: the offset of the source is not JSON") from None
     position = position_from_json(document)
     if position.is_initial or not position.topics:
         raise StreamOffsetError(f"{where}: the source has read nothing yet")
@@ -108,7 +110,7 @@ def committed_position(
 
 
 def _offsets(lines: list[str], where: str) -> dict[str, str]:
-    """Returns the text of each source, by name or number."""
+    """Returns the offset text of each source, by the source's name or number."""
     version, texts = lines[0], [line for line in lines[2:] if line]
     if version == "v1":
         return {str(number): line for number, line in enumerate(texts)}
@@ -118,7 +120,7 @@ def _offsets(lines: list[str], where: str) -> dict[str, str]:
             return {match[1]: match[2] for match in named if match is not None}
     raise StreamOffsetError(
         f"{where}: the offset log begins with {version[:20]!r} instead of v1 or v2, or has a line"
-        " that cannot be read: a later Spark wrote it, or it is damaged"
+        " that cannot be read: a later Spark version wrote it, or it is damaged"
     )
 
 
@@ -127,14 +129,18 @@ def _chosen(offsets: Mapping[str, str], source: str | int | None, where: str) ->
         return next(iter(offsets.values()))
     if str(source) in offsets and source is not None:
         return offsets[str(source)]
-    which = "choose one with source=" if source is None else f"it has not {source!r}, but"
+    which = (
+        "choose one of them with source=:"
+        if source is None
+        else f"source {source!r} is not among them:"
+    )
     raise StreamOffsetError(
         f"{where}: the query has {len(offsets)} sources; {which} {', '.join(offsets)}"
     )
 
 
 class _Folder:
-    """Reads a checkpoint location, on this machine or in a store."""
+    """Reads the files of a checkpoint location, which is on this machine or in a store."""
 
     def __init__(self, path: str, options: Mapping[str, str] | None) -> None:
         path = path.strip()
@@ -145,7 +151,9 @@ class _Folder:
         self._files: Any = None if self._local is not None else open_filesystem(path, storage)
 
     def batches(self, name: str) -> list[int]:
-        """Returns the numbers of the files in a folder, without temporary files and checksums."""
+        """Returns the batch numbers of the files in a folder. Temporary files and checksum files
+        are ignored.
+        """
         try:
             if self._local is not None:
                 names = [path.name for path in (self._local / name).iterdir()]

@@ -1,4 +1,6 @@
-"""Checks for changes of a partition since the stream last read it: topic id, epoch, offsets."""
+"""Checks whether a partition has changed since the stream last read it. Compares topic id, leader
+epoch and offsets.
+"""
 
 from __future__ import annotations
 
@@ -27,21 +29,23 @@ def resumed_offset(
     stop: int,
     owner: int | None,
 ) -> int:
-    """Returns the offset at which a stream continues in a partition: `offset`, or the log start if
-    it is higher and loss is allowed.
+    """Returns the offset at which a stream continues in a partition. This is `offset`, or the log
+    start if it is higher and `failOnDataLoss` is false.
 
     Args:
-        location: The partition; determines whether loss is an error.
+        location: The partition, with the option `failOnDataLoss`: if it is false, losses are logged
+            instead of raised.
         offset: The next offset to read.
-        epoch: Leader epoch of the record before `offset`; `None` if the stream did not read it.
+        epoch: Leader epoch of the record before `offset` when the stream read it; `None` if the
+            stream did not read that record.
         log_start: Current log start.
-        stop: Current end of the log.
-        owner: Current epoch of the record before `offset`; `None` if unknown.
+        stop: Current end of the log, exclusive.
+        owner: Leader epoch that the record before `offset` has now; `None` if unknown.
 
     Raises:
         OffsetOutOfRangeError: The log start is above `offset`.
-        DataLossError: The log ends below the offsets that were read, or another leader wrote these
-            offsets.
+        DataLossError: The log now ends below `offset`, or the record before `offset` now has
+            another leader epoch.
     """
     if offset < log_start:
         location.raise_or_warn(
@@ -70,7 +74,9 @@ def resumed_offset(
 
 
 def check_new(location: Place, log_start: int) -> None:
-    """Raises `OffsetOutOfRangeError`, or warns, if a new partition does not begin at offset 0."""
+    """Raises `OffsetOutOfRangeError` if a partition that is new to the stream does not begin at
+    offset 0. Logs a warning instead if `failOnDataLoss` is false.
+    """
     if log_start:
         location.raise_or_warn(
             f"the partition is new to the stream and begins at offset {log_start} in"
@@ -81,8 +87,8 @@ def check_new(location: Place, log_start: int) -> None:
 
 
 def report_unread(location: Place, start: int, stop: int) -> None:
-    """Raises `OffsetOutOfRangeError`, or warns, about offsets that existed before and were deleted
-    before the stream read them.
+    """Raises `OffsetOutOfRangeError` for offsets [start, stop), which were deleted before the
+    stream read them. Logs a warning instead if `failOnDataLoss` is false.
     """
     location.raise_or_warn(
         f"offsets [{start}, {stop}) were there before and have gone unread: their segments expired,"
@@ -92,8 +98,9 @@ def report_unread(location: Place, start: int, stop: int) -> None:
 
 
 def report_recreated(topic: str, before: str, now: str, *, fail_on_data_loss: bool) -> None:
-    """Raises `DataLossError`, or warns, about a topic that was created again. The stream has read
-    all records of the previous topic in the tier.
+    """Raises `DataLossError` because a topic was deleted and created again. Logs a warning instead
+    if `fail_on_data_loss` is false. Call this after the stream has read all records of the previous
+    topic that are in the tier.
     """
     text = (
         f"the topic was created again: the stream has read what the tier holds of topic id"
@@ -108,8 +115,8 @@ def report_recreated(topic: str, before: str, now: str, *, fail_on_data_loss: bo
 
 
 def note_deselected(selection: Selection, position: StreamPosition) -> None:
-    """Warns about partitions in the checkpoint that the options no longer select: this is no loss,
-    but may be a mistake.
+    """Warns about partitions in the checkpoint that the options no longer select. This loses no
+    data, but may be a mistake.
     """
     wanted = selection.wanted(position.topics)
     for topic, topic_position in sorted(position.topics.items()):
@@ -129,8 +136,8 @@ def note_deselected(selection: Selection, position: StreamPosition) -> None:
 
 
 def report_gone(options: ScanOptions, wanted: BatchRange) -> None:
-    """Raises `DataLossError`, or warns, about a partition of a batch that no longer has a
-    segment.
+    """Raises `DataLossError` because the tier has no segments of a batch's partition any more. Logs
+    a warning instead if `failOnDataLoss` is false.
     """
     topic, number = wanted.partition
     Place(topic, number, fail_on_data_loss=options.fail_on_data_loss).raise_or_warn(
@@ -140,8 +147,10 @@ def report_gone(options: ScanOptions, wanted: BatchRange) -> None:
 
 
 def check_epoch(location: Place, wanted: BatchRange, owner: int | None) -> None:
-    """Raises `DataLossError`, or warns, if another leader wrote the last record of a batch since it
-    was fixed. `owner` is the current epoch of the record; `None` if unknown.
+    """Raises `DataLossError` if the last record of a batch now has another leader epoch than when
+    the batch's end was chosen. Logs a warning instead if `failOnDataLoss` is false.
+
+    `owner` is the leader epoch that the record has now; `None` if unknown.
     """
     if wanted.epoch is not None and owner is not None and owner != wanted.epoch:
         location.raise_or_warn(
@@ -153,8 +162,11 @@ def check_epoch(location: Place, wanted: BatchRange, owner: int | None) -> None:
 
 
 def report_undecided(location: Place, wanted: BatchRange, stable: int, reason: str) -> None:
-    """Raises `DataLossError`, or warns, about a batch that ends above the last stable offset: the
-    isolation level changed after it was fixed.
+    """Raises `DataLossError` because a batch ends above `stable`, the last stable offset. Logs a
+    warning instead if `failOnDataLoss` is false.
+
+    This happens if the batch's end was chosen with isolationLevel=read_uncommitted, and the level
+    was changed afterwards.
     """
     location.raise_or_warn(
         f"the batch that ends at offset {wanted.stop} holds offsets from {stable} on that are"
@@ -166,8 +178,8 @@ def report_undecided(location: Place, wanted: BatchRange, stable: int, reason: s
 def remaining_bounds(
     location: Place, wanted: BatchRange, log_start: int, log_end: int
 ) -> tuple[int, int]:
-    """Returns the offsets [start, stop) of a batch that still exist. Raises `DataLossError`, or
-    warns, about offsets that were lost after the batch was fixed.
+    """Returns the offsets [start, stop) of a batch that still exist. Raises `DataLossError` if
+    other offsets of the batch were lost. Logs a warning instead if `failOnDataLoss` is false.
     """
     start, stop = wanted.start, wanted.stop
     until = f"of the batch that ends at offset {stop} are no longer in {location.holder}, which"

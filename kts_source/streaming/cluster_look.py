@@ -1,8 +1,9 @@
-"""Takes snapshots ("looks") of the topics of a stream from their brokers; leaders define the log.
+"""Takes snapshots ("looks") of a stream's topics from brokers. The partition leaders define the
+start and the end of the logs.
 
-The tier is listed for offsets that leaders may no longer have on their own disks. Records produced
-since the last batch are read from leaders, even if they were tiered in the meantime, so a stream
-without lag never lists the tier.
+The tier is listed only for offsets that leaders may no longer have on their own disks. Records
+produced since the last batch are read from leaders, even if they have been copied to the tier in
+the meantime. So a stream that keeps up with the producers never lists the tier.
 """
 
 from __future__ import annotations
@@ -70,12 +71,12 @@ _EPOCHS_AT_ONCE: Final = 100
 
 
 class TierListing:
-    """Lists the tier of a scan with brokers on demand. Thread-safe.
+    """Lists the tier when a stream from brokers needs older offsets. Thread-safe.
 
     Args:
         options: Options of the scan.
         tier: The tier.
-        view: Returns the topics.
+        view: Current state of the cluster; its topics are listed.
     """
 
     def __init__(self, options: ScanOptions, tier: Tier, view: ClusterView) -> None:
@@ -89,17 +90,17 @@ class TierListing:
         self._listed_at = float("-inf")
 
     def close(self) -> None:
-        """Closes its threads."""
+        """Stops the threads of the listing."""
         self._describing.shutdown(wait=False, cancel_futures=True)
 
     def part(self, brokers: BrokerLog, offset: int, *, refresh: bool = False) -> TieredPart:
-        """Returns the segments of a partition in the tier from an offset on.
+        """Returns the tier's segments of a partition. Lists the tier again if they may be outdated.
 
-        Returns nothing if brokers have all of these offsets on their own disks and none was tiered
-        at the last listing.
+        Returns no segments if the last listing has none with offsets from `offset` on, and brokers
+        have all of these offsets on their own disks.
 
         Args:
-            brokers: The leader's description.
+            brokers: The leader's description of the partition.
             offset: The first wanted offset.
             refresh: True to list the tier again even if the last listing is recent.
 
@@ -121,7 +122,9 @@ class TierListing:
         return part
 
     def _is_enough(self, brokers: BrokerLog, offset: int) -> bool:
-        """Returns whether the last listing has all needed segments."""
+        """Returns whether the partition can be read from `offset` on without listing the tier
+        again: from segments of the last listing, or from the leader's own disk.
+        """
         if not self._options.tail:  # every new segment changes the end of the tier
             return False
         part = self._parts.get((brokers.topic, brokers.partition))
@@ -162,14 +165,15 @@ class TierListing:
 
 
 class BrokerLook:
-    """A snapshot of a partition from its leader; a `LogLook`.
+    """A `LogLook` that describes a partition as its leader reports it.
 
     Args:
         options: Options of the scan.
-        brokers: The leader's description.
+        brokers: The leader's description of the partition.
         view: Sends further requests to the leader.
-        listing: Listing of the tier.
-        last_read: The last offset that the stream has read, and the leader epoch that owned it.
+        listing: Lists the tier.
+        last_read: The last offset that the stream has read and the leader epoch that owned it then;
+            `None` if the stream has not read the partition.
     """
 
     is_complete: Final = True
@@ -191,7 +195,7 @@ class BrokerLook:
 
     @cached_property
     def log(self) -> PartitionLog:
-        """See `LogLook`; without ranges."""
+        """See `LogLook`. The log has a start and an end, but no segment ranges."""
         brokers = self._brokers
         end = brokers.end
         if not self._options.tail:
@@ -202,7 +206,7 @@ class BrokerLook:
     @property
     def written_stop(self) -> int:
         """See `LogLook`."""
-        # Open transactions and `tail=false` end the log below the high watermark.
+        # The log ends below the high watermark if transactions are open or with `tail=false`.
         return max(self._brokers.high_watermark, self.log.stop)
 
     def end(self) -> int:
@@ -210,7 +214,9 @@ class BrokerLook:
         return self.log.stop
 
     def end_before(self, hole: Hole) -> int:
-        """Is never called: brokers serve offsets missing in the tier, so there are no holes."""
+        """Never called, because a log from brokers has no holes: brokers serve the offsets that are
+        missing in the tier.
+        """
         raise AssertionError(hole)
 
     def epoch_of(self, offset: int) -> int | None:
@@ -223,13 +229,14 @@ class BrokerLook:
             return newest
         owners = (epoch for epoch, (low, high) in self._near.items() if low <= offset < high)
         owner = next(owners, None)
-        # If an epoch is no longer on the leader's branch, another epoch owns its offsets.
+        # If the leader's log no longer contains an epoch, another epoch owns its offsets.
         return self._view.owner(self._brokers, offset) if owner is None else owner
 
     @cached_property
     def _near(self) -> dict[int, tuple[int, int]]:
-        """Epochs that probably own the wanted offsets: from the last read epoch on, or the
-        newest.
+        """Offset ranges of up to 100 leader epochs that probably own the offsets for which
+        `epoch_of` is called. They begin with the epoch that the stream read last, or are the newest
+        ones if it has read none.
         """
         newest = self._brokers.leader_epoch
         first = max(newest - _EPOCHS_AT_ONCE + 1, 0)
@@ -244,7 +251,7 @@ class BrokerLook:
         return self._view.first_offset_dated(self._brokers, timestamp_ms)
 
     def _merged(self, start: int) -> PartitionLog:
-        """Returns the log with the ranges that the tier serves from an offset on."""
+        """Returns the log from an offset on, with the segments in the tier as ranges."""
         brokers = self._brokers
         tiered = self._listing.part(brokers, start)
         low = min(brokers.log_start, start)
@@ -255,7 +262,9 @@ class BrokerLook:
         return self._view.owned(self._brokers, epochs) if epochs else {}
 
     def pending(self, start: int, stop: int) -> Iterator[PendingSegment]:
-        """See `LogLook`. Yields offsets that only brokers have in chunks."""
+        """See `LogLook`. Offsets that are not in the tier are yielded in chunks instead of
+        segments.
+        """
         if start >= stop:
             return
         position, order = start, dated(-1)
@@ -320,8 +329,10 @@ class BrokerLook:
         return PartitionLag(end, offsets, round(size), oldest, self._brokers.log_start)
 
     def plan(self, wanted: BatchRange) -> PlannedPartition:
-        """See `LogLook`. The batch was fixed earlier, so offsets below the new log start are read
-        from the tier. Raises `DataLossError` if offsets were lost.
+        """See `LogLook`. Raises `DataLossError` if offsets were lost.
+
+        The log start may have moved since the batch's end was chosen. Offsets of the batch below
+        the log start are read from the tier.
         """
         brokers = self._brokers
         if brokers.end < wanted.stop <= brokers.high_watermark:
@@ -330,7 +341,7 @@ class BrokerLook:
         try:
             planned = self._plan(wanted, self._listing.part(brokers, wanted.start))
         except OldBrokerError:
-            # The offsets may have moved into the tier after it was listed.
+            # The offsets may have been moved to the tier after the tier was listed.
             tiered = self._listing.part(brokers, wanted.start, refresh=True)
             planned = self._plan(wanted, tiered)
         broker_part = planned.plan.brokers
@@ -369,11 +380,11 @@ class BrokerLook:
 
 
 class ClusterLooker:
-    """Takes snapshots of the topics of one stream from brokers; a `Looker`.
+    """A `Looker` that takes snapshots of a stream's topics from brokers.
 
     Args:
-        options: Options of the scan. The tier is opened from them.
-        settings: Broker connection settings.
+        options: Options of the scan, with which the tier is opened.
+        settings: Settings of the broker connections.
     """
 
     def __init__(self, options: ScanOptions, settings: BrokerSettings) -> None:
@@ -403,12 +414,12 @@ class ClusterLooker:
         """See `Looker`.
 
         Raises:
-            TopicNotFoundError: The cluster does not have a named topic.
+            TopicNotFoundError: The cluster does not have a topic that the options name.
             DataLossError: The cluster no longer has a topic that the stream has read from.
-            BrokerError: Brokers refuse, or do not answer.
+            BrokerError: Brokers reject the requests or do not respond.
         """
         try:
-            # If the look fails later, the next one must not return the previous look.
+            # If this snapshot fails later, the next call must not return the previous snapshot.
             is_new = self._current.renew(_unread(position, before or {}), _counts(position))
             self._is_seen = self._is_seen and not is_new
         except TopicNotFoundError as error:
@@ -473,19 +484,21 @@ class ClusterLooker:
         return looks | self._in_tier(in_tier)
 
     def _check_newer(self, topic: str, before: str, now: str) -> None:
-        """Raises `LeaderChangedError` for outdated metadata of a broker after a topic was created
-        again.
+        """Raises `LeaderChangedError` if a broker has outdated metadata: it reports the topic id
+        `now`, but an earlier response showed that `before` has replaced this id.
         """
         if now in self._replaced:
             raise LeaderChangedError(
-                f"a broker still describes topic id {now}, which {before} has replaced", topic=topic
+                f"a broker has outdated metadata: topic id {before} has replaced {now}",
+                topic=topic,
             )
         self._replaced.add(before)
 
     def _must_list(self, before: Look) -> bool:
-        """Returns whether the tier must be listed although the brokers' state did not change: with
-        `tail=false` the tier determines the end, and only the tier has earlier records of a topic
-        that was created again.
+        """Returns whether the tier must be listed although the brokers' state has not changed.
+
+        With `tail=false`, the tier determines the end of the logs. If a topic was deleted and
+        created again, only the tier has records of the deleted topic.
         """
         if not self._options.tail:
             return True
@@ -496,7 +509,9 @@ class ClusterLooker:
     def _in_tier(
         self, ranges: Mapping[TopicPartition, tuple[str, int]]
     ) -> dict[TopicPartition, LogLook]:
-        """Returns partitions in the tier whose incarnation no longer exists in the cluster."""
+        """Takes snapshots, from the tier, of partitions whose topic id no longer exists in the
+        cluster.
+        """
         if not ranges or not self._options.path:
             return {}
         if self._tier_alone is None:
@@ -507,12 +522,14 @@ class ClusterLooker:
         return dict(self._tier_alone.again(ranges))
 
     def _check_gone(self, position: StreamPosition, topics: Collection[str]) -> None:
-        """Raises `DataLossError`, or warns, about selected topics that were deleted."""
+        """Raises `DataLossError` if a selected topic that the stream has read was deleted. Logs a
+        warning instead if `failOnDataLoss` is false.
+        """
         gone = [name for name in position.topics if name not in topics]
         for topic in self._options.selection.wanted(gone):
             if topic not in gone:
                 continue
-            text = "the cluster no longer has the topic, and the stream has read from it"
+            text = "the cluster no longer has the topic, from which the stream has read"
             if self._options.fail_on_data_loss:
                 raise DataLossError(
                     f"{text}: it was deleted; failOnDataLoss=false waits for it", topic=topic
@@ -521,8 +538,10 @@ class ClusterLooker:
 
 
 class _ClusterAndTier:
-    """A renewable view of the cluster, and a listing of the tier. `view` is `None` while a pattern
-    matches no topic. See `ClusterView` for `batch`.
+    """The state of the cluster, which `renew` updates, and a listing of the tier.
+
+    `view` is `None` while no topic matches the pattern of `subscribePattern`. `ClusterView`
+    documents the argument `batch`.
     """
 
     def __init__(
@@ -551,7 +570,9 @@ class _ClusterAndTier:
     def renew(
         self, unread: Collection[tuple[str, int]] = (), counts: Mapping[str, int] | None = None
     ) -> bool:
-        """Returns whether the cluster changed; see `ClusterView` for the arguments."""
+        """Updates the state of the cluster. Returns whether it changed. `ClusterView` documents the
+        arguments.
+        """
         self._counts |= counts or {}
         is_new = False
         for attempt in range(_ATTEMPTS):
@@ -565,8 +586,8 @@ class _ClusterAndTier:
                     )
                     self._listing = TierListing(self._options, self._tier, self.view)
                 if is_new:
-                    # Requests to leaders name topics: after a topic was created again, they return
-                    # the new one.
+                    # Requests to leaders contain topic names, not ids. If a topic was deleted and
+                    # created again, the responses describe the new topic.
                     self.view.check_topics()
             except LeaderChangedError as error:
                 if attempt + 1 == _ATTEMPTS:
@@ -596,7 +617,7 @@ class _ClusterAndTier:
 
 
 def _counts(position: StreamPosition) -> dict[str, int]:
-    """Returns topic id to the number of partitions in the stream's position."""
+    """Returns the number of partitions of each topic in the stream's position, by topic id."""
     return {
         topic.topic_id: max(topic.offsets) + 1
         for topic in position.topics.values()
@@ -605,7 +626,7 @@ def _counts(position: StreamPosition) -> dict[str, int]:
 
 
 def _unread(position: StreamPosition, look: Look) -> list[TopicPartition]:
-    """Returns partitions with unread offsets in a look."""
+    """Returns the partitions that have unread offsets in a snapshot."""
     unread = []
     for name, topic in look.items():
         topic_position = position.topics.get(name)
@@ -619,7 +640,9 @@ def _unread(position: StreamPosition, look: Look) -> list[TopicPartition]:
 
 
 def _last_read(topic_position: TopicPosition | None, partition: int) -> tuple[int, int] | None:
-    """Returns the last offset that the stream has read, and the leader epoch that owned it."""
+    """Returns the last offset of a partition that the stream has read and the leader epoch that
+    owned it then. Returns `None` if the epoch is unknown.
+    """
     if topic_position is None or partition not in topic_position.epochs:
         return None
     return topic_position.offsets[partition] - 1, topic_position.epochs[partition]

@@ -1,4 +1,4 @@
-"""Lag of a stream: available offsets that it has not read."""
+"""Lag of a stream: the offsets that are available and that the stream has not read yet."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ class PartitionLag:
     Attributes:
         end: One past the last offset that may be read.
         offsets: Number of unread offsets.
-        size: Approximate bytes of these offsets: stored bytes in the tier, estimated bytes on
-            brokers.
+        size: Approximate bytes of the unread offsets. A stream from the tier alone counts stored
+            bytes. A stream from brokers counts uncompressed segment bytes in the tier, and
+            estimates the bytes on brokers.
         oldest_ms: Approximate timestamp of the oldest unread record in ms since the epoch; `None`
-            if everything is read, or it is unknown.
-        start: The log start.
+            if all records were read or the timestamp is unknown.
+        start: First offset of the log.
     """
 
     end: int
@@ -32,15 +33,15 @@ class PartitionLag:
 
     @property
     def headroom(self) -> int:
-        """Number of read offsets that still exist. At 0, retention deletes offsets before the
-        stream reads them.
+        """Number of offsets that the stream has read and that still exist. If it is 0, retention
+        may already be deleting offsets that the stream has not read.
         """
         return self.end - self.offsets - self.start
 
 
 def lag_to_json(lags: Mapping[TopicPartition, PartitionLag]) -> dict[str, Any]:
-    """Returns lags in the format of a query's progress: `[end, offsets, bytes, oldestMs, start]` by
-    topic and partition, and the totals.
+    """Converts lags to the JSON that Spark shows in a query's progress. It has a list `[end,
+    offsets, bytes, oldestMs, start]` for each partition, and the totals of all partitions.
     """
     topics: dict[str, dict[str, list[int | None]]] = {}
     for (topic, partition), lag in sorted(lags.items()):
@@ -60,14 +61,14 @@ def lag_to_json(lags: Mapping[TopicPartition, PartitionLag]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class StreamLag:
-    """Lag of a query's stream after a batch.
+    """Lag of one stream of a query after a batch.
 
     Attributes:
         offsets: Number of unread offsets.
-        size: Approximate bytes of these offsets.
+        size: Approximate bytes of the unread offsets.
         oldest_ms: Approximate timestamp of the oldest unread record in ms since the epoch; `None`
-            if everything was read, or it is unknown.
-        partitions: Lag by topic and partition.
+            if all records were read or the timestamp is unknown.
+        partitions: Lag of each partition.
     """
 
     offsets: int
@@ -77,11 +78,13 @@ class StreamLag:
 
 
 def stream_lag(progress: Mapping[str, Any] | str) -> tuple[StreamLag, ...]:
-    """Returns the lag of each stream of this source in a progress event, in order.
+    """Returns the lags that a progress event contains: one for each stream of this source, in the
+    order of the query's sources.
 
     Args:
         progress: `query.lastProgress`, its JSON, or the JSON of a `StreamingQueryListener` event.
-            Python sources report it since Spark 4.2; before that, the log has a line per batch.
+            Spark reports the lag of Python sources since version 4.2. With earlier versions, read
+            it from the log, which has a line for each batch.
     """
     event = json.loads(progress) if isinstance(progress, str) else progress
     lags = []

@@ -1,5 +1,5 @@
-"""Interfaces of snapshots ("looks") of the partitions that a stream reads from a tier or from
-brokers.
+"""Interfaces of snapshots ("looks") of the partitions that a stream reads. One implementation reads
+the tier, another asks brokers.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PendingSegment:
-    """Unread offsets [start, stop) of one segment.
+    """Offsets [start, stop) of one segment that the stream has not read yet.
 
     Attributes:
-        size: Their original bytes; for a part of a segment, its share by offsets.
-        order: Sort key; the smallest is read first.
+        size: Uncompressed bytes of these offsets. For a part of a segment, the share that
+            corresponds to its number of offsets.
+        order: Sort key; segments with the smallest key are read first.
     """
 
     start: int
@@ -35,19 +36,24 @@ class PendingSegment:
 
 
 def dated(max_timestamp_ms: int) -> tuple[int, int]:
-    """Returns the order of a segment by its largest timestamp; −1 if unknown."""
+    """Returns the `PendingSegment.order` of a segment with this largest timestamp. −1 means that
+    the timestamp is unknown.
+    """
     return 0, max_timestamp_ms
 
 
 def undated(turn: int, lag: int) -> tuple[int, int]:
-    """Returns the order of offsets that only brokers have: after all segments, in turns; within a
-    turn, partitions with the most unread offsets first.
+    """Returns the `PendingSegment.order` of a chunk of offsets that are on brokers but not in the
+    tier.
+
+    These chunks are read after all segments. All partitions are read in turns, one chunk per turn.
+    Within a turn, partitions with more unread offsets (`lag`) are read first.
     """
     return 1 + turn, -lag
 
 
 class LogLook(Protocol):
-    """A snapshot of a partition of one incarnation of a topic."""
+    """A snapshot of one partition of the topic with a certain topic id."""
 
     @property
     def place(self) -> Place:
@@ -55,7 +61,7 @@ class LogLook(Protocol):
 
     @property
     def log(self) -> PartitionLog:
-        """The part of the partition's log that was read."""
+        """The part of the partition's log whose segments were read so far."""
 
     @property
     def written_stop(self) -> int:
@@ -63,28 +69,33 @@ class LogLook(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """True once every segment was read. Until then, log start and end may be wrong."""
+        """True if all segments were read. Otherwise, the start and end of the log may still be
+        wrong.
+        """
 
     def end(self) -> int:
         """Returns one past the last offset that may be read."""
 
     def end_before(self, hole: Hole) -> int:
-        """Returns the end of the readable offsets below a hole."""
+        """Returns one past the last offset before a hole (missing offsets) that may be read."""
 
     def epoch_of(self, offset: int) -> int | None:
         """Returns the leader epoch that owns an offset; `None` if unknown."""
 
     def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
-        """Returns the first offset dated at or after a time, or `None`."""
+        """Returns the first offset whose timestamp is at or after a time; `None` if there is
+        none.
+        """
 
     def pending(self, start: int, stop: int) -> Iterator[PendingSegment]:
-        """Yields existing segments of offsets [start, stop), ascending."""
+        """Yields the existing segments of offsets [start, stop), in ascending order of offsets."""
 
     def lag(self, position: int) -> PartitionLag:
-        """Returns the lag at an offset."""
+        """Returns the lag of a stream whose next offset is `position`."""
 
     def plan(self, wanted: BatchRange) -> PlannedPartition | None:
-        """Plans some offsets of the partition; `None` if no segment is left and loss is allowed.
+        """Plans the read of a batch's offsets in this partition. Returns `None` if no segment is
+        left and `failOnDataLoss` is false.
 
         Raises:
             TieredKafkaError: The offsets can no longer be read.
@@ -93,11 +104,12 @@ class LogLook(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NewerTopic:
-    """An incarnation that has replaced another one.
+    """A topic that was created with the same name after the stream's topic was deleted.
 
     Attributes:
-        topic_id: Id of the new incarnation.
-        partitions: Takes snapshots of its partitions at the first call.
+        topic_id: Topic id of the new topic.
+        partitions: Returns snapshots of the new topic's partitions. They are taken at the first
+            call.
     """
 
     topic_id: str
@@ -109,9 +121,10 @@ class TopicLook:
     """A snapshot of one topic of a stream.
 
     Attributes:
-        topic_id: The incarnation that the stream reads, or the newest for a new topic.
-        partitions: Partitions of that incarnation with data.
-        newer: The incarnation that has replaced it, or `None`.
+        topic_id: Id of the topic that the stream reads. For a topic that the stream has not read
+            yet, the newest id.
+        partitions: Snapshots of the partitions that have data.
+        newer: The topic with the same name that has replaced this one, or `None`.
     """
 
     topic: str
@@ -125,8 +138,8 @@ Look: TypeAlias = dict[str, TopicLook]
 
 
 def at_position(look: Look, position: StreamPosition) -> Look:
-    """Returns a look with the stream's current incarnations; the same look if nothing changed. The
-    stream may have continued with a newer incarnation in the meantime.
+    """Returns a snapshot of the topic ids that the stream reads. It differs from `look` if the
+    stream has continued with a newer topic of the same name since `look` was taken.
     """
     moved = {}
     for name, topic in look.items():
@@ -146,9 +159,9 @@ class Looker(Protocol):
     """Takes snapshots of the topics of one stream.
 
     Attributes:
-        tier: The tier with their segments.
-        pool: Plans partitions concurrently.
-        interval_ms: Minimum time between two looks.
+        tier: The tier with the segments of these topics.
+        pool: Threads in which partitions are planned concurrently.
+        interval_ms: Minimum time between two snapshots, in milliseconds.
     """
 
     tier: Tier
@@ -156,21 +169,21 @@ class Looker(Protocol):
     interval_ms: int
 
     def close(self) -> None:
-        """Closes connections and threads."""
+        """Closes the connections and stops the threads."""
 
     def look(self, position: StreamPosition, before: Look | None) -> Look:
         """Takes a snapshot of all selected topics.
 
         Args:
-            position: The stream's position; it may have topics that no longer exist.
-            before: The previous look, which is returned if nothing changed.
+            position: The stream's position; it may contain topics that no longer exist.
+            before: The previous snapshot; it may be returned again if nothing changed.
         """
 
     def again(
         self, ranges: Mapping[TopicPartition, tuple[str, int]]
     ) -> Mapping[TopicPartition, LogLook]:
-        """Takes snapshots of the partitions of an earlier batch, even if they are no longer
-        selected.
+        """Takes snapshots of the partitions of an earlier batch, even if the options no longer
+        select these partitions.
 
         Args:
             ranges: Topic id and first wanted offset of each partition.

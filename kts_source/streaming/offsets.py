@@ -1,4 +1,4 @@
-"""A stream's position: one line of JSON in a checkpoint's offset log.
+"""The position of a stream, which Spark stores as one line of JSON in a checkpoint's offset log.
 
     new query  {"v":1,"at":"initial"}
     else       {"v":1,
@@ -8,14 +8,15 @@
                           …},
                 "from":{"<topic>":{"id":"<topic id>","p":{"<partition>":<first offset>, …}}, …}}
 
-Topics are in order of name, partitions of number, because Spark compares positions as text. `from`
-has the start offsets of the batch that ends at this position, for partitions in which it did not
-start at the previous end: in the first batch, and for a new partition, another topic id, or a jump
-over lost offsets. Spark never passes the start of the first batch to a source again, so the start
-of a new query is a constant.
+Topics are sorted by name and partitions by number, because Spark compares positions as text.
+Usually, the batch that ends at this position starts at the previous position. `from` has the start
+offsets of the other partitions: all partitions in the first batch, new partitions, partitions of a
+topic that was created again, and partitions in which lost offsets were skipped. The position before
+the first batch is a constant without offsets, because Spark never passes it to a source again after
+the first batch.
 
-Offsets of Spark's Kafka source (`KafkaSourceOffset`, `JsonUtils.partitionOffsets`) are positions,
-too: `{"<topic>":{"<partition>":<next offset>}}`.
+Offsets of Spark's Kafka source (`KafkaSourceOffset`, `JsonUtils.partitionOffsets`) are accepted as
+positions, too: `{"<topic>":{"<partition>":<next offset>}}`.
 """
 
 from __future__ import annotations
@@ -48,9 +49,10 @@ class TopicPosition:
     """A stream's position in one topic.
 
     Attributes:
-        topic_id: The incarnation; `None` if Spark's Kafka source wrote the position.
-        offsets: The next offset to read of each partition.
-        epochs: Leader epoch of the record before each offset, if known.
+        topic_id: Id of the topic; `None` if Spark's Kafka source wrote the position.
+        offsets: The next offset to read in each partition.
+        epochs: Leader epoch of the record before the next offset, for partitions in which it is
+            known.
     """
 
     topic_id: str | None
@@ -60,7 +62,9 @@ class TopicPosition:
 
 @dataclass(frozen=True, slots=True)
 class TopicBegin:
-    """Start offsets of a batch in some partitions of one topic."""
+    """Start offsets of a batch in those partitions of one topic in which it does not start at the
+    previous position.
+    """
 
     topic_id: str
     offsets: Offsets
@@ -71,9 +75,11 @@ class StreamPosition:
     """A stream's position.
 
     Attributes:
-        topics: Positions by topic.
-        begins: Start offsets by topic; `from` in the module docstring.
-        is_initial: True if no batch was read yet; the options define the start of the batch.
+        topics: Position in each topic, by name.
+        begins: Start offsets of the batch that ends here, by topic name; see `from` in the module
+            docstring.
+        is_initial: True if no batch was read yet. Then the options determine where the first batch
+            starts.
     """
 
     topics: Mapping[str, TopicPosition]
@@ -85,7 +91,7 @@ INITIAL: Final = StreamPosition({}, is_initial=True)
 
 
 def position_to_json(position: StreamPosition) -> dict[str, Any]:
-    """Returns the position as JSON types, always in the same order."""
+    """Converts a position to JSON types. Equal positions give equal JSON text."""
     if position.is_initial:
         return {"v": VERSION, "at": "initial"}
     topics = {}
@@ -103,10 +109,10 @@ def position_to_json(position: StreamPosition) -> dict[str, Any]:
 
 
 def position_from_json(document: object) -> StreamPosition:
-    """Reads the position that Spark passes back.
+    """Parses a position that Spark passes back to the source.
 
     Raises:
-        StreamOffsetError: The document is of a later version, or not a position.
+        StreamOffsetError: A later release wrote the document, or it is not a position.
     """
     if not isinstance(document, Mapping):
         raise _malformed("it is not an object")
@@ -121,7 +127,7 @@ def position_from_json(document: object) -> StreamPosition:
         )
     if "at" in document:
         if dict(document) != position_to_json(INITIAL):
-            raise _malformed(f"it begins at {document['at']!r}")
+            raise _malformed(f"it has 'at': {document['at']!r}, but is not the initial position")
         return INITIAL
     _check_members("the position", document, {"v", "topics"}, {"from"})
     topics = {}
@@ -130,7 +136,7 @@ def position_from_json(document: object) -> StreamPosition:
         offsets = _offsets(name, topic["p"])
         epochs = _offsets(name, topic.get("e", {}))
         if not epochs.keys() <= offsets.keys():
-            raise _malformed(f"topic {name!r} has an epoch of a partition without an offset")
+            raise _malformed(f"topic {name!r} has a leader epoch for a partition without offset")
         topics[name] = TopicPosition(_topic_id(name, topic["id"], optional=True), offsets, epochs)
     begins = {}
     for name, begin in _object("from", document.get("from", {})).items():
@@ -143,7 +149,9 @@ def position_from_json(document: object) -> StreamPosition:
             or topic_position.topic_id != topic_id
             or not offsets.keys() <= topic_position.offsets.keys()
         ):
-            raise _malformed(f"it begins in partitions of topic {name!r} where it does not end")
+            raise _malformed(
+                f"it has start offsets in partitions of topic {name!r} without end offset"
+            )
         begins[name] = TopicBegin(topic_id, offsets)
     return StreamPosition(topics, begins)
 
@@ -162,9 +170,9 @@ def _offsets(topic: str, value: object) -> dict[int, int]:
     offsets = {}
     for text, offset in _object(f"topic {topic!r}", value).items():
         if not isinstance(text, str) or not _NUMBER.fullmatch(text) or int(text) > _MAX_PARTITION:
-            raise _malformed(f"topic {topic!r} has a partition {text!r}")
+            raise _malformed(f"topic {topic!r} has an invalid partition {text!r}")
         if type(offset) is not int or not 0 <= offset <= _MAX_OFFSET:
-            raise _malformed(f"{topic}-{text} has an offset {offset!r}")
+            raise _malformed(f"{topic}-{text} has an invalid offset {offset!r}")
         offsets[int(text)] = offset
     return offsets
 
@@ -172,7 +180,7 @@ def _offsets(topic: str, value: object) -> dict[int, int]:
 def _topic_id(topic: str, value: object, *, optional: bool = False) -> Any:  # noqa: ANN401
     if (value is None and optional) or (isinstance(value, str) and value):
         return value
-    raise _malformed(f"topic {topic!r} has an id {value!r}")
+    raise _malformed(f"topic {topic!r} has an invalid id {value!r}")
 
 
 def _object(what: str, value: object) -> Mapping[Any, Any]:
@@ -186,7 +194,9 @@ def _check_members(
 ) -> None:
     names = _object(what, value).keys()
     if not needed <= names <= needed | optional:
-        raise _malformed(f"{what} has members {sorted(map(str, names))}")
+        raise _malformed(
+            f"{what} has members {sorted(map(str, names))}, but needs {sorted(needed)}"
+        )
 
 
 def _malformed(reason: str) -> StreamOffsetError:
@@ -201,7 +211,8 @@ class BatchRange:
     """Offsets [start, stop) of one partition in a micro-batch.
 
     Attributes:
-        epoch: Leader epoch of the last record when the batch was fixed; `None` if unknown.
+        epoch: Leader epoch that the last record had when the end of the batch was chosen; `None` if
+            unknown.
     """
 
     partition: TopicPartition
@@ -212,13 +223,14 @@ class BatchRange:
 
 
 def batch_ranges(start: StreamPosition, end: StreamPosition) -> list[BatchRange]:
-    """Returns the non-empty offset ranges between two positions, in order of topic and partition.
+    """Returns the non-empty offset ranges between two positions, sorted by topic and partition.
 
-    After a restart, Spark 4.0 and 4.1 request the batch between a position and itself. That batch
-    is empty, even if the position has start offsets of an earlier batch in `from`.
+    After a restart, Spark 4.0 and 4.1 pass the same position as start and end. Then there are no
+    ranges, even if the position has start offsets in `from`.
 
     Raises:
-        StreamOffsetError: The positions do not belong together.
+        StreamOffsetError: The positions do not belong to the same batch, or Spark's Kafka source
+            started the batch.
     """
     if start == end:
         return []
@@ -233,8 +245,8 @@ def batch_ranges(start: StreamPosition, end: StreamPosition) -> list[BatchRange]
                 first = before.offsets.get(number)
             if first is None or first > stop:
                 raise StreamOffsetError(
-                    f"the checkpoint has no start of the batch that ends at offset {stop} of topic"
-                    f" id {topic.topic_id}: its lines belong to different batches",
+                    f"the checkpoint has no start offset for the batch that ends at offset {stop}"
+                    f" of topic id {topic.topic_id}: its lines belong to different batches",
                     topic=name,
                     partition=number,
                 )

@@ -1,12 +1,12 @@
-"""Takes snapshots ("looks") of the topics of a stream from the tier alone.
+"""Takes snapshots ("looks") of a stream's topics from the tier, without brokers.
 
-A look has the start, the end and the segments of each partition. Manifests are read on demand, so
-even with years of history only the manifests of the next batch are read.
+A look describes the start, the end and the segments of each partition. Manifests are read when they
+are needed. So even if the tier has years of history, only the manifests of the next batch are read.
 
-Segments are added at the end of a partition's listing and deleted at its beginning. So a long
-listing is not repeated (`ListingMemory`): only its first page and the keys after its last segments
-are listed. The other keys are assumed to be unchanged until the next full listing. If two listings
-differ where they overlap, a full listing follows immediately.
+New segments appear at the end of a partition's listing, and retention deletes segments at its
+beginning. So a long listing is not repeated (see `ListingMemory`): only its first page and the keys
+after its last segments are listed. The other keys are assumed to be unchanged until the next full
+listing. If the new pages contradict the previous listing, a full listing follows immediately.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ requests are sequential, but listings of single partitions run concurrently.
 
 
 class TierLogLook:
-    """A snapshot of a partition of one incarnation of a topic, from one listing; a `LogLook`.
+    """A `LogLook` that describes a partition as one listing of the tier shows it.
 
     Args:
         options: Options of the scan.
@@ -121,9 +121,11 @@ class TierLogLook:
         return self.tier_log.is_complete
 
     def end(self) -> int:
-        """See `LogLook`; for `read_committed` the last stable offset of the tier."""
+        """See `LogLook`. For `read_committed`, this is the last stable offset of the records in the
+        tier.
+        """
         tier_log = self.tier_log
-        # An end from an insufficient part of the log may be wrong.
+        # Compute the end again if more of the log was read in the meantime.
         while self._stable is None or self._stable[0] != tier_log.is_complete:
             stop = tier_log.log.stop
             end = stop
@@ -172,7 +174,7 @@ class TierLogLook:
         offsets = max(end - position, 0)
         if not offsets:
             return PartitionLag(end, 0, 0, None, self.log.log_start)
-        # Use the timestamp of the last record read, because the next record is rarely older.
+        # Use the timestamp of the last record that was read: the next record is rarely older.
         before = self.tier_log.covering(max(position - 1, self.log.log_start), position + 1)
         times = [
             span.segment.max_timestamp_ms
@@ -183,7 +185,7 @@ class TierLogLook:
         return PartitionLag(end, offsets, size, oldest, self.log.log_start)
 
     def _stored_bytes(self, position: int) -> int:
-        """Estimates the bytes of listed segments after an offset."""
+        """Estimates the stored bytes of the listed segments from an offset on."""
         entries = self.listed.entries
         size = 0
         for number, entry in enumerate(entries):
@@ -198,8 +200,8 @@ class TierLogLook:
         return size
 
     def plan(self, wanted: BatchRange) -> PlannedPartition | None:
-        """See `LogLook`. Raises `DataLossError` if offsets were lost since the batch was fixed, or
-        its end is not decided.
+        """See `LogLook`. Raises `DataLossError` if offsets were lost after the batch's end was
+        chosen, or if the batch ends above the last stable offset.
         """
 
         def bounds_of(log: PartitionLog, _: TimestampLookup) -> tuple[int, int]:
@@ -218,8 +220,8 @@ class TierLogLook:
         return planned
 
     def pending(self, start: int, stop: int) -> Iterator[PendingSegment]:
-        """See `LogLook`. Skips holes. If a new hole appears, the whole log was read, and the
-        iterator ends.
+        """See `LogLook`. Skips holes. If reading further segments completes the log, the iterator
+        ends, because the earlier results may be wrong and the caller must start again.
         """
         position, count = start, _FIRST_SEGMENTS
         while position < stop:
@@ -249,11 +251,11 @@ def _pending_segment(span: SegmentRange, start: int, stop: int) -> PendingSegmen
 
 
 class TierLooker:
-    """Takes snapshots of the tier for one stream; a `Looker`.
+    """A `Looker` that takes snapshots of a stream's topics from the tier.
 
     Args:
-        options: Options of the scan. The tier is opened from them.
-        clock: Returns seconds.
+        options: Options of the scan, with which the tier is opened.
+        clock: Returns the current time in seconds.
     """
 
     def __init__(self, options: ScanOptions, clock: Callable[[], float]) -> None:
@@ -269,7 +271,7 @@ class TierLooker:
             self._listings = ListingMemory(layout, interval_ms, clock)
         self._logged: dict[str, object] = {}  # warnings of each topic, to log them once
         self._absent: set[str] = set()  # topics for which the stream waits
-        # Cached: finding the newest of several incarnations reads all their manifests.
+        # Cached, because finding the newest of several topic ids reads all their manifests.
         self._settled: dict[str, tuple[frozenset[str], str]] = {}
         self._older: dict[str, frozenset[str]] = {}  # ids older than an incarnation the stream read
 
@@ -284,7 +286,7 @@ class TierLooker:
         catalog = self._catalog(remembered=True)
         for topic_look in (before or {}).values():
             for each in topic_look.partitions.values():
-                # Objects that fill a hole may be anywhere in the listing.
+                # List everything: objects that fill a hole may be anywhere in the listing.
                 if self._listings and isinstance(each, TierLogLook) and each.log.missing:
                     self._listings.forget(each.listed.folder, each.listed.partition)
         looks = {}
@@ -300,7 +302,9 @@ class TierLooker:
         catalog: SegmentCatalog,
         before: Mapping[int, LogLook],
     ) -> dict[int, LogLook]:
-        """Takes snapshots of listed partitions of one topic concurrently."""
+        """Takes snapshots of listed partitions of one topic concurrently. Returns them by partition
+        number.
+        """
         bounds = (self._options.starting, self._options.ending)
         has_times = any(isinstance(bound, TimestampBound | TimestampsBound) for bound in bounds)
         in_part = not has_times or self._options.max_timestamp_ahead_ms is not None
@@ -371,7 +375,9 @@ class TierLooker:
         return {}
 
     def _catalog(self, *, remembered: bool = False) -> SegmentCatalog:
-        """Returns a catalog of new listings, which may extend earlier ones if `remembered`."""
+        """Returns a catalog that lists the tier. With `remembered`, it reuses unchanged parts of
+        earlier listings.
+        """
         memory = self._listings if remembered else None
         return SegmentCatalog(
             self.tier,
@@ -408,8 +414,8 @@ class TierLooker:
         asked = wanted_topic_id(options, topic)
         if None not in (topic_id, asked) and topic_id != asked:
             raise StreamOffsetError(
-                f"the checkpoint is of topic id {topic_id}, and option 'topicId' is {asked}:"
-                " begin a new checkpoint to read another incarnation",
+                f"the checkpoint belongs to topic id {topic_id}, but option 'topicId' is {asked}:"
+                " use a new checkpoint to read the topic with the other id",
                 topic=topic,
             )
         current: DiscoveredTopic | None
@@ -420,7 +426,7 @@ class TierLooker:
                 self._note_older(current)
         else:
             here = [folder for folder in folders if folder.topic_id == topic_id]
-            # New segments may follow after all segments expired, so zero segments are no loss.
+            # If all segments have expired, new ones may follow. So missing segments are no loss.
             pinned = replace(
                 options, topic_ids={**options.topic_ids, topic: topic_id}, fail_on_data_loss=False
             )
@@ -452,7 +458,7 @@ class TierLooker:
     ) -> NewerTopic | None:
         if newer is None:
             return None
-        # Cached, so that a later look returns the same topic.
+        # Cached, so that all calls return the same snapshots.
         return NewerTopic(
             newer.topic_id, cache(lambda: self._partitions(newer.partitions, catalog, {}))
         )
@@ -460,15 +466,16 @@ class TierLooker:
     def _newer(
         self, topic: str, folders: Sequence[TopicFolder], topic_id: str, catalog: SegmentCatalog
     ) -> DiscoveredTopic | None:
-        """Returns the incarnation that has replaced the stream's current one.
+        """Returns the topic with the same name that has replaced the stream's topic; `None` if
+        there is none.
 
-        An incarnation that is known to be older does not replace it, even if all segments of the
-        stream's incarnation have expired.
+        A topic that is known to be older never replaces the stream's topic, even if all segments of
+        the stream's topic have expired.
         """
         ids = frozenset(folder.topic_id for folder in folders)
         unknown = ids - self._older.get(topic, frozenset()) - {topic_id}
         others = [folder for folder in folders if folder.topic_id in unknown]
-        # An incarnation without segments is being copied for the first time.
+        # Ignore a topic id without segments: its first segment is still being copied.
         if not any(self._has_segments(folder, catalog) for folder in others):
             return None
         compared = [folder for folder in folders if folder.topic_id in {*unknown, topic_id}]
@@ -506,8 +513,11 @@ def _is_same(before: ListedPartition, now: ListedPartition) -> bool:
 
 
 def _continues(last_look: LogLook | None, now: ListedPartition) -> bool:
-    """Returns whether new segments of a partition follow the known segments in the same leader
-    epoch. After an election, brokers may also have copied other segments again.
+    """Returns whether the new segments of a partition directly follow the known segments, in the
+    same leader epoch.
+
+    If not, there may have been a leader election, and the new leader may have copied earlier
+    segments again.
     """
     if not isinstance(last_look, TierLogLook) or not last_look.listed.entries or not now.entries:
         return False
@@ -525,9 +535,11 @@ def _continues(last_look: LogLook | None, now: ListedPartition) -> bool:
 
 
 def _check_parts(topic: DiscoveredTopic, position: TopicPosition, options: ScanOptions) -> None:
-    """Raises `DataLossError` if a partition has only incomplete segments, and several, above the
-    stream's offset: their manifests are lost. Incomplete segments below the offset are being
-    deleted.
+    """Raises `DataLossError` if a partition has no complete segment, but at least two incomplete
+    segments from the stream's offset on. Their manifests are lost.
+
+    A single incomplete segment may be a copy in progress. Incomplete segments below the stream's
+    offset are ignored, because they are probably being deleted.
     """
     for number in topic.empty_partitions:
         start = position.offsets.get(number, 0)
@@ -554,13 +566,15 @@ class _Known:
 
 
 class ListingMemory:
-    """A `Layout` that lists a partition with one or two requests if few objects are new.
-    Thread-safe, with one listing of a partition at a time.
+    """A `Layout` that remembers the listings of partitions. If few objects are new, it lists a
+    partition with one or two requests.
+
+    Several threads may use it, but only one of them may list the same partition at a time.
 
     Args:
         layout: The layout of the tier.
-        whole_interval_ms: Time between full listings of a partition.
-        clock: Returns seconds.
+        whole_interval_ms: Maximum age of a full listing in milliseconds. An older one is repeated.
+        clock: Returns the current time in seconds.
     """
 
     def __init__(
@@ -576,12 +590,12 @@ class ListingMemory:
         self._in_a_row: dict[str, list[ObjectInfo]] = {}
 
     def is_assumed(self, folder: TopicFolder, partition: int) -> bool:
-        """Returns whether the last listing reused an earlier one."""
+        """Returns whether the last listing of a partition reused keys of an earlier listing."""
         remembered = self._known.get(self._layout.partition_folder(folder, partition))
         return remembered is not None and not remembered.is_whole
 
     def forget(self, folder: TopicFolder, partition: int) -> None:
-        """Makes the next listing of a partition a full listing."""
+        """Forgets the listing of a partition, so that the next one is a full listing."""
         self._known.pop(self._layout.partition_folder(folder, partition), None)
 
     def topic_folders(
@@ -591,13 +605,13 @@ class ListingMemory:
         return self._layout.topic_folders(store, key_prefix, topic)
 
     def partitions(self, store: ObjectStore, folder: TopicFolder) -> tuple[int, ...]:
-        """See `Layout.partitions`. Lists all partitions with one prefix if they are many and small;
-        `list_partition` then returns from that listing.
+        """See `Layout.partitions`. If the topic has many small partitions, lists all of them
+        together; then `list_partition` returns objects from that listing.
         """
         numbers = self._layout.partitions(store, folder)
         prefixes = [self._layout.partition_folder(folder, number) for number in numbers]
         self._in_a_row.clear()
-        # Not if other topics are in the same folder.
+        # Only if no other topic is in the same folder.
         if folder.topic_id in folder.folder and self._is_better_in_a_row(prefixes):
             listed: dict[str, list[ObjectInfo]] = defaultdict(list)
             for info in store.list_objects(folder.folder):
@@ -608,7 +622,7 @@ class ListingMemory:
     def list_partition(
         self, store: ObjectStore, folder: TopicFolder, partition: int
     ) -> PartitionListing:
-        """See `Layout.list_partition`. Returns the previous listing if nothing changed."""
+        """See `Layout.list_partition`. Returns the same object as before if nothing changed."""
         prefix = self._layout.partition_folder(folder, partition)
         remembered = self._known.get(prefix)
         now = self._clock()
@@ -658,8 +672,9 @@ class ListingMemory:
 def _ends(
     store: ObjectStore, prefix: str, known_objects: list[ObjectInfo]
 ) -> list[ObjectInfo] | None:
-    """Lists only the first page and the keys after the last known objects. Returns `None` if they
-    contradict the known listing.
+    """Lists only the first page of a prefix and the keys after the last known objects. Returns all
+    objects, including the known ones in between. Returns `None` if the new pages contradict the
+    known objects.
     """
     first = list(islice(store.list_objects(prefix), PAGE))
     resumed = known_objects[-_SEEN_AGAIN - 1].key

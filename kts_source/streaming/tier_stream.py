@@ -1,11 +1,11 @@
 """Chooses and plans the micro-batches of one running stream.
 
-A restart needs only positions; the stream has no other state. The last look and the plan of the
-last chosen batch are cached.
+The positions in the checkpoint are the only state that a restarted stream needs. The last snapshot
+of the topics ("look") and the plan of the last chosen batch are only caches.
 
-Pending segments of all partitions are sorted by the timestamp of their newest record, oldest first,
-so event time advances evenly over partitions, and watermarks drop fewer rows. Within a partition,
-segments keep their order.
+Unread segments of all partitions are sorted by the timestamp of their newest record, oldest first.
+So event time advances evenly in all partitions, and watermarks drop fewer rows. Segments of the
+same partition are read in order of offsets.
 """
 
 from __future__ import annotations
@@ -59,12 +59,15 @@ _ATTEMPTS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """Limits of a micro-batch; `None` = no limit. The first one reached ends the batch.
+    """Limits of a micro-batch; `None` means no limit. The batch ends at the limit that is reached
+    first.
 
     Attributes:
-        offsets: Number of offsets; may end the batch inside a segment.
-        size: Original bytes of complete segments; at least one segment is read.
-        segments: Number of segments, or of parts of segments.
+        offsets: Maximum number of offsets. The batch may end inside a segment.
+        size: Maximum of uncompressed segment bytes. The batch ends between segments, and contains
+            at least one.
+        segments: Maximum number of segments. A segment of which only a part is unread counts as
+            one.
     """
 
     offsets: int | None = None
@@ -78,12 +81,13 @@ NO_LIMITS = BatchLimits()
 def admit(
     pending: Mapping[TopicPartition, Iterator[PendingSegment]], limits: BatchLimits
 ) -> dict[TopicPartition, int]:
-    """Returns the end of a micro-batch, exclusive, in each partition that it reads.
+    """Chooses the segments of a micro-batch. Returns the end offset, exclusive, in each partition
+    from which the batch reads.
 
-    Reads only as many pending segments as needed.
+    Advances the iterators only as far as needed.
 
     Args:
-        pending: Segments by partition, ascending.
+        pending: Unread segments of each partition, in ascending order.
         limits: Limits of the batch.
     """
     heads: list[tuple[tuple[int, int], TopicPartition, PendingSegment]] = []
@@ -117,12 +121,12 @@ def admit(
 
 @dataclass(frozen=True, slots=True)
 class PendingPartition:
-    """Offsets [start, stop) of a partition that may be read next.
+    """Offsets [start, stop) of a partition that are unread and may be read.
 
     Attributes:
-        has_recorded_start: True if the stream's position has `start`; if False, the next position
-            must include it.
-        look: Snapshot of the partition; `None` if the tier has no segment of it.
+        has_recorded_start: True if the stream's position contains `start`. If False, the position
+            after the next batch must contain it in `begins`.
+        look: Snapshot of the partition; `None` if the tier has no segment of the partition.
     """
 
     partition: TopicPartition
@@ -136,12 +140,13 @@ class PendingPartition:
 def pending_partitions(
     options: ScanOptions, position: StreamPosition, look: Look
 ) -> list[PendingPartition]:
-    """Returns the readable offsets of all partitions, in order of topic and partition, including
-    empty ranges.
+    """Returns the unread offsets of all partitions, sorted by topic and partition. A partition
+    without unread offsets has an empty range.
 
     Raises:
-        DataLossError: Offsets were lost that the stream has read or still must read.
-        InvalidOptionError: A start in JSON does not name the existing partitions.
+        DataLossError: Offsets were lost, before or after the stream read them.
+        InvalidOptionError: The options start at offsets given as JSON, and its partitions are not
+            the existing partitions.
     """
     if position.is_initial:
         return _initial_partitions(options, look)
@@ -206,9 +211,9 @@ def _new_partition(look: LogLook, topic_id: str) -> PendingPartition:
 
 
 def _initial_partitions(options: ScanOptions, look: Look) -> list[PendingPartition]:
-    """Returns the partitions of a new stream, with the start offsets of the options."""
+    """Returns the partitions of a new stream. Their start offsets come from the options."""
     held = {(topic.topic, number) for topic in look.values() for number in topic.partitions}
-    # Only brokers have the list of all partitions: partitions without segments may exist.
+    # Without brokers, partitions that have no segments are unknown.
     check_named(options, held, look.keys() if options.brokers is None else frozenset())
     pending = []
     for name, topic in sorted(look.items()):
@@ -219,7 +224,7 @@ def _initial_partitions(options: ScanOptions, look: Look) -> list[PendingPartiti
             pending.append(
                 PendingPartition(partition, topic.topic_id, start, stop, False, log_look)
             )
-        # Partitions in the options that are not tiered yet.
+        # Add the partitions that the options name and that have no segments yet.
         if isinstance(options.starting, OffsetsBound):
             for number, start in sorted(options.starting.offsets.get(name, {}).items()):
                 if number not in topic.partitions and start >= 0:
@@ -253,15 +258,15 @@ def next_position(
     pending: Sequence[PendingPartition],
     ends: Mapping[TopicPartition, int],
 ) -> StreamPosition:
-    """Returns the position after a batch; `position` itself if the batch would be empty.
+    """Returns the position after a batch; returns `position` itself if the batch would be empty.
 
-    A new stream always has a first batch, because Spark requires one. Partitions that are in the
-    position but not pending keep their offsets.
+    The first batch of a new stream may be empty, because Spark requires a first batch. Partitions
+    that are in `position` but not in `pending` keep their offsets.
 
     Args:
         position: Position before the batch.
-        pending: Partitions that could be read.
-        ends: End offsets of the batch.
+        pending: Partitions that the batch may read.
+        ends: End offsets of the batch, exclusive. Nothing is read from other partitions.
     """
     if not position.is_initial and all(ends.get(p.partition, 0) <= p.start for p in pending):
         return position
@@ -276,7 +281,7 @@ def next_position(
         epochs = dict(topic_position.epochs)
         if stop != topic_position.offsets.get(number):
             epochs.pop(number, None)
-            # The epoch of a record that this stream did not read is never compared.
+            # Store the epoch only if this stream has read the record.
             epoch = None if each.look is None else each.look.epoch_of(stop - 1)
             if stop > each.start and epoch is not None:
                 epochs[number] = epoch
@@ -290,11 +295,11 @@ def next_position(
 
 
 class TierStream:
-    """Chooses and plans the micro-batches of one query. Used by one thread at a time.
+    """Chooses and plans the micro-batches of one query. Only one thread at a time may use it.
 
     Args:
-        options: Options of the scan, with limits of a batch.
-        clock: Seconds since the epoch.
+        options: Options of the scan; they contain the limits of a batch.
+        clock: Returns the time in seconds since the epoch.
     """
 
     def __init__(self, options: ScanOptions, clock: Callable[[], float] = time.time) -> None:
@@ -316,23 +321,26 @@ class TierStream:
         self._is_noted = False
 
     def close(self) -> None:
-        """Closes connections and threads."""
+        """Closes the connections and stops the threads."""
         self._looker.close()
 
     def fix_end(self) -> None:
-        """Ignores all offsets that are tiered after the next look."""
+        """Makes the stream end at the offsets that exist at the next `next` call. Later offsets are
+        ignored.
+        """
         self._ends_here = True
 
     def next(self, position: StreamPosition, *, limited: bool = True) -> StreamPosition:
-        """Returns the end of the next batch; `position` itself if the stream must wait or nothing
-        is new.
+        """Chooses the next batch and returns its end. Returns `position` itself if there is nothing
+        new, or the stream must wait.
 
         Args:
             position: The stream's position.
-            limited: True to apply the limits of the options.
+            limited: True if the batch limits in the options apply.
 
         Raises:
-            TieredKafkaError: The stream cannot continue, even after waiting.
+            TieredKafkaError: The stream cannot continue. If waiting may help, the error is logged
+                instead, except in the first call and for streams with a fixed end.
         """
         if not self._is_noted:
             self._is_noted = True
@@ -341,7 +349,7 @@ class TierStream:
             with paused_collector():
                 end = self._next_of(position, limited=limited)
         except TieredKafkaError as error:
-            # Before the first response, Spark would use the position as the end of the topic.
+            # Not in the first call: Spark would use the position as the end of the topic.
             if not error.retriable or not self._has_answered or self._ends_here:
                 raise
             log.warning("the stream waits for its store: %s", error)
@@ -353,8 +361,8 @@ class TierStream:
         return end
 
     def lag(self) -> dict[str, Any] | None:
-        """Returns the lag after the last returned end of a batch; `None` before the first one.
-        Lists nothing.
+        """Returns the lag at the position that `next` returned last; `None` before the first call
+        of `next`. Sends no listing requests.
         """
         look, position = self._look, self._answered
         if look is None or position is None:
@@ -380,10 +388,10 @@ class TierStream:
         return self._lag[2]
 
     def plan(self, start: StreamPosition, end: StreamPosition) -> ScanPlan | None:
-        """Plans the batch between two positions; `None` if it is empty.
+        """Plans the batch between two positions. Returns `None` if the batch is empty.
 
         Raises:
-            TieredKafkaError: The fixed offsets of the batch can no longer be read.
+            TieredKafkaError: Offsets of the batch can no longer be read.
         """
         planned, self._planned = self._planned, None
         ranges = batch_ranges(start, end)
@@ -398,7 +406,7 @@ class TierStream:
     def _plan_again(self, ranges: Sequence[BatchRange]) -> ScanPlan:
         looks = self._looker.again({each.partition: (each.topic_id, each.start) for each in ranges})
         plan = self._plan(ranges, looks)
-        # Check this after planning, which may have read more of a log.
+        # Check the epochs after planning, because planning may have read more of a log.
         for wanted in ranges:
             look = looks.get(wanted.partition)
             if look is not None and wanted.epoch is not None:
@@ -418,7 +426,7 @@ class TierStream:
     def _next(self, position: StreamPosition, *, limited: bool) -> StreamPosition:
         look = self._current_look(position)
         nothing_new = self._nothing_new
-        # A failed batch is retried at the next look, even if nothing changed.
+        # After a failure, the batch is chosen again at the next snapshot, even if nothing changed.
         if self._has_failed or (
             nothing_new is not None and nothing_new[0] is look and nothing_new[1] == position
         ):
@@ -429,7 +437,9 @@ class TierStream:
                 return end
 
     def _current_look(self, position: StreamPosition) -> Look:
-        """Returns the last look, or a new one if the last look is old enough."""
+        """Returns the last snapshot of the topics, or takes a new one if the last one is too
+        old.
+        """
         age_ms = (self._clock() - self._asked_at) * 1000
         if self._look is None or not 0 <= age_ms < self._looker.interval_ms:
             self._has_failed = False
@@ -443,15 +453,18 @@ class TierStream:
     def _choose(
         self, position: StreamPosition, look: Look, *, limited: bool
     ) -> StreamPosition | None:
-        """Returns the end of the next batch; `None` to choose again, because planning read more of
-        a log than expected, so earlier results may be wrong.
+        """Chooses the next batch and returns its end; returns `position` itself if the stream must
+        wait.
+
+        Returns `None` if the caller must call it again: while the batch was chosen, the rest of a
+        partition's log was read, so the earlier results may be wrong.
         """
         target = self._target
         pending = pending_partitions(self._options, position, look)
         looks = {each.partition: each.look for each in pending if each.look is not None}
         complete = _complete(looks)
         existing = {(each.partition, each.topic_id): each for each in pending}
-        # While a partition has objects, a hole or its next segment shows a loss.
+        # Check partitions without objects. In others, a hole or the next segment shows a loss.
         gone = {key: stop for key, stop in self._seen.items() if key not in existing}
         self._check_unread(position, look, existing, gone)
         self._seen = {key: each.stop for key, each in existing.items()}
@@ -469,7 +482,7 @@ class TierStream:
         ends = admit(segments, self._limits() if limited else NO_LIMITS)
         end = next_position(position, pending, ends)
         if end is not position and _complete(looks) == complete:
-            # Plan before Spark writes the end to a checkpoint, because the plan may fail.
+            # Plan before Spark writes the end to a checkpoint, because planning may fail.
             try:
                 self._planned = position, end, self._plan(batch_ranges(position, end), looks)
             except DataLossError:
@@ -512,7 +525,9 @@ class TierStream:
         return BatchLimits(settings.max_offsets, settings.max_bytes, settings.max_segments)
 
     def _delays(self, pending: Sequence[PendingPartition]) -> bool:
-        """Returns whether to wait: the batch would be small, and the last batch is recent."""
+        """Returns whether the stream must wait for more offsets: there are fewer than
+        `min_offsets`, and the last batch started less than `max_delay_ms` ago.
+        """
         settings = self._options.stream
         if settings.min_offsets is None:
             return False
@@ -527,8 +542,11 @@ class TierStream:
         existing: Mapping[tuple[TopicPartition, str], PendingPartition],
         ends: Mapping[tuple[TopicPartition, str], int],
     ) -> None:
-        """Raises `DataLossError`, or warns, if offsets below `ends` were deleted unread, and the
-        stream has read all remaining offsets.
+        """Checks that the offsets below `ends` were read or still exist.
+
+        Raises `OffsetOutOfRangeError` if the log of a partition now ends at or below the stream's
+        offset, and the stream has not read all offsets below the partition's end in `ends`. Logs a
+        warning instead if `failOnDataLoss` is false.
         """
         for (partition, topic_id), stop in ends.items():
             topic, topic_position = look.get(partition.topic), position.topics.get(partition.topic)
@@ -550,7 +568,9 @@ class TierStream:
                 report_unread(Place(*partition, fail_on_data_loss=is_strict), offset, stop)
 
     def _up_to_target(self, pending: Sequence[PendingPartition]) -> list[PendingPartition]:
-        """Returns pending offsets below the fixed end, without newer partitions."""
+        """Returns the unread offsets below the fixed end of the stream. Omits partitions that were
+        created later.
+        """
         if self._target is None:
             self._target = {(each.partition, each.topic_id): each.stop for each in pending}
         target = self._target
@@ -563,11 +583,14 @@ class TierStream:
         ]
 
     def _up_to_hole(self, pending: PendingPartition) -> PendingPartition:
-        """Returns pending offsets below the first hole that a batch may not skip: a hole that may
-        be a copy in progress, or any hole if loss is not allowed.
+        """Returns the unread offsets below the first hole (missing offsets) that the stream may not
+        skip.
+
+        A hole may not be skipped if a copy of its offsets may be in progress, or if
+        `failOnDataLoss` is true.
 
         Raises:
-            DataLossError: All offsets before the hole have been read.
+            DataLossError: The stream has reached the hole, and its offsets are lost.
         """
         look = pending.look
         for hole in look.log.missing if look is not None and look.is_complete else ():
@@ -590,7 +613,9 @@ class TierStream:
         return pending
 
     def _may_heal(self, partition: TopicPartition, hole: Hole) -> bool:
-        """Returns whether missing offsets may be a copy in progress."""
+        """Returns whether the offsets of a hole may still appear, because their copy may be in
+        progress.
+        """
         now = self._clock()
         since = self._hole_seen_at.setdefault((*partition, hole.start), now)
         if hole.after.event_timestamp_ms is not None:
@@ -599,7 +624,7 @@ class TierStream:
 
 
 def _with_retries(attempt: Callable[[], _Result]) -> _Result:
-    """Retries if a leader changed, or metadata lacked partitions."""
+    """Calls `attempt` again if it raises `LeaderChangedError`, at most three times in total."""
     for number in range(_ATTEMPTS):
         try:
             return attempt()

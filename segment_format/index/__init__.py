@@ -1,1 +1,3 @@
-"""Side files of a log segment: indexes, producer snapshot, leader epoch checkpoint."""
+"""Reads the files that Kafka stores next to a log segment: indexes, producer snapshots and
+checkpoints.
+"""

@@ -1,6 +1,6 @@
 """Reads Kafka's text files: leader epoch checkpoints, offset checkpoints, `partition.metadata`.
 
-A checkpoint has a version line, a line with the number of entries, and one entry a line:
+A checkpoint has a version line, a line with the number of entries, and one line per entry:
 
     0                 version
     2                 number of entries
@@ -9,8 +9,8 @@ A checkpoint has a version line, a line with the number of entries, and one entr
     orders 0 4711     offset checkpoint: topic, partition, offset
 
 In a leader epoch checkpoint, epoch `e` owns the offsets from its start to the start of the next
-entry. Both columns increase strictly; epochs without records do not appear. The first start offset
-is the partition's log start at the time of writing if that was above the epoch's real start.
+entry. Both columns increase strictly; epochs without records are omitted. If the log start is above
+the real start of the first epoch, Kafka writes the log start instead.
 
 A log directory has one offset checkpoint for each kind of offset: `replication-offset-checkpoint`
 (high watermarks), `recovery-point-offset-checkpoint` (offsets below it are flushed to disk) and
@@ -48,7 +48,7 @@ _TOPIC_ID: Final = re.compile(rb"version: 0\s+topic_id: ([A-Za-z0-9_-]{22})\s*")
 
 @dataclass(frozen=True, slots=True)
 class EpochEntry:
-    """A leader epoch and the first offset it owns."""
+    """A leader epoch and the first offset that it owns."""
 
     epoch: int
     start_offset: int
@@ -56,7 +56,7 @@ class EpochEntry:
 
 @dataclass(frozen=True, slots=True)
 class LeaderEpochCheckpoint:
-    """The lineage of a partition's log.
+    """The lineage of a partition's log: which leader epoch owns which offsets.
 
     Attributes:
         entries: Epochs and start offsets, both strictly increasing.
@@ -66,10 +66,11 @@ class LeaderEpochCheckpoint:
 
     @classmethod
     def from_bytes(cls, data: BytesLike) -> LeaderEpochCheckpoint:
-        """Parses a checkpoint; memory is proportional to the size of `data`.
+        """Parses a leader epoch checkpoint. Uses memory in proportion to the size of `data`.
 
         Raises:
-            CorruptIndexError: Version, count, numbers or order are wrong.
+            CorruptIndexError: The version, the count, a number or the order of the entries is
+                invalid.
         """
         body, position = _read_entries(data, "leader epoch checkpoint")
         entries: list[EpochEntry] = []
@@ -85,7 +86,7 @@ class LeaderEpochCheckpoint:
             if entries and not (
                 entry.epoch > entries[-1].epoch and entry.start_offset > entries[-1].start_offset
             ):
-                problem = f"{entry} follows {entries[-1]}"
+                problem = f"{entry} follows {entries[-1]}, but epochs and offsets must increase"
                 raise CorruptIndexError(f"leader epoch checkpoint: {problem}", position=position)
             entries.append(entry)
             position += len(line)
@@ -98,16 +99,18 @@ class LeaderEpochCheckpoint:
         return "".join(f"{line}\n" for line in lines).encode("ascii")
 
     def epoch_for_offset(self, offset: int) -> int | None:
-        """Returns the epoch that owns `offset`; `None` below the first entry."""
+        """Returns the epoch that owns `offset`; `None` if `offset` is below the first entry."""
         index = bisect_right(self.entries, offset, key=lambda entry: entry.start_offset) - 1
         return self.entries[index].epoch if index >= 0 else None
 
 
 def parse_offset_checkpoint(data: BytesLike) -> dict[tuple[str, int], int]:
-    """Returns offsets by topic and partition; memory is proportional to the size of `data`.
+    """Parses an offset checkpoint. Returns the offset of each topic and partition. Uses memory in
+    proportion to the size of `data`.
 
     Raises:
-        CorruptIndexError: Version, count or an entry is wrong, or a partition appears twice.
+        CorruptIndexError: The version, the count or an entry is invalid, or a partition appears
+            twice.
     """
     body, position = _read_entries(data, "offset checkpoint")
     offsets: dict[tuple[str, int], int] = {}
@@ -122,7 +125,7 @@ def parse_offset_checkpoint(data: BytesLike) -> dict[tuple[str, int], int]:
         ):
             raise CorruptIndexError(
                 f"offset checkpoint: {line[:80]!r} is not a topic, a partition and its offset, or"
-                " appears twice",
+                " repeats a partition",
                 position=position,
             )
         offsets[partition] = int(match[3])
@@ -134,19 +137,22 @@ def parse_partition_metadata(data: BytesLike) -> uuid.UUID:
     """Returns the topic id in a `partition.metadata` file.
 
     Raises:
-        CorruptIndexError: The content is not version 0 with a topic id.
+        CorruptIndexError: The version is not 0, or there is no topic id.
     """
     match = _TOPIC_ID.fullmatch(byte_view(data).tobytes())
     if match is None:
-        raise CorruptIndexError("partition.metadata: no version 0 with a topic id", position=0)
+        raise CorruptIndexError(
+            "partition.metadata: the file does not have version 0 and a topic id", position=0
+        )
     return uuid_from_text(match[1].decode())
 
 
 def _read_entries(data: BytesLike, name: str) -> tuple[list[bytes], int]:
-    """Checks version and count of a checkpoint; returns its entries and the position of the first.
+    """Checks the version and the count of a checkpoint. Returns the lines of its entries, and the
+    byte position of the first entry.
 
     Args:
-        data: The file.
+        data: Content of the file.
         name: Name of the file in errors.
     """
     lines = byte_view(data).tobytes().splitlines(keepends=True)
@@ -160,12 +166,13 @@ def _read_entries(data: BytesLike, name: str) -> tuple[list[bytes], int]:
         return int(words[0])
 
     if len(lines) < 2:
-        raise CorruptIndexError(f"{name}: fewer than two lines", position=position)
+        raise CorruptIndexError(f"{name}: it has fewer than two lines", position=position)
     if (version := read_number(lines[0])) != 0:
         raise CorruptIndexError(f"{name}: unknown version {version}", position=position)
     position += len(lines[0])
     if (count := read_number(lines[1])) != len(lines) - 2:
         raise CorruptIndexError(
-            f"{name}: {count} entries stated, {len(lines) - 2} lines found", position=position
+            f"{name}: {count} entries are stated, but the file has {len(lines) - 2}",
+            position=position,
         )
     return lines[2:], position + len(lines[1])

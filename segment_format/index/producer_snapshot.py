@@ -1,6 +1,6 @@
-"""Reads the producer snapshot (`.snapshot`): the state of each producer at a segment's end.
+"""Reads a producer snapshot (`.snapshot`): the state of each producer at the end of a segment.
 
-Big-endian:
+All numbers are big-endian:
 
 | position | size | field |
 |---:|---:|---|
@@ -12,7 +12,7 @@ Big-endian:
 Entry: producerId i64, producerEpoch i16, lastSequence i32, lastOffset i64, offsetDelta i32,
 timestamp i64, coordinatorEpoch i32, currentTxnFirstOffset i64 (−1: no open transaction).
 
-Producers with an open transaction are always included; idle ones expire after a day.
+Producers with an open transaction are always included. Idle producers are removed after a day.
 
 Source: `org.apache.kafka.storage.internals.log.ProducerStateManager`.
 """
@@ -48,9 +48,11 @@ class ProducerStateEntry:
         last_sequence: Last sequence number written, −1 if it wrote only markers.
         last_offset: Offset of the last record written, −1 if it wrote only markers.
         offset_delta: Last offset delta of the last batch.
-        timestamp: Milliseconds of the last batch or marker.
-        coordinator_epoch: Epoch of the transaction coordinator in the last marker, −1 for none.
-        current_txn_first_offset: First offset of its open transaction, −1 for none.
+        timestamp: Timestamp of the last batch or marker, in milliseconds.
+        coordinator_epoch: Epoch of the transaction coordinator in the last marker; −1 if there was
+            no marker.
+        current_txn_first_offset: First offset of the producer's open transaction; −1 if none is
+            open.
     """
 
     producer_id: int
@@ -64,15 +66,16 @@ class ProducerStateEntry:
 
 
 def parse_producer_snapshot(data: BytesLike) -> tuple[ProducerStateEntry, ...]:
-    """Returns the entries of a snapshot in file order, one object for each 46 bytes of `data`.
+    """Returns the entries of a snapshot in file order. An entry takes 46 bytes of `data`.
 
     Raises:
-        CorruptIndexError: The file is cut, its version unknown, its checksum or count wrong.
+        CorruptIndexError: The file is truncated, its version is unknown, or its checksum or count
+            is wrong.
     """
     view = byte_view(data)
     if len(view) < _HEADER.size:
         raise CorruptIndexError(
-            f"producer snapshot of {len(view)} bytes, at least {_HEADER.size} expected",
+            f"producer snapshot has {len(view)} bytes, but needs at least {_HEADER.size}",
             position=len(view),
         )
     version, crc, count = _HEADER.unpack_from(view)
@@ -81,12 +84,13 @@ def parse_producer_snapshot(data: BytesLike) -> tuple[ProducerStateEntry, ...]:
     computed = crc32c(view[_CRC_START:])
     if computed != crc:
         raise CorruptIndexError(
-            f"producer snapshot: stored CRC {crc:#010x}, computed {computed:#010x}", position=2
+            f"producer snapshot: the stored CRC is {crc:#010x}, but {computed:#010x} was computed",
+            position=2,
         )
     entries = view[_HEADER.size :]
     if len(entries) != count * _ENTRY.size:
         raise CorruptIndexError(
-            f"producer snapshot: {count} entries stated, {len(entries)} bytes found",
+            f"producer snapshot: {count} entries are stated, but {len(entries)} bytes follow",
             position=_CRC_START,
         )
     return tuple(ProducerStateEntry(*fields) for fields in _ENTRY.iter_unpack(entries))
@@ -100,7 +104,7 @@ def write_producer_snapshot(entries: Iterable[ProducerStateEntry]) -> bytes:
 
 
 def open_first_offsets(entries: Iterable[ProducerStateEntry]) -> dict[int, int]:
-    """Returns the first offset of each open transaction, by producer id."""
+    """Returns the first offset of each producer's open transaction, by producer id."""
     return {
         entry.producer_id: entry.current_txn_first_offset
         for entry in entries

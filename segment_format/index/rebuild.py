@@ -1,7 +1,8 @@
 """Rebuilds the side files of a segment from its batch headers, as Kafka's recovery does.
 
-An entry of the offset index names a batch's last offset and its position. Entries are at least
-`index.interval.bytes` apart, and further in large segments, to bound the memory of an index.
+An entry of the offset index contains the last offset and the position of a batch. The distance
+between entries is at least `index.interval.bytes`. It is greater for large segments, to limit the
+memory of an index.
 
 Source: `LogSegment.recover`, `ProducerStateManager.completeTxn`, `ProducerAppendInfo` in Kafka.
 """
@@ -30,14 +31,14 @@ _INTERVAL_BYTES: Final = 4096  # `index.interval.bytes`
 
 
 class TransactionReplay:
-    """Follows the transactions of a log, batch by batch.
+    """Tracks the transactions of a log, batch by batch.
 
     Args:
-        open_before: Producer id to first offset of the transactions open at the first batch.
+        open_before: Transactions that are open before the first batch: first offset by producer id.
 
     Attributes:
-        open: Producer id to first offset of the transactions open after the last batch.
-        aborted: Transactions with an abort marker.
+        open: Transactions that are open after the last applied batch: first offset by producer id.
+        aborted: Transactions whose abort marker was applied.
     """
 
     def __init__(self, open_before: Mapping[int, int]) -> None:
@@ -47,7 +48,7 @@ class TransactionReplay:
     def apply(
         self, batch: DecodedBatch | RecordBatchHeader, marker: ControlRecordType | None
     ) -> None:
-        """Applies the next batch; `marker` is the result of `marker_of` for a control batch."""
+        """Applies the next batch. For a control batch, `marker` is the result of `marker_of`."""
         if batch.is_control_batch:
             first = self.open.pop(batch.producer_id, None) if marker is not None else None
             if first is not None and marker is ControlRecordType.ABORT:
@@ -59,15 +60,15 @@ class TransactionReplay:
 
 
 class RebuiltSideFiles:
-    """Collects the side files of one segment.
+    """Builds the side files of one segment from its batches.
 
     Args:
         base_offset: Base offset of the segment.
-        size: Size of its log, in bytes.
-        open_before: Producer id to first offset of the transactions open at the base offset.
+        size: Size of the segment's log in bytes.
+        open_before: Transactions that are open at the base offset: first offset by producer id.
 
     Attributes:
-        max_timestamp: Largest timestamp in ms; −1 if no record has one.
+        max_timestamp: Largest timestamp of the records in ms; −1 if no record has a timestamp.
         epochs: First offset of each leader epoch.
     """
 
@@ -83,7 +84,7 @@ class RebuiltSideFiles:
         self.epochs: list[EpochEntry] = []
 
     def add(self, batch: WholeBatch) -> None:
-        """Adds the next batch."""
+        """Adds the next batch of the segment."""
         header = batch.header
         self._transactions.apply(header, batch.marker)
         if header.max_timestamp > self.max_timestamp:
@@ -98,26 +99,28 @@ class RebuiltSideFiles:
 
     @property
     def open_after(self) -> Mapping[int, int]:
-        """Producer id to first offset of the transactions open after the last batch."""
+        """Transactions that are open after the last added batch: first offset by producer id."""
         return self._transactions.open
 
     def offset_index(self) -> bytes:
-        """Returns the `.index` file."""
+        """Returns the content of the `.index` file."""
         columns = np.array(self._offsets, dtype=np.int64).reshape(-1, 2)
         return OffsetIndex(self._base_offset, columns[:, 0], columns[:, 1]).to_bytes()
 
     def time_index(self) -> bytes:
-        """Returns the `.timeindex` file."""
+        """Returns the content of the `.timeindex` file."""
         self._add_time()
         columns = np.array(self._times, dtype=np.int64).reshape(-1, 2)
         return TimeIndex(self._base_offset, columns[:, 0], columns[:, 1]).to_bytes()
 
     def transaction_index(self) -> bytes:
-        """Returns the `.txnindex` file."""
+        """Returns the content of the `.txnindex` file."""
         return write_transaction_index(self._transactions.aborted)
 
     def snapshot(self) -> bytes:
-        """Returns a `.snapshot` file with the open transactions only."""
+        """Returns the content of a `.snapshot` file that has only the producers with open
+        transactions.
+        """
         return write_producer_snapshot(
             ProducerStateEntry(producer, -1, -1, -1, 0, -1, -1, first)
             for producer, first in self.open_after.items()

@@ -1,19 +1,21 @@
 """Reads the sparse indexes of a segment: offset index (`.index`) and time index (`.timeindex`).
 
-Both are big-endian, without a file header:
+Both files have big-endian entries and no file header:
 
 | | size | entry |
 |---|---:|---|
 | `.index` | 8 | i32 offset − base offset, i32 position in the log |
 | `.timeindex` | 12 | i64 timestamp in milliseconds, i32 offset − base offset |
 
-Columns of the offset index increase strictly. An entry names the **last** offset of an append and
-the position where that append begins: the position is a batch border, but the batch there begins
-with a lower offset. The index of a small segment is empty, and no entry has position 0.
+Both columns of the offset index increase strictly. An entry has the **last** offset of an append
+(one or more batches) and the position where the append begins. So the batch at the position begins
+with a lower offset, unless the append is a single record. The index of a small segment is empty,
+and no entry has position 0.
 
-Entry `(T, o)` of the time index: `T` is the largest timestamp up to here, in the batch whose last
-offset is `o`. Timestamps increase strictly, offsets never decrease. The last entry has the
-segment's maximum; the index is empty if no record has a timestamp.
+In an entry `(T, o)` of the time index, `T` is the largest timestamp of the segment up to this
+entry, and `o` is the last offset of the batch that contains the record with this timestamp.
+Timestamps increase strictly, offsets never decrease. The last entry has the largest timestamp of
+the segment. The index is empty if no record has a timestamp.
 
 Source: `OffsetIndex`, `TimeIndex` in `org.apache.kafka.storage.internals.log`.
 """
@@ -39,7 +41,7 @@ _TIME_ENTRY: Final = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
 
 
 class OffsetPosition(NamedTuple):
-    """An offset and the position in the log that the index pairs with it."""
+    """An entry of an offset index: an offset and a position in the log."""
 
     offset: int
     position: int
@@ -52,7 +54,8 @@ class OffsetIndex(ArrayValue):
     Attributes:
         base_offset: Base offset of the segment.
         offsets: Absolute offsets, int64, strictly increasing.
-        positions: Positions in the log, int64, strictly increasing, same length.
+        positions: Positions in the log in bytes, int64, strictly increasing. Same length as
+            `offsets`.
     """
 
     base_offset: int
@@ -61,15 +64,16 @@ class OffsetIndex(ArrayValue):
 
     @classmethod
     def from_bytes(cls, data: BytesLike, *, base_offset: int) -> OffsetIndex:
-        """Parses an offset index; memory is twice the size of `data`.
+        """Parses an offset index. Uses memory of twice the size of `data`.
 
         Args:
-            data: The whole file.
-            base_offset: Base offset of the segment, which the file does not state.
+            data: Content of the file.
+            base_offset: Base offset of the segment, which the file does not contain.
 
         Raises:
-            CorruptIndexError: The size is not a multiple of 8, a column is negative or does not
-                increase (as in a zero-filled tail of a file in use), or offsets pass 2^63 − 1.
+            CorruptIndexError: The size is not a multiple of 8, a number is negative, a column does
+                not increase (for example because the file is in use and ends with zeros), or an
+                offset exceeds 2^63 − 1.
         """
         view = whole_entries(data, OFFSET_ENTRY_SIZE, "offset index")
         entries = np.frombuffer(view, dtype=">i4").reshape(-1, 2).astype(np.int64)
@@ -91,9 +95,11 @@ class OffsetIndex(ArrayValue):
         return len(self.offsets)
 
     def lookup(self, offset: int) -> OffsetPosition:
-        """Returns the last entry at or below `offset`, else `(base_offset, 0)`.
+        """Returns the last entry whose offset is at or below `offset`. Returns `(base_offset, 0)`
+        if there is none.
 
-        A scan from its position meets every batch whose last offset is at or above `offset`.
+        A scan that starts at the returned position reads every batch whose last offset is at or
+        above `offset`.
         """
         index = int(np.searchsorted(self.offsets, offset, side="right")) - 1
         if index < 0:
@@ -117,7 +123,7 @@ def _check_increasing(column: NDArray[np.int64], name: str) -> None:
 
 
 class TimestampOffset(NamedTuple):
-    """A timestamp in milliseconds and the offset that the index pairs with it."""
+    """An entry of a time index: a timestamp in milliseconds and an offset."""
 
     timestamp: int
     offset: int
@@ -129,8 +135,8 @@ class TimeIndex(ArrayValue):
 
     Attributes:
         base_offset: Base offset of the segment.
-        timestamps: Milliseconds, int64, strictly increasing.
-        offsets: Absolute offsets, int64, never decreasing, same length.
+        timestamps: Timestamps in milliseconds, int64, strictly increasing.
+        offsets: Absolute offsets, int64, never decreasing. Same length as `timestamps`.
     """
 
     base_offset: int
@@ -139,34 +145,36 @@ class TimeIndex(ArrayValue):
 
     @classmethod
     def from_bytes(cls, data: BytesLike, *, base_offset: int) -> TimeIndex:
-        """Parses a time index; memory is less than twice the size of `data`.
+        """Parses a time index. Uses memory of less than twice the size of `data`.
 
         Args:
-            data: The whole file.
-            base_offset: Base offset of the segment, which the file does not state.
+            data: Content of the file.
+            base_offset: Base offset of the segment, which the file does not contain.
 
         Raises:
             CorruptIndexError: The size is not a multiple of 12, timestamps do not increase, or
-                offsets are negative, decrease, or pass 2^63 − 1.
+                offsets are negative, decrease, or exceed 2^63 − 1.
         """
         view = whole_entries(data, _TIME_ENTRY.itemsize, "time index")
         entries = np.frombuffer(view, dtype=_TIME_ENTRY)
         timestamps = entries["timestamp"].astype(np.int64)
         relative = entries["offset"].astype(np.int64)
-        # Compared, not subtracted: differences of 64-bit timestamps can overflow.
+        # Compare neighbors instead of computing differences, which may overflow 64 bits.
         bad = np.flatnonzero((timestamps[1:] <= timestamps[:-1]) | (relative[1:] < relative[:-1]))
         if len(bad):
             entry = int(bad[0]) + 1
             raise CorruptIndexError(
-                f"time index entry ({int(timestamps[entry])}, {int(relative[entry])}) follows"
-                f" ({int(timestamps[entry - 1])}, {int(relative[entry - 1])})",
+                f"time index: (timestamp, relative offset)"
+                f" ({int(timestamps[entry])}, {int(relative[entry])}) follows"
+                f" ({int(timestamps[entry - 1])}, {int(relative[entry - 1])}):"
+                " timestamps must increase, and offsets must not decrease",
                 position=entry * _TIME_ENTRY.itemsize,
             )
         if len(relative) and not (
             relative[0] >= 0 and 0 <= base_offset <= 2**63 - 1 - int(relative[-1])
         ):
             raise CorruptIndexError(
-                f"offsets out of range: base {base_offset}, first entry {int(relative[0])}",
+                f"time index: offsets are negative or above 2^63−1 with base offset {base_offset}",
                 position=0,
             )
         return cls(base_offset, timestamps, base_offset + relative)
@@ -182,10 +190,11 @@ class TimeIndex(ArrayValue):
         return len(self.offsets)
 
     def lookup(self, timestamp: int) -> TimestampOffset:
-        """Returns the last entry at or below `timestamp`, else `(-1, base_offset)`.
+        """Returns the last entry whose timestamp is at or below `timestamp`. Returns `(-1,
+        base_offset)` if there is none.
 
-        Records with a timestamp at or above `timestamp` that exceeds the entry's timestamp are in
-        the entry's batch or after it.
+        Take the records whose timestamp is at or above `timestamp` and above the timestamp of the
+        returned entry. All of them are in the batch of the returned entry or after it.
         """
         index = int(np.searchsorted(self.timestamps, timestamp, side="right")) - 1
         if index < 0:

@@ -1,6 +1,6 @@
-"""Reads the transaction index (`.txnindex`): transactions that an abort marker in the segment ends.
+"""Reads the transaction index (`.txnindex`): the transactions whose abort marker is in the segment.
 
-34 bytes per entry:
+An entry has 34 bytes:
 
 | position | size | field | notes |
 |---:|---:|---|---|
@@ -10,7 +10,8 @@
 | 18 | 8 | lastOffset i64 | offset of the abort marker; strictly increasing through the file |
 | 26 | 8 | lastStableOffset i64 | start of the oldest other open transaction, or marker + 1 |
 
-Big-endian, no file header. A segment without abort markers has no such file or an empty one.
+All numbers are big-endian. There is no file header. A segment without abort markers has no
+transaction index, or an empty one.
 
 Source: `org.apache.kafka.storage.internals.log.TransactionIndex`, `AbortedTxn`.
 """
@@ -38,11 +39,11 @@ class AbortedTxn:
     """One aborted transaction.
 
     Attributes:
-        producer_id: Its producer.
-        first_offset: Base offset of its first batch in the partition.
-        last_offset: Offset of its abort marker, inclusive.
-        last_stable_offset: Below this offset every transaction was decided when the marker was
-            written.
+        producer_id: Id of the producer.
+        first_offset: Base offset of the transaction's first batch in the partition.
+        last_offset: Offset of the transaction's abort marker.
+        last_stable_offset: When the marker was written, all transactions below this offset were
+            committed or aborted.
     """
 
     producer_id: int
@@ -52,14 +53,14 @@ class AbortedTxn:
 
 
 def parse_transaction_index(data: BytesLike) -> tuple[AbortedTxn, ...]:
-    """Returns the entries of a transaction index, in file order, one object for each 34 bytes.
+    """Returns the entries of a transaction index in file order.
 
-    Kafka ignores an incomplete last entry. Here it is an error: a lost entry would turn aborted
-    records into committed ones.
+    An incomplete last entry is an error, although Kafka ignores it: without the entry, records of
+    an aborted transaction would be returned as committed.
 
     Raises:
-        CorruptIndexError: An entry is incomplete, has a version other than 0 or negative fields, or
-            the markers do not increase or precede their transaction.
+        CorruptIndexError: An entry is incomplete, has a version other than 0, has negative numbers,
+            or has a marker before its transaction; or the offsets of the markers do not increase.
     """
     view = whole_entries(data, ENTRY_SIZE, "transaction index")
     txns: list[AbortedTxn] = []
@@ -78,7 +79,8 @@ def parse_transaction_index(data: BytesLike) -> tuple[AbortedTxn, ...]:
             or txn.last_offset <= previous
         ):
             raise CorruptIndexError(
-                f"invalid transaction index entry {txn} after a marker at offset {previous}",
+                f"invalid transaction index entry {txn}: numbers must not be negative, and"
+                f" the marker must follow its transaction and the marker at offset {previous}",
                 position=index * ENTRY_SIZE,
                 offset=txn.last_offset,
             )

@@ -1,3 +1,3 @@
-"""Compiled loops that decode windows of log bytes into column buffers. `segment_format.arrow` has
-the public functions.
+"""Compiled functions (kernels) that decode windows of log bytes into column buffers.
+`segment_format.arrow` has the public functions that use them.
 """

@@ -1,8 +1,8 @@
-"""Arrow memory that kernels fill, and the arrays on this memory.
+"""Allocates Arrow memory that kernels fill, and builds Arrow arrays on this memory.
 
-The memory belongs to Arrow, so any thread can release a batch without the GIL. To release a buffer
-over a numpy array or `bytes`, a thread needs the GIL: an engine that holds the GIL while it waits
-for that thread would deadlock.
+The memory belongs to Arrow, so any thread can release a batch without the GIL. If a buffer referred
+to a numpy array or to `bytes`, a thread would need the GIL to release it. That could deadlock, if
+an engine holds the GIL while it waits for that thread.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ WORTH_COPYING: Final = 4
 
 
 def allocate(size: int) -> pa.Buffer:
-    """Returns a buffer of `size` bytes, not initialized."""
+    """Returns a buffer of `size` bytes, which are not initialized."""
     return pa.allocate_buffer(size)
 
 
 def copied(values: NDArray[Any]) -> pa.Buffer:
-    """Returns a buffer with the bytes of an array."""
+    """Returns a new buffer with a copy of an array's bytes."""
     buffer = allocate(values.nbytes)
     np.frombuffer(buffer, values.dtype)[:] = values
     return buffer
 
 
 def pack_bits(values: NDArray[Any]) -> pa.Buffer:
-    """Returns a bitmap of bytes or booleans."""
+    """Returns a bitmap with one bit for each byte or boolean of an array."""
     return copied(np.packbits(values, bitorder="little"))
 
 
 class BufferSpec(NamedTuple):
-    """A buffer with a fixed number of bytes per entry.
+    """Describes a buffer with a fixed number of bytes per entry.
 
     Attributes:
         slot: Index of the buffer's address in the address table.
-        level: Level of the buffer's entries.
+        level: Level to which the buffer belongs, see `GrowingBuffers`.
         width: Bytes per entry.
-        is_ends: True if it has int32 ends after a leading 0.
-        is_zeroed: True if entries are 0 until a kernel writes them.
+        is_ends: True if the buffer has the int32 number 0, followed by the int32 end of each entry.
+        is_zeroed: True if new entries are filled with zeros.
     """
 
     slot: int
@@ -59,14 +59,15 @@ class BufferSpec(NamedTuple):
 
 
 class GrowingBuffers:
-    """Buffers in levels: all buffers of a level have the same capacity in entries.
+    """Buffers that are grouped in levels. All buffers of a level have the same capacity in entries.
 
-    Level 0 has the rows of a batch. The items of each list or map, and the bytes of each text
-    column, are levels of their own.
+    The entries of level 0 are the rows of a batch. Each list or map column has a level for its
+    items, and each text column has a level for its bytes.
 
     Args:
-        addresses: int64, one-dimensional: the table from which a kernel reads addresses.
-        specs: The buffers.
+        addresses: Address table: one-dimensional int64 array from which a kernel reads the
+            addresses of the buffers.
+        specs: Descriptions of the buffers.
         capacities: Initial capacity of each level, in entries.
 
     Attributes:
@@ -86,7 +87,7 @@ class GrowingBuffers:
             self.set_capacity(level, capacity)
 
     def set_capacity(self, level: int, capacity: int) -> None:
-        """Grows or shrinks all buffers of a level, and keeps the filled entries."""
+        """Grows or shrinks all buffers of a level. Keeps the entries that were filled."""
         self.capacities[level] = capacity
         for spec in self._levels[level]:
             size = spec.width * (capacity + spec.is_ends) + SLACK
@@ -95,24 +96,26 @@ class GrowingBuffers:
             self._addresses[spec.slot] = buffer.address
 
     def filled(self, slot: int, size: int) -> pa.Buffer:
-        """Returns the first `size` bytes of a buffer, copied if the rest is worth releasing."""
+        """Returns the first `size` bytes of a buffer. They are copied if they are a small part of
+        the buffer, so that its memory can be released.
+        """
         buffer = self._buffers[slot]
         if size * WORTH_COPYING < buffer.size:
             return copied(np.frombuffer(buffer, np.uint8)[:size])
         return buffer.slice(0, size)
 
     def numbers(self, slot: int, count: int, dtype: type[np.generic]) -> NDArray[Any]:
-        """Returns a view of the first `count` numbers of a buffer."""
+        """Returns a view of the first `count` numbers in a buffer."""
         return np.frombuffer(self._buffers[slot], dtype, count)
 
 
 def resized(buffer: pa.Buffer | None, size: int, *, is_zeroed: bool) -> pa.Buffer:
-    """Allocates a buffer that starts with 0, or grows one.
+    """Allocates a buffer whose first 4 bytes are 0, or changes the size of an existing buffer.
 
     Args:
-        buffer: The buffer to grow; `None` to allocate one.
-        size: Bytes, at least 4.
-        is_zeroed: True if all new bytes are set to 0.
+        buffer: The existing buffer; `None` allocates a new one.
+        size: New size in bytes, at least 4.
+        is_zeroed: True if all added bytes are set to 0.
     """
     old_size = 0
     if buffer is None:
@@ -133,14 +136,14 @@ def make_array(
     buffers: Sequence[pa.Buffer] = (),
     children: Sequence[pa.Array] | None = None,
 ) -> pa.Array:
-    """Returns an array of filled buffers.
+    """Builds an Arrow array from filled buffers.
 
     Args:
         kind: Type of the array.
         rows: Length of the array.
-        present: A byte for each row, 0 for null; `None` if no row is null.
-        buffers: The buffers after the validity bitmap.
-        children: Arrays of a nested type.
+        present: One byte for each row, which is 0 if the row is null. `None` if no row is null.
+        buffers: Buffers of the array, without the validity bitmap.
+        children: Child arrays if the type is nested.
     """
     nulls = 0 if present is None else rows - int(np.count_nonzero(present))
     validity = pack_bits(present) if nulls and present is not None else None
@@ -148,6 +151,6 @@ def make_array(
 
 
 def make_entries(kind: pa.DataType, keys: pa.Array, values: pa.Array) -> pa.Array:
-    """Returns the struct array with the entries of a map."""
+    """Returns the struct array that contains the entries of a map array."""
     pair = pa.struct([kind.key_field, kind.item_field])
     return make_array(pair, len(keys), None, children=[keys, values])

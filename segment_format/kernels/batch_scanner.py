@@ -1,4 +1,6 @@
-"""Reads batch headers of a log into columns and compares checksums, without decoding records."""
+"""Reads the batch headers of a log into columns, and compares the checksums of the batches. Does
+not decode records.
+"""
 
 from __future__ import annotations
 
@@ -36,21 +38,23 @@ _CAPACITY: Final = 4096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchTable:
-    """Consecutive batches of a log, of any format. Columns are int64 unless noted.
+    """Table of consecutive batches of a log, of any message format. Each row describes one batch.
+    Columns are int64 arrays unless noted.
 
     Attributes:
         positions: Position of each batch in the log.
-        base_offsets: First offset of the original batch.
-        last_offsets: Last offset of the original batch.
-        leader_epochs: Leader epoch; -1 for none.
-        crcs: Stored checksum, unsigned.
+        base_offsets: First offset of the batch when it was produced, before compaction.
+        last_offsets: Last offset of the batch when it was produced, before compaction.
+        leader_epochs: Leader epoch; -1 if the batch has none.
+        crcs: Stored checksum as an unsigned number.
         are_sound: bool; true if the stored checksum is correct.
-        max_timestamps: Maximal timestamp of the records in ms.
-        records: Number of records from the first wanted offset on, including markers.
-        producer_ids: Producer id; -1 for none.
+        max_timestamps: Largest timestamp of the records in ms.
+        records: Number of records at or after the scanner's start offset, including transaction
+            markers.
+        producer_ids: Producer id; -1 if the batch has none.
         are_transactional: bool; true if the batch belongs to a transaction.
-        are_control: bool; true if the batch contains a marker.
-        markers: Row -> type of its marker.
+        are_control: bool; true if the batch contains a transaction marker.
+        markers: Mapping from row number to the type of the transaction marker in that row.
     """
 
     positions: NDArray[np.int64]
@@ -71,15 +75,15 @@ class BatchTable:
 
 
 class BatchScanner:
-    """Reads batch headers into tables, from a log that callers feed in windows of any size.
+    """Reads the batch headers of a log into tables. The caller passes the log in windows
+    (consecutive pieces) of any size.
 
-    A window is read in place; only an entry that spans windows is copied, at most
-    `max_batch_bytes`.
+    Windows are not copied, except an entry that spans several windows (at most `max_batch_bytes`).
 
     Args:
-        size: Bytes of the log.
-        max_batch_bytes: Maximal bytes of one entry.
-        start_offset: First wanted offset; earlier records of a batch are not counted.
+        size: Size of the log in bytes.
+        max_batch_bytes: Maximum size of one entry in bytes.
+        start_offset: Records below this offset are not counted.
     """
 
     def __init__(self, size: int, *, max_batch_bytes: int, start_offset: int = 0) -> None:
@@ -99,14 +103,14 @@ class BatchScanner:
         self._position = 0  # log position of the next entry
 
     def feed(self, window: BytesLike) -> Iterator[BatchTable]:
-        """Reads the next bytes of the log; exhaust the iterator before the next call.
+        """Reads the next bytes of the log. The iterator must be exhausted before the next call.
 
         Yields:
-            Full tables.
+            Tables that are full. `rest` returns the last table.
 
         Raises:
-            SegmentFormatError: The bytes at a position of the log are not a batch. `rest` has the
-                batches before it.
+            SegmentFormatError: The bytes at a position of the log are not a batch. Then `rest`
+                returns the batches before that position.
         """
         view = byte_view(window)
         start = 0
@@ -120,7 +124,7 @@ class BatchScanner:
         yield from self._scan(view[start:])
 
     def rest(self) -> BatchTable:
-        """Returns the batches that do not fill a table yet."""
+        """Returns the table of the batches that were read and that `feed` has not yielded yet."""
         rows = self._slots[c.SCAN_ROWS]
         table = self._table[:, :rows].copy()
         attributes = table[c.SCAN_ATTRIBUTES]
@@ -143,15 +147,17 @@ class BatchScanner:
         return batches
 
     def finish(self) -> None:
-        """Raises `TruncatedBatchError` if the bytes fed are shorter than the log or end inside an
-        entry.
+        """Raises `TruncatedBatchError` if fewer bytes than the log has were fed, or the last entry
+        is incomplete.
         """
         if self._position != self._size:
             text = f"the last {self._size - self._position} bytes are not a complete batch"
             raise TruncatedBatchError(text, position=self._position)
 
     def _scan(self, view: memoryview) -> Iterator[BatchTable]:
-        """Adds complete entries of `view` to the table; keeps an incomplete last one for later."""
+        """Adds the complete entries of `view` to the table. Stores an incomplete last entry for the
+        next window.
+        """
         slots = self._slots
         data = np.frombuffer(view, np.uint8)
         slots[c.SCAN_WINDOW] = data.ctypes.data
@@ -174,11 +180,11 @@ class BatchScanner:
         self._tail = bytearray(view[slots[c.SCAN_POSITION] :])
 
     def _read_contents(self, view: memoryview, first: int, origin: int) -> None:
-        """Decodes the batches of new rows, from row `first` on, if their headers are not
-        sufficient.
+        """Decodes those batches of new rows whose headers are not sufficient. New rows begin at row
+        `first`.
 
-        Control batches need their marker; a batch that begins before the start offset needs the
-        number of its wanted records.
+        A control batch is decoded to get its marker. A batch that begins before the start offset is
+        decoded to count its records from the start offset on.
         """
         table = self._table[:, first : self._slots[c.SCAN_ROWS]]
         is_control = table[c.SCAN_ATTRIBUTES] & CONTROL_BIT != 0
@@ -204,7 +210,8 @@ class BatchScanner:
                 table[c.SCAN_RECORDS, row] = counted
 
     def _read_legacy_entry(self, view: memoryview) -> bool:
-        """Reads an entry of format 0 or 1; returns whether it was complete.
+        """Reads an entry that the kernel does not read, because its format is 0 or 1 or it is
+        invalid. Returns whether the entry was complete.
 
         Raises:
             SegmentFormatError: The entry is invalid.
@@ -240,7 +247,9 @@ class BatchScanner:
 
 
 def _legacy_row(data: memoryview, position: int, start_offset: int) -> tuple[int, ...]:
-    """Returns the row of a message of format 0 or 1, alone or compressed with others."""
+    """Returns the table row of an entry of format 0 or 1: a single message, or a compressed set of
+    messages.
+    """
     is_sound = True
     try:
         batch = next(iter_batches(data))

@@ -1,9 +1,10 @@
-"""Chooses the folder for machine code: one per user, mode 0700.
+"""Chooses the folder in which compiled machine code is cached. Each user has one, with mode 0700.
 
-A user who can write the code controls the process that loads it. So a folder is used only if no
-other user except root can write or replace it, the folders above it, and the targets of links on
-the way. Each CPU type has its own folder, for clusters that share a home, and so has each version
-of the sources, so that an upgrade does not run old code.
+A user who can write the code controls the processes that load it. So a folder is used only if no
+other user except root can write or replace it. The same is checked for the folders above it, and
+for the targets of symbolic links in its path. Each CPU type has a separate folder, because machines
+of a cluster may share a home folder. Each version of the sources has a separate folder, so that an
+upgraded package does not run old code.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ _refused: set[str] = set()
 
 
 def code_folder() -> Path | None:
-    """Returns the folder for this version, user and CPU, which is created if missing.
+    """Returns the folder for this version, user and CPU. Creates the folder if it does not exist.
 
-    Returns `None` if the sources are not files (a zip on the path), or no folder is safe to use.
+    Returns `None` if no folder is safe, or if the sources are not files (the package is imported
+    from a zip file).
     """
     try:
         digest = _sources_digest()
@@ -61,11 +63,11 @@ def code_folder() -> Path | None:
 def _sources_digest() -> str:
     """Returns a digest of all kernel sources.
 
-    Numba only checks the time of the outermost function's file, and files in wheels have equal
-    times.
+    Numba's own check is not sufficient: it compares only the time stamp of the file with the
+    outermost function, and all files of a wheel have the same time stamp.
     """
     texts = [f"{name} {version(name)}" for name in ("numba", "llvmlite", "numpy")]
-    # Some of numba's settings change the code.
+    # Include numba's settings, because some of them change the machine code.
     texts += sorted(
         f"{name}={text}"
         for name, text in os.environ.items()
@@ -90,7 +92,9 @@ def _candidates(configured: str | None) -> Iterator[Path]:
 
 
 def _check_private(folder: Path) -> None:
-    """Raises `PermissionError` unless this user owns the folder and no other can write it."""
+    """Raises `PermissionError` unless the folder belongs to this user and no other user can write
+    it.
+    """
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         raise PermissionError(f"{folder} is not a folder")
@@ -103,8 +107,9 @@ def _check_private(folder: Path) -> None:
 def _check_only_owner_can_replace(folder: Path) -> None:
     """Raises `PermissionError` if another user can replace the content of `folder`.
 
-    That is possible by writing to it, to a folder above it, or to the target of a link on the way.
-    With the sticky bit, as in `/tmp`, others cannot replace files that they do not own.
+    Another user can do so if that user can write the folder, a folder above it, or the target of a
+    symbolic link in its path. In folders with the sticky bit, such as `/tmp`, users cannot replace
+    files of others.
     """
     if not hasattr(os, "getuid"):
         return
@@ -128,5 +133,5 @@ def _check_only_owner_can_replace(folder: Path) -> None:
         if not left:
             return
         step = left.pop()
-        # The target of `..` was checked on the way down, or is above a checked folder.
+        # The target of `..` was checked before, or is above a checked folder.
         path = path.parent if step == ".." else path / step

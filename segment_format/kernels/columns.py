@@ -1,6 +1,6 @@
 """Columns of a record batch, and the memory that the record kernel fills.
 
-Each batch has fresh memory, so it does not change while a consumer holds it.
+New memory is allocated for each batch, so a batch does not change while a consumer uses it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BINARY: Final = pa.binary()
 _STRING: Final = pa.string()
 _HEADER: Final = pa.struct([("key", _STRING), ("value", _BINARY)])
 _HEADERS: Final = pa.list_(pa.field("element", _HEADER))
-# Not `pa.array`, here and below: its first call imports pandas, which takes long.
+# `pa.array` is not used in this module, because its first call imports pandas, which is slow.
 _CODEC_NAMES: Final = make_array(
     _STRING,
     5,
@@ -45,12 +45,12 @@ _NO_HEADERS: Final = pa.nulls(0, _HEADER)
 
 
 class BufferLayout(NamedTuple):
-    """A buffer with a fixed size per row.
+    """Describes a buffer with a fixed size per row.
 
     Attributes:
-        slot: Slot of the frame that has its address.
+        slot: Slot of the frame that contains the buffer's address.
         bits: Bits per row.
-        extra: Entries in addition to the rows.
+        extra: Number of entries in addition to one per row.
     """
 
     slot: int
@@ -59,11 +59,11 @@ class BufferLayout(NamedTuple):
 
     @property
     def has_leading_zero(self) -> bool:
-        """Whether the buffer has the ends of entries after a leading 0."""
+        """True if the buffer has the number 0, followed by the end of each entry."""
         return self.bits == 32 and self.extra == 1
 
     def size(self, rows: int) -> int:
-        """Returns the bytes of `rows` rows."""
+        """Returns the number of bytes that `rows` rows need."""
         return (self.bits * (rows + self.extra) + 7) // 8
 
 
@@ -71,9 +71,9 @@ class Filled(NamedTuple):
     """Buffers after a kernel has filled them.
 
     Attributes:
-        slots: The frame.
-        memory: Memory of all buffers.
-        starts: Slot -> position of its buffer in the memory.
+        slots: The frame of the kernel.
+        memory: Memory that contains all buffers.
+        starts: Mapping from a buffer's slot to the buffer's position in the memory.
     """
 
     slots: memoryview
@@ -81,27 +81,27 @@ class Filled(NamedTuple):
     starts: Mapping[int, int]
 
     def buffer(self, layout: BufferLayout, rows: int) -> pa.Buffer:
-        """Returns the first `rows` rows of a buffer."""
+        """Returns the first `rows` rows of the described buffer."""
         return self.memory.slice(self.starts[layout.slot], layout.size(rows))
 
     def values(self, layout: BufferLayout, rows: int, dtype: type[np.generic]) -> NDArray[Any]:
-        """Returns the values of the first `rows` rows."""
+        """Returns the first `rows` values of the described buffer."""
         return np.frombuffer(self.buffer(layout, rows), dtype)
 
     def first(self, slot: int, size: int) -> pa.Buffer:
-        """Returns the first `size` bytes of the buffer of a slot."""
+        """Returns the first `size` bytes of the buffer with this slot."""
         return self.memory.slice(self.starts[slot], size)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column.
+    """Describes how a column of a record batch is filled and built.
 
     Attributes:
-        type: Arrow type.
-        wanted: Bit in slot `WANTED` of the frame.
-        buffers: Buffers with a fixed size per row.
-        build: Returns the array, given filled buffers and the number of rows.
+        type: Arrow type of the column.
+        wanted: Bit for this column in slot `WANTED` of the frame.
+        buffers: Those buffers of the column that have a fixed size per row.
+        build: Builds the Arrow array from filled buffers and the number of rows.
     """
 
     type: pa.DataType
@@ -137,7 +137,7 @@ def _binary(
 
 
 def _optional(kind: pa.DataType, wanted: int, slot: int, dtype: type[np.generic]) -> Column:
-    """Returns a column of numbers in which −1 means null."""
+    """Returns a column of numbers. A row in which the kernel writes −1 is null."""
     layout = BufferLayout(slot, kind.bit_width)
 
     def build(filled: Filled, rows: int) -> pa.Array:
@@ -214,7 +214,7 @@ COLUMNS: Final[dict[str, Column]] = {
 
 
 def column_names(columns: Iterable[str], others: Container[str] = ()) -> tuple[str, ...]:
-    """Returns the names that are not in `others`, in order.
+    """Returns the names in `columns` that are not in `others`. Keeps their order.
 
     Raises:
         ValueError: A name is neither in `COLUMNS` nor in `others`, or is repeated.
@@ -223,7 +223,9 @@ def column_names(columns: Iterable[str], others: Container[str] = ()) -> tuple[s
     names = tuple(name for name in every if name not in others)
     if len(set(every)) < len(every) or not set(names) <= COLUMNS.keys():
         allowed = ", ".join(COLUMNS)
-        raise ValueError(f"columns must be distinct and of {allowed}: {', '.join(every)}")
+        raise ValueError(
+            f"columns must be distinct names among {allowed}, but are {', '.join(every)}"
+        )
     return names
 
 
@@ -234,15 +236,16 @@ _ALIGNMENT: Final = 64
 
 
 class _Growing(NamedTuple):
-    """Buffers without a fixed size per row, which grow together.
+    """Describes buffers that have no fixed size per row, such as the bytes of all keys. They always
+    have the same number of entries.
 
     Attributes:
-        column: Name of their column.
+        column: Name of the column to which the buffers belong.
         first_capacity: Initial capacity, in entries.
-        capacity: Slot of the capacity, in entries.
-        filled: Slot of the number of filled entries.
-        wanted: Slot of the number of entries after the next record.
-        buffers: The buffers; their rows are entries.
+        capacity: Slot that contains the capacity, in entries.
+        filled: Slot that contains the number of filled entries.
+        wanted: Slot that contains the number of entries that the next record needs in total.
+        buffers: The buffers. They have one row for each entry.
     """
 
     column: str
@@ -287,9 +290,9 @@ class _Layout(NamedTuple):
     """Positions of the buffers in the memory of a batch.
 
     Attributes:
-        size: Bytes of all buffers.
-        starts: Slot -> position of its buffer.
-        zeros: Positions of the leading zeros of ends, in int32.
+        size: Total size of all buffers in bytes.
+        starts: Mapping from a buffer's slot to the buffer's position in bytes.
+        zeros: Positions at which buffers of ends have their leading 0, counted in int32 numbers.
     """
 
     size: int
@@ -299,10 +302,17 @@ class _Layout(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Shape:
-    """Properties shared by the batches of a decoder, see `ColumnBuffers`; cached, one per kind.
+    """Properties that all batches of a decoder share, see `ColumnBuffers`. Decoders with the same
+    arguments use the same cached `_Shape`.
 
     Attributes:
-        bits: Bits of a row in `columns`, and of an entry in each of `growing`.
+        columns: Columns of the batches.
+        growing: Buffers of these columns without a fixed size per row.
+        first_capacities: Initial capacity of each item of `growing`.
+        max_rows: Maximum number of rows of a batch.
+        max_bytes: Maximum number of bytes of all variable-size columns.
+        bits: Number of bits per row in all `columns` together, and number of bits per entry in each
+            item of `growing`.
     """
 
     columns: tuple[Column, ...]
@@ -348,16 +358,17 @@ _last_capacities: tuple[_Shape | None, tuple[int, ...]] = (None, ())
 
 
 class ColumnBuffers:
-    """The memory of the batch that the record kernel is filling, one block for all buffers.
+    """The memory of the batch that the record kernel is filling. It is one block for all buffers.
 
-    `arrow_buffers.GrowingBuffers` allocates each buffer separately; for small batches of records
-    one allocation is cheaper.
+    `arrow_buffers.GrowingBuffers` allocates each buffer separately; for small batches of records, a
+    single allocation takes less time.
 
     Args:
-        slots: The frame, from which the kernel reads the addresses.
+        slots: The frame, from which the kernel reads the addresses of the buffers.
         columns: Names of `COLUMNS`.
-        max_rows: Maximal rows of a batch.
-        max_bytes: Maximal bytes of all variable-size columns, unless a single row has more.
+        max_rows: Maximum number of rows of a batch.
+        max_bytes: Maximum number of bytes of all variable-size columns together. A single row may
+            have more.
     """
 
     def __init__(
@@ -371,14 +382,14 @@ class ColumnBuffers:
         self.begin()
 
     def _set_capacities(self, capacities: tuple[int, ...]) -> None:
-        """Sets the capacities for the next allocation."""
+        """Sets the capacities of the growing buffers for the next allocation."""
         self._capacities = capacities
         self._layout = _layout(self._shape, capacities)
         for growing, capacity in zip(self._shape.growing, capacities, strict=True):
             self._slots[growing.capacity] = capacity
 
     def begin(self) -> None:
-        """Allocates fresh memory, empty."""
+        """Allocates memory for the next batch."""
         self._allocate()
         self._slots[_FIRST_FILL:_STOP_FILL] = _NOTHING_FILLED
 
@@ -393,7 +404,9 @@ class ColumnBuffers:
             numbers[index] = 0
 
     def grow(self) -> None:
-        """Makes room for the record that the frame describes, and keeps the filled rows."""
+        """Enlarges the buffers so that the next record fits. Keeps the filled rows. The frame
+        contains the sizes that the record needs.
+        """
         old, starts = np.frombuffer(self._memory, np.uint8), self._layout.starts
         self._set_capacities(tuple(map(self._grown, self._shape.growing)))
         self._allocate()
@@ -408,7 +421,7 @@ class ColumnBuffers:
             new[to : to + size] = old[start : start + size]
 
     def _used(self) -> list[tuple[int, int]]:
-        """Returns slot and filled bytes of each buffer."""
+        """Returns the slot of each buffer and the number of bytes that are filled."""
         slots = self._slots
         rows = slots[c.ROWS]
         used = [(b.slot, b.size(rows)) for column in self._shape.columns for b in column.buffers]
@@ -417,8 +430,10 @@ class ColumnBuffers:
         return used
 
     def _filled(self) -> Filled:
-        """Returns the filled bytes. Copies them if there are few: otherwise the last batches of
-        many segments, with a few rows each, would keep a MiB each.
+        """Returns the filled bytes of all buffers.
+
+        They are copied if they are a small part of the memory. Otherwise, the last batches of many
+        segments, with a few rows each, would each occupy a MiB.
         """
         layout, slots, (row_bits, growing_bits) = self._layout, self._slots, self._shape.bits
         bits = row_bits * slots[c.ROWS]
@@ -444,18 +459,19 @@ class ColumnBuffers:
         needed, capacity = self._slots[growing.wanted], self._slots[growing.capacity]
         if needed <= capacity:
             return capacity
-        # Sufficient for the rest of the batch at the same bytes per row, within the limit.
+        # Enough for the rest of the batch if its rows have the same size as the rows so far.
         expected = needed * max_rows // (self._slots[c.ROWS] + 1) * 9 // 8
         return max(needed, min(max(2 * capacity, expected), max_bytes))
 
     def arrays(self, *, last: bool = False) -> list[pa.Array]:
-        """Returns the rows that the kernel has filled, without copying larger batches.
+        """Returns the rows that the kernel has filled, as one array per column. Small batches are
+        copied, see `_filled`.
 
-        Call `begin` before the kernel fills more.
+        Call `begin` before the kernel fills more rows.
 
         Args:
-            last: True if this is the last batch. After full batches, its size is ignored when the
-                capacities of the next decoder are chosen.
+            last: True if this is the last batch of the decoder. Its size does not affect the
+                initial capacities of the next decoder if there were other batches before.
         """
         global _last_capacities
         shape = self._shape
@@ -472,8 +488,9 @@ class ColumnBuffers:
         return arrays
 
     def _next_capacity(self, growing: _Growing, first: int) -> int:
-        """Returns the capacity of a buffer in the next batch: half of it if less than a quarter was
-        filled, because a batch in use keeps all its memory.
+        """Returns the capacity of a growing buffer in the next batch. The capacity is halved if
+        less than a quarter of it was filled, because a consumer of a batch keeps all of its memory
+        alive.
         """
         capacity = self._slots[growing.capacity]
         if 4 * self._slots[growing.filled] < capacity:
@@ -482,10 +499,11 @@ class ColumnBuffers:
 
 
 class Constant:
-    """A column with the same value in every row, built once and sliced.
+    """A column with the same value in every row. An array is built once, and each batch gets a
+    slice of it.
 
     Args:
-        value: A string, a number that fits 32 bits, or `None` for a null string.
+        value: A string, a number that fits into 32 bits, or `None` for a null string.
     """
 
     def __init__(self, value: str | int | None) -> None:
@@ -494,7 +512,7 @@ class Constant:
         self._built = _repeated(value, 0)
 
     def rows(self, count: int) -> pa.Array:
-        """Returns the column with `count` rows."""
+        """Returns an array of `count` rows."""
         if len(self._built) < count:
             self._built = _repeated(self._value, count)
         return self._built.slice(0, count)
@@ -503,14 +521,17 @@ class Constant:
 def constants_at(
     columns: Sequence[str], values: Mapping[str, str | int | None]
 ) -> list[tuple[int, Constant]]:
-    """Returns the columns that have a value in `values`, each with its position."""
+    """Returns a `Constant`, with its position in `columns`, for each name in `columns` that
+    `values` contains.
+    """
     return [(index, Constant(values[name])) for index, name in enumerate(columns) if name in values]
 
 
 def _repeated(value: str | int | None, rows: int) -> pa.Array:
-    """Returns a value in every row.
+    """Returns an array with the same value in `rows` rows.
 
-    `pa.scalar` and `pa.array` would import pandas, which takes longer than a small read.
+    It does not use `pa.scalar` and `pa.array`, because they import pandas, which takes longer than
+    a small read.
     """
     if value is None:
         return pa.nulls(rows, pa.string())

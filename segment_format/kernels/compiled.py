@@ -1,9 +1,10 @@
-"""Compiles kernels with numba: explicit types, one signature each, without the GIL, cached on disk.
+"""Compiles kernels with numba. A kernel has one signature with explicit types, and runs without the
+GIL.
 
-Numba caches machine code in the folder that `code_folder` chooses; without one, each process
-compiles the kernels. If several processes start at once, the first one compiles. Importing this
-module imports numba, which takes longer than a small read; `object_code` runs compiled kernels
-without it.
+Numba caches the machine code in the folder that `code_folder` chooses. Without such a folder, each
+process compiles the kernels. If several processes start at the same time, only the first one
+compiles. Importing this module imports numba, which takes longer than a small read. `object_code`
+runs compiled kernels without numba.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ _LOCK = threading.Lock()
 
 
 def kernel(signature: object) -> Callable[[F], F]:
-    """Compiles a function for one signature, or loads its machine code, when it is defined."""
+    """Returns a decorator that compiles a function for one signature. If its machine code is
+    cached, it is loaded instead.
+    """
 
     def compile_now(function: F) -> F:
         folder = code_folder()
@@ -68,23 +71,27 @@ def kernel(signature: object) -> Callable[[F], F]:
 
 
 def inlined(function: F) -> F:
-    """Marks a helper that is inlined into the calling kernel."""
+    """Marks a function that is always inlined into the kernel that calls it."""
     return cast("F", numba.njit(forceinline=True, **_OPTIONS)(function))
 
 
 def helper(function: F) -> F:
-    """Marks a helper that is compiled with the calling kernel, but not inlined by force."""
+    """Marks a function that is compiled together with the kernel that calls it. The compiler
+    decides whether to inline it.
+    """
     return cast("F", numba.njit(**_OPTIONS)(function))
 
 
 def instruction(function: Callable[..., Codegen]) -> Callable[..., Value]:
-    """Marks a function that emits LLVM code where a kernel calls it."""
+    """Marks a function that generates LLVM code for each call of it in a kernel."""
     return cast("Callable[..., Value]", intrinsic(function))
 
 
 @contextlib.contextmanager
 def _one_process_at_a_time(folder: Path | None) -> Iterator[None]:
-    """Lets one process compile; others that start at the same time then load the result."""
+    """Locks the folder, so that only one process compiles. Others that start at the same time then
+    load the result.
+    """
     if folder is None or fcntl is None:
         yield
         return

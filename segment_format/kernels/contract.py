@@ -1,13 +1,15 @@
 """Layout of the frames that Python and the kernels share.
 
-A frame is one int64 array with a named slot for each value. The record kernel gets the window, the
-payload of a batch that Python decompressed (or an empty array) and the frame. It keeps its whole
-state in the frame and returns a status, so a later call resumes where it stopped: after the columns
-were handed out, in the middle of a batch, or with the next window. Column buffers are given as
-addresses with their capacity in entries; the owner keeps them alive, and allocates `COPY_SLACK`
-more bytes.
+A frame is an int64 array with a named slot for each value. The record kernel gets three arguments:
+the window, the payload of a batch that Python decompressed (or an empty array), and the frame. The
+kernel stores its whole state in the frame and returns a status. So the next call continues where
+the last one stopped: after Python has taken the full columns, in the middle of a batch, or with the
+next window. The frame contains the addresses of the column buffers, and their capacities in
+entries. The owner of the frame must keep the buffers alive, and must allocate `COPY_SLACK` more
+bytes than the capacity.
 
-Offsets, positions and sizes are bytes unless a name says rows. Slots are grouped by their writer.
+Slots named OFFSET contain Kafka offsets. Positions and sizes are in bytes, unless a name says rows.
+Slots are grouped by the side that writes them.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ NEXT_OFFSET: Final = 19  # with ORDERED: minimal first offset of the next entry
 STOPPING: Final = 20  # with NEED_MORE: 1 if the entry at POSITION ends the decoding anyway
 STOPPING_NEXT: Final = 21  # with STOPPING: minimal offset of the entry after the one at POSITION
 
-# --- The entry skipped last because it ends before START_OFFSET ----------------------------------
+# --- The last entry that was skipped because it ends before START_OFFSET -------------------------
 SKIPPED_SIZE: Final = 22  # 0: its checksum is irrelevant, or was compared
 SKIPPED_IS_BROKEN: Final = 23  # 1: its checksum is wrong
 
@@ -75,7 +77,7 @@ PAYLOAD_BOUND: Final = 47  # with COMPRESSED: maximal decompressed bytes, -1 if 
 FIRST_TIMESTAMP: Final = 45
 LAST_TIMESTAMP: Final = 46
 
-# --- Columns: addresses and capacities, by the owner ---------------------------------------------
+# --- Columns: addresses and capacities, set by the owner -----------------------------------------
 OFFSETS: Final = 48  # int64 per row
 TIMESTAMPS: Final = 49  # int64 per row, microseconds
 TIMESTAMP_TYPES: Final = 50  # int32 per row
@@ -132,7 +134,7 @@ RECORDS_SKIPPED_OFFSET: Final = 102
 BATCHES_SKIPPED_TIMESTAMP: Final = 103
 RECORDS_SKIPPED_KEY: Final = 104
 
-# --- With a negative status ----------------------------------------------------------------------
+# --- Details of an error: set if the status is negative ------------------------------------------
 ERROR_POSITION: Final = 105  # of the entry, in the window
 ERROR_OFFSET: Final = 106
 ERROR_FOUND: Final = 107  # actual value

@@ -1,15 +1,19 @@
-"""CRC-32C (Castagnoli) inside the kernels: by vectors or the CPU's instruction, else by tables.
+"""CRC-32C (Castagnoli) inside the kernels. Uses vectors or the CPU's CRC instruction if possible,
+else tables.
 
-Each CRC instruction waits for the result of the one before, so large inputs run three chains over
-consecutive stretches and join them: appending n zero bytes to a message is a linear map of its CRC,
-stored as four tables of 256 words for each of the two stretch lengths.
+A CRC instruction must wait for the result of the previous one. So a large input is split into three
+consecutive parts of equal size, whose CRCs are computed in an interleaved loop ("chains") and then
+combined. To combine them, note that appending n zero bytes to a message is a linear map of its CRC.
+This map is stored as four tables of 256 words, for two values of n: the two sizes of parts.
 
-With carry-less multiplication on 512-bit vectors: a message is a polynomial over GF(2), and its CRC
-the remainder by the Castagnoli polynomial P. Moving 16 bytes D bits further back multiplies them by
-x^D, which modulo P is two products with 33-bit constants: the earlier 8 bytes with x^(D+32) mod P,
-the later ones with x^(D-32) mod P, reflected as the CRC is. So the bytes read so far are folded
-onto the bytes that follow, and the last 64 bytes are an ordinary message for the CRC instruction.
-Method: Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ", Intel 2009.
+The vector method uses carry-less multiplication of 512-bit vectors. A message is a polynomial over
+GF(2), and its CRC is the remainder of the division by the Castagnoli polynomial P. If 16 bytes are
+multiplied by x^D, they can be moved D bits closer to the end of the message without changing its
+CRC. Modulo P, the product is the sum of two products with 33-bit constants: the first 8 bytes times
+x^(D+32) mod P, and the last 8 bytes times x^(D-32) mod P, bit-reflected like the CRC. So the bytes
+read so far are multiplied and then added (xor) to the bytes that follow D bits later. At the end,
+64 bytes remain, whose CRC the CRC instruction computes. Method: Gopal et al., "Fast CRC Computation
+for Generic Polynomials Using PCLMULQDQ", Intel 2009.
 """
 
 from __future__ import annotations
@@ -56,7 +60,7 @@ def _multipliers(distance_bytes: int) -> Codegen:
 
 
 class _Emitter:
-    """Emits the loops of `fold_blocks`."""
+    """Generates the LLVM code of `fold_blocks`."""
 
     def __init__(self, builder: Codegen) -> None:
         self._builder = builder
@@ -83,7 +87,7 @@ class _Emitter:
         self._builder.call(self._prefetch, [pointer, _I32(0), _I32(3), _I32(1)])
 
     def first(self, crc: Codegen, address: Codegen) -> Codegen:
-        """Loads the first block, combined with the CRC register in its first four bytes."""
+        """Loads the first block, and combines its first four bytes with the CRC register."""
         register = self._builder.insert_element(ir.Constant(_VECTOR, [0] * 8), crc, _I32(0))
         return self._builder.xor(self.load(address), register)
 
@@ -93,7 +97,9 @@ class _Emitter:
         return self._builder.xor(self._builder.xor(low, high), onto)
 
     def register(self, block: Codegen) -> Codegen:
-        """Returns the CRC register after a message of just this block."""
+        """Returns the CRC register after a message that consists of this block only. The initial
+        register is 0.
+        """
         crc = _I64(0)
         for word in range(8):
             crc = self._builder.call(
@@ -164,9 +170,9 @@ class _Emitter:
 
 @instruction
 def fold_blocks(typing_context: Codegen, crc: Codegen, start: Codegen, stop: Codegen) -> Codegen:
-    """Returns the CRC register after the bytes from address `start` to `stop`.
+    """Returns the CRC register after reading the bytes from address `start` to address `stop`.
 
-    The size is a multiple of `BLOCK`, at least one; `crc` is the register before.
+    `crc` is the register before these bytes. Their number must be a positive multiple of `BLOCK`.
     """
 
     def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
@@ -181,7 +187,9 @@ SHORT: Final = 256
 
 
 def _tables() -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """Returns slicing-by-eight tables: row k is the CRC of a byte followed by k zero bytes."""
+    """Returns the tables for the slicing-by-eight method. Row k has the CRC of each byte value
+    followed by k zero bytes.
+    """
     rows = np.zeros((8, 256), dtype=np.uint32)
     value = np.arange(256, dtype=np.uint32)
     for _ in range(8):
@@ -195,8 +203,8 @@ def _tables() -> np.ndarray[Any, np.dtype[np.uint32]]:
 
 
 def _zeros(length: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """Returns tables that map a CRC register to the register after `length` zero bytes (a power of
-    two).
+    """Returns tables that map a CRC register to the register after `length` zero bytes. `length`
+    must be a power of two.
     """
     basis = np.uint32(1) << np.arange(32, dtype=np.uint32)
     columns = (basis >> 8) ^ _TABLES[0][basis & 0xFF]  # one zero byte, for each single bit
@@ -221,7 +229,7 @@ _SHORT_ZEROS = _zeros(SHORT)
 
 
 def _enabled() -> set[str]:
-    """Returns the CPU features that the code generator may use, each with a plus."""
+    """Returns the CPU features that the code generator may use, each with a leading plus sign."""
     if numba_config.CPU_FEATURES is not None:
         return set(str(numba_config.CPU_FEATURES).split(","))
     if numba_config.CPU_NAME is not None:
@@ -230,7 +238,7 @@ def _enabled() -> set[str]:
 
 
 def _instruction_set() -> str:
-    """Returns the kind of CRC instruction: "x86", "arm" or "" for none."""
+    """Returns the kind of the CPU's CRC instruction: "x86", "arm", or "" if it has none."""
     machine = llvm.get_process_triple()
     if machine.startswith("x86_64") and {"+sse4.2", "+crc32"} & _enabled():
         return "x86"
@@ -298,11 +306,13 @@ def _shift(tables: Value, crc: Value) -> Value:
 
 @inlined
 def _three_chains(crc: Value, address: Address, size: Value, ahead: Value, zeros: Value) -> Value:
-    """Returns the CRC register after three consecutive stretches of `size` bytes."""
+    """Returns the CRC register after three consecutive parts of `size` bytes each. Their CRCs are
+    computed in an interleaved loop.
+    """
     cursor = address
     first = two = np.uint64(0)
     while cursor < address + size:
-        # The hardware prefetcher does not follow three jumping streams.
+        # Prefetch, because the hardware prefetcher does not follow three interleaved streams.
         prefetch(cursor + ahead)
         prefetch(cursor + ahead + size)
         prefetch(cursor + ahead + size + size)
@@ -316,7 +326,9 @@ def _three_chains(crc: Value, address: Address, size: Value, ahead: Value, zeros
 
 @helper
 def by_instruction(address: Address, size: Value) -> Value:
-    """Computes CRC-32C by the CPU's instruction, eight bytes per step in three chains."""
+    """Computes the CRC-32C with the CPU's instruction. Reads eight bytes per step, in three
+    interleaved parts.
+    """
     crc = np.uint64(0xFFFFFFFF)
     cursor = address
     left = size
@@ -346,7 +358,7 @@ def _last_bytes(crc: Value, address: Address, left: Value) -> Value:
 
 @helper
 def by_folding(address: Address, size: Value) -> Value:
-    """Computes CRC-32C by vectors, and by the instruction for the last bytes."""
+    """Computes the CRC-32C with vectors, and with the CPU's instruction for the last bytes."""
     crc = np.uint64(0xFFFFFFFF)
     stop = address + size
     folded_stop = address + size // np.uint64(BLOCK) * np.uint64(BLOCK)
@@ -357,7 +369,7 @@ def by_folding(address: Address, size: Value) -> Value:
 
 @helper
 def by_tables(address: Address, size: Value) -> Value:
-    """Computes CRC-32C by tables, eight bytes per step."""
+    """Computes the CRC-32C with tables. Reads eight bytes per step."""
     crc = np.uint64(0xFFFFFFFF)
     cursor = address
     left = size

@@ -1,8 +1,10 @@
-"""Decodes the records of a batch into columns: scans, checks and gathers in one pass.
+"""Decodes the records of a batch into columns. Each record is parsed, checked and copied in one
+pass.
 
-`segment_format.record.records` has the byte layout and is the readable reference. If only fields up
-to the offset delta are wanted, `segment_format.kernels.skip_records` does the work. Headers of
-records are measured and checked first, then gathered into list<struct<string, binary>>.
+The pure Python decoder `segment_format.record.records` documents the byte layout. If only
+timestamps or offsets are wanted, `segment_format.kernels.skip_records` is used instead. The headers
+of a record are first checked and measured, and then copied into a list<struct<string, binary>>
+column.
 """
 
 from __future__ import annotations
@@ -50,18 +52,19 @@ MIN_BODY = 6
 
 @inlined
 def read_start(address: Address) -> Value:
-    """Parses the first fields of a record of the usual kind from one load.
+    """Parses the first fields of a record of the usual kind with one load of 8 bytes.
 
-    The usual kind has a length of one or two bytes, and a timestamp and offset delta of one or two.
-    Together with the attributes these are at most seven bytes, which every record with all its
-    mandatory fields has. `read_head` parses other records.
+    In such a record, the length, the timestamp delta and the offset delta take one or two bytes
+    each. Together with the attributes, these fields have at most seven bytes. Every record with all
+    mandatory fields has at least that many bytes. Other records must be parsed with `read_head`.
 
-    Returns `(size, body, next address, offset delta)`; `body` is 0 for other records. `size` is not
-    negative and counts from address `body`; the caller checks that it fits. Words are
-    little-endian, as on every machine that numba runs on.
+    Returns `(size, body, next address, offset delta)`. `body` is the address of the attributes; it
+    is 0 if the record is not of the usual kind. `size` is the number of bytes from `body` to the
+    end of the record. It is not negative; the caller checks that it does not exceed the batch.
+    Words are little-endian, as on every machine that numba supports.
 
     Args:
-        address: Address of the record, with `WORD_SIZE` readable bytes.
+        address: Address of the record. `WORD_SIZE` bytes must be readable there.
     """
     word = load_word(address)
     if word & _ONE:  # a negative size
@@ -96,10 +99,10 @@ def read_start(address: Address) -> Value:
 
 @inlined
 def read_head(address: Address, records_stop: Address) -> Value:
-    """Parses the first fields of any record.
+    """Parses the first fields of a record of any kind.
 
     Returns `(status, stop, next address, timestamp delta, offset delta)`. The status is CONTINUE or
-    an error. The record ends before `stop`.
+    an error. `stop` is the address after the record.
     """
     size, position = read_varint(address, records_stop)
     if position == _NOWHERE or size < MIN_BODY or size > np.int64(records_stop - position):
@@ -116,7 +119,9 @@ def read_head(address: Address, records_stop: Address) -> Value:
 
 @inlined
 def wrong_offset(offset: Value, least_offset: Value, frame: Frame) -> Value:
-    """Stores an invalid record offset in the error slots; returns the error status."""
+    """Stores an invalid record offset in the error slots of the frame. Returns the status of the
+    error.
+    """
     frame[c.ERROR_FOUND] = offset
     frame[c.ERROR_EXPECTED] = least_offset
     return np.int64(c.ERROR_RECORD_OFFSET)
@@ -132,7 +137,9 @@ def leave_batch(
     least_offset: Value,
     frame: Frame,
 ) -> Value:
-    """Stores the position in the batch; returns the status, or an error if bytes are left over."""
+    """Stores the position in the batch. Returns `status`, or an error if bytes follow the last
+    record.
+    """
     frame[c.RECORDS_LEFT] = left
     frame[c.RECORD_POSITION] = np.int64(address - source)
     frame[c.LEAST_OFFSET] = least_offset
@@ -147,7 +154,9 @@ def leave_batch(
 
 @helper
 def measure_headers(address: Address, stop: Address, count: Value) -> Value:
-    """Checks `count` headers; returns (next address or 0, key bytes as UTF-8, value bytes)."""
+    """Checks `count` record headers. Returns the address after them (0 if they are invalid), the
+    total bytes of their keys as UTF-8, and the total bytes of their values.
+    """
     cursor = address
     key_bytes = np.int64(0)
     value_bytes = np.int64(0)
@@ -169,7 +178,9 @@ def measure_headers(address: Address, stop: Address, count: Value) -> Value:
 
 @helper
 def gather_headers(address: Address, stop: Address, count: Value, frame: Frame) -> None:
-    """Appends `count` headers that `measure_headers` has accepted; the buffers are large enough."""
+    """Appends `count` record headers to the columns. `measure_headers` must have accepted them, and
+    the buffers must be large enough.
+    """
     cursor = address
     header = frame[c.HEADERS]
     key_size = frame[c.HEADER_KEY_SIZE]
@@ -205,7 +216,7 @@ def gather_headers(address: Address, stop: Address, count: Value, frame: Frame) 
 
 @helper
 def clear_bit(bitmap: Value, index: Value) -> None:
-    """Marks entry `index` of a validity bitmap as null."""
+    """Clears bit `index` of a validity bitmap, which marks this entry as null."""
     byte_address = np.uint64(bitmap + (index >> 3))
     store_u8(byte_address, np.int64(load_u8(byte_address)) & ~(1 << (index & 7)))
 
@@ -221,7 +232,9 @@ PREFETCH_DISTANCE = 64 << 10
 
 @inlined
 def _copy(target: Address, source: Address, size: Value, readable_stop: Address) -> None:
-    """Copies bytes, short ones in steps of 32, reading and writing up to 31 bytes too many."""
+    """Copies `size` bytes. Short copies use steps of 32 bytes, so up to 31 bytes more are read and
+    written.
+    """
     if size <= _SHORT and np.int64(readable_stop - source) >= size + np.int64(c.COPY_SLACK):
         to = target
         cursor = source
@@ -236,7 +249,9 @@ def _copy(target: Address, source: Address, size: Value, readable_stop: Address)
 
 @inlined
 def _open_word(bitmap: Address, row: Value) -> Value:
-    """Returns the 64-bit word that contains `row`, with only the bits of earlier rows."""
+    """Returns the 64-bit word of the bitmap that contains the bit of `row`. Bits of this row and
+    later rows are 0.
+    """
     bits = np.uint64(row & 63)
     if bits == np.uint64(0):
         return np.uint64(0)
@@ -250,7 +265,9 @@ def _word_at(row: Value) -> Value:
 
 @inlined
 def fill_per_batch(frame: Frame, first: Value, stop: Address) -> None:
-    """Fills the columns that are the same for all records of a batch."""
+    """Fills the rows from `first` on in those columns whose value is the same for all records of a
+    batch.
+    """
     wanted = frame[c.WANTED]
     if wanted & c.WANT_TIMESTAMP_TYPE:
         _fill_i32(frame[c.TIMESTAMP_TYPES], frame[c.TIMESTAMP_TYPE], first, stop)
@@ -290,15 +307,15 @@ def _fill_i64(column: Value, value: Value, first: Value, stop: Address) -> None:
 
 @helper
 def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Value:
-    """Decodes the remaining records of the current batch; returns a status.
+    """Decodes the remaining records of the current batch. Returns a status.
 
-    CONTINUE: the batch is complete and nothing follows its last record. After FULL and GROW, the
-    frame is at the record that does not fit.
+    CONTINUE: all records were decoded, and no bytes follow the last one. FULL or GROW: the next
+    record does not fit into the buffers; its position is in the frame. Negative: an error.
 
     Args:
-        source: Address of the array with the records.
-        readable_stop: End of that array; nothing after it is read.
-        frame: See `segment_format.kernels.contract`.
+        source: Address of the array that contains the records.
+        readable_stop: End of that array. Bytes after it are not read.
+        frame: Frame that `segment_format.kernels.contract` describes.
     """
     wanted = frame[c.WANTED]
     want_key = wanted & c.WANT_KEY != 0
@@ -352,7 +369,7 @@ def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Val
     ahead = np.uint64(min(frame[c.BATCH_SIZE], PREFETCH_DISTANCE))
 
     while left > 0:
-        # Prefetches the next batch, because its CRC would otherwise wait for memory.
+        # Prefetch the next batch, because computing its CRC would otherwise wait for memory.
         prefetch(cursor + ahead)
         prefetch(cursor + ahead + np.uint64(64))
         if row == max_rows:

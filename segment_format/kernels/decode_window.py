@@ -1,20 +1,22 @@
-"""Walks the entries of a window and decodes their records; the state stays in the frame.
+"""Decodes the records of all entries in a window. The state is stored in the frame.
 
-`segment_format.record.framing` and `.batch_header` have the layouts of entries and batch headers.
-Order of decisions per entry: framing, offsets beyond the range, completeness, header, CRC, then
-control batches, aborted transactions and timestamps. The CRC is checked before the last three
-because a flipped bit would otherwise hide a batch.
+`segment_format.record.framing` and `.batch_header` document the layouts of entries and batch
+headers. Each entry is checked in this order: length and magic, offset above the range,
+completeness, header, CRC. Then control batches, aborted transactions and batches without wanted
+timestamps are skipped. The CRC is checked before these three, because a flipped bit could otherwise
+cause a batch to be skipped.
 
-Aborted intervals are compared with the control batches of the log, because a transaction index has
-no checksum, while a control batch has one. The kernel follows the transactions of each producer:
-all data up to a marker has the same outcome, an ABORT marker ends an interval or a transaction
-without data, and a COMMIT marker is in no interval. An ABORT marker outside all intervals is stray
-if no data of its producer was read before it: the data may precede the batches read. The memory for
-it is a `segment_format.transaction_check.TransactionCheck`.
+A transaction index has no checksum, but a control batch has one. So the intervals of aborted
+transactions are compared with the control batches of the log. The kernel tracks the transactions of
+each producer. All data of a producer up to a marker must have the same outcome. An ABORT marker
+must end an interval, or a transaction without data. A COMMIT marker must not be in an interval. An
+ABORT marker outside all intervals is ignored if no data of its producer was read before it, because
+the data may precede the batches that were read. The state of the producers is in a
+`segment_format.transaction_check.TransactionCheck`.
 
-Batches outside the offset range are skipped without a CRC only if their neighbors prove that they
-have no wanted offset. If offsets are missing at the start or end of the range, the CRC of the batch
-before or after the gap is compared as well, which costs one batch per boundary.
+A batch outside the offset range is skipped without a CRC check only if the next batch proves that
+it has no wanted offset. If offsets are missing at the start or the end of the range, the CRC of the
+batch before or after the gap is compared, too. This costs one CRC per end of the range.
 """
 
 from __future__ import annotations
@@ -73,9 +75,10 @@ _COMMIT = 1
 
 @helper
 def interval_at(producer_id: Value, base_offset: Value, frame: Frame) -> Value:
-    """Returns the index of the producer's last interval that begins at or before the offset, or -1.
+    """Returns the index of the last interval of the producer that begins at or before the offset.
+    Returns -1 if there is none.
 
-    Intervals are sorted by producer and first offset.
+    Intervals are sorted by producer id and first offset.
     """
     low = np.int64(0)
     high = frame[c.ABORTED_COUNT]
@@ -98,9 +101,10 @@ def interval_at(producer_id: Value, base_offset: Value, frame: Frame) -> Value:
 
 @inlined
 def aborted_stop_of(address: Address, frame: Frame) -> Value:
-    """Returns the last offset of the interval that `interval_at` finds for a batch, or -1.
+    """Returns the last offset (that of the abort marker) of the interval that `interval_at` finds
+    for a batch. Returns -1 if it finds none.
 
-    A transactional batch is aborted if it begins before that offset.
+    A transactional batch is aborted if its base offset is below the returned offset.
     """
     if frame[c.ABORTED_COUNT] == 0:
         return np.int64(-1)
@@ -112,7 +116,9 @@ def aborted_stop_of(address: Address, frame: Frame) -> Value:
 
 @inlined
 def _marker_type(address: Address, size: Value) -> Value:
-    """Returns ABORT or COMMIT from the key of a control batch's first record, else −1."""
+    """Returns ABORT or COMMIT, which is stored in the key of a control batch's first record.
+    Returns −1 if the key is something else.
+    """
     if load_i16(address + np.uint64(21)) & 7 != 0 or load_i32(address + np.uint64(57)) == 0:
         return np.int64(_UNKNOWN_MARKER)
     stop = address + np.uint64(size)
@@ -136,7 +142,9 @@ def _marker_type(address: Address, size: Value) -> Value:
 
 @inlined
 def _producer_entry(producer_id: Value, state: Address) -> Address:
-    """Returns the address of the producer's entry in the table, which is added if missing."""
+    """Returns the address of a producer's entry in the table of producers. Adds an entry if the
+    table has none.
+    """
     table = np.uint64(load_i64_native(state + np.uint64(8 * c.TXN_TABLE)))
     mask = np.uint64(load_i64_native(state + np.uint64(8 * c.TXN_MASK)))
     number = (np.uint64(producer_id) * _MULTIPLIER >> np.uint64(32)) & mask
@@ -156,7 +164,7 @@ def _producer_entry(producer_id: Value, state: Address) -> Address:
 
 @inlined
 def needs_producer_capacity(frame: Frame) -> Value:
-    """Returns whether the table must grow before the next batch."""
+    """Returns whether the table of producers must grow before the next batch is read."""
     if frame[c.TRANSACTIONS] == 0:
         return False
     return load_i64_native(np.uint64(frame[c.TRANSACTIONS] + 8 * c.TXN_FREE)) <= 0
@@ -164,15 +172,17 @@ def needs_producer_capacity(frame: Frame) -> Value:
 
 @inlined
 def track_transaction(address: Address, size: Value, aborted_stop: Value, frame: Frame) -> Value:
-    """Follows a transactional or control batch with a valid checksum.
+    """Updates the state of a transaction with a transactional batch or a control batch. The batch's
+    checksum must be valid.
 
-    Returns CONTINUE, or ERROR_TRANSACTION if the batch contradicts the intervals.
+    Returns CONTINUE, or ERROR_TRANSACTION if the batch contradicts the intervals of aborted
+    transactions.
 
     Args:
         address: Address of the batch.
-        size: Bytes of the batch.
-        aborted_stop: `aborted_stop_of` the batch.
-        frame: See `segment_format.kernels.contract`.
+        size: Size of the batch in bytes.
+        aborted_stop: Result of `aborted_stop_of` for the batch.
+        frame: Frame that `segment_format.kernels.contract` describes.
     """
     if load_i16(address + np.uint64(21)) & 0x20 != 0:
         return _track_marker(address, size, frame)
@@ -231,10 +241,11 @@ def _contradiction(base_offset: Value, producer_id: Value, marker: Value, frame:
 
 @helper
 def _wrong_epoch(epoch: Value, base_offset: Value, last_offset: Value, frame: Frame) -> Value:
-    """Returns whether the lineage assigns the batch to another epoch.
+    """Returns whether the lineage says that another leader epoch than `epoch` owns the batch.
 
-    The start of the first entry may be a log start that deletion moved into a batch, so a batch
-    that straddles it belongs to that entry. Batches entirely before it are not checked.
+    The first entry of the lineage may start inside a batch, because deleting records moves the log
+    start. Such a batch must have the epoch of the first entry. Batches that end before the first
+    entry are not checked.
     """
     low = np.int64(0)
     high = frame[c.LINEAGE_COUNT]
@@ -258,12 +269,13 @@ def _wrong_epoch(epoch: Value, base_offset: Value, last_offset: Value, frame: Fr
 def _dated_outside(
     base_timestamp: Value, max_timestamp: Value, attributes: Value, frame: Frame
 ) -> Value:
-    """Returns whether no record of a batch can have a wanted timestamp.
+    """Returns whether the header shows that no record of a batch has a wanted timestamp.
 
-    The header has the maximal timestamp; with LogAppendTime, all records have it. The base
-    timestamp is the first record's, not the minimum. Some clients leave the maximum at -1, 0 or an
-    old value, so a maximum below the base timestamp is ignored. With bit 6 the base timestamp is a
-    delete horizon; the log cleaner has computed the maximum of such a batch.
+    The header contains the largest timestamp. With LogAppendTime, all records have this timestamp.
+    The base timestamp is that of the first record, and not necessarily the smallest. Some clients
+    write -1, 0 or an old value as the largest timestamp, so a value below the base timestamp is
+    ignored. If bit 6 of the attributes is set, the base timestamp is a delete horizon instead. The
+    log cleaner has written the batch, and has computed its largest timestamp.
     """
     if max_timestamp == -1:
         return False
@@ -287,7 +299,9 @@ def _fail(
 
 @inlined
 def _wrong_crc(address: Address, size: Value, frame: Frame) -> Value:
-    """Returns whether a batch's checksum is wrong; stores both checksums in the error slots."""
+    """Returns whether the checksum of a batch is wrong. Writes the stored and the computed checksum
+    to the error slots.
+    """
     stored = np.int64(load_u32(address + np.uint64(17)))
     computed = np.int64(crc32c(address + np.uint64(_CRC_START), np.uint64(size - _CRC_START)))
     frame[c.ERROR_FOUND] = stored
@@ -297,7 +311,9 @@ def _wrong_crc(address: Address, size: Value, frame: Frame) -> Value:
 
 @helper
 def _check_skipped(source: Address, frame: Frame) -> Value:
-    """Compares the checksum of the batch skipped last, once; returns whether it is wrong."""
+    """Compares the checksum of the batch that was skipped last, unless it was compared before.
+    Returns whether it is wrong.
+    """
     size = frame[c.SKIPPED_SIZE]
     if size != 0:
         frame[c.SKIPPED_SIZE] = 0
@@ -310,10 +326,11 @@ def _check_skipped(source: Address, frame: Frame) -> Value:
 
 @helper
 def _follows_skipped(source: Address, base_offset: Value, frame: Frame) -> Value:
-    """Returns CONTINUE, or ERROR_SKIPPED if a broken batch before this may have wanted offsets.
+    """Returns ERROR_SKIPPED if the batch that was skipped last has a wrong checksum and may have
+    wanted offsets. Returns CONTINUE otherwise.
 
-    Offsets ascend, so a batch that begins at or below the first wanted offset proves that the
-    batches before it have none.
+    Offsets ascend. So if the current batch begins at or below the first wanted offset, the batches
+    before it cannot have wanted offsets.
     """
     if base_offset > frame[c.START_OFFSET] and _check_skipped(source, frame):
         frame[c.ERROR_POSITION] = frame[c.SKIPPED_POSITION]
@@ -328,10 +345,13 @@ def _follows_skipped(source: Address, base_offset: Value, frame: Frame) -> Value
 
 @helper
 def _stops_here(address: Address, position: Value, size: Value, left: Value, frame: Frame) -> Value:
-    """Returns FINISHED if a batch of magic 2 at or after the stop offset ends the decoding.
+    """Checks a batch of magic 2 at or after the stop offset. Returns FINISHED if it ends the
+    decoding.
 
-    If wanted offsets are missing before it, its base offset, which no checksum covers, may be
-    wrong. Then its checksum and last offset are checked, and the next entry must follow it.
+    No checksum covers the base offset of a batch. If wanted offsets are missing before the batch,
+    its base offset may be wrong. Then the checksum and the last offset of the batch are checked,
+    and the next entry must begin after the last offset. NEED_MORE means that the window has too few
+    bytes for these checks.
     """
     base_offset = load_i64(address)
     if base_offset < frame[c.NEXT_OFFSET] or base_offset >= frame[c.OFFSETS_STOP]:
@@ -364,9 +384,9 @@ def _stops_here(address: Address, position: Value, size: Value, left: Value, fra
 
 @inlined
 def _next_batch(source: Address, window_size: Value, frame: Frame) -> Value:
-    """Skips an entry, or opens the batch in it; returns a status.
+    """Skips the next entry, or makes the batch in it the current batch. Returns a status.
 
-    CONTINUE with IN_BATCH set: the batch has records to decode.
+    If the status is CONTINUE and IN_BATCH is set, the batch has records to decode.
     """
     if needs_producer_capacity(frame):
         return np.int64(c.GROW_PRODUCERS)
@@ -400,7 +420,9 @@ def _next_batch(source: Address, window_size: Value, frame: Frame) -> Value:
 
 @inlined
 def _frame_entry(source: Address, position: Value, left: Value, frame: Frame) -> Value:
-    """Checks an entry's first bytes; returns CONTINUE for a complete batch of magic 2."""
+    """Checks the first bytes of an entry. Returns CONTINUE if it is a complete batch of magic 2,
+    and another status otherwise.
+    """
     address = source + np.uint64(position)
     base_offset = load_i64(address)
     length = load_i32(address + np.uint64(8))
@@ -441,7 +463,9 @@ def _frame_entry(source: Address, position: Value, left: Value, frame: Frame) ->
 
 @inlined
 def _check_batch(source: Address, position: Value, frame: Frame) -> Value:
-    """Checks a batch; returns CHECKED, or CONTINUE if it ends before the wanted offsets."""
+    """Checks a batch. Returns CHECKED if it is valid, CONTINUE if all its offsets are below the
+    wanted ones, and another status if it is invalid.
+    """
     address = source + np.uint64(position)
     base_offset = load_i64(address)
     size = frame[c.BATCH_SIZE]
@@ -459,7 +483,7 @@ def _check_batch(source: Address, position: Value, frame: Frame) -> Value:
     frame[c.BYTES] += size
     if last_offset < frame[c.START_OFFSET]:
         frame[c.BATCHES_SKIPPED_OFFSET] += 1
-        # Records after its last offset may be wanted.
+        # Too many records: their offsets would exceed the last offset, so they may be wanted.
         if count > last_delta + 1 and base_offset + count > frame[c.START_OFFSET]:
             return _fail(frame, c.ERROR_RECORD_COUNT, position, base_offset, last_offset, count)
         frame[c.SKIPPED_IS_BROKEN] = 0
@@ -492,7 +516,9 @@ def _check_batch(source: Address, position: Value, frame: Frame) -> Value:
 
 @inlined
 def _is_selected(address: Address, aborted_stop: Value, frame: Frame) -> Value:
-    """Returns whether a checked batch has records that may be wanted; counts skipped batches."""
+    """Returns whether a checked batch may have wanted records. Counts the batch as skipped
+    otherwise.
+    """
     attributes = load_i16(address + np.uint64(21))
     if attributes & 0x20:
         frame[c.BATCHES_SKIPPED_CONTROL] += 1
@@ -511,7 +537,7 @@ def _is_selected(address: Address, aborted_stop: Value, frame: Frame) -> Value:
 
 @inlined
 def _open_batch(address: Address, position: Value, frame: Frame) -> None:
-    """Makes the batch at `address` the current one."""
+    """Makes the batch at `address` the current batch."""
     attributes = load_i16(address + np.uint64(21))
     frame[c.RECORDS_LEFT] = load_i32(address + np.uint64(57))
     frame[c.BASE_OFFSET] = load_i64(address)
@@ -546,11 +572,12 @@ def _ask_for_payload(bound: Value, frame: Frame) -> Value:
 
 @helper
 def _decompress(window_at: Address, frame: Frame) -> Value:
-    """Decompresses the current batch into the scratch buffer, or asks the driver to do it.
+    """Decompresses the current batch into the scratch buffer, or returns a status that asks the
+    caller to do it.
 
-    Decompressing lz4 and snappy here saves the call of a library per batch. With records of 1 KB,
-    the library takes 25 % (lz4) and 15 % (snappy) more time in batches of 16 KB, and 6 % and 2 %
-    more in batches of 100 KB.
+    lz4 and snappy are decompressed here, because calling a library for each batch takes more time.
+    With records of 1 KB, the library needs 25 % (lz4) or 15 % (snappy) more time for batches of 16
+    KB, and 6 % or 2 % more for batches of 100 KB.
     """
     source = window_at + np.uint64(frame[c.BATCH_POSITION] + _HEADER_SIZE)
     size = np.uint64(frame[c.BATCH_SIZE] - _HEADER_SIZE)
@@ -585,13 +612,14 @@ _FRAME = types.Array(types.int64, 1, "C")
 
 @kernel(types.int64(_BYTES, _BYTES, _FRAME))
 def decode_window(window: Value, payload: Value, frame: Frame) -> Value:
-    """Decodes until the driver must act; returns a status of `segment_format.kernels.contract`.
+    """Decodes entries until the caller must act. Returns a status that
+    `segment_format.kernels.contract` defines.
 
     Args:
-        window: uint8, read-only; bytes of a log, starting with an entry.
-        payload: uint8, read-only; the decompressed records of the current batch if `LOCATION` is
-            `LOCATION_PAYLOAD`.
-        frame: int64, `FRAME_SIZE` slots.
+        window: uint8 array, read-only: bytes of a log that begin with an entry.
+        payload: uint8 array, read-only: the decompressed records of the current batch if slot
+            `LOCATION` is `LOCATION_PAYLOAD`.
+        frame: int64 array with `FRAME_SIZE` slots.
     """
     window_at = array_address(window)
     window_stop = window_at + np.uint64(window.size)

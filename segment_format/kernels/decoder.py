@@ -1,8 +1,9 @@
-"""Decodes a log into Arrow batches by driving the record kernel.
+"""Decodes a log into Arrow batches with the record kernel.
 
-Python takes over where a batch must be decompressed by a library, where a message is older than
-magic 2 (its records are passed to the kernel in the layout of magic 2), and for errors, which equal
-those of the readable decoder.
+The kernel decodes most batches on its own. Python decompresses batches with codecs that the kernel
+does not support. Python also decodes messages older than magic 2 and passes their records to the
+kernel in the layout of magic 2. Python creates the errors, which equal those of the pure Python
+decoder.
 """
 
 from __future__ import annotations
@@ -62,14 +63,18 @@ class DecodeCounters:
 
     Attributes:
         batches: Entries skipped or decoded.
-        records: Records that became rows.
-        bytes: Bytes of those entries as stored.
-        batches_skipped_control: Control batches.
-        batches_skipped_aborted: Batches of aborted transactions.
-        batches_skipped_offset: Entries that end before the first wanted offset.
-        records_skipped_offset: Records outside the wanted offsets, inside decoded batches.
-        batches_skipped_timestamp: Batches without a wanted timestamp, by their header.
-        records_skipped_key: Records with wanted offsets and an unwanted key.
+        records: Records that were returned as rows.
+        bytes: Stored bytes of the entries that were skipped or decoded.
+        batches_skipped_control: Control batches, which are always skipped.
+        batches_skipped_aborted: Skipped batches of aborted transactions.
+        batches_skipped_offset: Entries that were skipped because they end before the first wanted
+            offset.
+        records_skipped_offset: Records of decoded batches that were skipped because their offsets
+            are not wanted.
+        batches_skipped_timestamp: Batches that were skipped because, according to the header, no
+            record has a wanted timestamp.
+        records_skipped_key: Records with a wanted offset that were skipped because their key is not
+            wanted.
     """
 
     batches: int = 0
@@ -83,7 +88,7 @@ class DecodeCounters:
     records_skipped_key: int = 0
 
     def __add__(self, other: DecodeCounters) -> DecodeCounters:
-        """Returns the sums of both."""
+        """Returns the sums of two decoders' counters."""
         return DecodeCounters(*map(operator.add, astuple(self), astuple(other)))
 
 
@@ -108,7 +113,7 @@ _OUTCOMES = {
 
 
 def order_message(first: int, last: int, frame: Sequence[int]) -> str:
-    """Returns why an entry with these first and last offsets is out of order."""
+    """Returns a text that says why an entry with these first and last offsets is out of order."""
     least, stop = frame[c.NEXT_OFFSET], frame[c.OFFSETS_STOP]
     return (
         f"an entry has offsets {first} to {last}, which must be in [{least}, {stop}) and below"
@@ -117,12 +122,12 @@ def order_message(first: int, last: int, frame: Sequence[int]) -> str:
 
 
 def error_for(status: int, frame: Sequence[int], origin: int) -> SegmentFormatError:
-    """Returns the error for a negative status.
+    """Returns the error that a negative status of the kernel means.
 
     Args:
-        status: Status of the kernel.
+        status: Status that the kernel returned.
         frame: Frame of the kernel.
-        origin: Log position of the window's first byte.
+        origin: Position in the log of the window's first byte.
     """
     position = origin + frame[c.ERROR_POSITION]
     offset = frame[c.ERROR_OFFSET]
@@ -169,7 +174,9 @@ def error_for(status: int, frame: Sequence[int], origin: int) -> SegmentFormatEr
 
 
 def open_legacy_record(frame: NDArray[np.int64], entry: DecodedBatch, record: Record) -> bytes:
-    """Makes a record of magic 0 or 1 the current batch; returns the payload that contains it."""
+    """Converts a record of magic 0 or 1 to a batch of magic 2 and makes it the kernel's current
+    batch. Returns the payload, which contains the record.
+    """
     body = b"\x00\x00\x00" + _sized(record.key) + _sized(record.value) + b"\x00"
     frame[c.RECORDS_LEFT] = 1
     frame[c.IN_BATCH] = 1
@@ -203,45 +210,49 @@ _NO_BYTES: Final[Bytes] = np.frombuffer(b"", np.uint8)
 
 
 class RecordDecoder:
-    """Decodes a log, fed in windows cut anywhere, into Arrow batches.
+    """Decodes a log into Arrow batches. The caller passes the log in windows (consecutive pieces)
+    of any size.
 
-    Rows are collected across windows until a batch is full, so the batches do not depend on the
-    windows. A window is decoded in place; only an entry that spans windows is copied. Memory is
-    limited to the column buffers of one batch, one stored and one decompressed batch, each of at
-    most `max_batch_bytes`, for any lengths that the data states.
+    Rows of several windows are collected until a batch is full, so the batches do not depend on the
+    sizes of the windows. Windows are not copied, except an entry that spans several windows. The
+    decoder uses memory for the column buffers of one Arrow batch, for one stored entry and for one
+    decompressed entry. An entry has at most `max_batch_bytes`, whatever length the data states.
 
     The offset range is checked per batch first, then per record. CRCs are checked before control
     batches and aborted transactions are skipped. The first batch at or after `stop_offset` ends the
-    decoding (`done`). No checksum covers a batch's base offset, so if offsets are missing at either
-    end of the range, the CRC of the batch before and after the gap is compared, and its neighbors
-    must agree with it. Timestamps only skip whole batches, by their headers: all rows with wanted
-    timestamps are returned, and possibly others. Not thread-safe; the kernels release the GIL.
+    decoding (`done`). No checksum covers a batch's base offset. So if offsets are missing at the
+    start or the end of the range, the CRC of the batch before or after the missing offsets is
+    compared, and the neighbors of this batch must have matching offsets. Timestamps are compared
+    only with batch headers, to skip whole batches: all rows with wanted timestamps are returned,
+    and possibly others. Not thread-safe; the kernels release the GIL.
 
     Args:
-        columns: Names of `RECORD_COLUMNS`, `LINEAGE_COLUMNS` and `constants`, in the order of the
-            batches' columns.
+        columns: Names of the columns to return, in order. They are names of `RECORD_COLUMNS`,
+            `LINEAGE_COLUMNS` or `constants`.
         start_offset: First wanted offset.
-        stop_offset: Offset after the last wanted one.
+        stop_offset: End of the wanted offsets, exclusive.
         aborted: Intervals in which transactional batches are skipped.
         check_crcs: True if each entry's checksum is compared with its bytes.
-        max_rows: Maximal rows of a batch.
-        max_bytes: Maximal bytes of keys, values and headers in a batch; a larger record is a batch
-            of its own.
-        max_batch_bytes: Maximal bytes of one entry, stored or decompressed.
-        lineage: Epochs by start offset, strictly increasing. If given, a batch of magic 2 must have
-            the leader epoch that owns its base offset. The first entry also owns a batch that
-            straddles its start.
-        offset_bounds: If given, entries must ascend, with offsets in [first, second): no checksum
-            covers a batch's base offset. A segment's own bounds, or narrower ones.
-        position: Log position of the first byte that will be fed; errors name log positions.
-        first_timestamp: Minimal wanted timestamp, in milliseconds.
-        last_timestamp: Maximal wanted timestamp, inclusive.
+        max_rows: Maximum number of rows of an Arrow batch.
+        max_bytes: Maximum number of bytes of keys, values and headers in an Arrow batch. A larger
+            record is a batch of its own.
+        max_batch_bytes: Maximum size of one entry in bytes, both stored and decompressed.
+        lineage: Leader epochs and their start offsets, both strictly increasing. If given, a batch
+            of magic 2 must have the leader epoch that owns its base offset. A batch that contains
+            the start offset of the first epoch belongs to the first epoch.
+        offset_bounds: If given, a pair (first, second): the offsets of entries must ascend and be
+            in [first, second). This finds wrong base offsets, which no checksum covers. Pass the
+            bounds of the segment or a part of it.
+        position: Position in the log of the first byte that will be fed. It is needed for errors,
+            which contain positions in the log.
+        first_timestamp: Smallest wanted timestamp, in milliseconds.
+        last_timestamp: Largest wanted timestamp in milliseconds, inclusive.
         constants: Columns with the same value in all rows: a string, an int32, or `None` for a null
             string.
-        keys: If given, records with other keys are skipped. In those, only the fields before the
-            key, and the key's length, are checked.
+        keys: If given, records with other keys are skipped. In skipped records, only the key's
+            length and the fields before the key are checked.
         transactions: If given, a control batch that contradicts `aborted` is an error. Decoders of
-            consecutive bytes may share it; the caller calls its `finish`.
+            consecutive parts of a log may share it. The caller must call its `finish`.
 
     Raises:
         ValueError: A column is unknown or a bound is out of range.
@@ -294,7 +305,7 @@ class RecordDecoder:
             frame[c.ORDERED] = 1
             frame[c.NEXT_OFFSET], frame[c.OFFSETS_STOP] = offset_bounds
         self._arrays = _share_arrays(frame, aborted, lineage or ())
-        # The frame has addresses of the arrays of both.
+        # Keep both alive, because the frame contains the addresses of their arrays.
         self._keys = keys
         if keys is not None:
             keys.write_addresses(self._slots)
@@ -310,62 +321,68 @@ class RecordDecoder:
 
     @property
     def done(self) -> bool:
-        """Whether a batch at or after the stop offset was read, so that no rows will follow."""
+        """True if a batch at or after the stop offset was read. Then no further rows will
+        follow.
+        """
         return bool(self._slots[c.DONE])
 
     @property
     def counters(self) -> DecodeCounters:
-        """Current counters, also while a window is being decoded."""
+        """Returns the current counters. They may be read while a window is being decoded."""
         return DecodeCounters(*self._slots[c.BATCHES : c.RECORDS_SKIPPED_KEY + 1].tolist())
 
     @property
     def next_offset(self) -> int:
-        """One past the last offset of the entries read; 0 without `offset_bounds`.
+        """One past the last offset of the entries that were read; 0 if `offset_bounds` was not
+        given.
 
-        Includes the entry that ends the decoding if `done` depends on the entry after it.
+        The entry that ends the decoding is included only if the entry after it must be read to set
+        `done`.
         """
         return self._slots[c.STOPPING_NEXT if self._slots[c.STOPPING] else c.NEXT_OFFSET]
 
     @property
     def open_bounds(self) -> tuple[int, int] | None:
-        """The `offset_bounds` of a decoder that continues with the next entry."""
+        """The `offset_bounds` to pass to another decoder that continues with the next entry; `None`
+        without `offset_bounds`.
+        """
         slots = self._slots
         return (slots[c.NEXT_OFFSET], slots[c.OFFSETS_STOP]) if slots[c.ORDERED] else None
 
     def feed(self, window: BytesLike) -> Iterator[pa.RecordBatch]:
-        """Decodes the next bytes of the log; exhaust the iterator before the next call.
+        """Decodes the next bytes of the log. The iterator must be exhausted before the next call.
 
         Args:
-            window: Bytes that follow those fed before. They must not change while the iterator
-                runs, and are not referenced after it ends.
+            window: The bytes of the log after those that were fed before. They must not change
+                while the iterator runs. They are not used after it ends.
 
         Yields:
-            Full batches; other rows wait for the next window.
+            Batches that are full. The remaining rows are kept for the next window.
 
         Raises:
-            SegmentFormatError: As `segment_format.iter_batches`. Waiting rows are lost, and the
-                decoder cannot be used any more.
+            SegmentFormatError: The bytes are invalid, see `segment_format.iter_batches`. Rows that
+                were not yielded yet are lost, and the decoder cannot be used any more.
             RuntimeError: The decoder is finished, or the iterator of an earlier window was not
-                exhausted or raised.
+                exhausted or raised an error.
         """
         self._begin()
         return self._feed(np.frombuffer(byte_view(window), np.uint8))
 
     def flush(self) -> Iterator[pa.RecordBatch]:
-        """Returns the waiting rows; the decoder can be used further.
+        """Yields the rows that `feed` has not yielded yet. The decoder can be used afterwards.
 
         Raises:
-            RuntimeError: As `feed`.
+            RuntimeError: Same as for `feed`.
         """
         self._begin()
         return self._flush()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Returns the waiting rows; afterwards the decoder cannot be used.
+        """Yields the rows that `feed` has not yielded yet. The decoder cannot be used afterwards.
 
         Raises:
-            TruncatedBatchError: The bytes fed end inside an entry, unless `done`.
-            RuntimeError: As `feed`.
+            TruncatedBatchError: The bytes that were fed end inside an entry, and `done` is false.
+            RuntimeError: Same as for `feed`.
         """
         self._begin()
         return self._finish()
@@ -385,7 +402,7 @@ class RecordDecoder:
             start = min(start + missing, window.size)
             if len(self._tail) < self._slots[c.NEEDED]:
                 break
-            # A copy, since a bytearray in use cannot grow.
+            # A copy, because a bytearray cannot grow while a view refers to it.
             yield from self._decode(np.frombuffer(bytes(self._tail), np.uint8))
         if not self._tail and not self.done:
             yield from self._decode(window[start:])
@@ -404,8 +421,8 @@ class RecordDecoder:
             self._check_skipped()
         if self._tail and not self.done and not self._slots[c.STOPPING]:
             raise TruncatedBatchError(
-                f"the log ends inside an entry: {len(self._tail)} bytes of at least"
-                f" {self._slots[c.NEEDED]}",
+                f"the log ends inside an entry: {len(self._tail)} bytes are left, but the entry has"
+                f" at least {self._slots[c.NEEDED]}",
                 position=self._origin,
                 offset=int.from_bytes(self._tail[:8], "big", signed=True)
                 if len(self._tail) >= 8
@@ -413,7 +430,9 @@ class RecordDecoder:
             )
 
     def _decode(self, window: Bytes) -> Iterator[pa.RecordBatch]:
-        """Decodes the complete entries of `window`; keeps an incomplete last one for later."""
+        """Decodes the complete entries of `window`. Stores an incomplete last entry for the next
+        window.
+        """
         slots = self._slots
         slots[c.POSITION] = 0
         while True:
@@ -426,11 +445,13 @@ class RecordDecoder:
         self._origin += slots[c.POSITION]
         slots[c.SKIPPED_POSITION] -= slots[c.POSITION]
         rest = window[slots[c.POSITION] :].tobytes()
-        # Nothing may refer to the tail while it changes.
+        # Create a new bytearray, because the previous one may still be in use.
         self._tail = bytearray() if slots[c.DONE] else bytearray(rest)
 
     def _run(self, window: Bytes, payload: BytesLike) -> Iterator[pa.RecordBatch]:
-        """Calls the kernel until it needs more bytes, is finished, or is at a legacy entry."""
+        """Calls the kernel until it needs more bytes, has finished, or has reached an entry of
+        magic 0 or 1.
+        """
         kernel, frame = self._kernel, self._frame
         view = window.data
         self._at_legacy = False
@@ -474,7 +495,11 @@ class RecordDecoder:
         self._slots[c.SCRATCH_CAPACITY] = capacity
 
     def _decode_legacy(self, window: Bytes) -> Iterator[pa.RecordBatch]:
-        """Decodes or skips the entry at the position, or waits for the entry after it."""
+        """Decodes or skips the entry of magic 0 or 1 at the current position.
+
+        If the entry is at or after the stop offset, it ends the decoding instead. Then the entry
+        after it may have to be checked, which may need the next window (`STOPPING`).
+        """
         slots = self._slots
         position = slots[c.POSITION]
         view = byte_view(window)
@@ -494,7 +519,7 @@ class RecordDecoder:
                 slots[c.DONE] = self._is_followed(view, entry)
                 return
             for record in batch.records:
-                # With an empty window, the kernel stops after the record.
+                # The window is empty, so the kernel stops after this record.
                 yield from self._run(_NO_BYTES, open_legacy_record(self._frame, batch, record))
         if slots[c.ORDERED]:
             slots[c.NEXT_OFFSET] = entry.offset + 1
@@ -512,7 +537,9 @@ class RecordDecoder:
             raise error.at(self._origin + where, entry.offset) from error
 
     def _check_order(self, first_offset: int, entry: Entry) -> None:
-        """Raises `CorruptRecordError` if the offsets of a legacy entry are out of order."""
+        """Raises `CorruptRecordError` if the offsets of an entry of magic 0 or 1 are out of
+        order.
+        """
         slots = self._slots
         if slots[c.ORDERED] and not (
             slots[c.NEXT_OFFSET] <= first_offset <= entry.offset < slots[c.OFFSETS_STOP]
@@ -524,13 +551,14 @@ class RecordDecoder:
             )
 
     def _is_followed(self, view: memoryview, stop: Entry) -> bool:
-        """Checks the entry after a legacy entry that ends the decoding.
+        """Checks the offset of the entry after `stop`, an entry of magic 0 or 1 that ends the
+        decoding.
 
-        The check is only needed if offsets are missing before the legacy entry. Returns False if
-        the window must contain more bytes for it.
+        The check is only made if wanted offsets are missing before `stop`. Returns False if the
+        check needs more bytes than the window has.
 
         Raises:
-            CorruptRecordError: The offsets of both entries do not ascend.
+            CorruptRecordError: The offsets of the two entries do not ascend.
         """
         slots = self._slots
         if not slots[c.ORDERED] or slots[c.NEXT_OFFSET] >= slots[c.STOP_OFFSET]:
@@ -558,9 +586,11 @@ class RecordDecoder:
         return True
 
     def _note_skipped(self, view: memoryview, entry: Entry) -> None:
-        """Checks a legacy entry that ends before the start offset, and stores its error.
+        """Checks an entry of magic 0 or 1 that ends before the start offset. An error is stored for
+        `_check_skipped`.
 
-        The check decompresses the entry: a wrapper does not state its first offset.
+        The entry must be decompressed for this check, because a wrapper message does not contain
+        its first offset.
         """
         slots = self._slots
         slots[c.SKIPPED_IS_BROKEN] = slots[c.SKIPPED_SIZE] = 0
@@ -573,7 +603,9 @@ class RecordDecoder:
                 self._skipped_error = error
 
     def _check_skipped(self) -> None:
-        """Raises the error of the entry skipped last, which may contain wanted offsets."""
+        """Raises the error of the entry that was skipped last, if it has one, because the entry may
+        contain wanted offsets.
+        """
         slots = self._slots
         if slots[c.SKIPPED_IS_BROKEN]:
             slots[c.ERROR_POSITION] = slots[c.SKIPPED_POSITION]
@@ -583,7 +615,7 @@ class RecordDecoder:
             raise self._error_of(c.ERROR_SKIPPED)
 
     def _error_of(self, status: int) -> SegmentFormatError:
-        """Returns the error for a negative status of the kernel."""
+        """Returns the error that a negative status of the kernel means."""
         if status == c.ERROR_SKIPPED and self._slots[c.SKIPPED_STORED_CRC] < 0:
             return self._skipped_error
         return error_for(status, self._slots, self._origin)
@@ -593,13 +625,15 @@ class RecordDecoder:
         arrays = self._buffers.arrays(last=last)
         for index, constant in self._constants:
             arrays.insert(index, constant.rows(rows))
-        # A batch made of arrays would have no rows if there are no columns.
+        # Not built from arrays: without columns, such a batch would have no rows.
         struct = pa.Array.from_buffers(self._struct, rows, [None], 0, children=arrays)
         return pa.RecordBatch.from_struct_array(struct)
 
 
 def _struct_of(names: Sequence[str], constants: Mapping[int, Constant]) -> pa.DataType:
-    """Returns the struct of a batch's columns; some positions have constants."""
+    """Returns the struct type of a batch's columns. `constants` are the columns with constant
+    values, by their position.
+    """
     types = [
         constants[index].type if index in constants else COLUMNS[name].type
         for index, name in enumerate(names)
@@ -610,7 +644,9 @@ def _struct_of(names: Sequence[str], constants: Mapping[int, Constant]) -> pa.Da
 def _share_arrays(
     frame: NDArray[np.int64], aborted: AbortedIntervals, lineage: Sequence[EpochEntry]
 ) -> tuple[NDArray[np.int64], ...]:
-    """Puts the addresses of aborted intervals and lineage into the frame; returns the arrays."""
+    """Stores the addresses of the aborted intervals and of the lineage in the frame. Returns the
+    arrays, which the caller must keep alive.
+    """
     arrays: dict[int, ArrayLike] = {
         c.ABORTED_PRODUCER_IDS: aborted.producer_ids,
         c.ABORTED_FIRST_OFFSETS: aborted.first_offsets,
@@ -628,14 +664,16 @@ def _share_arrays(
 
 @functools.cache
 def load_kernel() -> Kernel:
-    """Returns the compiled `decode_window`: linked from its object file, else by numba."""
+    """Returns the compiled `decode_window`. Uses its object file if there is one, and numba
+    otherwise.
+    """
     from segment_format.kernels import object_code
 
     return object_code.load() or kernel_by_numba()
 
 
 def kernel_by_numba() -> Kernel:
-    """Returns `decode_window` as numba loads or compiles it."""
+    """Returns the `decode_window` that numba loads from its cache or compiles."""
     from segment_format.kernels.decode_window import decode_window  # brings in numba
 
     return lambda window, payload, frame: decode_window(

@@ -1,21 +1,24 @@
-"""Decompression of lz4 and snappy inside the kernel, and the size bound of zstd frames.
+"""Decompresses lz4 and snappy inside the kernel, and computes an upper bound for the size of zstd
+frames.
 
-`segment_format.record.compression` has the layouts, and handles everything that is not of the
-shapes that Kafka's Java producer writes:
+`segment_format.record.compression` has the layouts, and decompresses all inputs that differ from
+what Kafka's Java producer writes. The producer's formats are:
 
 * LZ4: header `04 22 4d 18 60 40 82` (64 KiB independent blocks, no checksums, no content size). A
-  block is a sequence of: token (high half literal count, low half match length - 4, 15 = more bytes
-  follow, each added, up to one below 255), literals, distance u16 little-endian. The last sequence
-  ends after its literals.
+  block consists of sequences. A sequence has a token, literals, and a u16 little-endian distance.
+  The upper half of the token is the number of literals, the lower half the match length - 4. If a
+  half is 15, more bytes follow and are added to it, up to the first byte below 255. The last
+  sequence ends after its literals.
 * Snappy: one stream header, then blocks. A block is its uncompressed size as a varint, then
-  elements by the low two bits of a tag: 0 a literal (size - 1 in the tag, or in 1 to 4 further
-  bytes), 1 a copy of 4 to 11 bytes with an 11-bit distance, 2 and 3 copies of 1 to 64 bytes with a
-  distance of 2 or 4 bytes, little-endian.
-* zstd: one frame without content size. The library decompresses it; the kernel only walks its
-  blocks to bound the size.
+  elements. An element begins with a tag, whose low two bits are its kind. 0 is a literal, with its
+  size - 1 in the tag or in 1 to 4 further bytes. 1 is a copy of 4 to 11 bytes with an 11-bit
+  distance. 2 and 3 are copies of 1 to 64 bytes with a little-endian distance of 2 or 4 bytes.
+* zstd: one frame without content size. A library decompresses it; the kernel only reads the block
+  headers to compute an upper bound for the size.
 
-If these decoders reject an input, valid or not, the library decodes it. The library accepts every
-input that they accept. Copies are done in steps of 16 bytes, which write up to 15 bytes too many.
+If these functions reject an input, whether it is valid or not, a library decompresses it. Every
+input that they accept is also valid for the library. Bytes are copied in steps of 16, so up to 15
+bytes after the target may be overwritten.
 
 Source: the LZ4 block format, with the end conditions of `LZ4_decompress_safe`; the snappy format
 description; `SnappyInputStream` for its framing.
@@ -50,12 +53,14 @@ _LONG = np.uint64(256)
 
 @inlined
 def copy_literals(target: Address, source: Address, size: Value, source_stop: Address) -> None:
-    """Copies `size` bytes (uint64) that do not overlap; reads nothing from `source_stop` on.
+    """Copies `size` bytes (uint64) between ranges that do not overlap. Reads nothing at or after
+    `source_stop`.
 
-    The caller has checked the source, and that 16 more bytes of the target may be written.
+    The caller must have checked that the source has `size` bytes, and that 16 more bytes of the
+    target may be overwritten.
     """
     if source_stop - source >= size + _STEP and size <= _LONG:
-        # Nearly always enough; the branch of a loop that mostly runs once would be mispredicted.
+        # Nearly all copies end here. A loop would be slower, because its branch is mispredicted.
         copy_16(target, source)
         if size > _STEP:
             _copy_steps(target + _STEP, source + _STEP, target + size)
@@ -65,10 +70,11 @@ def copy_literals(target: Address, source: Address, size: Value, source_stop: Ad
 
 @inlined
 def copy_match(target: Address, distance: Value, size: Value) -> None:
-    """Copies `size` bytes from `distance` bytes before `target`, possibly overlapping.
+    """Copies `size` bytes from the address `distance` bytes before `target`. The ranges may
+    overlap.
 
-    The caller has checked that `distance` (uint64, not 0) bytes were written, and that 16 more
-    bytes of the target may be written.
+    `distance` is a uint64 and not 0. The caller must have checked that at least `distance` bytes
+    were already decompressed, and that 16 more bytes of the target may be overwritten.
     """
     if distance >= _STEP:
         source = target - distance
@@ -89,7 +95,9 @@ def _copy_steps(target: Address, source: Address, stop: Address) -> None:
 
 @helper
 def _copy_pattern(target: Address, distance: Value, size: Value) -> None:
-    """Copies overlapping bytes: doubles the pattern until a step of 16 does not overlap."""
+    """Copies `size` bytes whose ranges overlap because `distance` is small. Doubles the repeated
+    pattern until a step of 16 bytes does not overlap.
+    """
     to = target
     stop = target + size
     gap = distance
@@ -119,7 +127,9 @@ _LAST_LITERALS = np.uint64(5)
 
 @helper
 def lz4_bound(source: Address, size: Value) -> Value:
-    """Returns the maximal decompressed size of a frame; -1 for frames of another shape."""
+    """Returns the maximum decompressed size of a frame in bytes. Returns -1 if this module does not
+    support the frame.
+    """
     stop = source + size
     if size < np.uint64(11) or load_word(source) & _HEADER_MASK != _HEADER:
         return _FAILED
@@ -145,9 +155,10 @@ def lz4_bound(source: Address, size: Value) -> Value:
 
 @helper
 def decompress_lz4(source: Address, target: Address) -> Value:
-    """Decompresses a frame that `lz4_bound` has accepted; returns the size, or -1 on failure.
+    """Decompresses a frame for which `lz4_bound` returned a size. Returns the decompressed size, or
+    -1 on failure.
 
-    The target has 32 bytes more than the bound.
+    The target must have 32 bytes more than `lz4_bound` returned.
     """
     address = source + _LZ4_HEADER_SIZE
     to = target
@@ -171,7 +182,9 @@ def decompress_lz4(source: Address, target: Address) -> Value:
 
 @inlined
 def _more(address: Address, stop: Address, length: Value) -> Value:
-    """Reads the rest of a length; returns `(length, next address)`, address 0 at the end."""
+    """Reads the further bytes of a length and adds them to `length`. Returns `(length, next
+    address)`; the address is 0 if the bytes end too early.
+    """
     while address < stop:
         byte = load_u8(address)
         address += _ONE
@@ -227,7 +240,9 @@ _SNAPPY_MAX_RATIO = np.uint64(22)
 
 @helper
 def snappy_bound(source: Address, size: Value) -> Value:
-    """Returns the stated decompressed size of a stream; -1 for streams of another shape."""
+    """Returns the decompressed size in bytes that a stream states. Returns -1 if this module does
+    not support the stream.
+    """
     stop = source + size
     if size < _SNAPPY_HEADER_SIZE or load_word(source) != _SNAPPY_MAGIC:
         return _FAILED
@@ -248,7 +263,9 @@ def snappy_bound(source: Address, size: Value) -> Value:
 
 @helper
 def _block_size(address: Address, stop: Address) -> Value:
-    """Returns `(decompressed size, next address)`; an impossible size if it is malformed."""
+    """Reads the decompressed size of a block. Returns `(size, next address)`. If the size is
+    malformed, returns 2^62, which exceeds the limit of every caller.
+    """
     size = np.uint64(0)
     shift = np.uint64(0)
     while address < stop and shift < np.uint64(35):
@@ -263,9 +280,10 @@ def _block_size(address: Address, stop: Address) -> Value:
 
 @helper
 def decompress_snappy(source: Address, size: Value, target: Address) -> Value:
-    """Decompresses a stream that `snappy_bound` has accepted; returns the size, or -1 on failure.
+    """Decompresses a stream for which `snappy_bound` returned a size. Returns the decompressed
+    size, or -1 on failure.
 
-    The target has 32 bytes more than the bound.
+    The target must have 32 bytes more than `snappy_bound` returned.
     """
     stop = source + size
     address = source + _SNAPPY_HEADER_SIZE
@@ -283,7 +301,9 @@ def decompress_snappy(source: Address, size: Value, target: Address) -> Value:
 
 @helper
 def _last_copy(tag: Value, address: Address, stop: Address) -> Value:
-    """Reads a copy near the end; returns `(length, distance, next address)`, distance 0 if cut."""
+    """Reads a copy element near the end of a block. Returns `(length, distance, next address)`; the
+    distance is 0 if the element is truncated.
+    """
     kind = tag & np.uint64(3)
     if kind == _ONE and stop - address >= _ONE:
         length = ((tag >> _TWO) & np.uint64(7)) + _FOUR
@@ -298,7 +318,9 @@ def _last_copy(tag: Value, address: Address, stop: Address) -> Value:
 def _decompress_snappy_block(
     address: Address, stop: Address, target: Address, target_stop: Address
 ) -> Value:
-    """Decompresses a block; returns whether it fills `[target, target_stop)` exactly."""
+    """Decompresses a block. Returns whether the result has exactly the bytes `[target,
+    target_stop)`.
+    """
     to = target
     while address < stop:
         tag = load_u8(address)
@@ -324,7 +346,7 @@ def _decompress_snappy_block(
             if stop - address < _FOUR:
                 length, distance, address = _last_copy(tag, address, stop)
             else:
-                # The kind of copy is unpredictable, so there is no branch on it.
+                # There is no branch on the kind of copy, because it would often be mispredicted.
                 short = kind & _ONE & ~(kind >> _ONE)
                 mask = np.uint64(0) - short
                 wide = np.uint64(0) - (kind & (kind >> _ONE))
@@ -365,9 +387,10 @@ def _window_size(descriptor: Value) -> Value:
 
 @helper
 def zstd_bound(source: Address, size: Value) -> Value:
-    """Returns the maximal decompressed size of a frame without content size and dictionary.
+    """Returns the maximum decompressed size of a frame in bytes.
 
-    Returns -1 for anything else, malformed or not.
+    Returns -1 if the frame has a content size or a dictionary, is malformed, or is not a zstd
+    frame.
     """
     if size < _LEAST_SIZE or load_u32_native(source) != _ZSTD_MAGIC:
         return _FAILED

@@ -1,15 +1,17 @@
 """Runs kernels from object files, without numba.
 
-Importing numba and unpickling its cache takes a third of a second, which every new Spark worker
-pays before its first row; linking an object file takes milliseconds. So the process that compiles a
-kernel of `_STORED` also writes an object file next to numba's cache, and later processes link it
-with LLVM alone. The machine code is the same: numba's optimized module, without the Python wrapper.
+Importing numba and loading its cache takes a third of a second, and every new Spark worker would
+spend this time before its first row. Linking an object file takes milliseconds. So the process that
+compiles a kernel of `_STORED` also writes an object file next to numba's cache. Later processes
+link it with LLVM only. The machine code is the same: numba's optimized module, without the Python
+wrapper.
 
-Numba does not document how it passes arrays, so the emitted function is compared with the expected
-signature before an object file is written. If they differ, numba runs the kernel.
+Numba does not document how it passes arrays. So before an object file is written, the signature of
+the generated function is compared with the expected signature. If they differ, no file is written,
+and numba runs the kernel.
 
-File: SHA-256 of the rest (32 bytes), object file in the host's format. LLVM would abort the process
-on a broken file, so a file with a wrong digest is not loaded.
+File format: 32 bytes with the SHA-256 of the rest, then an object file in the host's format. LLVM
+would abort the process if a file is damaged, so a file with a wrong digest is not loaded.
 """
 
 from __future__ import annotations
@@ -75,8 +77,8 @@ _engines: list[Any] = []  # they own the code
 def load() -> Kernel | None:
     """Returns `decode_window` from its object file.
 
-    Returns `None` if no code exists for these sources and this CPU, or if tuning or numba's
-    compiler is switched off.
+    Returns `None` if there is no object file for these sources and this CPU, or if tuning
+    (`KTS_TUNING`) or numba's compiler is switched off.
     """
     entry = _linked("decode_window")
     if entry is None:
@@ -87,7 +89,7 @@ def load() -> Kernel | None:
         window: NDArray[np.uint8], payload: BytesLike, frame: NDArray[np.int64]
     ) -> int:
         nonlocal cached
-        # Passing `bytes` takes a tenth of the time.
+        # `bytes` are passed directly, which takes a tenth of the time.
         payload_pointer = (
             payload if type(payload) is bytes else np.frombuffer(payload, np.uint8).ctypes.data
         )
@@ -104,17 +106,18 @@ def load() -> Kernel | None:
             frame.size,
         )
         if status == _FAILED:
-            raise RuntimeError("the kernel raised an error, which it never should")
+            raise RuntimeError("the kernel raised an error instead of returning a status")
         return status
 
     return decode_window
 
 
 def load_of_frame(name: str) -> Callable[[NDArray[np.int64]], int] | None:
-    """Returns a kernel that takes only a frame, like `load`.
+    """Returns a kernel from its object file, like `load`. The kernel takes a frame as its only
+    argument.
 
     Args:
-        name: Name of the function.
+        name: Name of the kernel.
     """
     entry = _linked(name)
     if entry is None:
@@ -123,14 +126,16 @@ def load_of_frame(name: str) -> Callable[[NDArray[np.int64]], int] | None:
     def run(frame: NDArray[np.int64]) -> int:
         status: int = entry(frame.ctypes.data, frame.size)
         if status == _FAILED:
-            raise RuntimeError("the kernel raised an error, which it never should")
+            raise RuntimeError("the kernel raised an error instead of returning a status")
         return status
 
     return run
 
 
 def _linked(name: str) -> Callable[..., int] | None:
-    """Returns a function that takes address and length of each array."""
+    """Links the object file of a kernel. Returns a function that takes the address and the length
+    of each array; `None` if there is no usable file.
+    """
     if not is_on() or os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         return None
     path = _path(name)
@@ -151,7 +156,7 @@ def _linked(name: str) -> Callable[..., int] | None:
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _engines.append(engine)
-    # ctypes releases the GIL during a call.
+    # ctypes releases the GIL while the function runs.
     return _entry(engine.get_function_address(_symbol(name)), name)
 
 
@@ -165,16 +170,19 @@ def _symbol(name: str) -> str:
 
 
 def _addresses(window: NDArray[np.uint8], frame: NDArray[np.int64]) -> tuple[Any, Any, int, int]:
-    """Returns weak references to two arrays, and their addresses, which numpy is slow to return."""
+    """Returns weak references to two arrays and the addresses of their data. Callers cache the
+    result, because numpy needs much time for an address.
+    """
     addresses = [array.__array_interface__["data"][0] for array in (window, frame)]
     return weakref.ref(window), weakref.ref(frame), addresses[0], addresses[1]
 
 
 def store(dispatcher: Any) -> None:  # noqa: ANN401  # numba ships no types
-    """Writes the object file of a kernel of `_STORED` that this process has compiled; never raises.
+    """Writes the object file of a kernel, if the kernel is in `_STORED` and this process has
+    compiled it. Never raises an error.
 
     Args:
-        dispatcher: The kernel as compiled by numba.
+        dispatcher: The kernel that numba has compiled.
     """
     with contextlib.suppress(Exception):  # only an optimization
         name: str = dispatcher.py_func.__name__
@@ -196,16 +204,17 @@ def _path(name: str) -> Path | None:
     folder = code_folder()
     if folder is None:
         return None
-    # A hypervisor may hide features of a CPU with this name.
+    # Include the CPU's features, because a hypervisor may hide some of them.
     features = llvm.get_host_cpu_features().flatten()
     return folder / f"{name}-{hashlib.sha256(features.encode()).hexdigest()[:16]}.o"
 
 
 def _check_conventions(context: Any, signature: Iterable[object]) -> None:  # noqa: ANN401
-    """Checks conventions that the types of an emitted function do not show.
+    """Checks those calling conventions of numba that the types of a generated function do not show.
 
     Raises:
-        ValueError: Numba does not pass arrays, or return success, as the shim expects.
+        ValueError: Numba passes arrays in another way than `_shim` expects, or returns another code
+            for success.
     """
     from numba.core.callconv import RETCODE_OK
 
@@ -213,11 +222,13 @@ def _check_conventions(context: Any, signature: Iterable[object]) -> None:  # no
         if context.data_model_manager[argument]._fields != _ARRAY_FIELDS:
             raise ValueError(f"numba passes {argument} with unknown fields")
     if str(RETCODE_OK) != "i32 0":
-        raise ValueError(f"numba returns {RETCODE_OK} for success")
+        raise ValueError(f"numba returns {RETCODE_OK} for success, but i32 0 is expected")
 
 
 def _check_emitted(function: Any, name: str) -> None:  # noqa: ANN401
-    """Raises `ValueError` unless a function takes addresses of result and error, and arrays."""
+    """Raises `ValueError` unless the parameters of a generated function are an address for the
+    result, an address for the error, and the expected arrays.
+    """
     expected = [("ptr", "retptr"), ("ptr", "excinfo")]
     expected += [
         (kind, f"arg.{array}.{field}")
@@ -230,9 +241,10 @@ def _check_emitted(function: Any, name: str) -> None:  # noqa: ANN401
 
 
 def _shim(name: str, kernel: str) -> str:
-    """Returns LLVM code of a function that takes address and length of each array.
+    """Returns LLVM code of a function that takes the address and the length of each array and calls
+    the kernel.
 
-    It calls the kernel with arrays without an owner.
+    The kernel gets arrays without an owner object.
     """
     taken = ", ".join(f"ptr %{array}, i64 %{array}.n" for array, _ in _STORED[name])
     passed = ", ".join(
@@ -245,15 +257,17 @@ def _shim(name: str, kernel: str) -> str:
 
 
 def _emitted(text: str, name: str, kernel: str, codegen: Any) -> bytes:  # noqa: ANN401
-    """Returns the object file of a module's kernel, without other functions."""
-    # The arrays have no owner to release.
+    """Compiles the kernel and the function of `_shim` to an object file. Other functions of the
+    module are removed or become internal.
+    """
+    # Define an empty destructor, because the arrays have no owners to release.
     text = re.sub(
         r"^declare void @NRT_MemInfo_call_dtor\(ptr\).*$",
         "define void @NRT_MemInfo_call_dtor(ptr %owner) {\n  ret void\n}",
         text,
         flags=re.MULTILINE,
     )
-    # LLVM does not check the types of a call.
+    # Check the types here, because LLVM does not check them in calls.
     _check_emitted(llvm.parse_assembly(text).get_function(kernel), name)
     module = llvm.parse_assembly(text + _shim(name, kernel))
     module.verify()

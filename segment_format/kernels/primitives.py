@@ -1,17 +1,18 @@
-"""Loads, stores, varints and UTF-8 inside the kernels.
+"""Functions for loads, stores, varints and UTF-8 inside the kernels.
 
-Addresses are uint64: numba's own array access with signed indices adds wrap-around code to each
-element, and its slices are objects. Loads and stores are LLVM instructions that check no bounds;
-callers have compared lengths with the remaining bytes. Vector loads read all of their 32 bytes.
+Addresses are uint64. Numba's arrays are not used, because indexing them adds code for negative
+indices to each access, and slicing them creates objects. Loads and stores are LLVM instructions
+without bounds checks. The callers must compare lengths with the remaining bytes. A vector load
+always reads 32 bytes.
 
 Varints follow Kafka's `ByteUtils`: 7 bits per byte, least significant first, top bit set if another
 byte follows; at most 5 bytes (varint, 32 bits) or 10 (varlong, 64 bits). Excess bits of the last
-byte are dropped. Readers return `(value, next address)`; the next address is 0 if the varint is too
-long or exceeds the end.
+byte are dropped. Readers return `(value, next address)`; the next address is 0 if the varint has
+too many bytes or is incomplete.
 
-Arrow strings must be valid UTF-8, so malformed header keys are repaired like
-`bytes.decode("utf-8", "replace")` does: each maximal malformed stretch (the longest prefix of a
-valid sequence, else one byte) becomes U+FFFD, three bytes.
+Arrow strings must be valid UTF-8, so malformed header keys are repaired like `bytes.decode("utf-8",
+"replace")` does: each malformed sequence is replaced by U+FFFD, which has three bytes. A malformed
+sequence is the longest prefix of a valid sequence, or else a single byte.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ store_i64 = instruction(_store(64))
 
 @instruction
 def copy_long(typing_context: Codegen, target: Codegen, source: Codegen, size: Codegen) -> Codegen:
-    """Calls `memcpy(target, source, size)`."""
+    """Calls `memcpy(target, source, size)` of the C library."""
 
     def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
         target_pointer = _pointer(builder, arguments[0], _U8)
@@ -126,14 +127,14 @@ copy_32 = instruction(_copy(32))
 
 @instruction
 def prefetch(typing_context: Codegen, address: Codegen) -> Codegen:
-    """Prefetches the cache line at `address`; harmless for invalid addresses."""
+    """Prefetches the cache line at `address`. An invalid address is ignored."""
 
     def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
         i32 = ir.IntType(32)
         pointer = _pointer(builder, arguments[0], _U8)
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, i32, i32, i32])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        # read, keep in all levels, data
+        # arguments: for reading, keep in all cache levels, data cache
         builder.call(function, [pointer, i32(0), i32(3), i32(1)])
         return context.get_dummy_value()
 
@@ -142,7 +143,7 @@ def prefetch(typing_context: Codegen, address: Codegen) -> Codegen:
 
 @instruction
 def fill_bytes(typing_context: Codegen, target: Codegen, value: Codegen, size: Codegen) -> Codegen:
-    """Calls `memset(target, value, size)`."""
+    """Calls `memset(target, value, size)` of the C library."""
 
     def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
         byte = builder.trunc(arguments[1], _U8)
@@ -172,13 +173,15 @@ _NOWHERE = np.uint64(0)
 
 @inlined
 def zigzag(raw: Value) -> Value:
-    """Decodes a signed number."""
+    """Decodes a zig-zag number to a signed number."""
     return np.int64(raw >> _ONE) ^ -np.int64(raw & _ONE)
 
 
 @helper
 def long_varint(address: Address, stop: Address, max_bytes: Value) -> Value:
-    """Reads a number of at most `max_bytes`; returns its 64 bits and the next address, or 0."""
+    """Reads a varint of at most `max_bytes` bytes. Returns its 64 bits and the next address; the
+    address is 0 if the varint is malformed.
+    """
     raw = np.uint64(0)
     shift = np.uint64(0)
     cursor = address
@@ -195,7 +198,9 @@ def long_varint(address: Address, stop: Address, max_bytes: Value) -> Value:
 
 @inlined
 def read_varint(address: Address, stop: Address) -> Value:
-    """Reads a 32-bit number; most have one byte, nearly all others two."""
+    """Reads a signed (zig-zag) 32-bit varint. Returns `(value, next address)`. Optimized for one
+    and two bytes.
+    """
     if address < stop:
         first = load_u8(address)
         if first < _CONTINUED:
@@ -211,7 +216,7 @@ def read_varint(address: Address, stop: Address) -> Value:
 
 @inlined
 def read_varlong(address: Address, stop: Address) -> Value:
-    """Reads a 64-bit number."""
+    """Reads a signed (zig-zag) 64-bit varint. Returns `(value, next address)`."""
     if address < stop:
         first = load_u8(address)
         if first < _CONTINUED:
@@ -230,7 +235,9 @@ def _is_tail(byte: Value) -> Value:
 
 @inlined
 def _step(address: Address, stop: Address) -> Value:
-    """Returns the length of the sequence at `address`; negative if it is malformed."""
+    """Returns the length in bytes of the UTF-8 sequence at `address`. The length is negative if the
+    sequence is malformed.
+    """
     lead = load_u8(address)
     if lead < np.uint64(0x80):
         return np.int64(1)
@@ -262,9 +269,11 @@ def _step(address: Address, stop: Address) -> Value:
 
 @helper
 def utf8_size(address: Address, size: Value) -> Value:
-    """Returns (bytes of the text after replacement, number of malformed stretches).
+    """Returns the number of bytes of a text after malformed sequences are replaced by U+FFFD, and
+    the number of malformed sequences.
 
-    The size alone does not show valid text: three malformed bytes may become one U+FFFD.
+    The number of bytes alone does not show whether the text is valid, because a malformed sequence
+    of three bytes is replaced by three bytes.
     """
     cursor = address
     stop = address + size
@@ -286,7 +295,9 @@ def utf8_size(address: Address, size: Value) -> Value:
 
 @helper
 def copy_utf8(target: Address, address: Address, size: Value) -> Value:
-    """Writes the text after replacement to `target`: `utf8_size` bytes."""
+    """Writes a text to `target`, with malformed sequences replaced by U+FFFD. Writes the number of
+    bytes that `utf8_size` returns.
+    """
     cursor = address
     stop = address + size
     to = target
@@ -307,9 +318,9 @@ def copy_utf8(target: Address, address: Address, size: Value) -> Value:
 
 @inlined
 def _low_bytes(size: Value) -> Value:
-    """Returns a mask of the first `size` (0 to 8) bytes of a word.
+    """Returns a mask of the lowest `size` bytes (0 to 8) of a 64-bit word.
 
-    Shifting by 64 bits at once is undefined.
+    Shifts twice by half the bits, because shifting by 64 bits at once is undefined.
     """
     half = size << np.uint64(2)
     return ((_ONE << half) << half) - _ONE
@@ -317,9 +328,10 @@ def _low_bytes(size: Value) -> Value:
 
 @inlined
 def copy_text(target: Address, source: Address, size: Value, limit: Address) -> Value:
-    """Copies `size` bytes (int64), 16 at a time; returns whether some may not be ASCII.
+    """Copies `size` bytes (int64), 16 at a time. Returns False if all bytes are ASCII; True if some
+    may not be ASCII.
 
-    Reads and writes up to 16 bytes too many, but reads none from `limit` on.
+    Up to 16 bytes after the target may be overwritten. Reads nothing at or after `limit`.
     """
     left = np.uint64(size)
     if limit - source < left + np.uint64(16):
@@ -346,12 +358,14 @@ def copy_text(target: Address, source: Address, size: Value, limit: Address) -> 
 
 @helper
 def is_utf8(address: Address, size: Value) -> Value:
-    """Returns whether bytes are UTF-8: not overlong, no surrogates, nothing above U+10FFFF."""
+    """Returns whether bytes are valid UTF-8: without overlong sequences, surrogates, or code points
+    above U+10FFFF.
+    """
     _, malformed = utf8_size(address, np.uint64(size))
     return malformed == 0
 
 
-# --- Floats, tables of int64, vectors of 32 bytes and wide products: for values ---
+# --- For decoding values: floats, tables of int64, vectors of 32 bytes and 128-bit products ---
 
 _FLOAT = ir.FloatType()
 _DOUBLE = ir.DoubleType()
@@ -359,7 +373,7 @@ _DOUBLE = ir.DoubleType()
 
 @instruction
 def load_f32(typing_context: Codegen, address: Codegen) -> Codegen:
-    """Loads a float32 in native order, as float64."""
+    """Loads a float32 in native byte order, and converts it to float64."""
 
     def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
         value = builder.load(_pointer(builder, arguments[0], _FLOAT), align=1)
@@ -370,7 +384,7 @@ def load_f32(typing_context: Codegen, address: Codegen) -> Codegen:
 
 @instruction
 def store_f64(typing_context: Codegen, address: Codegen, value: Codegen) -> Codegen:
-    """Stores a float64."""
+    """Stores a float64 in native byte order."""
 
     def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
         builder.store(arguments[1], _pointer(builder, arguments[0], _DOUBLE), align=1)
@@ -381,7 +395,7 @@ def store_f64(typing_context: Codegen, address: Codegen, value: Codegen) -> Code
 
 @instruction
 def store_as_f32(typing_context: Codegen, address: Codegen, value: Codegen) -> Codegen:
-    """Stores the float32 nearest to an int64, rounded once."""
+    """Converts an int64 to the nearest float32 with a single rounding, and stores it."""
 
     def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
         narrow = builder.sitofp(arguments[1], _FLOAT)
@@ -393,19 +407,21 @@ def store_as_f32(typing_context: Codegen, address: Codegen, value: Codegen) -> C
 
 @inlined
 def get(base: Address, index: Value) -> Value:
-    """Returns an int64 of the table at an address."""
+    """Returns entry `index` of the int64 table at address `base`."""
     return load_i64_native(base + (np.uint64(index) << np.uint64(3)))
 
 
 @inlined
 def address_in(base: Address, index: Value) -> Value:
-    """Returns an int64 of the table at an address, as an address (uint64)."""
+    """Returns entry `index` of the int64 table at address `base`, converted to an address
+    (uint64).
+    """
     return load_word(base + (np.uint64(index) << np.uint64(3)))
 
 
 @inlined
 def put(base: Address, index: Value, value: Value) -> None:
-    """Sets an int64 of the table at an address."""
+    """Sets entry `index` of the int64 table at address `base`."""
     store_i64(base + (np.uint64(index) << np.uint64(3)), np.int64(value))
 
 
@@ -445,7 +461,7 @@ def _quotes_and_escapes(builder: Codegen, vector: Codegen) -> Codegen:
 
 
 def _specials(builder: Codegen, vector: Codegen) -> Codegen:
-    # Signed: control characters, and bytes from 0x80 on.
+    # Signed comparison: finds control characters, and bytes from 0x80 on, which are negative.
     others = builder.icmp_signed("<", vector, _repeat(0x20))
     return builder.or_(_quotes_and_escapes(builder, vector), others)
 
@@ -469,7 +485,9 @@ high_mask = instruction(_mask_of(_highs))
 
 @instruction
 def difference_mask(typing_context: Codegen, first: Codegen, second: Codegen) -> Codegen:
-    """Returns the mask of the bytes that differ among 32 bytes at two addresses."""
+    """Compares 32 bytes at two addresses. Returns a mask with a bit for each byte, which is set if
+    the bytes differ.
+    """
 
     def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
         first, second = (_load_vector(builder, each) for each in arguments)
@@ -499,7 +517,7 @@ leading_zeros = instruction(_count("llvm.ctlz"))
 
 @instruction
 def multiply_high(typing_context: Codegen, first: Codegen, second: Codegen) -> Codegen:
-    """Returns the upper 64 bits of a product."""
+    """Returns the upper 64 bits of the 128-bit product of two numbers."""
 
     def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
         first, second = (builder.zext(each, _I128) for each in arguments)
@@ -511,7 +529,7 @@ def multiply_high(typing_context: Codegen, first: Codegen, second: Codegen) -> C
 
 @instruction
 def double_bits(typing_context: Codegen, value: Codegen) -> Codegen:
-    """Returns the 64 bits of a double."""
+    """Returns the 64 bits of a float64 as an integer."""
 
     def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
         return builder.bitcast(arguments[0], _I64)
@@ -521,7 +539,7 @@ def double_bits(typing_context: Codegen, value: Codegen) -> Codegen:
 
 @instruction
 def bits_double(typing_context: Codegen, bits: Codegen) -> Codegen:
-    """Returns the double of 64 bits."""
+    """Returns the float64 that has these 64 bits."""
 
     def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
         return builder.bitcast(arguments[0], ir.DoubleType())
@@ -531,7 +549,7 @@ def bits_double(typing_context: Codegen, bits: Codegen) -> Codegen:
 
 @instruction
 def single_bits(typing_context: Codegen, value: Codegen) -> Codegen:
-    """Returns the 32 bits of the float32 nearest to a double."""
+    """Converts a float64 to the nearest float32, and returns the 32 bits as an integer."""
 
     def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
         single = builder.fptrunc(arguments[0], ir.FloatType())
@@ -542,7 +560,7 @@ def single_bits(typing_context: Codegen, value: Codegen) -> Codegen:
 
 @instruction
 def bits_single(typing_context: Codegen, bits: Codegen) -> Codegen:
-    """Returns the float32 of 32 bits, as a double."""
+    """Returns the float32 that has these 32 bits, converted to float64."""
 
     def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
         single = builder.bitcast(builder.trunc(arguments[0], _I32), ir.FloatType())

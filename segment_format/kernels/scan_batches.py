@@ -1,6 +1,7 @@
-"""The kernel that reads batch headers of a log and compares checksums, without decoding records.
+"""The kernel that reads the batch headers of a log and compares checksums. It does not decode
+records.
 
-`segment_format.record.batch_header` has the layout.
+`segment_format.record.batch_header` documents the byte layout.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def _append(address: Address, position: Value, size: Value, frame: Frame) -> Non
 
 @kernel(types.int64(types.Array(types.int64, 1, "C")))
 def scan_batches(frame: Frame) -> Value:
-    """Appends the window's batches to the table: a status of `segment_format.kernels.contract`."""
+    """Appends the batches of the window to the table. Returns a status that
+    `segment_format.kernels.contract` defines.
+    """
     while True:
         if frame[c.SCAN_ROWS] == frame[c.SCAN_CAPACITY]:
             return np.int64(c.SCAN_FULL)

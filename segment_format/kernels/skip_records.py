@@ -1,11 +1,11 @@
-"""Reads the first fields of records, and skips the rest by the record's length.
+"""Reads the first fields of records. Uses the length of the record to skip the other fields.
 
-`step_records` reads offsets and timestamps, with the same checks as `decode_records` up to the
-offset delta. The address of the next record depends only on the length of this one, so the
-processor does not wait for anything else.
+`step_records` reads offsets and timestamps. It makes the same checks as `decode_records` up to the
+offset delta. The address of the next record depends only on the length of the current one, so the
+processor need not wait for other results.
 
-`seek_key` finds the next record with a wanted key. Keys are compared in place; nothing after the
-key is checked. `segment_format.key_set` has the hash.
+`seek_key` finds the next record with a wanted key. It compares keys without copying them, and
+checks nothing after the key. `segment_format.key_set` documents the hash.
 """
 
 from __future__ import annotations
@@ -61,9 +61,10 @@ def _step_offsets(
     stop_offset: Value,
     ahead: Value,
 ) -> Value:
-    """Reads offsets alone, while records are of the usual kind; returns `(at, row, left, least)`.
+    """Reads the offsets of consecutive records of the usual kind, see `read_start`.
 
-    `least` is one past the last offset. The caller handles the record at which it stops.
+    Returns `(address, row, left, least)`: the address of the first record that was not read, the
+    next row, the number of records left, and one past the last offset that was read.
     """
     least = start_offset
     if records_stop - address < _WORD:  # perhaps at address 0, from which 8 cannot be subtracted
@@ -89,7 +90,9 @@ def _step_offsets(
 
 @helper
 def step_records(source: Address, frame: Frame) -> Value:
-    """Does the same as `decode_records`, for frames that want none of `NEEDS_BODY`."""
+    """Does the same as `decode_records` if only offsets, timestamps or columns with one value per
+    batch are wanted (no bit of `NEEDS_BODY`). Does not check fields after the offset delta.
+    """
     wanted = frame[c.WANTED]
     want_offset = wanted & c.WANT_OFFSET != 0
     want_timestamp = wanted & c.WANT_TIMESTAMP != 0
@@ -124,7 +127,7 @@ def step_records(source: Address, frame: Frame) -> Value:
                 least_offset = start_offset
             if left == 0:
                 break
-        # Prefetches the next batch, because its CRC would otherwise wait for memory.
+        # Prefetch the next batch, because computing its CRC would otherwise wait for memory.
         prefetch(address + ahead)
         prefetch(address + ahead + np.uint64(64))
         if row == max_rows:
@@ -172,7 +175,9 @@ _LONG = LONG
 
 @inlined
 def _same_bytes(left: Address, right: Address, size: Value) -> Value:
-    """Returns whether bytes are equal; compares the ends first, because many keys start alike."""
+    """Returns whether two byte ranges are equal. Compares their ends first, because many keys begin
+    with the same bytes.
+    """
     if size >= 8:
         behind = np.uint64(size) - _EIGHT
         if load_word(left + behind) != load_word(right + behind):
@@ -199,7 +204,7 @@ def _mixed(hashed: Value, word: Value) -> Value:
 
 @inlined
 def _hash(address: Address, size: Value, seed: Value) -> Value:
-    """Computes the hash of `segment_format.key_set`."""
+    """Computes the hash of a key that `segment_format.key_set` documents."""
     length = np.uint64(size)
     hashed = np.uint64(seed) ^ (length * _M)
     if size >= 8:
@@ -222,7 +227,7 @@ def _hash(address: Address, size: Value, seed: Value) -> Value:
 
 @helper
 def _in_set(address: Address, size: Value, frame: Frame) -> Value:
-    """Returns whether the set has the key of `size` bytes at an address."""
+    """Returns whether the set of wanted keys contains the key of `size` bytes at an address."""
     hashed = _hash(address, size, frame[c.SOUGHT_SEED])
     shift = np.uint64(frame[c.SOUGHT_SHIFT])
     bit = hashed >> (shift - _THREE)
@@ -249,14 +254,14 @@ def _in_set(address: Address, size: Value, frame: Frame) -> Value:
 
 @helper
 def seek_key(source: Address, frame: Frame) -> Value:
-    """Moves to the next wanted record of the current batch; returns a status.
+    """Moves to the next record of the current batch that has a wanted key. Returns a status.
 
-    FOUND: the record is at RECORD_POSITION and ends before SOUGHT_STOP. CONTINUE: no such
-    record, and nothing follows the last record.
+    FOUND: the record begins at RECORD_POSITION and ends before SOUGHT_STOP. CONTINUE: the batch has
+    no further record with a wanted key, and no bytes follow its last record.
 
     Args:
-        source: Address of the array with the records.
-        frame: See `segment_format.kernels.contract`.
+        source: Address of the array that contains the records.
+        frame: Frame that `segment_format.kernels.contract` describes.
     """
     start_offset = frame[c.START_OFFSET]
     stop_offset = frame[c.STOP_OFFSET]
@@ -277,7 +282,7 @@ def seek_key(source: Address, frame: Frame) -> Value:
     ahead = np.uint64(min(frame[c.BATCH_SIZE], PREFETCH_DISTANCE))
 
     while left > 0:
-        # Prefetches the next batch, because its CRC would otherwise wait for memory.
+        # Prefetch the next batch, because computing its CRC would otherwise wait for memory.
         prefetch(address + ahead)
         prefetch(address + ahead + np.uint64(64))
         body = _NOWHERE

@@ -1,1 +1,3 @@
-"""Objects of the storage plugin: manifest, names, chunks, envelope encryption."""
+"""Reads the formats of the storage plugin: manifests, object names, chunks and envelope
+encryption.
+"""

@@ -1,14 +1,16 @@
-"""Maps the bytes of a segment file to the bytes of the stored object: a manifest's `chunkIndex`.
+"""Reads a manifest's `chunkIndex`, which maps positions in a segment file to positions in the
+stored object.
 
-The segment file is cut into chunks of `originalChunkSize` bytes, the last one shorter or equal;
-each is transformed on its own and the results are concatenated:
+The plugin splits the segment file into chunks of `originalChunkSize` bytes; the last one may be
+shorter. It transforms (compresses, encrypts) each chunk separately and concatenates the results:
 
     type "fixed"     originalChunkSize, originalFileSize, transformedChunkSize,
                      finalTransformedChunkSize
     type "variable"  originalChunkSize, originalFileSize, transformedChunks
 
 All numbers are Java ints. A file of 0 bytes has no chunks. `transformedChunks` is standard base64
-with padding of one zstd frame with content size, of a big-endian payload:
+with padding. It contains one zstd frame, which states its content size. The decompressed payload is
+big-endian:
 
     count   i32
     count 0: nothing more
@@ -51,19 +53,20 @@ _MAX_TEXT_LENGTH: Final = (MAX_PAYLOAD_BYTES + (64 << 10)) * 4 // 3
 
 
 def decode_chunk_sizes(text: str) -> ChunkSizes:
-    """Returns the sizes that a manifest's `transformedChunks` contains.
+    """Returns the stored chunk sizes that a manifest's `transformedChunks` contains.
 
     Args:
-        text: Base64 of a zstd frame.
+        text: The text of `transformedChunks`.
 
     Returns:
-        int32 array, shape (chunks,). At most 10 MiB of payload are decompressed (the frame's stated
-        size is checked first), which have at most 10.5 million chunks and take 120 MB to decode.
+        int32 array, shape (chunks,). At most 10 MiB are decompressed, and the size that the frame
+        states is checked before. Such a payload has at most 10.5 million chunks, and takes 120 MB
+        of memory to decode.
 
     Raises:
-        InvalidManifestError: The text is not base64 of one zstd frame with content size, or the
-            payload is above 10 MiB or contradicts its count, width or the range of sizes
-            (0 … 2^31−1).
+        InvalidManifestError: The text is not base64 of one zstd frame with content size. Or the
+            payload has more than 10 MiB, does not match its count and width, or contains a size
+            outside 0 … 2^31−1.
     """
     import zstandard  # only compressed segments need it
 
@@ -96,21 +99,24 @@ def unpack_chunk_sizes(payload: bytes) -> ChunkSizes:
     """Returns the sizes in a decompressed payload: int32 array, shape (chunks,).
 
     Raises:
-        InvalidManifestError: The payload contradicts itself.
+        InvalidManifestError: The payload does not match its count and width, or contains a size
+            outside 0 … 2^31−1.
     """
     if len(payload) < _COUNT.size:
-        raise InvalidManifestError(f"the chunk size list is cut after {len(payload)} bytes")
+        raise InvalidManifestError(f"the chunk size list is truncated after {len(payload)} bytes")
     (count,) = _COUNT.unpack_from(payload)
     if count < 0:
-        raise InvalidManifestError(f"the chunk size list states {count} entries", position=0)
+        raise InvalidManifestError(
+            f"the chunk size list states a negative count: {count}", position=0
+        )
     if count < 2:
         _check_length(payload, _COUNT.size + count * _SIZE.size)
         sizes = np.frombuffer(payload, dtype=">i4", offset=_COUNT.size).astype(np.int32)
         if count and sizes[0] < 0:
-            raise InvalidManifestError("chunk size outside 0 … 2^31−1")
+            raise InvalidManifestError("a chunk size is outside 0 … 2^31−1")
         return sizes
     if len(payload) < _MANY.size:
-        raise InvalidManifestError(f"the chunk size list is cut after {len(payload)} bytes")
+        raise InvalidManifestError(f"the chunk size list is truncated after {len(payload)} bytes")
     _, base, width = _MANY.unpack_from(payload)
     if base < 0:
         raise InvalidManifestError(f"the chunk size list has the negative base {base}", position=4)
@@ -127,15 +133,15 @@ def unpack_chunk_sizes(payload: bytes) -> ChunkSizes:
     else:
         deltas = np.frombuffer(payload, f">u{width}", count - 1, _MANY.size)
     max_delta = MAX_INT32 - base
-    # Values of fewer bits than the limit need no check.
+    # If the limit needs more than `width` bytes, no value can exceed it.
     if max_delta >> 8 * width == 0 and int(deltas.max()) > max_delta:
-        raise InvalidManifestError("chunk size outside 0 … 2^31−1", position=_MANY.size)
+        raise InvalidManifestError("a chunk size is outside 0 … 2^31−1", position=_MANY.size)
     sizes = np.empty(count, dtype=np.int32)
     sizes[:-1] = deltas
     sizes[:-1] += base
     (last,) = _SIZE.unpack_from(payload, len(payload) - _SIZE.size)
     if last < 0:
-        raise InvalidManifestError("chunk size outside 0 … 2^31−1")
+        raise InvalidManifestError("a chunk size is outside 0 … 2^31−1")
     sizes[-1] = last
     return sizes
 
@@ -149,14 +155,15 @@ def _check_length(payload: bytes, expected: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One chunk; both ranges are half-open: [position, position + size).
+    """One chunk, with its byte range in the segment file and its byte range in the stored object.
+    Both ranges are [position, position + size).
 
     Attributes:
         id: Number of the chunk, from 0.
-        original_position: First byte in the segment file.
-        original_size: Bytes in the segment file.
-        transformed_position: First byte in the stored `.log` object.
-        transformed_size: Bytes in the stored `.log` object.
+        original_position: Position of the chunk's first byte in the segment file.
+        original_size: Number of bytes in the segment file.
+        transformed_position: Position of the chunk's first byte in the stored `.log` object.
+        transformed_size: Number of bytes in the stored `.log` object.
     """
 
     id: int
@@ -177,7 +184,9 @@ class Chunk:
 
 
 class ChunkIndex(ABC):
-    """Chunks of a segment; chunk `i` begins at original byte `i * original_chunk_size`."""
+    """The chunks of a segment. Chunk `i` begins at byte `i * original_chunk_size` of the segment
+    file.
+    """
 
     __slots__ = ()
     original_chunk_size: int
@@ -191,24 +200,30 @@ class ChunkIndex(ABC):
     @property
     @abstractmethod
     def transformed_size(self) -> int:
-        """Sum of all stored chunk sizes, in bytes: the size of the stored `.log` object."""
+        """Size of the stored `.log` object in bytes, which is the sum of all stored chunk sizes."""
 
     @abstractmethod
     def transformed_stops(self) -> npt.NDArray[np.int64]:
-        """Returns the end of each chunk in the stored object, exclusive: shape (chunks,)."""
+        """Returns the end of each chunk in the stored object, in bytes and exclusive. The array has
+        shape (chunks,).
+        """
 
     @abstractmethod
     def _transformed_range(self, index: int) -> tuple[int, int]:
-        """Returns position and size of an existing chunk in the stored object."""
+        """Returns the position and the size of a chunk in the stored object, in bytes. The chunk
+        must exist.
+        """
 
     def chunk(self, index: int) -> Chunk:
-        """Returns chunk number `index`, 0 … chunk_count − 1, in constant time.
+        """Returns the chunk with number `index` (0 … chunk_count − 1) in constant time.
 
         Raises:
             IndexError: There is no such chunk.
         """
         if not 0 <= index < self.chunk_count:
-            raise IndexError(f"there is no chunk {index}: the segment has {self.chunk_count}")
+            raise IndexError(
+                f"there is no chunk {index}: the segment has {self.chunk_count} chunks"
+            )
         original_position = index * self.original_chunk_size
         return Chunk(
             index,
@@ -218,13 +233,14 @@ class ChunkIndex(ABC):
         )
 
     def chunks(self, start: int = 0, stop: int | None = None) -> tuple[Chunk, ...]:
-        """Returns the chunks with bytes of [start, stop) of the segment file; `stop` is clipped.
+        """Returns the chunks that contain at least one of the bytes [start, stop) of the segment
+        file. A `stop` after the end of the file, or `None`, means the end.
 
         Raises:
             ValueError: `start` is negative.
         """
         if start < 0:
-            raise ValueError(f"negative position {start}")
+            raise ValueError(f"the position {start} is negative")
         stop = self.original_file_size if stop is None else min(stop, self.original_file_size)
         if start >= stop:
             return ()
@@ -232,11 +248,11 @@ class ChunkIndex(ABC):
         return tuple(self.chunk(index) for index in range(start // size, -(-stop // size)))
 
     def check_object_size(self, size: int) -> None:
-        """Checks that a stored `.log` object is as long as its chunks.
+        """Checks that a stored `.log` object is as long as its chunks together.
 
         Raises:
-            InvalidManifestError: The lengths differ: the object is cut, or belongs to another
-                manifest.
+            InvalidManifestError: The lengths differ, because the object is truncated or belongs to
+                another manifest.
         """
         if size != self.transformed_size:
             raise InvalidManifestError(
@@ -251,13 +267,14 @@ def _check_size(member: str, size: int, *, minimum: int = 0) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FixedChunkIndex(ChunkIndex):
-    """The index of an uncompressed segment: all chunks but the last have one size.
+    """The chunk index of an uncompressed segment: all chunks except the last have the same stored
+    size.
 
     Attributes:
-        original_chunk_size: Bytes of the segment file in every chunk but the last.
-        original_file_size: Bytes of the segment file.
-        transformed_chunk_size: Stored size of every chunk but the last.
-        final_transformed_chunk_size: Stored size of the last chunk.
+        original_chunk_size: Bytes of the segment file in every chunk except the last.
+        original_file_size: Size of the segment file in bytes.
+        transformed_chunk_size: Stored size of every chunk except the last, in bytes.
+        final_transformed_chunk_size: Stored size of the last chunk, in bytes.
     """
 
     original_chunk_size: int
@@ -292,20 +309,22 @@ class FixedChunkIndex(ChunkIndex):
 
 
 class VariableChunkIndex(ChunkIndex):
-    """The index of a compressed segment: every chunk has a stored size of its own.
+    """The chunk index of a compressed segment: the stored sizes of the chunks differ.
 
-    It has 12 bytes per chunk, at most 126 MB for the longest list.
+    It uses 12 bytes of memory per chunk, and at most 126 MB.
 
     Args:
-        original_chunk_size: Bytes of the segment file in every chunk but the last.
-        original_file_size: Bytes of the segment file.
-        transformed_chunks: The manifest's text of the list of stored sizes.
-        transformed_size: Sum of all stored sizes, if the text was decoded before. It is then
-            decoded again when a chunk is needed: a plan of many segments needs few chunks.
+        original_chunk_size: Bytes of the segment file in every chunk except the last.
+        original_file_size: Size of the segment file in bytes.
+        transformed_chunks: The manifest's text `transformedChunks` with the stored sizes.
+        transformed_size: Sum of all stored sizes in bytes, if the text was decoded before. If
+            given, the text is decoded only when a chunk is needed, because a plan with many
+            segments needs the chunks of few segments.
 
     Raises:
-        InvalidManifestError: The text is not a list of as many chunks as the file has. With
-            `transformed_size`, this is raised at the first use.
+        InvalidManifestError: The text is invalid, or its number of sizes is not the file's number
+            of chunks. If `transformed_size` is given, the error is raised when the chunks are first
+            used, not by the constructor.
     """
 
     __slots__ = (
@@ -336,13 +355,13 @@ class VariableChunkIndex(ChunkIndex):
             self._total = transformed_size
 
     def _decode(self) -> int:
-        """Decodes the list of sizes and returns their sum."""
+        """Decodes and stores the list of stored sizes. Returns their sum."""
         sizes = decode_chunk_sizes(self.transformed_chunks)
-        # For an empty file the plugin writes one chunk of no bytes; here it has no chunk.
+        # For an empty file, the plugin writes one chunk with 0 bytes. It is ignored here.
         if len(sizes) != self.chunk_count and (self.chunk_count or len(sizes) > 1 or sizes.any()):
             raise InvalidManifestError(
-                f"{len(sizes)} transformed chunks where {self.original_file_size} bytes in chunks "
-                f"of {self.original_chunk_size} make {self.chunk_count}"
+                f"the manifest has {len(sizes)} transformed chunks where {self.original_file_size}"
+                f" bytes in chunks of {self.original_chunk_size} bytes make {self.chunk_count}"
             )
         self._stops = sizes.cumsum(dtype=np.int64)
         sizes.setflags(write=False)
@@ -351,12 +370,12 @@ class VariableChunkIndex(ChunkIndex):
         return int(self._stops[-1]) if len(sizes) else 0
 
     def _decoded(self) -> tuple[ChunkSizes, npt.NDArray[np.int64]]:
-        """Returns sizes and stops of the chunks."""
+        """Returns the stored sizes and the stops of the chunks. Decodes them if necessary."""
         if self._sizes is None:
             total = self._decode()
             if total != self._total:
                 raise InvalidManifestError(
-                    f"chunks of {total} bytes, but {self._total} were stated"
+                    f"the chunks have {total} bytes, but {self._total} bytes are stated"
                 )
         assert self._sizes is not None
         return self._sizes, self._stops
@@ -372,7 +391,7 @@ class VariableChunkIndex(ChunkIndex):
         return self._total
 
     def transformed_stops(self) -> npt.NDArray[np.int64]:
-        """See `ChunkIndex.transformed_stops`; read-only."""
+        """See `ChunkIndex.transformed_stops`. The array is read-only."""
         return self._decoded()[1]
 
     def _transformed_range(self, index: int) -> tuple[int, int]:

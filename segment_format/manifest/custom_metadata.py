@@ -1,10 +1,10 @@
-"""Parses custom metadata, which the broker keeps for the plugin in `__remote_log_metadata`.
+"""Parses custom metadata, which the broker stores for the plugin in `__remote_log_metadata`.
 
-One section of Kafka's tagged fields and nothing else:
+Custom metadata consists of one section of Kafka's tagged fields:
 
     uvarint count, then per field, tags ascending: uvarint tag, uvarint byte length, value
     tag 0  remote size     zig-zag varlong        sum of the bytes of the three objects
-    tag 1  object prefix   compact string         key prefix in force at upload
+    tag 1  object prefix   compact string         key prefix configured at upload
     tag 2  object key      compact string         name without prefix and suffix
 
 Source: `io.aiven.kafka.tieredstorage.metadata.SegmentCustomMetadataSerde`.
@@ -22,12 +22,13 @@ _REMOTE_SIZE, _OBJECT_PREFIX, _OBJECT_KEY = range(3)
 
 @dataclass(frozen=True, slots=True)
 class CustomMetadata:
-    """Fields that the plugin was configured to record; `None` for others.
+    """Fields of the custom metadata. A field is `None` if the plugin was not configured to write
+    it.
 
     Attributes:
-        remote_size: Bytes of the three objects together.
-        object_prefix: Key prefix in force at upload.
-        object_key: Name of the objects without prefix and suffix.
+        remote_size: Total size of the segment's three objects in bytes.
+        object_prefix: Key prefix that was configured at the time of the upload.
+        object_key: Name that the three objects share, without the key prefix and the suffix.
     """
 
     remote_size: int | None = None
@@ -36,10 +37,10 @@ class CustomMetadata:
 
 
 def parse_custom_metadata(data: bytes | None) -> CustomMetadata:
-    """Parses the custom metadata of a segment; unknown fields are skipped.
+    """Parses the custom metadata of a segment. Ignores unknown fields.
 
     Args:
-        data: Bytes from the metadata record; `None` and empty mean no fields.
+        data: Bytes from the metadata record. `None` or no bytes mean that there are no fields.
 
     Raises:
         InvalidManifestError: The bytes are not a section of tagged fields, or a field is invalid.
