@@ -197,7 +197,7 @@ class RangeReader(ABC):
 
 
 class SharedClients(Generic[C]):
-    """Caches the clients that this process used last, by their settings.
+    """Caches the clients that this process used last. A client is looked up by its settings.
 
     A worker opens a store for each task. Without this cache, each task would read certificates,
     which takes 5 ms, and connect again.

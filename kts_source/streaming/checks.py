@@ -60,9 +60,9 @@ def resumed_offset(
     if offset > stop:
         location.raise_or_warn(
             f"{location.holder} ends at offset {stop} now, and the stream has read up to {offset}:"
-            " records that it returned were lost, in an unclean election or with their segments, or"
-            " brokers had them that the options no longer name; failOnDataLoss=false waits for"
-            " offsets from there on"
+            " records that the stream has returned were lost in an unclean election or with their"
+            " segments, or they are on brokers that the options no longer name;"
+            " failOnDataLoss=false waits until the log reaches that offset again"
         )
     elif owner is not None and owner != epoch:
         location.raise_or_warn(
@@ -80,8 +80,8 @@ def check_new(location: Place, log_start: int) -> None:
     if log_start:
         location.raise_or_warn(
             f"the partition is new to the stream and begins at offset {log_start} in"
-            f" {location.holder}: offsets [0, {log_start}) may have been there and deleted unseen;"
-            f" failOnDataLoss=false reads it from {log_start}",
+            f" {location.holder}: offsets [0, {log_start}) may have been deleted before the stream"
+            f" read them; failOnDataLoss=false reads the partition from offset {log_start} on",
             OffsetOutOfRangeError,
         )
 
@@ -91,8 +91,8 @@ def report_unread(location: Place, start: int, stop: int) -> None:
     stream read them. Logs a warning instead if `failOnDataLoss` is false.
     """
     location.raise_or_warn(
-        f"offsets [{start}, {stop}) were there before and have gone unread: their segments expired,"
-        " were deleted, or lost an unclean election; failOnDataLoss=false continues without them",
+        f"offsets [{start}, {stop}) existed before and have gone unread: their segments expired or"
+        " were deleted, or an unclean election removed them; failOnDataLoss=false skips them",
         OffsetOutOfRangeError,
     )
 
@@ -103,7 +103,7 @@ def report_recreated(topic: str, before: str, now: str, *, fail_on_data_loss: bo
     topic that are in the tier.
     """
     text = (
-        f"the topic was created again: the stream has read what the tier holds of topic id"
+        f"the topic was created again: the stream has read all records in the tier of topic id"
         f" {before}, and the new id is {now}"
     )
     if fail_on_data_loss:
@@ -186,15 +186,14 @@ def remaining_bounds(
     if start < log_start:
         high = min(stop, log_start)
         location.raise_or_warn(
-            f"offsets [{start}, {high}) {until} begins at {log_start}; failOnDataLoss=false leaves"
-            " them out"
+            f"offsets [{start}, {high}) {until} begins at {log_start}; failOnDataLoss=false skips"
+            " them"
         )
         start = high
     if stop > log_end:
         low = max(start, log_end)
         location.raise_or_warn(
-            f"offsets [{low}, {stop}) {until} ends at {log_end}; failOnDataLoss=false leaves them"
-            " out"
+            f"offsets [{low}, {stop}) {until} ends at {log_end}; failOnDataLoss=false skips them"
         )
         stop = low
     return start, stop

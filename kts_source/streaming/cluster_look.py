@@ -173,7 +173,7 @@ class BrokerLook:
         view: Sends further requests to the leader.
         listing: Lists the tier.
         last_read: The last offset that the stream has read and the leader epoch that owned it then;
-            `None` if the stream has not read the partition.
+            `None` if the epoch is unknown.
     """
 
     is_complete: Final = True

@@ -14,7 +14,8 @@ the real start of the first epoch, Kafka writes the log start instead.
 
 A log directory has one offset checkpoint for each kind of offset: `replication-offset-checkpoint`
 (high watermarks), `recovery-point-offset-checkpoint` (offsets below it are flushed to disk) and
-`log-start-offset-checkpoint` (only log starts above the first segment).
+`log-start-offset-checkpoint` (log starts, only if they are above the base offset of the first
+segment).
 
     version: 0                              partition.metadata
     topic_id: LWgrMmVrT0a__7a4SasuPA
