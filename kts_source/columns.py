@@ -19,11 +19,11 @@ LINEAGE_COLUMNS: Final = (
     "codec",
     SEGMENT_ID,
 )
-"""Facts of a record's batch, and the segment it was read from."""
+"""Columns with facts about a record's batch and the segment from which it was read."""
 ALL_COLUMNS: Final = (*DEFAULT_COLUMNS, HEADERS, *LINEAGE_COLUMNS)
 LOCATION_COLUMNS: Final = (TOPIC, PARTITION, SEGMENT_ID)
-"""Columns whose values the plan has, the same for all rows of a slice."""
+"""Columns whose value is the same for all rows of a slice. The plan contains the value."""
 ERROR_COLUMNS: Final = {"key": "keyError", "value": "valueError"}
-"""Reasons why keys or values could not be decoded; only with mode PERMISSIVE."""
+"""Columns with the reason why a key or value could not be decoded; only in mode PERMISSIVE."""
 RAW_COLUMNS: Final = {"key": "keyRaw", "value": "valueRaw"}
-"""Bytes of decoded keys and values; only if a query names them."""
+"""Columns with the undecoded bytes of keys and values; only if a query names them."""

@@ -356,7 +356,7 @@ class LogCheck:
             self.next_offset = max(self.next_offset, int(table.last_offsets[-1]) + 1)
 
     def check(self, batch: BatchFacts) -> None:
-        """Checks one batch, the next of the segment, and records its faults."""
+        """Checks the next batch of the segment and records its faults."""
         segment, base, last = self._segment, batch.base_offset, batch.last_offset
         if not batch.is_sound:
             self._add("crc", batch, f"the batch at byte {batch.position} of the segment")

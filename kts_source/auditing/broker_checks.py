@@ -160,7 +160,7 @@ class BrokerSnapshot:
 
 
 _Snapshots = tuple[BrokerSnapshot, BrokerSnapshot, BrokerSnapshot]
-"""Before the listing, after it, and after everything was read."""
+"""Snapshots from before the listing, after it, and after everything was read."""
 
 
 def check_partition(

@@ -216,7 +216,7 @@ class SideFileFacts:
 
 
 NO_FACTS: Final = SideFileFacts(None, None, None, "", ())
-"""For a segment whose side files cannot be read."""
+"""The facts of a segment whose side files cannot be read."""
 
 
 def read_side_files(

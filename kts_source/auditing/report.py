@@ -22,7 +22,7 @@ METADATA: Final = "metadata"
 INDEXES: Final = "indexes"
 BYTES: Final = "bytes"
 LEVELS: Final = (LISTING, METADATA, INDEXES, BYTES)
-"""From the cheapest to the most thorough; each includes the levels before it."""
+"""Audit levels, from the cheapest to the most thorough. Each includes the levels before it."""
 
 
 class Severity(StrEnum):
@@ -314,7 +314,7 @@ def _kinds() -> Iterator[Kind]:
 
 
 KINDS: Final = {kind.name: kind for kind in _kinds()}
-"""All kinds by name."""
+"""All kinds of findings by name."""
 
 REPORT_VERSION: Final = 1
 _ORDER: Final = tuple(Severity)

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from kts_source.store.object_store import ObjectStore
 
 DEFAULT_GRACE_MS: Final = 3_600_000
-"""Objects of a running copy are younger than this."""
+"""Objects of incomplete segments that are younger than this count as a running copy."""
 _NARROWING_OPTIONS: Final = {
     *("planFile", "tailPath", "catalog", "where", "timestampRange"),
     *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),

@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 VERSION: Final = "kts-audit-state 3"
-"""Increased when the meaning of lines changes, or when checks find more faults."""
+"""Version of the file. Increase it when lines get another meaning, or checks find more faults."""
 _SEGMENT: Final = "S"
 _PARTITION: Final = "P"
 _VERSION: Final = "V"
 _MAX_WASTE: Final = 2
-"""The file is rewritten if its lines exceed the valid lines by this factor."""
+"""The file is rewritten if it has more than this number of lines per valid line."""
 _Lines = dict[str, str]
 
 
@@ -124,7 +124,7 @@ class PartitionState:
 
 
 NO_STATE: Final = PartitionState("", {})
-"""A state that is empty and discards proofs."""
+"""An empty state that discards new proofs."""
 
 
 class AuditState:

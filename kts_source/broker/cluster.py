@@ -149,9 +149,9 @@ LEAK: Final = (
     "brokers before Kafka 4.0 may return aborted records where they read their tier (KAFKA-17801)"
 )
 _KAFKA_3_5: Final = 8
-"""Version of ListOffsets that can return the first local offset."""
+"""First version of ListOffsets that can return the first offset on the leader's disk."""
 _KAFKA_4_0: Final = 10
-"""Version of ListOffsets of brokers that report all aborted transactions."""
+"""First version of ListOffsets whose brokers report all aborted transactions."""
 
 
 def knows_local_start(cluster: Cluster, topic_partition: TopicPartition) -> bool:
@@ -665,7 +665,7 @@ def _pauses() -> Iterable[Callable[[], None]]:
 
 
 _MAX_IDLE: Final = 16
-"""Per process. Each cluster may have a connection per broker, with a buffer for a response."""
+"""Maximum number of idle clusters per process. Each may have a connection per broker."""
 _idle: list[Cluster] = []
 _lock = threading.Lock()
 

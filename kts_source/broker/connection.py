@@ -48,7 +48,7 @@ _NAMES: Final = {
     100: "UNKNOWN_TOPIC_ID",
     103: "INCONSISTENT_TOPIC_ID",
 }
-"""Error codes that a reader may receive."""
+"""Names of the error codes that a reader may receive."""
 _CODES: Final = {name: code for code, name in _NAMES.items()}
 UNKNOWN_SERVER_ERROR: Final = _CODES["UNKNOWN_SERVER_ERROR"]
 OFFSET_OUT_OF_RANGE: Final = _CODES["OFFSET_OUT_OF_RANGE"]
@@ -65,7 +65,7 @@ UNKNOWN_TOPIC_ID: Final = _CODES["UNKNOWN_TOPIC_ID"]
 NEW_LEADER: Final = frozenset(
     {LEADER_NOT_AVAILABLE, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH}
 )
-"""Error codes after which another broker leads the partition, or soon will."""
+"""Error codes which mean that the partition has or will soon have another leader."""
 
 PASSING: Final = NEW_LEADER | {
     UNKNOWN_TOPIC_OR_PARTITION,  # the broker has not received the topic's metadata yet
@@ -106,9 +106,9 @@ _API_VERSIONS_KEY: Final = 18
 _SIZE: Final = struct.Struct(">i")
 _CORRELATION: Final = struct.Struct(">i")
 _MAX_ANSWER_BYTES: Final = 64 << 20
-"""Default limit of a response; callers set another one for responses with records."""
+"""Default maximum size of a response in bytes. Fetches of records set their own maximum."""
 _MIN_FETCH: Final = 13
-"""The first version that names topics by id (Kafka 3.1, KIP-516)."""
+"""The first version of Fetch that identifies topics by id (Kafka 3.1, KIP-516)."""
 _FETCH_KEY: Final = 1
 _NO_ERROR: Final = 0
 
@@ -336,8 +336,8 @@ class Connection:
         answer = self.ask(request)
         if answer.error_code != _NO_ERROR:
             raise BrokerError(
-                f"broker {self._place} does not report its versions (error {answer.error_code}): it"
-                " is older than Kafka 3.1"
+                f"broker {self._place} does not report its API versions (error"
+                f" {answer.error_code}): it is older than Kafka 3.1"
             )
         versions = {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
         if versions.get(_FETCH_KEY, (0, 0))[1] < _MIN_FETCH:

@@ -156,15 +156,15 @@ def aborted_intervals(
 log = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS: Final = 120.0
-"""Maximum time without a new batch."""
+"""Maximum time without a new batch, after which the fetch fails."""
 _FIRST_PAUSE_SECONDS: Final = 0.02
 _MAX_PAUSE_SECONDS: Final = 1.0
 _MAX_SILENT: Final = 3
 """Consecutive empty responses before the fetcher checks whether any batch is left."""
 _ANSWER_SLACK: Final = 1 << 20
-"""Bytes of a response in addition to records, mostly aborted transactions."""
+"""Maximum bytes of a response in addition to records. Most are lists of aborted transactions."""
 _MAX_PROBES: Final = 1024
-"""Number of offsets to try to find the end of a hole in the brokers' tier."""
+"""Maximum number of steps in the search for the end of a hole in the brokers' tier."""
 _NO_SESSION: Final = (0, -1)
 
 

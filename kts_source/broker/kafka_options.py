@@ -74,7 +74,7 @@ _LOGIN_MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "software.amazon.msk.auth.iam.IAMLoginModule": (AWS_MSK_IAM,),
     "com.sun.security.auth.module.Krb5LoginModule": (GSSAPI,),
 }
-"""Class name to SASL mechanisms."""
+"""Maps the class name of a login module to its SASL mechanisms."""
 _FLAGS: Final = ("required", "requisite", "sufficient", "optional")
 _TOKEN: Final = re.compile(
     r"""(?P<blank>[\s]+|//[^\r\n]*|/\*.*?\*/)
@@ -127,9 +127,9 @@ def parse_jaas(text: str) -> LoginModule:
         pair = tokens[next_token + 1 : next_token + 3]
         if len(pair) < 2 or pair[0] != ("mark", "=") or pair[1][0] == "mark":
             # The name is not shown, because it may be part of a password without quotes.
-            raise _invalid(_JAAS, f'must give its option number {number} as name="value"')
+            raise _invalid(_JAAS, f'must have the form name="value" in its option number {number}')
         if name in options:
-            raise _invalid(_JAAS, f"gives its option number {number} a second time")
+            raise _invalid(_JAAS, f"has an option twice: number {number} repeats a name")
         options[name] = pair[1][1]
         next_token += 3
     if next_token == len(tokens):
@@ -202,7 +202,7 @@ _REFUSED: Final = frozenset(
         *("awsMaxRetries", "awsMaxBackOffTimeMs", "ticketCache", "useDefaultCcache"),
     }
 )
-"""Options of MSK's and Java's modules that are not supported, but that errors may name."""
+"""Unsupported options of MSK's and Java's login modules whose names errors may show."""
 
 
 def login_from(options: Mapping[str, str], mechanism: str, protocol: str) -> Login:
@@ -235,7 +235,7 @@ def login_from(options: Mapping[str, str], mechanism: str, protocol: str) -> Log
         )
     missing = [name for name in ("username", "password") if not module_options.get(name)]
     if missing:
-        raise _invalid(_JAAS, f"must give {' and '.join(missing)}")
+        raise _invalid(_JAAS, f"needs options {' and '.join(missing)}")
     if any("\0" in module_options[name] for name in ("username", "password")):
         raise _invalid(_JAAS, "has a zero byte in name or password")
     return Password(module_options["username"], module_options["password"])
@@ -277,7 +277,7 @@ def _check_handlers(options: Mapping[str, str], mechanism: str) -> None:
     if handler is not None and (mechanism != AWS_MSK_IAM or not _MSK_HANDLER.fullmatch(handler)):
         raise _invalid(
             _CLIENT_HANDLER,
-            "is not supported, except MSK's IAMClientCallbackHandler with AWS_MSK_IAM: Java"
+            "supports only MSK's IAMClientCallbackHandler, with mechanism AWS_MSK_IAM: other Java"
             " classes cannot run here",
         )
     handler = options.get(_LOGIN_HANDLER)
@@ -287,8 +287,8 @@ def _check_handlers(options: Mapping[str, str], mechanism: str) -> None:
     ):
         raise _invalid(
             _LOGIN_HANDLER,
-            "is not supported, except for OAUTHBEARER as module:function of Python, or as Kafka's"
-            " own OAuthBearerLoginCallbackHandler: other Java classes cannot run here",
+            "supports only mechanism OAUTHBEARER, with module:function of Python or Kafka's own"
+            " OAuthBearerLoginCallbackHandler: other Java classes cannot run here",
         )
 
 
@@ -358,8 +358,8 @@ def _extensions(options: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
         if not is_name or not re.fullmatch(r"[ -~\t\r\n]+", value):
             raise _invalid(
                 _JAAS,
-                "has an extension_… that cannot be sent: its name must be letters,"
-                " and its value printable ASCII",
+                "has an invalid option extension_…: the name after extension_ must be letters,"
+                " and the value must be printable ASCII",
             )
     return extensions
 
@@ -531,11 +531,11 @@ def _kind(options: Mapping[str, str], name: str) -> str:
 def _file(options: Mapping[str, str], name: str) -> bytes:
     text = options[name]
     if "-----BEGIN" in text:
-        raise _invalid(name, "is a path; put the PEM text into the options for inline PEM")
+        raise _invalid(name, "must be a path; put the PEM text into the options for inline PEM")
     path = Path(text)
     try:
         if not path.is_file():
-            raise _invalid(name, "is not a file on the driver")
+            raise _invalid(name, "names a file that does not exist on the driver")
         with path.open("rb") as file:
             data = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:

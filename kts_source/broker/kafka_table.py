@@ -41,7 +41,7 @@ PLAIN_OPTIONS: Final[tuple[tuple[str, str, str], ...]] = (
     ("isolation.level", "", "Alias of `isolationLevel`."),
     ("check.crcs", "", "Alias of `checkCrcs`."),
 )
-"""Name, default and meaning of supported options, except security."""
+"""Name, default and meaning of the supported options that are not about security."""
 
 SECURITY_OPTIONS: Final[tuple[tuple[str, str, str], ...]] = (
     ("security.protocol", "PLAINTEXT", "`PLAINTEXT`, `SSL`, `SASL_PLAINTEXT` or `SASL_SSL`."),
@@ -114,7 +114,7 @@ SECURITY_OPTIONS: Final[tuple[tuple[str, str, str], ...]] = (
     ),
     ("ssl.protocol", "TLSv1.3", "`TLSv1.2` excludes TLSv1.3."),
 )
-"""Name, default and meaning of supported options of security."""
+"""Name, default and meaning of the supported options about security."""
 
 REFUSED: Final[Mapping[str, str]] = {
     "sasl.login.*": "logins are made by Python, when a connection is opened; remove it",

@@ -66,7 +66,7 @@ _USED_SHARE_OF_LIFE: Final = 0.8
 _LONGEST_LIFE_SECONDS: Final = 1e9
 
 _held: dict[TokenEndpoint, tuple[str, float]] = {}
-"""Endpoint -> token, and the time until which it is reused (`time.monotonic`)."""
+"""Maps an endpoint to its token, and to the time until which the token is reused."""
 _lock: Final = threading.Lock()
 
 
@@ -108,8 +108,8 @@ def _from_callback(source: TokenCallback) -> str:
         ) from None
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
         raise BrokerError(
-            f"the callback {source.function} returned a {type(token).__name__},"
-            " not a token: a str of letters, digits and -._~+/="
+            f"the callback {source.function} returned a {type(token).__name__} that is no token:"
+            " a token must be a str of letters, digits and -._~+/="
         )
     return token
 
@@ -124,7 +124,9 @@ def _from_endpoint(source: TokenEndpoint) -> tuple[str, float]:
         try:
             status, body = _posted(source)
         except ssl.SSLCertVerificationError as error:
-            raise BrokerError(f"{endpoint} is not trusted: {error.verify_message}") from None
+            raise BrokerError(
+                f"the certificate of {endpoint} is not trusted: {error.verify_message}"
+            ) from None
         except (OSError, http.client.HTTPException) as error:
             problem = f"{endpoint} does not answer: {type(error).__name__}"
             continue
@@ -132,10 +134,10 @@ def _from_endpoint(source: TokenEndpoint) -> tuple[str, float]:
             return _parsed(endpoint, body)
         if status < 500 and status != 429:
             raise BrokerError(
-                f"{endpoint} answered {status}{_reason(body)}: check the client id, its secret and"
-                " the scope"
+                f"{endpoint} returned HTTP {status}{_reason(body)}: check the client id, its"
+                " secret and the scope"
             )
-        problem = f"{endpoint} answered {status}"
+        problem = f"{endpoint} returned HTTP {status}"
     raise BrokerUnavailableError(f"{problem}; all {_ATTEMPTS} attempts failed")
 
 
@@ -186,7 +188,7 @@ def _parsed(endpoint: str, body: bytes) -> tuple[str, float]:
         answer = None
     token = answer.get("access_token") if isinstance(answer, dict) else None
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-        raise BrokerError(f"{endpoint} answered without an access_token")
+        raise BrokerError(f"{endpoint} returned no access_token")
     assert isinstance(answer, dict)
     seconds = answer.get("expires_in")
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
@@ -279,7 +281,7 @@ class _Client:
     def receive(self, auth_bytes: bytes) -> None:
         self._answers += 1
         if self._answers > _MAX_ANSWERS:
-            raise BrokerError(f"login by {self._name} failed: the broker does not end the exchange")
+            raise BrokerError(f"login by {self._name} failed: the broker sent too many responses")
         if self._awaits_scram:
             self._awaits_scram = False
             _check_scram(self._name, auth_bytes)

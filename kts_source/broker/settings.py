@@ -32,7 +32,7 @@ TLS_1_2: Final = "TLSv1.2"
 TLS_1_3: Final = "TLSv1.3"
 
 MAX_FETCH_BYTES: Final = 57_671_680
-"""Maximum size of a fetch response by the brokers' default of `fetch.max.bytes`."""
+"""Brokers' default of `fetch.max.bytes`, the maximum size of a fetch response."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

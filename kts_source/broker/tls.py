@@ -135,7 +135,7 @@ def key_entry(data: bytes, password: str) -> KeyEntry:
         KeyStoreError: The store is not PKCS12, contains no key, or the password is wrong.
     """
     if data.startswith(_JKS_MAGIC):
-        raise KeyStoreError(f"is a JKS key store, whose keys only Java opens; {_CONVERT}")
+        raise KeyStoreError(f"is a JKS key store, whose keys only Java can decrypt; {_CONVERT}")
     store = _pkcs12(data, password)
     if store.key is None or store.cert is None:
         raise KeyStoreError("has no private key with a certificate")
@@ -195,7 +195,7 @@ def _jks_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]:
 
     version = number(4)
     if version not in (1, 2):
-        raise KeyStoreError(f"is JKS of unknown version {version}")
+        raise KeyStoreError(f"is a JKS store of unknown version {version}")
     certificates = []
     for _ in range(number(4)):  # with a wrong count, the data end first
         tag = number(4)

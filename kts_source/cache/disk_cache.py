@@ -150,7 +150,7 @@ the limit.
 _ASKED_AGAIN_NS: Final = 500_000_000
 _SECOND_NS: Final = 1_000_000_000
 _PROTECTED_SHARE: Final = 0.75
-"""Share of the limit that is reserved for reused entries."""
+"""Share of the limit that is reserved for entries that were used again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -350,7 +350,7 @@ def report_command(
 ) -> None:
     """Write an HTML page of the tier: segments, holes, growth, cost, lag."""
     if output is None:
-        raise InvalidOptionError("the file to write is missing: give --output report.html")
+        raise InvalidOptionError("option --output is missing: set it, such as --output report.html")
     local_file(output)  # fail before the work, not after it
     audited = None if audit_file is None else _read_audit(audit_file)
     page = report(options, audit=audited).to_html()

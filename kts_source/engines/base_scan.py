@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     Progress = Callable[[int, int], object]
 
 _SMALL_LIMIT: Final = 1 << 16
-"""Scans with a limit up to this use one thread: a second one would read rows above the limit."""
+"""Scans with a limit up to this use one thread. A second one would read rows above the limit."""
 
 
 class SharedPlan:
@@ -153,7 +153,7 @@ class BaseScan:
             ValueError: The number is negative.
         """
         if rows < 0:
-            raise ValueError(f"a limit of {rows} rows")
+            raise ValueError(f"the limit must not be negative: {rows} rows")
         max_rows = rows if self._max_rows is None else min(rows, self._max_rows)
         return self._like(self._options, max_rows=max_rows)
 
@@ -193,7 +193,7 @@ class BaseScan:
     ) -> Generator[pa.RecordBatch]:
         """Yields the rows. Set `whole` only if the consumer takes every row."""
         if threads < 1:
-            raise ValueError(f"{threads} threads")
+            raise ValueError(f"threads must be at least 1, not {threads}")
         if self._max_rows != 0:
             yield from self.task_reader.batches(
                 self.tasks, threads, ordered=ordered, progress=progress, whole=whole
@@ -257,7 +257,7 @@ def thread_count(threads: int | None) -> int:
     """Returns the number of threads to use; by default one per core."""
     threads = (os.cpu_count() or 1) if threads is None else threads
     if threads < 1:
-        raise ValueError(f"{threads} threads")
+        raise ValueError(f"threads must be at least 1, not {threads}")
     return threads
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 Columns = Sequence[str] | Mapping[str, pc.Expression]
-"""Names in order, or expressions by name."""
+"""Names of columns in order, or expressions by name of the result column."""
 
 _IGNORED: Final = frozenset(
     (

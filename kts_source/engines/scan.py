@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kts_source.predicate.model import Predicate
 
 _TASK_BYTES: Final = 64 << 20
-"""Ordered threads stall for up to one task, so tasks are small."""
+"""Default size of a task. Tasks are small, because ordered threads may wait for a whole task."""
 
 
 def scan(source: Mapping[str, str]) -> Scan:

@@ -53,10 +53,12 @@ if TYPE_CHECKING:
 
 KEY: Final = "key"
 NEEDED: Final = (KEY, "value", TOPIC, PARTITION, OFFSET, "timestamp")
-"""Columns that a merge of files needs."""
+"""Columns that the table needs so that a compaction can merge new records into its files."""
 
 HELD_BYTES: Final = 64 << 20
-"""Records in memory before they are spilled, or before a bucket is read in more shares."""
+"""Maximum bytes of records in memory. Above it, the first round writes files, and the second reads
+a smaller share of a bucket.
+"""
 BUCKET_BYTES: Final = 256 << 20
 """Approximate original bytes of segments per bucket."""
 MAX_BUCKETS: Final = 1024

@@ -214,7 +214,7 @@ def _unknown(value: object, reason: str) -> FingerprintError:
 
 
 Fingerprint: TypeAlias = Mapping[str, str]
-"""Name of a rule to its text, or to the digest number of the text."""
+"""Maps the name of a rule to its text, or to the digest number of its text."""
 
 
 def fingerprint(options: ScanOptions, settings: ExportSettings) -> Fingerprint:

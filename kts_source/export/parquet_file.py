@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from kts_source.store.object_store import ObjectStore
 
 ROW_GROUP_BYTES: Final = 48 << 20
-"""A row group is written once its rows fill this much memory."""
+"""A row group is written when its rows fill this number of bytes in memory."""
 SORT_BYTES: Final = 64 << 20
-"""Maximum rows to sort in memory, and thus of a sorted file."""
+"""Maximum bytes of rows that are sorted in memory. A sorted file has at most this size."""
 
 _REPEATING: Final = ("topic", "partition", "timestampType")
 # These encodings make files smaller than the defaults. Keys and values use PLAIN: if pages with
@@ -39,9 +39,9 @@ _EPOCH: Final = datetime.datetime(1970, 1, 1)  # `_plain_bound` appends the zone
 _PER_MILLISECOND: Final = {"s": 1, "ms": 1, "us": 1000, "ns": 1_000_000}
 """Units of file timestamps per millisecond: Parquet stores seconds as milliseconds."""
 _MAX_BOUND: Final = 128
-"""Characters of a text that is reported as a bound."""
+"""Maximum number of characters of a text that is used as a minimum or maximum."""
 _WRITE_BATCH_ROWS: Final = 4096
-"""Rows per batch that Arrow's writer encodes at a time."""
+"""Number of rows that Arrow's writer encodes at a time."""
 _READ_AHEAD: Final = 1 << 20
 
 

@@ -120,13 +120,13 @@ _MONTHS: Final = range(13)
 NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
 LOG_ALONE: Final = "kts-values=in-log-alone/"
 _MAX_NAME_BYTES: Final = 255
-"""Limit of all common file systems for a folder name."""
+"""Maximum bytes of a folder name in all common file systems."""
 _MAX_FOLDERS_BYTES: Final = 600
 """Limit for all folder names of a file: S3 keys have at most 1,024 bytes, including prefix and file
 name.
 """
 _MAX_BOUND_BYTES: Final = 4096
-"""Arrow writes no bounds of longer texts."""
+"""Maximum bytes of a text for which Arrow writes minimum and maximum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,9 +295,9 @@ def partition_values(
         kind = inferred_type(value) if kept == "path" and isinstance(value, str) else None
         if kind is not None and not any_text:
             raise ValueError(
-                f"{field.name} is the text {value!r}, which readers of a Parquet folder take for"
+                f"{field.name} is the text {value!r}, which readers of a Parquet folder parse as"
                 f" {kind}. Export into a Delta or Iceberg table, or set text_partitions={AS_IS!r}"
-                " and give readers the type of the column"
+                " and set the type of the column in readers"
             )
         values.append(value)
     size = len(folder(fields, values).encode())
@@ -319,10 +319,10 @@ def _why_unreadable(field: PartitionField, text: str | None, kept: ValuesIn) -> 
         is_too_long = size > _MAX_BOUND_BYTES
         return f"a text of {size} bytes; the limit is {_MAX_BOUND_BYTES}" if is_too_long else None
     if not text:
-        return "the empty text, which readers take for null"
+        return "the empty text, which readers parse as null"
     if kept == "path":
         if text == NULL_FOLDER:
-            return f"the text {text!r}, which readers take for null"
+            return f"the text {text!r}, which readers parse as null"
         size = len(folder((field,), (text,)).encode()) - 1
         if size > _MAX_NAME_BYTES:
             return f"a text whose folder name has {size} bytes; the limit is {_MAX_NAME_BYTES}"

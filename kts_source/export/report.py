@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from kts_source.export.task import TaskReport
 
 _MAX_SKIPPED: Final = 8
-"""Skipped ranges in the picture."""
+"""Maximum number of skipped ranges in the picture."""
 _WIDTH: Final = 96
-"""Characters of a line in the picture."""
+"""Maximum number of characters of a line in the picture."""
 
 
 @dataclass(frozen=True, slots=True)

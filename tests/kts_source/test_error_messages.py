@@ -89,9 +89,9 @@ OPTION_ERRORS: Final[dict[str, tuple[dict[str, str | None], str]]] = {
     ),
     "missing_path": (
         {"path": None},
-        "InvalidOptionError: option 'path' is missing: the root of the tier, such as"
-        " s3://bucket or file:///folder; with kafka.bootstrap.servers it may be left out,"
-        " and brokers alone are read",
+        "InvalidOptionError: option 'path' is missing. Set it to the root of the tier,"
+        " such as s3://bucket or file:///folder. To read only from brokers, set"
+        " kafka.bootstrap.servers instead",
     ),
     "no_topic": (
         {"subscribe": None},
@@ -205,7 +205,8 @@ OPTION_ERRORS: Final[dict[str, tuple[dict[str, str | None], str]]] = {
             "kafka__security__protocol": "SSL",
             "kafka__ssl__truststore__location": "/missing/ca.pem",
         },
-        "InvalidOptionError: option 'kafka.ssl.truststore.location' names a file that does not exist on the driver",
+        "InvalidOptionError: option 'kafka.ssl.truststore.location' names a file that"
+        " does not exist on the driver",
     ),
     "broker_without_port": (
         {"kafka__bootstrap__servers": "broker-1"},
@@ -249,7 +250,7 @@ PLAN_ERRORS: Final[dict[str, tuple[dict[str, str | None], str]]] = {
     "offsets_of_other_partition": (
         {"startingOffsets": '{"orders":{"1":3}}'},
         "InvalidOptionError: the starting offsets must name the partitions that are read"
-        " (−2 earliest, −1 latest): the option does not name orders-0",
+        " (−2 earliest, −1 latest), but the option does not name orders-0",
     ),
     "timestamp_above_end": (
         {"startingTimestamp": "99999999999999"},

@@ -196,5 +196,5 @@ def test_stores_written_by_keytool_are_read(kind: str, tmp_path: Path) -> None:
         (own,) = set(certificates) - set(authority().chain_der)
         assert key_entry(store.read_bytes(), "keytool-1").chain == (own,)
     else:
-        with pytest.raises(KeyStoreError, match="only Java opens"):
+        with pytest.raises(KeyStoreError, match="only Java can decrypt"):
             key_entry(store.read_bytes(), "keytool-1")

@@ -145,7 +145,7 @@ def test_failure_of_token_endpoint_is_retried(endpoint: Endpoint, status: int) -
     endpoint.answers += [(status, b"hunter2"), (status, b""), token_response("t1")]
     assert oauth.token(token_source(endpoint)) == "t1"
     endpoint.answers += [(status, b"hunter2")] * 3
-    with pytest.raises(BrokerUnavailableError, match=f"at localhost answered {status}") as caught:
+    with pytest.raises(BrokerUnavailableError, match=f"localhost returned HTTP {status}") as caught:
         oauth.token(token_source(endpoint))
     assert caught.value.retriable
     assert "hunter2" not in str(caught.value)
@@ -154,18 +154,18 @@ def test_failure_of_token_endpoint_is_retried(endpoint: Endpoint, status: int) -
 @pytest.mark.parametrize(
     ("status", "body", "message"),
     [
-        (401, b'{"error":"invalid_client"}', r"answered 401 \(invalid_client\): check"),
-        (400, b'{"error":"hunter2"}', "answered 400: check"),
-        (400, b'["hunter2"]', "answered 400: check"),
-        (403, b"<html>hunter2", "answered 403: check"),
-        (302, b"", "answered 302: check"),
-        (204, b"", "answered 204: check"),
-        (200, b"hunter2", "without an access_token"),
-        (200, b"[1]", "without an access_token"),
-        (200, b'{"access_token":null}', "without an access_token"),
-        (200, b'{"access_token":"a\\u0001hunter2"}', "without an access_token"),
-        (200, b"[" * 100_000, "without an access_token"),
-        (200, b'{"access_token":"' + b"a" * (1 << 20) + b'"}', "without an access_token"),
+        (401, b'{"error":"invalid_client"}', r"returned HTTP 401 \(invalid_client\): check"),
+        (400, b'{"error":"hunter2"}', "returned HTTP 400: check"),
+        (400, b'["hunter2"]', "returned HTTP 400: check"),
+        (403, b"<html>hunter2", "returned HTTP 403: check"),
+        (302, b"", "returned HTTP 302: check"),
+        (204, b"", "returned HTTP 204: check"),
+        (200, b"hunter2", "returned no access_token"),
+        (200, b"[1]", "returned no access_token"),
+        (200, b'{"access_token":null}', "returned no access_token"),
+        (200, b'{"access_token":"a\\u0001hunter2"}', "returned no access_token"),
+        (200, b"[" * 100_000, "returned no access_token"),
+        (200, b'{"access_token":"' + b"a" * (1 << 20) + b'"}', "returned no access_token"),
     ],
 )
 def test_invalid_response_of_token_endpoint_is_an_error(
@@ -200,7 +200,7 @@ def test_certificate_of_token_endpoint_is_verified(
     context.load_cert_chain(pem)
     with serve_endpoint(context) as endpoint:
         endpoint.answers.append(token_response("t1"))
-        with pytest.raises(BrokerError, match="the token endpoint at localhost is not trusted"):
+        with pytest.raises(BrokerError, match="endpoint at localhost is not trusted"):
             oauth.token(token_source(endpoint, url=endpoint.url("https")))
         assert endpoint.asked == []
         pem.write_text(authority().chain_pem)

@@ -281,7 +281,7 @@ INLINE = {"truststore.type": "PEM", "truststore.certificates": ROOT}
         ({"truststore.location": "/gone"}, "'kafka.ssl.truststore.location' is not a file"),
         ({"truststore.location": "/"}, "'kafka.ssl.truststore.location' is not a file"),
         ({"truststore.location": "/dev/zero"}, "'kafka.ssl.truststore.location' is not a file"),
-        ({"truststore.location": ROOT}, "is a path"),
+        ({"truststore.location": ROOT}, "must be a path"),
         ({"truststore.type": "BCFKS"}, "'kafka.ssl.truststore.type' must be JKS, PKCS12 or PEM"),
         ({"truststore.password": "wr0ng-secret"}, "needs kafka.ssl.truststore.location"),
         ({"truststore.certificates": ROOT}, "needs kafka.ssl.truststore.type PEM"),

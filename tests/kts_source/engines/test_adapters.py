@@ -185,7 +185,7 @@ def test_polars_reads_in_other_threads(
 
 
 def test_polars_refuses_zero_threads() -> None:
-    with pytest.raises(ValueError, match="0 threads"):
+    with pytest.raises(ValueError, match="threads must be at least 1, not 0"):
         create_scan().to_lazy(threads=0)
 
 

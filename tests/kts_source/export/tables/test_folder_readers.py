@@ -114,7 +114,7 @@ def test_partition_text_that_readers_infer_as_another_type_is_refused(
 ) -> None:
     lake = export(tmp_path / "as-is", [text], text_partitions="as-is")
     assert any(_read(READERS[name], lake) != [text] for name in READERS) or text in SPARK_NUMBERS
-    with pytest.raises(ExportError, match=r"country is the text .* take for a .*as-is") as caught:
+    with pytest.raises(ExportError, match=r"country is the text .* parse as a .*as-is") as caught:
         export(tmp_path / "checked", [text])
     assert (caught.value.topic, caught.value.partition, caught.value.offset) == ("t", 0, 0)
     assert not list((tmp_path / "checked").rglob("*.par*"))
@@ -144,7 +144,7 @@ def test_plain_text_has_no_inferred_type(text: str) -> None:
 
 
 def test_unescaped_text_partitions_are_refused_for_other_formats(tmp_path: Path) -> None:
-    with pytest.raises(InvalidOptionError, match="is for a Parquet folder"):
+    with pytest.raises(InvalidOptionError, match="is only for a Parquet folder"):
         export_settings(str(tmp_path), table_format="delta", text_partitions="as-is")
 
 
