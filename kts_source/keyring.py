@@ -1,8 +1,8 @@
-"""Private keys of encrypted segments, by the key id in a manifest.
+"""Private keys for encrypted segments, by the key id that the manifest of a segment names.
 
 Ids are compared case-insensitively, since they are in option names, which Spark passes in lower
 case. A key comes from a file, an environment variable, or a user's function that reads a secret
-store. All are read on the driver; missing files and variables are read again on the worker.
+store. The driver reads all keys. A worker reads files and variables that the driver did not have.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class KeyRing:
     """Maps key ids to private keys or to their locations.
 
     Attributes:
-        places: Key id in lower case -> source and text of its option: `file` and a path, `env` and
-            an environment variable, or `callback` and `module:function`.
+        places: Key id in lower case -> source and text of its option. The source is `file` with a
+            path, `env` with an environment variable, or `callback` with `module:function`.
         pems: Key id in lower case -> PEM bytes, for the keys that were read.
     """
 
@@ -50,7 +50,7 @@ class KeyRing:
         """Parses options `encryption.key.pairs.<id>.private.key.{file,env,callback}`.
 
         Raises:
-            InvalidOptionError: A key with two sources, or a callback that is not written as
+            InvalidOptionError: A key has two sources, or a callback is not written as
                 `module:function`.
         """
         sources: dict[str, tuple[str, str]] = {}
@@ -61,7 +61,8 @@ class KeyRing:
             key_id, source = match["id"].lower(), match["source"].lower()
             if key_id in sources and sources[key_id][0] != source:
                 raise InvalidOptionError(
-                    f"the private key {key_id!r} is given as {sources[key_id][0]} and as {source}"
+                    f"the private key {key_id!r} is given as {sources[key_id][0]} and as {source}:"
+                    " remove one of the two options"
                 )
             if source == "callback" and not is_callback(text):
                 raise InvalidOptionError(f"option {name} must be written module:function")
@@ -69,7 +70,7 @@ class KeyRing:
         return cls(Secret(sources))
 
     def loaded(self) -> KeyRing:
-        """Returns a ring with all keys in memory that are available on this machine.
+        """Returns a key ring that has read all keys that are available on this machine.
 
         Raises:
             UnknownKeyError: A callback fails or returns no text.
@@ -82,14 +83,15 @@ class KeyRing:
 
     @property
     def key_ids(self) -> tuple[str, ...]:
-        """Ids in lower case; they are not secret."""
+        """Ids of the keys, in lower case. Ids are not secret."""
         return tuple(sorted(self.places.reveal().keys() | self.pems.reveal().keys()))
 
     def unwrap(self, wrapped: WrappedDataKey) -> bytes:
         """Decrypts the data key of a segment (32 bytes).
 
         Raises:
-            UnknownKeyError: No private key with that id, or it is not available on this machine.
+            UnknownKeyError: There is no private key with that id, or the key is not available on
+                this machine.
             DecryptionError: The private key does not decrypt the data key.
         """
         pem = self._pem(wrapped.key_id)
@@ -98,7 +100,7 @@ class KeyRing:
         return _data_key(wrapped, pem)
 
     def fingerprint(self, key_id: str) -> str:
-        """Returns the SHA-256 of a key's public half in hex; empty if there is no such key.
+        """Returns the SHA-256 of a key's public half in hex; an empty text if there is no such key.
 
         Raises:
             UnknownKeyError: A callback fails or returns no text.
@@ -110,7 +112,7 @@ class KeyRing:
         return self.pems.reveal().get(key_id.lower()) or self._read(key_id.lower())
 
     def _read(self, key_id: str) -> bytes | None:
-        """Returns the PEM bytes if this machine has them."""
+        """Returns the PEM bytes of a key; `None` if this machine does not have the key."""
         source, text = self.places.reveal().get(key_id, (None, ""))
         if source == "file":
             return Path(text).read_bytes() if Path(text).is_file() else None
@@ -137,7 +139,9 @@ class KeyRing:
 
 @functools.lru_cache(maxsize=8)
 def _private_key(pem: bytes) -> PrivateKey:
-    """Parses a key. Cached, because the checks take 30 ms and tasks may be short."""
+    """Parses a private key. The result is cached, because the checks of a key take 30 ms and tasks
+    may be short.
+    """
     from segment_format.manifest.encryption import load_private_key
 
     return load_private_key(pem)
@@ -151,14 +155,18 @@ def _fingerprint(pem: bytes) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _data_key(wrapped: WrappedDataKey, pem: bytes) -> bytes:
-    """Decrypts a data key once for all tasks of a worker: RSA in Python takes milliseconds."""
+    """Decrypts a data key. The result is cached for all tasks of a worker, because RSA in Python
+    takes milliseconds.
+    """
     from segment_format.manifest.encryption import unwrap_data_key
 
     return unwrap_data_key(wrapped, _private_key(pem))
 
 
 def _call(callback: str, key_id: str) -> bytes:
-    """Calls the user's function for a key id. Its error may quote a key and is not chained."""
+    """Calls the user's function for a key id. Does not chain an exception of the function, because
+    its text may contain a key.
+    """
     try:
         pem = call_callback(callback, key_id)
     except Exception as error:  # noqa: BLE001  # the user's code may raise anything

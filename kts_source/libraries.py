@@ -1,4 +1,4 @@
-"""Optional libraries: finds whether they are installed, and reduces their log lines."""
+"""Helpers for optional libraries: require that a library is installed, and hide its log lines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def require(library: str, extra: str, what: str) -> None:
 
 @contextmanager
 def errors_only(logger_name: str) -> Iterator[None]:
-    """Hides log lines below level ERROR of a logger in the block."""
+    """Hides log lines below level ERROR of a logger while the `with` block runs."""
     logger = logging.getLogger(logger_name)
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -35,14 +35,14 @@ class Summary:
     """Task attempts of one or more scans.
 
     Attributes:
-        tasks: In order of scan, stage, partition and attempt.
+        tasks: Metrics of each attempt, in order of scan, stage, partition and attempt number.
     """
 
     tasks: tuple[TaskMetrics, ...]
 
     @property
     def total(self) -> Mapping[str, int | float]:
-        """Every number of `TaskMetrics`, summed over all attempts."""
+        """The sum over all attempts of each numeric attribute of `TaskMetrics`, by name."""
         return {name: sum(getattr(task, name) for task in self.tasks) for name in _SUMMED}
 
     @property
@@ -57,7 +57,7 @@ class Summary:
         return tuple(dict.fromkeys(text for task in done for text in task.lost))
 
     def of_scan(self, scan: str) -> Summary:
-        """Returns the attempts of one scan."""
+        """Returns a summary of the attempts of one scan."""
         return Summary(tuple(task for task in self.tasks if task.scan == scan))
 
     def __str__(self) -> str:

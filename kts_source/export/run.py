@@ -1,4 +1,8 @@
-"""Runs one export: plans, runs the tasks of each wave, commits it, and reports."""
+"""Runs one export: plans it in waves, runs the tasks of each wave, commits their files, and
+reports.
+
+A wave is a group of tasks with one common commit.
+"""
 
 from __future__ import annotations
 
@@ -92,18 +96,19 @@ def export(
     progress: Progress = NO_PROGRESS,
     table: ExportTable | None = None,
 ) -> BackfillReport:
-    """Writes the records of the source that the table lacks.
+    """Writes all records of the source that are not in the table yet.
 
     Args:
-        source: Options as for the data source.
+        source: Options as for `spark.read.format("tiered-kafka")`.
         settings: Settings of the export.
         executor: Runs the tasks.
-        progress: Called with the progress.
+        progress: Receives the progress of the run.
         table: The target; by default it is opened from the settings.
 
     Raises:
-        ExportError: Offsets have gaps or overlaps, the table was written with other rules, or
-            another export committed first. Earlier commits are kept; run again to continue.
+        ExportError: Offsets have gaps or overlaps, the table was written with other settings that
+            determine its rows, or another export committed first. Commits before the error remain
+            in the table; run again to continue.
         TieredKafkaError: The source cannot be read.
     """
     options = parse_options(source)
@@ -125,16 +130,17 @@ def clean(
     remove: bool = False,
     table: ExportTable | None = None,
 ) -> tuple[ObjectInfo, ...]:
-    """Lists files of failed attempts in a target and its folder of dead letters.
+    """Lists files that failed attempts left in a target and in its folder of dead letters. Deletes
+    them if `remove` is true.
 
-    Files of a running export are never listed, because the target has a mark of the run. Files of a
-    dead run are listed once its newest file is old enough.
+    Files of a running export are never listed, because a running export marks its run in the
+    target. Files of a run without a mark are listed once the run's newest file is old enough.
 
     Args:
         settings: The target.
-        older_than_hours: A run without a mark is dead if it wrote no file for this time.
-        remove: Deletes the files.
-        table: See `export`.
+        older_than_hours: Minimum age of the newest file of a run without a mark.
+        remove: True to delete the listed files.
+        table: The target; by default it is opened from the settings.
     """
     with _opened(table, settings) as opened:
         if settings.dead_letters is not None:
@@ -149,11 +155,13 @@ def clean(
             for entry in (*files, *letters)
             if (entry.last_modified_ms or 0) >= before_ms
         }
-        # Read marks after the listing: a run without a mark has committed its files, or died.
+        # Read the marks after the listing. If a listed run has no mark by then, it has committed
+        # its files or has died.
         running = opened.running()
 
         def is_active(entry: ObjectInfo) -> bool:
-            # Not by `_run_id_in`: an export_id in front of the run id may look like a run id.
+            # Do not compare the result of `_run_id_in`: the key has the export_id before the run
+            # id, and an export_id may look like a run id.
             is_running = any(run_id in entry.key for run_id in running)
             return is_running or _run_id_in(entry.key) in active
 
@@ -172,22 +180,25 @@ def _opened(
 
 
 def _run_id_in(key: str) -> str:
-    """Returns the run id in the key of a file; the key itself if it has no run id."""
+    """Returns the run id that the key of a file contains, or the key itself if it contains no run
+    id.
+    """
     run_id = re.search("[0-9a-f]{32}", key)
     return key if run_id is None else run_id[0]
 
 
 @dataclass(slots=True)
 class _Run:
-    """One run and its progress.
+    """One run of an export, and the results of its tasks so far.
 
     Attributes:
         rules: Rules that determine the rows of the table.
         base: Files of the table that a compaction replaces.
         merges: True if a compaction merges `base` with new records instead of rebuilding the table.
-        waiting: Ranges and reports that are committed once the columns of the new table are known.
-        waves: Number of waves that were run.
-        verified: Results of the check of the table.
+        waiting: Offset ranges and task reports that are not committed yet, because the table does
+            not exist and its columns are unknown. The next commit includes them.
+        waves: Number of waves that have ended.
+        verified: Results of `verify`, as sentences.
     """
 
     options: ScanOptions
@@ -247,17 +258,19 @@ class _Run:
             return
         for wave in plan.waves:
             self._commit(wave, self._run_tasks(wave.tasks, job), job)
-            # If nothing was committed, the next round would read the same offsets again.
+            # A round ends after one commit. If nothing was committed, continue, because the next
+            # round would read the same offsets again.
             if settings.following is not None and not self.waiting[0]:
                 break
 
     def _typed_columns(self, state: TableState) -> pa.Schema | None:
-        """Returns the columns of the rows, with the fields of the table.
+        """Returns the columns of the rows, including fields of decoded columns that only the table
+        has.
 
-        `None` if no column is decoded, or a transform changes them.
+        Returns `None` if no column is decoded, or if a transform may change the columns.
 
         Raises:
-            SchemaChangedError: The table has other columns.
+            SchemaChangedError: The columns do not fit the columns of the table.
         """
         typed = typed_columns(self.options)
         if not typed or self.settings.transform is not None:
@@ -275,7 +288,7 @@ class _Run:
         if settings.compaction is None:
             commit_bytes = settings.commit_bytes if following is None else following.round_bytes
             return plan_export(options, state, resume=settings.resume, commit_bytes=commit_bytes)
-        # A compaction is one wave: a merge of new records, or a rebuild.
+        # A compaction has only one wave, which either merges new records or rebuilds the table.
         if not state.fingerprint or can_merge(options, settings):
             self.merges = bool(state.fingerprint)
             self.base = self.table.base_files() if self.merges else ()
@@ -294,7 +307,7 @@ class _Run:
         return plan
 
     def _check_lost(self, skipped: Iterable[Skipped], plan: ExportPlan, state: TableState) -> None:
-        """Checks that a rebuild skips no rows that the table has."""
+        """Checks that the offsets that a rebuild skips have no rows in the table."""
         topic_ids = {
             (partition.topic, partition.partition): partition.topic_id
             for partition in plan.scan.partitions
@@ -331,17 +344,23 @@ class _Run:
                 target.delete(spilled.key)
 
     def _run_tasks(self, tasks: Sequence[RunnableTask], job: ExportJob) -> list[TaskReport]:
-        """Returns the reports of all tasks, in their order."""
+        """Runs tasks and returns their reports, in order of task numbers."""
         started = time.monotonic()
         reports: dict[int, TaskReport] = {}
         if tasks:
             for report in self.executor.run(tasks, job):
                 if report.number in reports:
-                    raise ExportError(f"task {report.number} reported twice")
+                    raise ExportError(
+                        f"the executor returned two reports of task {report.number}, so its files"
+                        " were not committed"
+                    )
                 reports[report.number] = report
                 self.progress.task_done(report)
         if missing := {task.number for task in tasks} - reports.keys():
-            raise ExportError(f"tasks {sorted(missing)[:5]} did not report; nothing was committed")
+            raise ExportError(
+                f"the executor returned no report of tasks {sorted(missing)[:5]}, so the files of"
+                " all tasks of this step were not committed. Run again to continue"
+            )
         self.seconds["running"] += time.monotonic() - started
         return [reports[number] for number in sorted(reports)]
 
@@ -371,8 +390,8 @@ class _Run:
         try:
             committed = self.table.commit(commit)
         except (CommitConflictError, FingerprintError, RangeOverlapError):
-            # If an earlier attempt succeeded but its response was lost, the table already has the
-            # number.
+            # If an earlier attempt succeeded but its response was lost, the table already records
+            # the list of dead letters of this commit.
             publish_dead_letters(self.settings, self.table.load().letters)
             drop_dead_letters(self.settings, commit.letters)
             raise
@@ -387,8 +406,8 @@ class _Run:
         self.seconds["committing"] += time.monotonic() - started
 
     def _schema(self, reports: Sequence[TaskReport], job: ExportJob) -> pa.Schema | None:
-        """Returns the columns of the rows that tasks wrote; without rows, the columns they would
-        have.
+        """Returns the columns of the rows that tasks wrote. If tasks wrote no rows, returns the
+        columns that rows would have, or `None` if these are unknown.
         """
         schemas = [report.schema for report in reports if report.schema is not None]
         if schemas:

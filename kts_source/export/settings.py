@@ -54,9 +54,10 @@ class Compaction:
     """Rules of a compaction.
 
     Attributes:
-        tombstones: `keep`, `remove`, or `remove-old` to remove tombstones older than
-            `delete_retention_ms` before the newest record of their partition.
-        delete_retention_ms: Kafka's `delete.retention.ms`.
+        tombstones: `keep` keeps all tombstones, `remove` removes all. `remove-old` removes a
+            tombstone if its timestamp is more than `delete_retention_ms` before the newest
+            timestamp of its partition.
+        delete_retention_ms: Age in ms for `remove-old`, like Kafka's `delete.retention.ms`.
     """
 
     tombstones: str = KEEP
@@ -65,12 +66,13 @@ class Compaction:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """Pace of an export in rounds.
+    """Pace of an export that repeats in rounds to follow new records.
 
     Attributes:
-        interval_seconds: Time between the starts of two rounds, if nothing is left to read.
-        round_bytes: Original bytes of a round, which is one commit. The round ends with the segment
-            that reaches this size.
+        interval_seconds: Time between the starts of two rounds. If records are left to read, the
+            next round starts at once.
+        round_bytes: Size of a round, and of its single commit, in original bytes of segments. A
+            round ends with the segment that reaches this size.
     """
 
     interval_seconds: float = 60.0
@@ -78,7 +80,7 @@ class Following:
 
 
 class ExportArguments(TypedDict, total=False):
-    """Keyword arguments of `backfill`, which documents them."""
+    """Keyword arguments of `backfill`; see its docstring."""
 
     table_format: str
     partition_by: Sequence[str]
@@ -111,13 +113,13 @@ class ExportSettings:
     Attributes:
         target: A folder, `s3://bucket/prefix`, or the name of an Iceberg table.
         compaction: Keeps only the latest record of every key; `None` keeps all records.
-        following: Continues round by round; `None` for a single run.
+        following: Pace of an export that follows new records in rounds; `None` for a single run.
         schema_evolution: `add` adds new fields of typed columns to the table; `none` rejects them.
-        text_partitions: `as-is` accepts texts in folder names of a Parquet target that readers
-            parse as numbers, dates and the like; `checked` rejects them.
-        verify: Compares the rows of the table with its records before a run.
+        text_partitions: Handling of a text in a folder name of a Parquet target that readers would
+            parse as a number, a date or another type. `as-is` accepts it, `checked` rejects it.
+        verify: True to check before a run that the table has all rows that its commits recorded.
         storage: Credentials and settings of the target.
-        catalog: PyIceberg's properties of the catalog.
+        catalog: Properties of the Iceberg catalog, with the names that PyIceberg uses.
     """
 
     target: str
@@ -156,7 +158,7 @@ def export_settings(
 
     Raises:
         InvalidOptionError: An argument is invalid, or two contradict each other.
-        TypeError: There is no such argument.
+        TypeError: An argument is unknown.
     """
     if unknown := arguments.keys() - ExportArguments.__annotations__.keys():
         raise TypeError(f"an export takes no argument {', '.join(sorted(unknown))}")
@@ -204,7 +206,9 @@ def export_settings(
 
 
 def _path(name: str, path: str) -> str:
-    """Strips an output path. Rejects a misspelled URL, which would become a local folder."""
+    """Strips blanks from an output path. Rejects a misspelled URL, because it would be used as the
+    name of a local folder.
+    """
     path = path.strip()
     if not path:
         raise InvalidOptionError(f"{name} is empty: give a folder or s3://bucket/prefix")
@@ -220,27 +224,31 @@ def _check(settings: ExportSettings, *, has_catalog: bool) -> None:
     if settings.following is not None:
         _check_following(settings, settings.following)
     if has_catalog != (settings.table_format == ICEBERG):
-        raise InvalidOptionError("Iceberg needs catalog=…, and only Iceberg takes it")
-    # File names have at most 255 characters: the export_id and 84 more.
+        raise InvalidOptionError(
+            "catalog=… is required for an Iceberg table, and is not valid for other targets"
+        )
+    # A file name may have 255 characters. The parts other than the export_id need up to 84.
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,159}", settings.export_id):
         raise InvalidOptionError(
-            f"export_id must be at most 160 letters, digits, - and _, beginning with a letter or"
-            f" digit, not {settings.export_id!r}"
+            f"export_id is {settings.export_id!r}: use at most 160 letters, digits, - and _, and"
+            " begin with a letter or a digit"
         )
     _check_folders(settings)
     if settings.compaction and (settings.transform is not None or settings.sort_within_files):
         raise InvalidOptionError(
-            "compact=True works with neither transform nor sort_within_files: remove them"
+            "compact=True cannot be combined with transform or sort_within_files: remove them"
         )
 
 
 def _check_folders(settings: ExportSettings) -> None:
-    """Checks options for Parquet folders, and names that their readers would skip."""
+    """Rejects options that only Parquet folders support if the target is a table, and rejects
+    partition columns of a Parquet folder whose folders readers would skip.
+    """
     if settings.table_format != PARQUET:
         if settings.text_partitions == AS_IS:
             raise InvalidOptionError(
-                f"text_partitions={AS_IS!r} is for a Parquet folder: the log of a table keeps the"
-                " type of a partition column"
+                f"text_partitions={AS_IS!r} is only for a Parquet folder: remove it, because a"
+                " Delta or Iceberg table records the types of its partition columns"
             )
         return
     for column in settings.partition_by:
@@ -256,16 +264,17 @@ def _check_following(settings: ExportSettings, following: Following) -> None:
     if following.interval_seconds < _MIN_INTERVAL_SECONDS:
         raise InvalidOptionError(
             f"interval must be at least {_MIN_INTERVAL_SECONDS} s, not"
-            f" {following.interval_seconds} s: every round lists the tier"
+            f" {following.interval_seconds} s, because every round lists the whole tier"
         )
     if following.round_bytes < 1:
         raise InvalidOptionError(f"round_bytes must be positive, not {following.round_bytes}")
     if not settings.resume:
         raise InvalidOptionError(
-            "follow=True continues after the table, which resume=False forbids: remove one of them"
+            "follow=True resumes after the offsets in the table, but resume=False does not resume:"
+            " remove one of them"
         )
     if settings.compaction is not None and settings.table_format == PARQUET:
         raise InvalidOptionError(
-            "compact=True with follow=True replaces files round by round, which a folder of Parquet"
-            " files cannot: export into a Delta or Iceberg table"
+            "compact=True with follow=True replaces files in every round, but a folder of Parquet"
+            " files cannot replace files atomically: export into a Delta or Iceberg table"
         )

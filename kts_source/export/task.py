@@ -33,7 +33,8 @@ class WriteTarget:
         storage: Credentials and settings of the store.
         prefix: Prefix of every key, relative to the root.
         suffix: Suffix of every key.
-        values_in: Location in which readers will find the partition values of a file.
+        values_in: Location of the partition values of a file: its `path`, the table's `log`, or the
+            columns of the `file`.
     """
 
     path: str
@@ -45,8 +46,8 @@ class WriteTarget:
 
 @dataclass(frozen=True, slots=True)
 class ExportJob:
-    """Values that all tasks of a run share. It has credentials, so it is only transferred as a
-    pickle.
+    """Values that all tasks of a run share. They include credentials, so the values are only sent
+    to tasks as a pickle, never as text.
 
     Attributes:
         options: Options of the source, with the key ring loaded.
@@ -65,7 +66,9 @@ class ExportJob:
 
 
 class RunnableTask(Protocol):
-    """A task that an executor runs: picklable, without credentials and keys."""
+    """A task that an executor runs. It can be pickled, and has no credentials and no private
+    keys.
+    """
 
     @property
     def number(self) -> int:
@@ -84,7 +87,7 @@ class ColumnStatistics:
     Attributes:
         low: Smallest value; dates and timestamps in ISO 8601 with milliseconds, rounded down.
             `None` if unknown.
-        high: Largest value, with timestamps rounded up.
+        high: Largest value, in the same form but rounded up. `None` if unknown.
         nulls: Number of nulls; `None` if unknown.
     """
 
@@ -98,10 +101,10 @@ class WrittenFile:
     """A closed Parquet file.
 
     Attributes:
-        key: First key, relative to the target's root.
-        name: Final name, relative to the root; unique among all files of all commits.
-        start: First offset that was read for it.
-        stop: One past the last offset.
+        key: Key under which the task wrote the file, relative to the target's root.
+        name: Key after the commit, relative to the root; unique among all files of all commits.
+        start: First offset that was read for the file.
+        stop: One past the last offset that was read for the file.
         values: Partition values as texts, in the order of the partition columns.
         statistics: Bounds by column.
     """
@@ -121,7 +124,7 @@ class WrittenFile:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> WrittenFile:
-        """Reverses `dataclasses.asdict`."""
+        """Creates a value from the result of `dataclasses.asdict`."""
         statistics = {
             name: ColumnStatistics(**bounds) for name, bounds in value["statistics"].items()
         }
@@ -133,8 +136,8 @@ class DeadLetterFile:
     """A file of rejected rows.
 
     Attributes:
-        key: First key, relative to the folder of dead letters.
-        name: Final name.
+        key: Key under which the task wrote the file, relative to the folder of dead letters.
+        name: Key after the commit, relative to the same folder.
     """
 
     key: str
@@ -145,7 +148,9 @@ class DeadLetterFile:
 
 @dataclass(frozen=True, slots=True)
 class SpillFile:
-    """Records of one bucket between the two rounds of a compaction."""
+    """A temporary file with records of one bucket. The first round of a compaction writes it, and
+    the second round merges the files of each bucket.
+    """
 
     bucket: int
     key: str
@@ -161,12 +166,14 @@ class TaskReport:
         schema: Schema of the rows written; `None` if no row was written.
         rows_read: Visible rows decoded.
         dead_letters: The file of rows that were rejected.
-        segment_bytes: Original bytes that the task covers.
+        segment_bytes: Original bytes of the segment parts that the task reads.
         requests: Number of read requests sent to the tier.
         bytes_read: Object bytes received.
-        seconds_writing: Part of `seconds` for transforms, encoding, compression and storing.
+        seconds_writing: Part of `seconds` that was spent on transforms, encoding, compression and
+            storing.
         spills: Spilled files of the first round of a compaction.
-        newest_ms: Topic id, partition and newest timestamp, in the first round of a compaction.
+        newest_ms: Topic id, partition and newest timestamp in ms; only in the first round of a
+            compaction.
         lost: Offsets that were not read because their objects no longer exist.
     """
 
@@ -186,12 +193,12 @@ class TaskReport:
     lost: tuple[LostRange, ...] = ()
 
     def to_text(self) -> str:
-        """Returns one line of JSON; Spark transfers reports as texts."""
+        """Encodes the report as one line of JSON, because Spark transfers reports as texts."""
         return json.dumps(dataclasses.asdict(self), ensure_ascii=False, default=schema_text)
 
     @classmethod
     def from_text(cls, text: str) -> TaskReport:
-        """Reverses `to_text`."""
+        """Decodes the result of `to_text`."""
         value = json.loads(text)
         files = tuple(WrittenFile.from_json(file) for file in value.pop("files"))
         letters, schema = value.pop("dead_letters"), value.pop("schema")
@@ -207,10 +214,10 @@ class TaskReport:
 
 
 def schema_text(schema: pa.Schema) -> str:
-    """Returns a schema as ASCII."""
+    """Encodes a schema as ASCII text."""
     return base64.b64encode(schema.serialize()).decode()
 
 
 def schema_from_text(text: str) -> pa.Schema:
-    """Reverses `schema_text`."""
+    """Decodes the result of `schema_text`."""
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))

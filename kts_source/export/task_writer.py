@@ -1,7 +1,8 @@
-"""Runs export tasks: reads the slices of a task and writes their rows to Parquet files.
+"""Runs export tasks. A task reads its slices of segments and writes their rows to Parquet files.
 
 Every attempt uses unique file names, so retries and speculative copies never conflict; only files
-that the driver commits become part of the table. Memory is bounded.
+that the driver commits become part of the table. The number of open files and the bytes in memory
+are limited.
 """
 
 from __future__ import annotations
@@ -75,13 +76,14 @@ class _OpenFile:
 
 
 class TaskWriter:
-    """Distributes batches to files. Batches of a partition must be in offset order.
+    """Distributes the rows of batches to files by partition values. Batches of a Kafka partition
+    must be in offset order.
 
-    At the end of the `with` block, it closes the store. After an error, it first deletes the files
-    of the attempt if possible.
+    The end of the `with` block closes the store. If the block raised an error, it first tries to
+    delete the files of this attempt.
 
     Args:
-        topic_ids: Topic id by topic and partition, for rows without a column for it.
+        topic_ids: Topic id by topic and partition, for batches without a column of topic ids.
     """
 
     def __init__(
@@ -91,7 +93,8 @@ class TaskWriter:
         self._topic_ids = topic_ids
         self._job = job
         self._settings = job.settings
-        # A compacted table may have several ids of a topic.
+        # A compacted table may have rows of several ids of a topic, so rows need a column of topic
+        # ids.
         self._columns = [*job.options.columns, *((TOPIC_ID,) if job.settings.compaction else ())]
         self.target = open_target(job.target.path, job.target.storage)
         self._letters = DeadLetters(job)
@@ -116,7 +119,7 @@ class TaskWriter:
 
         Raises:
             TransformError: The transform failed.
-            ExportError: Readers would not find a row with its partition values.
+            ExportError: A row has a partition value with which readers would not find it.
         """
         if batch.num_rows == 0:
             return
@@ -150,7 +153,7 @@ class TaskWriter:
         self._letters.add(batch, [Rejected(row, reason) for row, reason in reasons.items()])
 
     def completed(self, report: TaskReport) -> TaskReport:
-        """Completes all files, and adds them to a report."""
+        """Closes all open files, and returns the report with all files of the task added."""
         started = time.monotonic()
         self._close_all()
         self._seconds += time.monotonic() - started
@@ -223,7 +226,8 @@ class TaskWriter:
         offsets = batch.column(OFFSET)
         text = f"the row cannot be partitioned: {error}. "
         if self._settings.transform is not None:
-            # Only the transform knows the original record of the row.
+            # The transform may have changed the number of rows, so the offset of this row is
+            # unknown.
             text += f"It was produced from offsets {offsets[0]} to {offsets[len(offsets) - 1]}. "
             row = 0
         return ExportError(
@@ -265,7 +269,7 @@ class TaskWriter:
         folders = log_folder(settings.partition_by, values) if target.values_in == "log" else ""
         key = f"{target.prefix}{folders}{self._attempt}-{self._count:04d}{target.suffix}"
         self._count += 1
-        # A transform may have changed the column.
+        # A transform may have changed the column `topic`, so it may not be constant.
         is_constant = settings.transform is None and TOPIC in schema.names
         file = ParquetFile(
             self.target.open_output(key),
@@ -297,7 +301,7 @@ class TaskWriter:
         size, statistics = opened.file.close()
         del self._open[values]
         owner = opened.owner
-        # The same name for all attempts that write these offsets.
+        # All attempts that write these offsets use the same final name.
         name = (
             f"{self._settings.export_id}-{owner.topic_id}-{owner.partition}"
             f"-{opened.start:020d}-{opened.stop:020d}.parquet"
@@ -359,10 +363,10 @@ def read_rows(
     batches: BatchLimits = FOR_SPARK,
     set_aside: SetAside | None = None,
 ) -> TaskReport:
-    """Reads the slices of a task; returns a report without times and files.
+    """Reads the slices of a task and returns a report that lacks times and files.
 
-    Calls `take` with every batch, which has the columns `needed`, and `set_aside` with rows that
-    cannot be decoded.
+    Calls `take` with every batch. Batches have the columns `needed`. Calls `set_aside` with rows
+    that cannot be decoded.
     """
     from kts_source.read.read_task import run_task
     from kts_source.read.task_metrics import TaskPlace
@@ -390,12 +394,12 @@ def read_rows(
 
 
 class ExportExecutor(Protocol):
-    """Runs the tasks of a wave."""
+    """Runs tasks whose files are committed together."""
 
     def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
-        """Yields the report of each task as it ends, in any order.
+        """Yields the report of each task when the task ends, so reports are in any order.
 
-        Closing the iterator stops running tasks.
+        Close the iterator to stop tasks that are running.
 
         Raises:
             Exception: A task failed in all its attempts.
@@ -404,10 +408,11 @@ class ExportExecutor(Protocol):
 
 
 class LocalExecutor:
-    """Runs tasks in processes of this machine; with one worker, in this process.
+    """Runs tasks in worker processes on this machine, or in the current process if there is only
+    one worker.
 
     Args:
-        workers: Number of processes; `None` for one per core.
+        workers: Number of processes; `None` for the number of cores.
     """
 
     def __init__(self, workers: int | None = None) -> None:
@@ -423,7 +428,8 @@ class LocalExecutor:
             yield from in_processes(partial(_run, job), tasks, workers)
         except BrokenProcessPool as error:
             raise ExportError(
-                "a worker process died, and nothing of this wave was committed. Run again to resume"
+                "a worker process died, so the files of the tasks that ran with it were not"
+                " committed. Run again to resume after the last commit"
             ) from error
 
 

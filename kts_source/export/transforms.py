@@ -1,4 +1,4 @@
-"""Interfaces that users implement to change rows and to reject single rows."""
+"""Interfaces that users implement to transform rows and to reject individual rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Rejected:
     """A row that cannot be transformed.
 
     Attributes:
-        row: Its number in the batch.
+        row: Number of the row in the batch, from 0.
         reason: Message for users.
     """
 
@@ -27,8 +27,8 @@ class Transformed:
     """The result of a transform for one batch.
 
     Attributes:
-        rows: Transformed rows, in order. A batch without rows but with all columns is better than
-            `None`: a table can be created from it.
+        rows: Transformed rows, in order. If no row remains, prefer an empty batch with all columns
+            to `None`, because a table can be created from its columns.
         rejected: Rows that could not be transformed.
     """
 
@@ -38,11 +38,13 @@ class Transformed:
 
 @runtime_checkable
 class RowTransform(Protocol):
-    """A transform that rejects single rows, which then go to the dead letters."""
+    """A transform that can reject individual rows. Rejected rows are written to the dead
+    letters.
+    """
 
     @property
     def fingerprint(self) -> str:
-        """A text that changes when the result of the transform does."""
+        """A text that is different whenever the transform would return different rows."""
         ...
 
     def apply(self, batch: pa.RecordBatch) -> Transformed:

@@ -1,9 +1,10 @@
 """Compares the rows of a table with the offsets and row counts that its commits recorded.
 
-Another writer can delete, overwrite or copy rows of an export, and the table still records their
-offsets. Missing offsets alone are no proof: control batches, aborted transactions, `where` and
-compaction skip offsets. So every commit records its number of rows. This module compares the
-numbers, and searches for offsets outside the recorded ranges and for offsets that are stored twice.
+Another writer can delete, overwrite or copy rows of an export, but the table still records their
+offsets. Missing offsets alone do not prove a loss, because control batches, aborted transactions,
+`where` and compaction skip offsets. So every commit records its number of rows. This module
+compares these numbers with the rows of the table. It also searches for offsets outside the recorded
+ranges, and for offsets that are stored twice.
 """
 
 from __future__ import annotations
@@ -53,14 +54,18 @@ class _ChunkKey(NamedTuple):
 
 @dataclass(slots=True)
 class _Recorded:
-    """Offsets and number of rows that the table records of a partition."""
+    """The offset range and the number of rows that the commits of a table recorded for a
+    partition.
+    """
 
     held: OffsetRange | None
     count: RowCount | None
 
     @property
     def has_restarts(self) -> bool:
-        """True if rows of an earlier topic of the same name have overlapping offsets."""
+        """True if the table may have rows of an earlier topic with the same name, because their
+        offsets overlap.
+        """
         if self.held is None:
             return True
         return self.count is not None and self.count.restarts > 0
@@ -68,7 +73,7 @@ class _Recorded:
 
 @dataclass(slots=True)
 class _Tally:
-    """Counts of the rows of a partition in the table."""
+    """Number of rows and range of offsets that were found in the table for a partition."""
 
     rows: int = 0
     low: int = 1 << 63
@@ -85,7 +90,7 @@ def verify(
     """Checks that a table has the rows that its commits wrote.
 
     Returns:
-        Results of the check as sentences.
+        Sentences that describe what was verified and what was not.
 
     Raises:
         DataLossError: Rows or a file are missing.
@@ -121,8 +126,8 @@ def _recorded(
 def _verify_totals(
     contents: TableContents, recorded: Mapping[Owner, _Recorded], settings: ExportSettings
 ) -> tuple[str, ...]:
-    """Compares only the total number of rows, because the table's columns do not identify
-    records.
+    """Compares only the total number of rows. Used if the table lacks columns that identify a
+    record.
     """
     why = "its transform decides" if settings.transform is not None else "its columns do not show"
     expected = sum(entry.count.rows for entry in recorded.values() if entry.count is not None)
@@ -135,8 +140,8 @@ def _verify_totals(
     if actual < expected:
         owner = next(iter(recorded))
         raise DataLossError(
-            f"the table has {actual:,} rows, and its commits wrote {expected:,} of the partitions"
-            f" {_names(list(recorded))}: {_cause(contents)} {_ADVICE}",
+            f"the table has {actual:,} rows, but its commits wrote {expected:,} rows of the"
+            f" partitions {_names(list(recorded))}: {_cause(contents)} {_ADVICE}",
             **_location(owner, None, settings.target),
         )
     return (
@@ -168,11 +173,12 @@ def _location(owner: Owner, offset: int | None, uri: str) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Check:
-    """Reads the offsets of a table, in as many passes as its bitmaps need to fit into memory.
+    """Reads the offsets of a table and stores them in bitmaps to find duplicates. If the bitmaps do
+    not fit into memory, it reads the table several times (passes), each time for other offsets.
 
     Attributes:
-        tallies: Counts by partition, from the first pass.
-        others: Number of rows of other topics.
+        tallies: Rows and offsets by partition, counted in the first pass.
+        others: Number of rows of topics that are not checked.
         done: Chunks of offsets that earlier passes compared.
         passes: Number of completed passes.
     """
@@ -186,7 +192,7 @@ class _Check:
     passes: int = 0
 
     def run(self) -> bool:
-        """Reads the table once; returns whether offsets are left for another pass."""
+        """Reads the table once. Returns True if offsets are left that need another pass."""
         topics = pa.array(sorted({topic for topic, _ in self.recorded}), pa.string())
         chunks: dict[_ChunkKey, npt.NDArray[np.uint8]] = {}
         deferred: set[_ChunkKey] = set()
@@ -222,7 +228,7 @@ class _Check:
         return bool(deferred)
 
     def compare(self) -> tuple[str, ...]:
-        """Compares counts of rows; see `verify`."""
+        """Compares the counted rows with the recorded numbers, see `verify`."""
         rows = 0
         for owner, entry in sorted(self.recorded.items()):
             tally = self.tallies.get(owner, _Tally())
@@ -233,9 +239,9 @@ class _Check:
                 raise self._missing_rows(owner, entry, entry.count.rows, tally)
             if tally.rows > entry.count.rows and not self.contents.is_shared:
                 raise ExportError(
-                    f"the table has {tally.rows:,} rows, and its commits wrote"
-                    f" {entry.count.rows:,}: another writer added rows of this partition. Delete"
-                    " them, or export into another table",
+                    f"the table has {tally.rows:,} rows of this partition, but its commits wrote"
+                    f" {entry.count.rows:,}: another writer added rows. Delete them, or export"
+                    " into another table",
                     **_location(owner, None, self.target),
                 )
         return self._lines(rows)
@@ -315,9 +321,9 @@ class _Check:
         if low < held.start or high >= held.stop:
             offset = low if low < held.start else high
             raise ExportError(
-                f"the table has a row of this offset, and it records only offsets [{held.start},"
-                f" {held.stop}): another writer added it, and the export would write it again."
-                " Delete it, or export into another table",
+                f"the table has a row with this offset, but it records only offsets [{held.start},"
+                f" {held.stop}): another writer added the row, and the export would write it"
+                " again. Delete the row, or export into another table",
                 **_location(owner, offset, self.contents.store.uri(file.key)),
             )
 
@@ -337,8 +343,8 @@ class _Check:
 
     def _duplicate(self, owner: Owner, offset: int, file: DataFile) -> ExportError:
         return ExportError(
-            "the table has more than one row of this offset: another writer copied a file or rows."
-            " Delete the copy, or export into another table",
+            "the table has more than one row with this offset: another writer copied a file or"
+            " rows. Delete the copy, or export into another table",
             **_location(owner, offset, self.contents.store.uri(file.key)),
         )
 
@@ -346,7 +352,7 @@ class _Check:
 def _columns_of_file(contents: TableContents, file: DataFile) -> Iterator[pa.RecordBatch]:
     """Yields topics, partitions and offsets of a data file.
 
-    Columns that the file lacks are filled from its partition values; values of another type are
+    Fills columns that the file lacks with its partition values. Values of an unexpected type are
     null.
     """
     with open_parquet(contents.store, file) as parquet:

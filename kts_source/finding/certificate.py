@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 def conditions_of(options: ScanOptions, query: Query) -> Iterator[str]:
-    """Yields the conditions other than keys. Keys are secret, because certificates are shared."""
+    """Yields the conditions of a search as texts, without keys: certificates are shared, and keys
+    may be secret.
+    """
     if options.where is not None:
         yield f"where {options.where!r}"
     if query.value_contains is not None:
@@ -39,7 +41,7 @@ def conditions_of(options: ScanOptions, query: Query) -> Iterator[str]:
 
 
 def assumptions_of(options: ScanOptions, plan: ScanPlan, *, has_filters: bool) -> Iterator[str]:
-    """Yields the conditions for the certificate to hold."""
+    """Yields the assumptions under which the certificate is correct, as sentences."""
     yield (
         "The log of a partition is the newest lineage in the tier, from its log start on. Objects"
         " that hold nothing of it are listed as unserved and were not searched. Neither were"
@@ -82,7 +84,9 @@ def assumptions_of(options: ScanOptions, plan: ScanPlan, *, has_filters: bool) -
 
 
 def _may_be_undecidable(options: ScanOptions) -> bool:
-    """Returns whether a condition is on fields of columns with mode `PERMISSIVE`."""
+    """Returns whether option `where` uses a field of a column in mode `PERMISSIVE`, in which fields
+    that cannot be decoded are null.
+    """
     fields = () if options.where is None else fields_of(options.where)
     permissive = {
         column_format.column
@@ -107,7 +111,9 @@ def outside_of(options: ScanOptions, plan: ScanPlan) -> Iterator[str]:
 
 
 def archived_object(task_slice: SegmentSlice) -> tuple[ObjectRef, str] | None:
-    """Returns an object of a slice that must be restored before it can be read, and a reason."""
+    """Returns an archived object that must be restored before the slice can be read, and a message
+    about it; `None` if no object of the slice is archived.
+    """
     needed = [
         task_slice.objects.log,
         *([] if task_slice.is_whole else [task_slice.offset_index.source]),
@@ -123,7 +129,8 @@ CERTIFICATE_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class UnreadRange:
-    """Offsets [start, stop) that should be searched, but were not, or only partly.
+    """Offsets [start, stop) that belong to the search, but were not searched or only searched in
+    part.
 
     Attributes:
         start: First offset, inclusive.
@@ -143,8 +150,8 @@ class Undecided:
     """A transaction without an end marker in the tier.
 
     Attributes:
-        producer_id: Its producer.
-        first_offset: Its first offset.
+        producer_id: Id of the producer.
+        first_offset: First offset of the transaction.
     """
 
     producer_id: int
@@ -153,7 +160,8 @@ class Undecided:
 
 @dataclass(frozen=True, slots=True)
 class UnservedObjects:
-    """Objects of the partition that contain no part of its log, and were not searched.
+    """Objects of a partition that were not searched, because they or some of their offsets are not
+    in the log.
 
     Attributes:
         objects: Keys of the objects, relative to the root of the store.
@@ -175,17 +183,20 @@ class PartitionCertificate:
         start: First searched offset, inclusive.
         stop: End of the searched offsets, exclusive.
         unread: Offsets in [start, stop), or after it, that were not searched.
-        undecided: Transactions that end the range, with `read_committed`.
+        undecided: Open transactions at which a search with `read_committed` ends.
         unserved: Objects that were not searched.
         left_out: Why the partition was not searched; `None` if it was searched.
-        segments: Number of segments that were read, or failed.
-        stored_bytes: Size of their logs in the store.
-        objects_digest: SHA-256 in hex over these logs, see `digest_of_objects`.
-        ruled_out: Number of segments that were not read because their filter has no key.
-        ruled_out_digest: Like `objects_digest`, over the logs of these segments.
-        records: Records with a checked key or condition. If something could not be read, other
-            records of the same task are checked again and may count twice.
-        matches: Records found.
+        segments: Number of segments that were read, including segments that could not be read.
+        stored_bytes: Size of the log objects of these segments in the store.
+        objects_digest: SHA-256 in hex over these log objects, see `digest_of_objects`.
+        ruled_out: Number of segments that were not read, because their filter proves that they have
+            none of the keys.
+        ruled_out_digest: Like `objects_digest`, over the log objects of the segments that were
+            ruled out.
+        records: Number of records that were compared with the keys or conditions. If a segment
+            could not be read, other segments of its task are read again, so their records may count
+            twice.
+        matches: Number of records found.
     """
 
     topic: str
@@ -216,8 +227,8 @@ class Certificate:
         isolation_level: `read_uncommitted` also finds records of aborted transactions.
         keys: Number of keys; `None` if the search is not for keys.
         key_digest: SHA-256 in hex over the keys; empty without keys.
-        conditions: Other conditions on records.
-        assumptions: Conditions for the certificate to hold.
+        conditions: Conditions on records other than keys.
+        assumptions: Assumptions under which the certificate is correct.
         outside: Parts of the topics that the search did not cover.
         faults: Faults of the tier that hid records from the search.
         partitions: In order of topic and partition.
@@ -242,32 +253,34 @@ class Certificate:
     def complete(self) -> bool:
         """Returns whether every requested offset was searched.
 
-        Then there are no other records if the assumptions hold.
+        If so, and if the assumptions are true, the log has no other matching records.
         """
         return not self.faults and not any(partition.unread for partition in self.partitions)
 
     @property
     def exhaustive(self) -> bool:
-        """Returns whether it is complete and covers all objects of the topics.
+        """Returns whether the search is complete and covers all objects of the topics.
 
-        If so, and if the assumptions hold, no object of the tier contains another matching record,
-        even outside the log.
+        If so, and if the assumptions are true, no object of the tier contains another matching
+        record, not even a record that is outside the log.
         """
         is_partial = self.outside or any(partition.unserved for partition in self.partitions)
         return self.complete and not is_partial
 
     @property
     def matches(self) -> int:
-        """Records found."""
+        """Number of records found."""
         return sum(partition.matches for partition in self.partitions)
 
     @property
     def records(self) -> int:
-        """Records checked."""
+        """Number of records that were compared with the keys or conditions."""
         return sum(partition.records for partition in self.partitions)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the certificate as values of JSON; the page on `find` has the schema."""
+        """Returns the certificate as a dictionary of JSON values. The docs page about `find`
+        describes it.
+        """
         return {
             "version": CERTIFICATE_VERSION,
             "complete": self.complete,
@@ -278,13 +291,16 @@ class Certificate:
         }
 
     def to_json(self) -> str:
-        """Returns the certificate as JSON in ASCII: terminals interpret control characters."""
+        """Returns the certificate as JSON. It has only ASCII characters, because terminals may
+        interpret other characters as control codes.
+        """
         return json.dumps(self.to_dict(), indent=1)
 
 
 def digest_of_objects(logs: Iterable[ObjectRef]) -> str:
-    """Returns SHA-256 in hex over objects in order of their keys. Each is a line of JSON: key, size
-    and version as listed, such as the ETag; null if the store has no versions.
+    """Returns SHA-256 in hex over a list of objects, in order of keys. Each object is a line of
+    JSON with key, size and version (such as the ETag) as listed. The version is null if the store
+    has no versions.
     """
     digest = hashlib.sha256()
     for log in sorted(set(logs), key=lambda ref: ref.key):

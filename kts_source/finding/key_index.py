@@ -6,22 +6,24 @@
 
 Numbers are big-endian. The table is JSON: salt, check, and for each segment the log object with
 size and version, offsets [start, stop), whether there are records without a key, and the position
-of its filter with a CRC-32C. If a filter is damaged, or the object has another version, the segment
-is read.
+and CRC-32C of its filter. If a filter is damaged, or the log object now has another version, a
+search reads the segment.
 
-A filter stores parts of 64-bit hashes. About one in 67 million look-ups of a missing key matches:
+A filter stores parts of the 64-bit hashes of keys. About one in 67 million look-ups of a key that
+the segment does not have matches by accident. The format of a filter:
 
     borders  uint32 × (2^bits + 1)   first key of each bucket; the last one is the number of keys
     lows     uint32 × keys           ascending within a bucket
 
     bucket = the first `bits` bits of a hash,  low = the next 32 bits
 
-Numbers are little-endian. With about 64 keys per bucket, a key takes four bytes. `rbloom` takes 4.2
-bytes per key for one in 10 million, and needs a Python call per key; `pyfusefilter` has no wheels
-for aarch64.
+Numbers in a filter are little-endian. With about 64 keys per bucket, a key takes four bytes. The
+library `rbloom` would take 4.2 bytes per key for accidental matches of one in 10 million, and needs
+a Python call per key. The library `pyfusefilter` has no wheels for aarch64.
 
-Hashes are BLAKE2b of eight bytes, salted per index, and keyed with the user's secret if there is
-one. Without the secret, an index does not reveal which keys exist.
+Hashes are BLAKE2b with eight bytes of output and a salt per index. If the user gives a secret, it
+is the key of the hash function. Then an index does not reveal which keys exist to readers who do
+not have the secret.
 """
 
 from __future__ import annotations
@@ -89,7 +91,9 @@ _WHOLE_SEGMENTS: Final = 1 << 62
 
 
 def hashes_of(keys: Iterable[bytes], *, salt: bytes, secret: bytes) -> Hashes:
-    """Returns a hash for each key, in order; an empty secret means none."""
+    """Returns the hash of each key, in the order of `keys`. If `secret` is empty, the hashes are
+    salted but not keyed.
+    """
     start = hashlib.blake2b(digest_size=8, salt=salt, key=secret)
     hashes = bytearray()
     for key in keys:
@@ -101,7 +105,7 @@ def hashes_of(keys: Iterable[bytes], *, salt: bytes, secret: bytes) -> Hashes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyFilter:
-    """The keys of a segment; the module describes the attributes."""
+    """A filter of the keys of a segment. The module docstring describes the attributes."""
 
     bits: int
     borders: NDArray[np.uint32]
@@ -112,7 +116,7 @@ class KeyFilter:
         """Builds the filter of these hashes.
 
         Raises:
-            ValueError: There are more than `MAX_KEYS`.
+            ValueError: There are more than `MAX_KEYS` hashes.
         """
         distinct = np.unique(hashes)
         if len(distinct) > MAX_KEYS:
@@ -127,7 +131,7 @@ class KeyFilter:
         """Restores a filter from the result of `to_bytes`.
 
         Raises:
-            ValueError: It is not a filter with this number of bits.
+            ValueError: `data` is not a filter with this number of bits.
         """
         numbers = np.frombuffer(data, "<u4")
         count = (1 << bits) + 1
@@ -139,7 +143,7 @@ class KeyFilter:
         return cls(bits, borders, lows)
 
     def to_bytes(self) -> bytes:
-        """Returns borders and lows."""
+        """Returns the bytes of `borders`, then of `lows`."""
         return self.borders.astype("<u4").tobytes() + self.lows.astype("<u4").tobytes()
 
     def may_hold(self, hashes: Hashes) -> bool:
@@ -153,14 +157,14 @@ class KeyFilter:
         buckets, lows = _split(hashes, self.bits)
         starts = self.borders[buckets].astype(np.int64)
         sizes = self.borders[buckets + 1].astype(np.int64) - starts
-        # Positions of the keys of all these buckets, one bucket after the other.
+        # Compute the positions of all keys in these buckets, bucket after bucket.
         before = np.cumsum(sizes) - sizes
         positions = np.arange(int(sizes.sum())) + np.repeat(starts - before, sizes)
         return bool((self.lows[positions] == np.repeat(lows, sizes)).any())
 
 
 def _split(hashes: Hashes, bits: int) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-    """Returns bucket and low of each hash."""
+    """Returns the bucket number of each hash, and the 32 bits after the bucket's bits (`low`)."""
     buckets = (
         (hashes >> np.uint64(64 - bits)).astype(np.int64)
         if bits  # numpy does not define shifts by 64 bits
@@ -182,7 +186,7 @@ class IndexedSegment:
         stop: End of the covered offsets, exclusive.
         has_null: True if there are records without a key.
         bits: See `KeyFilter`.
-        at: Byte position of the filter in the file.
+        at: Position of the first byte of the filter in the file.
         length: Size of the filter.
         crc: CRC-32C of the filter.
     """
@@ -209,12 +213,12 @@ class IndexedSegment:
 
 @dataclass(frozen=True, slots=True)
 class PartitionIndex:
-    """A file of filters.
+    """The index of a partition: a file with the filters of its segments.
 
     Attributes:
         path: The file.
         salt: Salt of the hashes.
-        check: Hash that identifies the secret.
+        check: Hash with which a secret is compared with the secret of the index.
         segments: Filters by key of the log object.
     """
 
@@ -243,8 +247,8 @@ class PartitionIndex:
         return data
 
     def may_hold(self, task_slice: SegmentSlice, hashes: Hashes, *, null: bool) -> bool:
-        """Returns whether a slice may have one of the keys, or, with `null`, records without a
-        key.
+        """Returns whether a slice may have one of the keys, or, if `null` is true, records without
+        a key.
         """
         segment = self.segment_of(task_slice)
         if segment is None or (null and segment.has_null):
@@ -259,18 +263,18 @@ class PartitionIndex:
 
 @dataclass(frozen=True, slots=True)
 class IndexFolder:
-    """The folder of indexes, and the secret of their hashes, which may be empty."""
+    """The folder of indexes, and the secret of their hashes. The secret may be empty."""
 
     path: Path
     secret: Secret[bytes]
 
     @classmethod
     def of(cls, path: str, secret: bytes | None, options: ScanOptions) -> IndexFolder:
-        """Checks that a folder is not in the tier.
+        """Creates a value after checking that the folder is on this machine and not in the tier.
 
         Raises:
-            InvalidOptionError: It is in the tier or not on this machine, or the secret is too short
-                or too long.
+            InvalidOptionError: The folder is in the tier or not on this machine, or the secret is
+                too short or too long.
         """
         if scheme_of(path) != "file":
             raise InvalidOptionError(f"the index {path} must be in a folder of this machine")
@@ -291,7 +295,9 @@ class IndexFolder:
         return cls(folder, Secret(secret or b""))
 
     def file_of(self, root: str, topic: str, topic_id: str, partition: int) -> Path:
-        """Returns the file of a partition. It is a digest, so that names cannot choose a path."""
+        """Returns the path of a partition's index. The file name is a digest, so that a topic name
+        cannot lead to a path outside the folder.
+        """
         name = json.dumps([root, topic, topic_id, partition])
         return self.path / (hashlib.sha256(name.encode()).hexdigest()[:40] + _SUFFIX)
 
@@ -311,7 +317,8 @@ class IndexFolder:
             return None
         if index.check != self._check(index.salt):
             raise InvalidOptionError(
-                f"index {file} was made with another secret, or without one: give its secret"
+                f"index {file} was made with another secret, or without a secret: use the same"
+                " secret, or no secret"
             )
         return index
 
@@ -353,7 +360,9 @@ class IndexFolder:
 
 
 def _read(file: Path) -> PartitionIndex:
-    """Reads a file of filters, and raises various errors if it has another form."""
+    """Reads the index of a partition. Raises `OSError`, `ValueError`, `KeyError` or `TypeError` if
+    the file cannot be read or is damaged.
+    """
     with file.open("rb") as data:
         end = data.seek(0, os.SEEK_END)
         if end < _TAIL.size:
@@ -374,14 +383,15 @@ def _read(file: Path) -> PartitionIndex:
 
 @dataclass(slots=True)
 class SegmentFilters:
-    """Rules out slices of a search.
+    """Finds slices that a search can skip, because their filter proves that they have none of the
+    keys.
 
     Attributes:
         folder: The folder of indexes.
         root: URI of the tier.
         keys: The keys of the search.
         topic_ids: Topic id by topic and partition.
-        ruled_out: Logs that were ruled out, by topic and partition.
+        ruled_out: Log objects of skipped slices, by topic and partition.
     """
 
     folder: IndexFolder
@@ -394,7 +404,8 @@ class SegmentFilters:
     _hashes: Hashes | None = None
 
     def rules_out(self, task_slice: SegmentSlice) -> bool:
-        """Returns whether a slice has none of the keys. Pass slices partition by partition.
+        """Returns whether a filter proves that a slice has none of the keys. Pass all slices of a
+        partition before slices of the next partition, because only one index is in memory.
 
         Raises:
             InvalidOptionError: The filters were made with another secret.
@@ -424,7 +435,7 @@ class IndexReport:
 
     Attributes:
         segments: Number of segments that have a filter now.
-        read: Number of segments that were read; the others had a filter.
+        read: Number of segments that were read now. Other segments already had a filter.
         bytes: Size of all files of the index that were written.
         left_out: Objects or partitions without a filter, and the reasons.
     """
@@ -444,18 +455,19 @@ def index_keys(
 ) -> IndexReport:
     """Writes filters of the keys of each segment, for searches.
 
-    Segments that have a filter are not read again.
+    Segments that already have a filter are not read again.
 
     Args:
         source: Options as for the data source.
         folder: A folder of this machine, not in the tier.
         secret: 16 to 64 bytes, the key of the hashes. A filter without a secret reveals whether a
-            key exists, so encrypted topics need one.
-        progress: Called after each segment with the original bytes read so far and of all segments.
+            key exists, so a secret is required for encrypted topics.
+        progress: Called after each segment with the original bytes read so far, and the original
+            bytes of all segments.
 
     Raises:
-        InvalidOptionError: Options that limit what is read, an encrypted topic without a secret, or
-            an unusable folder.
+        InvalidOptionError: An option limits which records are read, an encrypted topic has no
+            secret, or the folder is unusable.
         TieredKafkaError: The tier cannot be planned, or the store fails.
     """
     options = _index_options(source)
@@ -466,7 +478,7 @@ def index_keys(
         slices = [task_slice for task in plan.tasks for task_slice in task.slices]
         if not target.secret.reveal() and any(s.objects.encryption is not None for s in slices):
             raise InvalidOptionError(
-                "segments are encrypted, and an index without a secret reveals which keys exist:"
+                "segments are encrypted, but an index without a secret reveals which keys exist:"
                 " give a secret"
             )
         total = sum(task_slice.nominal_bytes for task_slice in slices)
@@ -504,7 +516,9 @@ def _index_options(source: Mapping[str, str]) -> ScanOptions:
     if not options.check_crcs:  # filters of damaged bytes would hide keys from a search
         named.append("checkCrcs=false")
     if named:
-        raise InvalidOptionError(f"an index covers complete segments: remove {', '.join(named)}")
+        raise InvalidOptionError(
+            f"an index needs all records of complete segments: remove {', '.join(named)}"
+        )
     return replace(
         options,
         key_ring=options.key_ring.loaded(),
@@ -518,13 +532,13 @@ def _index_options(source: Mapping[str, str]) -> ScanOptions:
 
 
 class _IndexBuilder:
-    """Builds filters and the counts of the report.
+    """Builds filters, and counts segments for the report.
 
     Args:
         reader: Reads segments.
         options: Options of the index.
         secret: Secret of the hashes.
-        on_read: Called after each segment with the original bytes so far.
+        on_read: Called after each segment with the original bytes read so far.
     """
 
     def __init__(
@@ -539,8 +553,8 @@ class _IndexBuilder:
         self._reader = reader
         self._secret = secret
         self._on_read = on_read
-        # The plan skips lost segments. A segment that is lost in part has no filter, which would
-        # hide keys once the object is restored.
+        # The plan skips lost segments. If a segment is lost in part, reading it must fail, because
+        # a filter of its remaining keys would hide other keys once the object is restored.
         self._settings = replace(
             ReadSettings.of(options), columns=("key",), batches=FOR_ENGINES, fail_on_data_loss=True
         )
@@ -548,7 +562,9 @@ class _IndexBuilder:
     def entries(
         self, slices: Sequence[SegmentSlice], before: PartitionIndex | None, salt: bytes
     ) -> Iterator[tuple[IndexedSegment, bytes]]:
-        """Yields the filters of a partition's segments, kept or new."""
+        """Yields the segments of a partition with their filters. Uses the filter in `before` if it
+        covers the slice, and otherwise builds a new one.
+        """
         pieces = Counter(task_slice.objects.log.key for task_slice in slices)
         for task_slice in slices:
             if pieces[task_slice.objects.log.key] > 1:  # a filter must cover all offsets
@@ -590,7 +606,7 @@ class _IndexBuilder:
         """Reads a segment and builds its filter.
 
         Raises:
-            ValueError: It has too many keys, or no version.
+            ValueError: The segment has too many keys, or its log object has no version.
         """
         has_null, count = False, 0
         hashes = [np.empty(0, np.uint64)]
@@ -607,7 +623,9 @@ class _IndexBuilder:
         key_filter = KeyFilter.of(np.concatenate(hashes))
         data, ref = key_filter.to_bytes(), task_slice.objects.log
         if ref.version is None:
-            raise ValueError("the store has no version of it")
+            raise ValueError(
+                "the store reports no version of the object, so a later change would not be noticed"
+            )
         self.read += 1
         crc = google_crc32c.value(data)
         located = ref.key, ref.size, ref.version, task_slice.start_offset, task_slice.stop_offset

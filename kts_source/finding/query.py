@@ -43,7 +43,7 @@ def partition_counts(
 ) -> dict[str, int]:
     """Returns the number of partitions of each topic.
 
-    By default it is one more than the largest number in the tier.
+    The default for each topic is one more than its largest partition number in the tier.
 
     Raises:
         InvalidOptionError: Option `assign` is set without `num_partitions`, or the tier has more
@@ -62,14 +62,17 @@ def partition_counts(
     for topic, count in counts.items():
         if num_partitions is not None and count > num_partitions:
             raise InvalidOptionError(
-                f"topic {topic} has {count} partitions in the tier, more than num_partitions="
-                f"{num_partitions}. Give the number of its partitions."
+                f"topic {topic} has at least {count} partitions in the tier, more than"
+                f" num_partitions={num_partitions}. Set num_partitions to the number of partitions"
+                " of the topic."
             )
     return {topic: num_partitions or count for topic, count in counts.items()}
 
 
 def pruning_assumption(counts: Mapping[str, int]) -> str:
-    """Returns the assumption of a search that skips other partitions."""
+    """Returns the text of the assumption that keys are only in the partitions to which Kafka's
+    default partitioner writes them.
+    """
     numbers = ", ".join(f"{topic} {count}" for topic, count in sorted(counts.items()))
     return (
         "partitionerPruning: Kafka's default partitioner (murmur2) wrote every record with a key,"
@@ -82,13 +85,13 @@ _PRODUCER: Final = "producerId"
 
 @dataclass(frozen=True, slots=True)
 class HeaderQuery:
-    """A header that records must have; without `value`, any value matches, null included."""
+    """A header that records must have. If `value` is `None`, any value matches, including null."""
 
     name: str
     value: bytes | None = None
 
     def mask(self, headers: pa.ListArray) -> pa.BooleanArray:
-        """Returns the mask of the rows that have this header."""
+        """Returns a mask: true for the rows that have this header."""
         pairs = headers.flatten()
         hits = pc.equal(pairs.field(0), self.name)
         if self.value is not None:
@@ -138,7 +141,7 @@ class Query:
         if not self.partitioner_pruning:
             if self.num_partitions is not None:
                 raise InvalidOptionError(
-                    "the number of partitions is used only with partitionerPruning"
+                    "num_partitions is used only with partitionerPruning: remove it"
                 )
             return
         if self.keys is None or self.keys.has_null:
@@ -152,7 +155,7 @@ class Query:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns that the conditions other than keys need."""
+        """The columns that must be read for all conditions except keys."""
         named = {
             "value": self.value_contains is not None or self.value_matches is not None,
             HEADERS: bool(self.headers),
@@ -161,7 +164,9 @@ class Query:
         return tuple(name for name, is_needed in named.items() if is_needed)
 
     def mask(self, batch: pa.RecordBatch) -> pa.BooleanArray | None:
-        """Returns the mask of rows that meet all conditions but keys; `None` = all rows."""
+        """Returns a mask: true for the rows that meet all conditions except keys. `None` means that
+        all rows meet them.
+        """
         masks = []
         if self.value_contains is not None:
             values = batch.column("value")
@@ -183,14 +188,14 @@ class Conditions(TypedDict, total=False):
             regardless of option `key.format`.
         value_contains: Bytes in the value; a string is encoded in UTF-8.
         value_matches: A regular expression of RE2 that matches somewhere in the value.
-        headers: Names, or pairs of name and value. A record must have each header, not
-            necessarily as the last header of that name.
+        headers: Names, or pairs of name and value. A record must have each header, not necessarily
+            as the last header of that name.
         producer_ids: Ids of producers.
-        partitioner_pruning: True to search only the partitions to which Kafka's default
-            partitioner writes the keys. The certificate states this assumption.
+        partitioner_pruning: True to search only the partitions to which Kafka's default partitioner
+            writes the keys. The certificate states this assumption.
         num_partitions: Number of partitions of each topic; default: the number in the tier.
-        key_index: Folder written by `index_keys`. Segments are skipped if their filter has none
-            of the keys.
+        key_index: Folder written by `index_keys`. Segments are skipped if their filter has none of
+            the keys.
         key_index_secret: The secret of that index.
     """
 
@@ -209,8 +214,8 @@ def query_of(**conditions: Unpack[Conditions]) -> Query:
     """Checks the types of conditions, and returns them as a query.
 
     Raises:
-        InvalidOptionError: There is no key, a key is not bytes, or a single value is given for
-            several.
+        InvalidOptionError: `keys` is empty, a key is not bytes, or a condition is a single value
+            although it must be a list.
     """
     keys = _keys(conditions["keys"]) if "keys" in conditions else None
     text = conditions.get("value_contains")
@@ -251,20 +256,20 @@ def _keys(values: Iterable[bytes | None]) -> set[bytes | None]:
 
 
 def _matches(values: pa.BinaryArray, pattern: str) -> pa.BooleanArray:
-    """Returns the mask of the values that match as UTF-8 or as bytes.
+    """Returns a mask: true for the values that match as UTF-8 or as bytes.
 
-    In bytes only ASCII letters count as letters, and a text with an invalid character never matches
-    as UTF-8, so both are needed.
+    Both forms are needed: in bytes, only ASCII letters count as letters; as UTF-8, a text with an
+    invalid character never matches.
     """
     as_text = pc.match_substring_regex(values.view(pa.string()), pattern=pattern)
     return pc.or_(as_text, pc.match_substring_regex(values, pattern=pattern))
 
 
 def digest_of_keys(keys: Iterable[bytes | None]) -> str:
-    """Returns SHA-256 in hex over a set of keys in order.
+    """Returns SHA-256 in hex over a set of keys, in ascending order.
 
-    Each key is hashed as its length (big-endian int32) and its bytes. A missing key is −1 and comes
-    first.
+    For each key, its length (big-endian int32) and its bytes are hashed. `None` is hashed as the
+    length −1, before all keys.
     """
     digest = hashlib.sha256()
     distinct = set(keys)

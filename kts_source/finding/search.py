@@ -1,6 +1,7 @@
 """`kts_source.find(source, …)`: finds all records that meet conditions, and certifies the search.
 
-Offsets that cannot be planned or read are listed in the certificate; all others are searched.
+All offsets are searched, except offsets that cannot be planned or read. The certificate lists
+these.
 """
 
 from __future__ import annotations
@@ -87,8 +88,9 @@ class SearchPlan:
         faults: Faults of the tier; the plan skips the affected parts.
         uri: Root of the tier.
         listed_ms: When the tier was listed, in ms since 1970.
-        counts: Number of partitions by topic, with `partitionerPruning`.
-        wanted: By topic, the partitions that may have a key; `None` = all.
+        counts: Number of partitions by topic; empty without `partitionerPruning`.
+        wanted: By topic, the numbers of the partitions that may have one of the keys; `None` means
+            all partitions.
     """
 
     plan: ScanPlan
@@ -102,11 +104,12 @@ class SearchPlan:
     def of(cls, options: ScanOptions, query: Query) -> SearchPlan:
         """Plans a search.
 
-        A strict plan is tried first, because a tolerant plan only logs skipped
-        partitions.
+        First plans with `failOnDataLoss=true` to get all faults, because a plan with
+        `failOnDataLoss=false` only logs them. If there are faults, plans again with
+        `failOnDataLoss=false`.
 
         Raises:
-            TieredKafkaError: The tier cannot be listed, or options contradict it.
+            TieredKafkaError: The tier cannot be listed, or the options do not fit its content.
         """
         listed_ms = time.time_ns() // 1_000_000
         faults: list[str] = []
@@ -141,7 +144,7 @@ class SearchPlan:
 
 
 def _missing_partitions(options: ScanOptions, plan: ScanPlan) -> Iterator[str]:
-    """Yields faults for assigned partitions that the tier does not have, perhaps by mistake."""
+    """Yields a fault for each partition in option `assign` that the tier does not have."""
     if isinstance(options.selection, Assign):
         planned = {(partition.topic, partition.partition) for partition in plan.partitions}
         for topic, numbers in options.selection.partitions.items():
@@ -159,7 +162,7 @@ class TaskSearch:
         query: The conditions.
         matches: Number of records found.
         unread: Offsets that could not be read.
-        metrics: Metrics of the read, when it has ended.
+        metrics: Metrics of the read; set when the read has ended.
     """
 
     task: ScanTask
@@ -189,7 +192,7 @@ class TaskSearch:
         except InvalidOptionError:
             raise
         except TieredKafkaError:
-            # Read the slices one by one to learn which one has failed.
+            # Read the slices one by one to find out which slice cannot be read.
             for task_slice in self._remaining(readable):
                 yield from self._slice_matches(task_slice, reader, settings, meter)
 
@@ -222,7 +225,9 @@ class TaskSearch:
                     yield matches
 
     def _is_archived(self, task_slice: SegmentSlice, reader: SegmentSource) -> bool:
-        """Returns whether a slice must be restored first; if so, adds it to `unread`."""
+        """Returns whether an archived object must be restored before the slice can be read. If so,
+        adds the slice to `unread`.
+        """
         archived = archived_object(task_slice)
         if archived is not None:
             self._add_unread(task_slice, reader, *archived)
@@ -237,7 +242,9 @@ class TaskSearch:
         )
 
     def _remaining(self, slices: list[SegmentSlice]) -> list[SegmentSlice]:
-        """Returns the slices after the last row. Rows are in order, so earlier slices were read."""
+        """Returns the slices, or parts of slices, after the last row that was read. Rows are in
+        offset order, so everything before that row was read.
+        """
         done = self._next_offset
         if done is None:
             return slices
@@ -260,8 +267,8 @@ def certify_partition(
         partition: The partition.
         searches: The searches of its tasks.
         ruled_out: Logs that were not read because of their filters.
-        planned: All slices of the plan, read or ruled out; `None` if a condition on offsets or
-            timestamps has removed some.
+        planned: All slices of the plan, including slices that filters ruled out; `None` if a
+            condition on offsets or timestamps has removed slices.
     """
     unread = [unread_range for search in searches for unread_range in search.unread]
     for hole in partition.surviving.missing:
@@ -304,7 +311,9 @@ def certify_partition(
 
 
 def _certify_pruned(partition: PartitionPlan) -> PartitionCertificate:
-    """Certifies that a partition was not searched."""
+    """Returns the certificate of a partition that was not searched because of
+    `partitionerPruning`.
+    """
     reason = "partitionerPruning: none of the keys belongs to this partition"
     empty = replace(
         partition, undecided=(), orphans=(), stop=partition.start, wanted_stop=partition.start
@@ -329,7 +338,9 @@ def _unplanned(
 
 
 def _unserved(partition: PartitionPlan) -> Iterator[UnservedObjects]:
-    """Yields skipped segments, other segments with some offsets outside the log, and orphans."""
+    """Yields the segments that are not in the log, the segments of which only some offsets are in
+    the log, and orphans.
+    """
     skipped = [(s.segment.objects.log.key, s.reason) for s in partition.surviving.skipped]
     for key, reason in skipped:
         yield UnservedObjects((key,), reason)
@@ -349,9 +360,11 @@ def _unserved(partition: PartitionPlan) -> Iterator[UnservedObjects]:
 
 
 def find(source: Mapping[str, str], **conditions: Unpack[Conditions]) -> Search:
-    """Finds all records of topics that meet conditions, and certifies that there are no others.
+    """Finds all records of the topics that meet the conditions, and certifies which offsets were
+    searched.
 
-    The store is not read before rows are requested, except to sample JSON without a schema.
+    The search starts when rows are requested. This function reads the store only to infer the type
+    of JSON without a schema.
 
     Args:
         source: Options as for `spark.read.format("tiered-kafka")`. Option `where` is one of the
@@ -418,8 +431,8 @@ class Search:
 
         Args:
             threads: Number of tasks read concurrently; by default the number of cores.
-            progress: Called after each task, in any thread, with the original bytes read so far and
-                of all tasks.
+            progress: Called after each task, in any thread, with the original bytes read so far,
+                and the original bytes of all tasks.
 
         Raises:
             InvalidOptionError: Filters of keys were made with another secret.
@@ -429,7 +442,7 @@ class Search:
         threads = (os.cpu_count() or 1) if threads is None else threads
         if threads < 1:
             raise ValueError(f"threads={threads} is invalid: use 1 or more")
-        # Another generator may run concurrently, so the counts are local variables.
+        # Another generator of this search may run concurrently, so the counts are local variables.
         self._run = None
         done: list[TaskSearch] = []
         planned = self._plan()
@@ -543,7 +556,7 @@ class Search:
         return SegmentFilters(folder, planned.uri, query.keys, ids)
 
     def _plan(self) -> SearchPlan:
-        """Returns the plan, which is made once."""
+        """Returns the plan. Makes it in the first call."""
         with self._lock:
             if self._planned is None:
                 self._planned = SearchPlan.of(self._options, self._query)
@@ -564,7 +577,7 @@ def _check(options: ScanOptions, query: Query) -> None:
     if options.brokers is not None:
         named.append("kafka.bootstrap.servers")
     if named:
-        raise InvalidOptionError(f"a search reads only stores: leave out {', '.join(named)}")
+        raise InvalidOptionError(f"a search reads only stores: remove {', '.join(named)}")
 
 
 def _partition(task_slice: SegmentSlice) -> tuple[str, int]:

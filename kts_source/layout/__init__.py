@@ -1,1 +1,1 @@
-"""Layouts of tiers: locate and describe segments."""
+"""Layouts of tiers. A layout finds the segments of a tier and describes them."""

@@ -3,8 +3,8 @@
     <key.prefix><topic>-<topicId>/<partition>/<baseOffset, 20 digits>-<segmentId>.<suffix>
     suffixes: log, indexes, rsm-manifest
 
-The manifest is uploaded last, so a segment with a manifest is complete unless it is being deleted.
-Source: `ObjectKeyFactory` and `RemoteStorageManager` of the plugin.
+The manifest of a segment is uploaded last, so a segment with a manifest is complete unless it is
+being deleted. Source: `ObjectKeyFactory` and `RemoteStorageManager` of the plugin.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class AivenLayout:
     def topic_folders(
         self, store: ObjectStore, key_prefix: str, topic: str | None
     ) -> tuple[TopicFolder, ...]:
-        """Returns folders `<prefix><topic>-<topicId>/`; drops `orders-eu-…` from a listing of
-        `orders-`.
+        """Returns the topic folders `<prefix><topic>-<topicId>/`. For topic `orders`, skips folders
+        such as `orders-eu-…`, which have the listed prefix `orders-`, too.
         """
         folders = []
         for key in store.list_folders(key_prefix + (f"{topic}-" if topic else "")):
@@ -82,8 +82,8 @@ class AivenLayout:
     def list_partition(
         self, store: ObjectStore, folder: TopicFolder, partition: int
     ) -> PartitionListing:
-        """Groups the objects of a partition by segment; complete segments have all three
-        objects.
+        """Groups the objects of a partition by segment. A complete segment has a log, an index
+        object and a manifest.
         """
         infos = list(store.list_objects(self.partition_folder(folder, partition)))
         return self.grouped(infos, folder, partition)
@@ -111,8 +111,9 @@ class AivenLayout:
         )
 
     def stems(self, key_prefix: str, name: SegmentName) -> tuple[str, ...]:
-        """Returns possible stems: first with the prefix and key in the custom metadata, if any,
-        then with option `keyPrefix`, because the tier may have been copied to another path.
+        """Returns possible stems of the segment's keys. The first one has the prefix and the key
+        that the custom metadata records, if any. The second one has option `keyPrefix`, because the
+        tier may have been copied to another path.
         """
         try:
             recorded = parse_custom_metadata(name.custom_metadata)
@@ -127,15 +128,15 @@ class AivenLayout:
         return tuple(f"{prefix}{stem}" for prefix in dict.fromkeys((prefix, key_prefix)))
 
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
-        """Reads the manifest and compares it with the listing."""
+        """Reads the manifest of a segment and compares it with the listing."""
         return segment_of(entry, self.manifest(store, entry))
 
     def manifest(self, store: ObjectStore, entry: SegmentEntry) -> SegmentManifest:
-        """Reads the manifest of a listed segment; does not compare it with the listing.
+        """Reads the manifest of a listed segment, without comparing it with the listing.
 
         Raises:
             InvalidManifestError: The object is not a manifest.
-            ObjectNotFoundError: It was deleted since the listing.
+            ObjectNotFoundError: The manifest was deleted after the listing.
         """
         info = entry.object(MANIFEST_SUFFIX)
         assert info is not None
@@ -146,8 +147,9 @@ class AivenLayout:
 def _usual_segments(
     infos: Sequence[ObjectInfo], folder: TopicFolder, partition: int, start: int
 ) -> list[SegmentEntry] | None:
-    """Groups like `group_segments` in two thirds of the time. Requires a listing in which each
-    three consecutive objects form a segment, in order; returns `None` for other listings.
+    """Groups a listing by segment like `group_segments`, but faster. Works only if the listing has
+    exactly three objects for each segment, one segment after the other. Returns `None` for other
+    listings.
     """
     if len(infos) % 3:
         return None
@@ -185,7 +187,8 @@ def segment_of(entry: SegmentEntry, manifest: SegmentManifest) -> RemoteSegment:
     Raises:
         InvalidManifestError: Listing and manifest contradict each other, or the manifest has no
             offsets.
-        KeyPrefixError: The manifest is of another topic, because the key prefix is too short.
+        KeyPrefixError: The manifest names another topic, because the key prefix in the options is
+            too short.
     """
     metadata = manifest.metadata
     if metadata is None:
@@ -213,7 +216,7 @@ def segment_of(entry: SegmentEntry, manifest: SegmentManifest) -> RemoteSegment:
     size = manifest.chunk_index.transformed_size
     log = entry.object(LOG_SUFFIX)
     key = entry.described_by.removesuffix(MANIFEST_SUFFIX) + LOG_SUFFIX
-    # Without a log object, use the size in the manifest.
+    # If the log object is missing, use the size in the manifest.
     ref = ObjectRef(key, size, None) if log is None else ObjectRef.of(log)
     if size != ref.size:
         raise InvalidManifestError(

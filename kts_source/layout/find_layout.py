@@ -22,7 +22,7 @@ def find_layout(name: str, *, end_of_log: bool = False, paths: int = 1) -> Layou
     Args:
         name: Value of option `layout`.
         end_of_log: Value of option `endOfLog`.
-        paths: Number of paths with brokers' log directories.
+        paths: Number of paths that contain log directories of brokers.
 
     Raises:
         InvalidOptionError: No layout has this name.

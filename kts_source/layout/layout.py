@@ -22,18 +22,20 @@ if TYPE_CHECKING:
     from kts_source.store.object_store import ObjectInfo, ObjectStore
     from segment_format.errors import SegmentFormatError
 
-# `\d` matches the digits of every script: a broker's locale chooses them.
+# Brokers write numbers with the digits of their locale, and `\d` matches the digits of every
+# script.
 _STEM: Final = re.compile(rf"(\d{{20}})-({UUID_TEXT_PATTERN.pattern})")
 _MAX_OFFSET: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class TopicFolder:
-    """One incarnation of a topic.
+    """A topic with one of its topic ids. A topic that is deleted and created again has several
+    topic ids, called incarnations.
 
     Attributes:
-        folder: Key prefix of its partitions; empty or ending in a slash. Incarnations share it if
-            the layout has one folder per partition.
+        folder: Key prefix of all partitions; empty or ending in a slash. Several incarnations have
+            the same prefix if the layout has no folder per topic.
     """
 
     topic: str
@@ -46,8 +48,9 @@ class SegmentEntry:
     """A segment in a listing, as shown by the names of its objects.
 
     Attributes:
-        described_by: Key of the object that describes the segment, for error texts.
-        objects: Suffix (`log`, `indexes`, …) and the listed object.
+        described_by: Key of the object that describes the segment, such as its manifest; for error
+            texts.
+        objects: Suffix (`log`, `indexes`, …) and listed object of each object.
         next_base: First offset of the next listed segment, if the layout needs it to compute the
             end of this segment.
     """
@@ -68,14 +71,15 @@ class SegmentEntry:
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """Listed objects that do not form a segment; they are reported and never read.
+    """Listed objects that do not form a complete segment. They are reported, but never read.
 
     Attributes:
-        base_offset: First offset of their segment; `None` if no name contains it.
-        described: Their segment, if its description object exists. Then the segment was complete
-            once, so the missing objects are lost or being deleted. `Layout.describe` accepts it.
-        written_ms: When the last of the objects was written; `None` if the store does not report
-            it.
+        base_offset: First offset of the incomplete segment; `None` if no object name contains it.
+        described: The incomplete segment, if the object that describes it exists, else `None`. If
+            it exists, the segment was complete once, so the missing objects are lost or being
+            deleted. `Layout.describe` accepts the segment.
+        written_ms: Time at which the last of the objects was written, in ms since 1970; `None` if
+            the store does not report it.
         sizes: Bytes of each object, if known from a listing.
     """
 
@@ -92,11 +96,11 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class PartitionListing:
-    """The listing of one partition, segments in order of (base offset, segment id).
+    """The listing of one partition. Segments are in order of base offset, then of segment id.
 
     Attributes:
         facts: Further facts that determine the segments, such as checkpoints of a log directory. If
-            they change, the partition is planned again.
+            the facts change, the partition is planned again.
     """
 
     segments: tuple[SegmentEntry, ...]
@@ -105,13 +109,13 @@ class PartitionListing:
 
 
 class Layout(Protocol):
-    """The layout in which a storage plugin stores segments. One instance per plan; most have no
-    state.
+    """The layout in which a storage plugin stores segments. Each plan uses its own instance,
+    because a layout may have state.
 
     Attributes:
         name: Value of option `layout`.
         folder_pattern: Pattern of the folders below the key prefix, for error texts.
-        format_versions: Versions of the stored form that it can read.
+        format_versions: Versions of the stored form that the layout can read.
     """
 
     name: str
@@ -121,10 +125,14 @@ class Layout(Protocol):
     def topic_folders(
         self, store: ObjectStore, key_prefix: str, topic: str | None
     ) -> tuple[TopicFolder, ...]:
-        """Returns the incarnations of `topic`, or of every topic, under the key prefix."""
+        """Returns the incarnations of `topic` under the key prefix; of every topic if `topic` is
+        `None`.
+        """
 
     def partitions(self, store: ObjectStore, folder: TopicFolder) -> tuple[int, ...]:
-        """Returns the partitions of an incarnation that have objects, ascending."""
+        """Returns the numbers of the partitions of an incarnation that have objects, in ascending
+        order.
+        """
 
     def list_partition(
         self, store: ObjectStore, folder: TopicFolder, partition: int
@@ -132,17 +140,18 @@ class Layout(Protocol):
         """Returns the segments of one partition from object names, without reading objects."""
 
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
-        """Reads the manifest, or similar objects, of a listed segment.
+        """Returns the description of a listed segment. Reads its manifest or similar objects.
 
         Raises:
             SegmentFormatError: The objects that describe the segment are not valid.
-            ObjectNotFoundError: They were deleted since the listing.
+            ObjectNotFoundError: The objects that describe the segment were deleted after the
+                listing.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentName:
-    """A segment as brokers record it: enough to compute the keys of its objects.
+    """The facts about a segment that brokers record and that determine the keys of its objects.
 
     Attributes:
         custom_metadata: Metadata that the storage plugin gave to the broker, or `None`.
@@ -158,13 +167,14 @@ class SegmentName:
 
 @runtime_checkable
 class NamingLayout(Layout, Protocol):
-    """A layout with keys `<stem>.<suffix>` that can be computed without a listing. The objects
-    of a partition are in one folder, in order of base offsets.
+    """A layout whose object keys, `<stem>.<suffix>`, can be computed without a listing. All objects
+    of a partition are in one folder, and sort by base offset.
 
     Attributes:
-        required: Suffixes of a complete segment. The last one is uploaded last.
-        optional: Other suffixes that it may have.
-        described_by: Suffix of the object that errors name.
+        required: Suffixes of the objects that a complete segment has. The object with the last
+            suffix is uploaded last.
+        optional: Suffixes of further objects that a segment may have.
+        described_by: Suffix of the object that describes a segment, for error texts.
     """
 
     required: tuple[str, ...]
@@ -177,7 +187,7 @@ class NamingLayout(Layout, Protocol):
     def grouped(
         self, infos: Sequence[ObjectInfo], folder: TopicFolder, partition: int
     ) -> PartitionListing:
-        """Returns the segments of one partition, from the listing of its folder."""
+        """Groups the listed objects of a partition's folder by segment."""
 
     def stems(self, key_prefix: str, name: SegmentName) -> tuple[str, ...]:
         """Returns possible stems of the segment's keys. The first stem with objects is the correct
@@ -186,7 +196,7 @@ class NamingLayout(Layout, Protocol):
 
 
 def require_format_version(layout: Layout, version: str) -> None:
-    """Raises InvalidManifestError for a stored form that a layout cannot read."""
+    """Raises InvalidManifestError if a layout cannot read this version of the stored form."""
     if version not in layout.format_versions:
         supported = ", ".join(layout.format_versions)
         raise InvalidManifestError(
@@ -213,8 +223,10 @@ def group_segments(
         partition: Number of the partition.
         prefix: Common prefix of all keys in the listing.
         suffixes: Suffixes of a segment's objects.
-        required: Suffixes of a complete segment. If the last one exists, the upload was complete.
-        described_by: Suffix of the object that errors name; default: the last required one.
+        required: Suffixes of the objects that a complete segment has. If the object with the last
+            suffix exists, the upload was complete.
+        described_by: Suffix of the object that errors name; by default the last suffix of
+            `required`.
     """
     by_segment: dict[tuple[int, str], dict[str, ObjectInfo]] = defaultdict(dict)
     orphans = []
@@ -250,11 +262,12 @@ def segment_or_orphan(
     required: Sequence[str],
     described_by: str,
 ) -> SegmentEntry | Orphan:
-    """Returns a segment of its objects, or an orphan if required objects are missing.
+    """Returns the segment that consists of the objects, or an orphan if required objects are
+    missing.
 
     Args:
         identity: Topic, topic id, partition, base offset and segment id.
-        objects: Suffix to object, at least one.
+        objects: At least one listed object, by suffix.
         required: See `group_segments`.
         described_by: See `group_segments`.
     """
@@ -279,7 +292,9 @@ def segment_or_orphan(
 
 
 def _parse_stem(stem: str, start: int) -> tuple[int, str] | None:
-    """Splits a stem, from position `start` on, into base offset and segment id."""
+    """Parses base offset and segment id from the part of a stem that begins at character `start`;
+    returns `None` if it has another form.
+    """
     match = _STEM.fullmatch(stem, start)
     if match is None or int(match[1]) > _MAX_OFFSET:
         return None

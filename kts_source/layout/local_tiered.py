@@ -1,13 +1,14 @@
-"""The layout of `LocalTieredStorage`, the storage manager of Kafka's own tests: plain copies of a
-segment's files, without a manifest.
+"""The layout of `LocalTieredStorage`, the storage manager of Kafka's own tests. It stores plain
+copies of the files of a segment, without a manifest.
 
     kafka-tiered-storage/<topic>-<partition>-<topicId>/<startOffset, 20 digits>-<segmentId>.<suffix>
 
 The facts of a segment are computed from its files. The end offset is the last offset of the last
-batch. This is a lower bound: the broker's value is higher if compaction removed the last records.
-The largest timestamp is in the last entry of the time index, if the batches from its offset on
-confirm it. The epochs come from the leader-epoch checkpoint. An empty log ends where the next
-segment begins. The time of the upload is unknown.
+batch. It is a lower bound, because the end offset that the broker recorded is higher if compaction
+removed the last records. The largest timestamp is taken from the last entry of the time index, if
+the batches from the offset of this entry on confirm it. The leader epochs are read from the
+leader-epoch checkpoint. An empty log ends where the next segment begins. The time of the upload is
+unknown.
 
 `.snapshot` is written last, so a segment that has it is complete. Source: `LocalTieredStorage`,
 `RemoteLogSegmentFileset` in the tests of Kafka's storage module.
@@ -76,8 +77,8 @@ _MAX_TIMESTAMP_READS: Final = 16
 class LocalTieredLayout:
     """Reads segments that `LocalTieredStorage` has copied.
 
-    The key prefix may end before `kafka-tiered-storage/` or include it. There is one folder per
-    partition and incarnation, so all incarnations share their parent folder.
+    The key prefix may end before `kafka-tiered-storage/` or include it. There is a folder for each
+    pair of partition and topic id, and all these folders have the same parent folder.
     """
 
     name = "local-tiered-storage"
@@ -92,14 +93,16 @@ class LocalTieredLayout:
     def topic_folders(
         self, store: ObjectStore, key_prefix: str, topic: str | None
     ) -> tuple[TopicFolder, ...]:
-        """Returns one folder for each pair of topic and id in the names of partition folders."""
+        """Returns a topic folder for each pair of topic and topic id in the names of partition
+        folders.
+        """
         for root in (f"{key_prefix}{ROOT_DIRECTORY}/", key_prefix):
             if pairs := {parsed[:2] for parsed in _partition_folders(store, root, topic)}:
                 return tuple(TopicFolder(*pair, root) for pair in sorted(pairs))
         return ()
 
     def partitions(self, store: ObjectStore, folder: TopicFolder) -> tuple[int, ...]:
-        """Returns the partitions that have a folder with the incarnation's id."""
+        """Returns the partitions that have a folder with the topic id of `folder`."""
         return tuple(
             sorted(
                 partition
@@ -116,7 +119,9 @@ class LocalTieredLayout:
         return self.grouped(infos, folder, partition)
 
     def partition_folder(self, folder: TopicFolder, partition: int) -> str:
-        """Returns the partition's folder, next to the folders of other partitions and topics."""
+        """Returns the folder of a partition, which has the same parent as the folders of other
+        partitions and topics.
+        """
         return f"{folder.folder}{folder.topic}-{partition}-{folder.topic_id}/"
 
     def grouped(
@@ -135,16 +140,19 @@ class LocalTieredLayout:
         return replace(listing, segments=_with_next_bases(listing))
 
     def stems(self, key_prefix: str, name: SegmentName) -> tuple[str, ...]:
-        """Returns stems below the root folder, whether the key prefix includes it or not."""
+        """Returns the possible stems below `kafka-tiered-storage/`, which the key prefix may
+        include or not.
+        """
         folder = f"{name.topic}-{name.partition}-{name.topic_id}"
         stem = f"{folder}/{name.base_offset:020d}-{name.segment_id}"
         return f"{key_prefix}{ROOT_DIRECTORY}/{stem}", f"{key_prefix}{stem}"
 
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
-        """Computes the segment's facts from three side files and the end of the log.
+        """Computes the description of a segment from three side files and the last batches of its
+        log.
 
-        For an orphan without a log, the end is a lower bound: the last offset in its index or
-        leader epochs.
+        For an orphan without a log, the end offset is a lower bound: the last offset in its offset
+        index or leader epochs.
         """
         files = dict(entry.objects)
         base, log = entry.base_offset, files.get(_LOG)
@@ -203,9 +211,11 @@ class LocalTieredLayout:
 
 
 def _with_next_bases(listing: PartitionListing) -> tuple[SegmentEntry, ...]:
-    """Sets `next_base` of segments with an empty log, because no batch shows their end.
+    """Sets `next_base` of segments with an empty log, because these have no batch that shows their
+    end.
 
-    Names of damaged segments are used, too: their offsets are lost, not empty.
+    Uses the base offsets of damaged segments, too, because their offsets are lost and do not belong
+    to the empty segment.
     """
     bases: set[int | None] = {entry.base_offset for entry in listing.segments}
     bases |= {orphan.base_offset for orphan in listing.orphans}
@@ -223,10 +233,11 @@ def _with_next_bases(listing: PartitionListing) -> tuple[SegmentEntry, ...]:
 def _largest_timestamp(
     store: ObjectStore, log: ObjectInfo | None, times: TimeIndex | None, index: OffsetIndex | None
 ) -> int:
-    """Returns the last timestamp of the time index, if the batch at its offset has it and no later
-    batch has a larger one; else −1.
+    """Returns the timestamp (ms) of the last time-index entry if the batch at the offset of the
+    entry has this timestamp and no later batch has a larger timestamp; otherwise −1.
 
-    The file has no checksum and may be truncated, and pruning relies on this timestamp.
+    The comparison is needed because pruning relies on this timestamp, and the time index has no
+    checksum and may be truncated.
     """
     if log is None or not times:
         return _NO_TIMESTAMP
@@ -272,7 +283,9 @@ def _partition_folders(
 def _offset_index(
     store: ObjectStore, info: ObjectInfo | None, base_offset: int, log: ObjectInfo | None
 ) -> OffsetIndex | None:
-    """Reads the index; without a valid one, the log is read from its start."""
+    """Reads the offset index. Returns `None` if it is missing or invalid; the caller then reads the
+    log from its start.
+    """
     index = _usable(store, info, base_offset, OffsetIndex)
     if index and info and log and int(index.positions[-1]) >= log.size:
         logger.warning(

@@ -1,7 +1,7 @@
-"""A remote segment: its offsets and the location of its bytes. Also encodes it in JSON types for
-caches and plan files.
+"""Descriptions of remote segments: offsets and the location of the bytes. Also encodes a
+description as JSON values for caches and plan files.
 
-The facts of a segment are a list, in this order:
+An encoded segment (its facts) is a list with these items, in this order:
 
     first offset, last offset, largest timestamp in ms, event timestamp in ms or null,
     whether the last offset is exact, [[leader epoch, its first offset], …],
@@ -12,8 +12,8 @@ The facts of a segment are a list, in this order:
     side files: [[kind, name of the object, first byte, stop byte], …], and the bytes in base64 of
         those that a layout rebuilt from the log
 
-The caller chooses names of objects and stores their keys, sizes and versions. Data keys stay
-wrapped, as in manifests.
+The caller chooses a name for each object, and stores its key, size and version separately. Data
+keys stay wrapped, as in manifests.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class IndexType(Enum):
     LEADER_EPOCH = "leaderEpoch"
     TRANSACTION = "transaction"
 
-    # Faster than the default, which hashes the name in Python.
+    # This is faster than the hash of `Enum`, which hashes the name in Python.
     __hash__ = object.__hash__
 
 
@@ -59,7 +59,7 @@ class ObjectRef:
     Attributes:
         key: Key relative to the store's root.
         size: Length in bytes, as listed.
-        version: ETag, generation or similar; a read of another version fails.
+        version: ETag, generation or similar. Reads fail if the object now has another version.
         storage_class: Storage class in the listing, for costs and archived objects.
     """
 
@@ -76,10 +76,12 @@ class ObjectRef:
 
 @dataclass(frozen=True, slots=True)
 class StoredIndex:
-    """The location of a side file: bytes [start, stop) of an object, encrypted if the segment is.
+    """The location of a side file: bytes [start, stop) of an object. The bytes are encrypted if the
+    segment is encrypted.
 
     Attributes:
-        content: Bytes of a file that a layout rebuilt; `source` is then the log.
+        content: Bytes of a side file that a layout rebuilt from the log, else `None`. If set,
+            `source` is the log.
     """
 
     source: ObjectRef
@@ -94,7 +96,7 @@ class StoredIndex:
 
     @property
     def size(self) -> int:
-        """Stored bytes."""
+        """Size in bytes, as stored."""
         return self.stop - self.start
 
 
@@ -106,8 +108,10 @@ class SegmentObjects:
         log: The object with the transformed chunks.
         chunk_index: Maps positions in the original segment to positions in the object.
         compression: True if chunks are zstd frames.
-        encryption: Set if chunks and side files are AES-GCM messages.
-        indexes: Existing side files; without aborted transactions there is no transaction index.
+        encryption: Encryption of chunks and side files, which are AES-GCM messages; `None` if they
+            are not encrypted.
+        indexes: Existing side files. A segment without aborted transactions has no transaction
+            index.
     """
 
     log: ObjectRef
@@ -128,12 +132,15 @@ class RemoteSegment:
 
     Attributes:
         start_offset: First offset, inclusive.
-        end_offset: Last offset, inclusive; may be above the last batch's.
+        end_offset: Last offset, inclusive. It may be above the last offset of the last batch.
         max_timestamp_ms: Largest timestamp of any batch, including markers; −1 if unknown.
-        event_timestamp_ms: Start of the upload; `None` if the layout does not record it.
-        leader_epochs: Epochs of this segment with their first offset in it, ascending.
+        event_timestamp_ms: Start of the upload in ms since 1970; `None` if the layout does not
+            record it.
+        leader_epochs: Leader epochs of this segment, each with its first offset in the segment, in
+            ascending order.
         end_is_exact: True if the next segment of the same lineage must begin right after
-            `end_offset`; otherwise the broker's end may be higher, without records in between.
+            `end_offset`. Otherwise the segment may end at a higher offset, without records after
+            `end_offset`.
     """
 
     topic: str
@@ -163,7 +170,9 @@ class RemoteSegment:
 
 
 def plain_chunks(size: int) -> FixedChunkIndex:
-    """Returns a chunk table for a log that is stored without chunks, to limit the size of reads."""
+    """Returns a chunk table for a log that is stored without chunks. The chunks limit the size of
+    reads.
+    """
     step = max(min(_PLAIN_CHUNK_BYTES, size), 1)
     last = size - (-(-size // step) - 1) * step if size else 0
     return FixedChunkIndex(
@@ -177,7 +186,7 @@ def plain_chunks(size: int) -> FixedChunkIndex:
 def epochs_between(
     lineage: Sequence[EpochEntry], start_offset: int, end_offset: int
 ) -> tuple[EpochEntry, ...]:
-    """Returns the epochs of a range of offsets, each with its first offset in it.
+    """Returns the leader epochs of a range of offsets, each with its first offset in the range.
 
     Args:
         lineage: Entries of a leader-epoch checkpoint.
@@ -209,7 +218,8 @@ def segment_facts(
         name_of: Returns the name of an object, or `None`.
 
     Returns:
-        The facts; `None` if an object has no name, or the chunk table is of another kind.
+        The facts; `None` if an object has no name, or if the chunk table is of a kind that cannot
+        be encoded.
     """
     objects = segment.objects
     chunks = _chunk_facts(objects.chunk_index)
@@ -247,12 +257,14 @@ def segment_facts(
 def segment_from_facts(
     identity: SegmentPlace, facts: list[Any], ref: Callable[[Any], ObjectRef]
 ) -> RemoteSegment:
-    """Decodes a segment. Chunk sizes are parsed when they are used: most plans need few.
+    """Decodes a segment. Chunk sizes are parsed only when they are used, because most plans need
+    the chunk sizes of few segments.
 
     Args:
         identity: Topic, topic id, partition and segment id.
-        facts: Result of `segment_facts`. Count and structure are checked, values are not.
-        ref: Returns the object of a name; raises LookupError for unknown names.
+        facts: Result of `segment_facts`. The number of items and their structure are checked, but
+            not their values.
+        ref: Returns the object that has a name; raises LookupError if the name is unknown.
 
     Raises:
         LookupError: An object or the kind of a side file is unknown.

@@ -80,8 +80,8 @@ class FetchOptions:
     """The options of this module, typed.
 
     Attributes:
-        retry_policy: Timeouts, attempts and the hedge.
-        fallback_path: Root of the mirror.
+        retry_policy: Timeouts, number of attempts, and delay of hedged requests.
+        fallback_path: Root of the mirror, which is read if the first store fails.
         fallback_storage: Credentials and settings of the mirror's store.
         metrics_path: Folder or URL for the metrics of tasks.
     """
@@ -99,11 +99,11 @@ def fetch_options(
 
     Args:
         values: Parsed options by name.
-        storage: `s3.*` and `storageOptions` of the first store, names in lower case.
-        fallback: The same options of the mirror, which override `storage`.
+        storage: Options `s3.*` and `storageOptions` of the first store, by name in lower case.
+        fallback: The same options for the mirror. They override `storage` for the mirror.
 
     Raises:
-        InvalidOptionError: Options of a mirror without `fallbackPath`.
+        InvalidOptionError: There are options for the mirror, but `fallbackPath` is not set.
     """
     path = values["fallbackPath"]
     if fallback and path is None:
@@ -136,7 +136,7 @@ _SCHEMAS: Final = CacheLimits(64 << 20, None)
 
 
 def _or_no_bound(parse: Callable[[str, str], int]) -> Callable[[str, str], int]:
-    """Returns the same parser, which also accepts −1."""
+    """Returns a parser that accepts −1, which means no limit, and otherwise parses like `parse`."""
 
     def parse_bound(name: str, text: str) -> int:
         if text.strip() == f"{_NO_BOUND}":
@@ -203,10 +203,12 @@ def cache_settings(values: Mapping[str, Any], *, patience_seconds: float) -> Cac
 
     Args:
         values: Parsed options by name.
-        patience_seconds: Time to wait for another task that fetches the same range.
+        patience_seconds: Seconds to wait for another task that fetches the same range into the
+            cache.
 
     Raises:
-        InvalidOptionError: `cachePlaintext` without `chunkCacheBytes`, or the folder is remote.
+        InvalidOptionError: `cachePlaintext` is set without `chunkCacheBytes`, or the folder of a
+            cache is not on a local disk.
     """
     if values["cachePlaintext"] and values["chunkCacheBytes"] is None:
         raise InvalidOptionError("option cachePlaintext needs option chunkCacheBytes")
@@ -215,7 +217,7 @@ def cache_settings(values: Mapping[str, Any], *, patience_seconds: float) -> Cac
     folder = values["cacheDir"]
     if folder is not None:
         file = local_file(folder)
-        # Keep relative folders: workers may have another working directory.
+        # Do not make the folder absolute, because workers may have another working directory.
         folder = str(file) if folder.lower().startswith("file:") else folder
     return CacheSettings(
         index=_limits(values["indexCacheBytes"], values["indexCacheTtlMs"]),

@@ -1,7 +1,7 @@
-"""The table of options, which parser, docs and errors use.
+"""The table of all options. The parser, the docs and errors use it.
 
-Names are spelled as in Spark's own Kafka source wherever it has the option. Spark passes names in
-lower case, so they are compared without regard to case.
+If Spark's own Kafka source has an option, its name here is the same. Spark passes names in lower
+case, so they are compared without regard to case.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ OPTIONS: Final[tuple[Option, ...]] = (*_ESSENTIAL, *_MORE, *VALUE_OPTIONS, *STRE
 
 
 def options_tables() -> dict[str, str]:
-    """Returns the tables of options for the docs, in Markdown, by name."""
+    """Returns the Markdown tables of options for the docs, by the name of the table."""
     keys = "encryption.key.pairs.<id>.private.key"
     store = [
         (

@@ -1,4 +1,6 @@
-"""Parses option texts, one function per kind of value. Errors name the option and its text."""
+"""Parses the texts of options. There is a function for each kind of value. Errors name the option
+and show its text.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row of the table.
+    """An option: a row of the table of options.
 
     Attributes:
-        name: As users write it.
+        name: Name as users write it.
         parse: Converts option name and text to a value; raises `InvalidOptionError`.
         doc: One sentence for the docs.
-        default: Shown in the docs and parsed like a user's text; `None` = no default.
+        default: Default as a text, which is shown in the docs and parsed like a text from the user;
+            `None` without a default.
     """
 
     name: str
@@ -39,7 +42,7 @@ _BYTE_SIZE = re.compile(r"([0-9]{1,19})\s*(?:([kmgt])(?:i?b)?|b)?", re.IGNORECAS
 
 
 def check_characters(name: str, text: str) -> None:
-    """Rejects zero bytes and lone surrogates, without showing the text."""
+    """Rejects texts with zero bytes or lone surrogates. The error does not show the text."""
     try:
         text.encode("utf-8", "surrogateescape")  # file names may have any bytes
         valid = "\0" not in text
@@ -50,7 +53,7 @@ def check_characters(name: str, text: str) -> None:
 
 
 def parse_text(name: str, text: str) -> str:
-    """Strips blanks; rejects an empty text."""
+    """Strips blanks from a text. Rejects an empty text."""
     if not (stripped := text.strip()):
         raise InvalidOptionError(f"option {name!r} is empty")
     return stripped
@@ -122,9 +125,9 @@ def parse_timestamp_range(name: str, text: str) -> tuple[Compare, ...]:
         raise InvalidOptionError(f"option {name!r} must be like 1700000000000,1700003600000")
     start, stop = (parse_int(name, side) if side else None for side in sides)
     if start is not None and stop is not None and start > stop:
-        raise InvalidOptionError(f"option {name!r} ends before it begins: {text!r}")
+        raise InvalidOptionError(f"option {name!r} has a stop before its start: {text!r}")
     return tuple(
-        # Timestamps of the table fit 64 bits of microseconds.
+        # The table stores timestamps as 64-bit microseconds, so limit the bounds to this range.
         Compare(op, Column("timestamp"), min(max(bound * 1000, MIN_INT64), MAX_INT64))
         for op, bound in ((Op.GE, start), (Op.LT, stop))
         if bound is not None
@@ -132,15 +135,17 @@ def parse_timestamp_range(name: str, text: str) -> tuple[Compare, ...]:
 
 
 def parse_names(name: str, text: str) -> tuple[str, ...]:
-    """Parses names separated by commas, at least one."""
+    """Parses one or more names that are separated by commas."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
-        raise InvalidOptionError(f"option {name!r} names nothing: {text!r}")
+        raise InvalidOptionError(f"option {name!r} must have at least one name, not {text!r}")
     return names
 
 
 def parse_columns(name: str, text: str) -> tuple[str, ...]:
-    """Parses names separated by commas, with or without Spark's backticks."""
+    """Parses names that are separated by commas. Names may be quoted with backticks, as in
+    Spark.
+    """
     return tuple(column.strip("`") for column in parse_names(name, text))
 
 
@@ -164,7 +169,9 @@ def parse_json_object(name: str, text: str, *, example: str) -> Mapping[str, Any
 
 
 def parse_partition_number(name: str, value: object) -> int:
-    """Parses a partition number in JSON: a number, or text if it is a key of an object."""
+    """Parses a partition number from JSON. Accepts a number, and also a text, because keys of JSON
+    objects are texts.
+    """
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,10}", value):
         value = int(value)
     if type(value) is not int or not 0 <= value <= MAX_INT32:

@@ -1,4 +1,6 @@
-"""Parses the options of one `load()` from names and texts to checked and typed values."""
+"""Parses the options of one `load()`. The input is names and texts, the result is checked and typed
+values.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ _BY_LOWER_NAME: Final = {option.name.lower(): option for option in OPTIONS}
 _ALIASES: Final = {
     "kafka.isolation.level": "isolationLevel",
     "kafka.check.crcs": "checkCrcs",
-    # Names of KIP-1254.
+    # KIP-1254 defines these names.
     "fetch.remote.connect.timeout.ms": "fetchConnectTimeoutMs",
     "fetch.remote.read.timeout.ms": "fetchReadTimeoutMs",
 }
@@ -91,27 +93,31 @@ class ScanOptions:
     Attributes:
         path: Root of the tier; empty if only brokers are read.
         tail_paths: Log directories with records that the tier lacks.
-        disk_paths: With `layout=kafka-logs`, the log directories after the first one.
+        disk_paths: With `layout=kafka-logs`, the second and further paths with log directories.
         catalog: Source of the list of segments.
-        end_of_log: True if logs are read beyond the high watermark.
+        end_of_log: True to read logs on disks up to their end, beyond the high watermark.
         selection: Topics and partitions to read.
-        topic_ids: Topic name ("" = any) to the id of its incarnation.
-        starting: Lower bound, inclusive.
-        ending: Upper bound, exclusive.
+        topic_ids: Id of the incarnation to read, by topic name. The empty name stands for all
+            topics.
+        starting: Lower bound of the read offsets, inclusive.
+        ending: Upper bound of the read offsets, exclusive.
         columns: Columns of the table, in order.
-        target_partition_bytes: Original (decrypted, chunk-decompressed) bytes.
+        target_partition_bytes: Target size of a Spark partition in original bytes, which are
+            decrypted and chunk-decompressed.
         storage: Credentials and settings of the store.
         key_ring: Private keys of encrypted segments.
-        ignored: Options without effect, in lower case, sorted.
+        ignored: Names of options that have no effect, in lower case, sorted.
         fetch: Timeouts, attempts, mirror and metrics.
         cache: Caches on local disk.
-        max_timestamp_ahead_ms: Upper limit of a record's timestamp after its upload, or `None`.
-        where: Condition; only rows for which it is true are returned.
-        time_zone: Zone of timestamps without one; `None` = such timestamps are rejected.
+        max_timestamp_ahead_ms: Maximum time in ms by which a record's timestamp is later than the
+            upload of its segment; `None` for no maximum.
+        where: A condition. Only rows for which it is true are returned.
+        time_zone: Time zone of timestamp texts in `where` that name no zone; `None` rejects such
+            texts.
         given: Names of the options that the user set, as spelled in the table of options.
         brokers: Settings of broker connections; `None` without `kafka.bootstrap.servers`.
-        tail: True if brokers serve records that the tier lacks.
-        broker_fallback: True if brokers serve records that the store fails to return.
+        tail: True to read records that the tier lacks from brokers.
+        broker_fallback: True to read records from brokers if the store does not return them.
         stream: Settings of streams; no effect in a batch.
         formats: Formats of decoded keys and values.
     """
@@ -159,12 +165,14 @@ class ScanOptions:
 
     @property
     def by_metadata_topic(self) -> bool:
-        """Whether segments come from the topic `__remote_log_metadata`, not from a listing."""
+        """True if the list of segments is read from the topic `__remote_log_metadata`, not from a
+        listing of the store.
+        """
         return self.catalog == METADATA_TOPIC
 
     @property
     def read_committed(self) -> bool:
-        """Whether aborted and undecided transactions are dropped."""
+        """True if records of aborted and undecided transactions are dropped."""
         return self.isolation_level == READ_COMMITTED
 
 
@@ -284,7 +292,9 @@ def _selection(values: Mapping[str, Any]) -> Selection:
 
 
 def _bound(values: Mapping[str, Any], side: str) -> Bound:
-    """Returns the bound with Spark's precedence: timestamp, then timestamps, then offsets."""
+    """Returns the start or the end bound (`side`). As in Spark, an option with one timestamp
+    precedes an option with timestamps by partition, which precedes offsets.
+    """
     names = (f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets")
     bound: Bound = next(values[name] for name in names if values[name] is not None)
     return bound
@@ -323,7 +333,7 @@ def _columns(values: Mapping[str, Any], formats: Sequence[ColumnFormat]) -> tupl
 def checked_columns(
     option: str, names: Sequence[str], formats: Sequence[ColumnFormat] = ()
 ) -> tuple[str, ...]:
-    """Returns columns of the table with the table's spelling.
+    """Returns the names of requested columns, spelled as in the table.
 
     Args:
         option: The option that names them, for errors.
@@ -374,20 +384,29 @@ def check_for_batch(options: ScanOptions) -> None:
 
 
 def check_for_stream(options: ScanOptions) -> None:
-    """Raises InvalidOptionError for options that only a batch can have: end, plan or disks."""
+    """Raises InvalidOptionError for options that only a batch can have: an end, a plan file, or
+    disks.
+    """
     for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
         if name in options.given:
-            raise InvalidOptionError(f"option {name!r} is not valid in a stream: it has no end")
+            raise InvalidOptionError(
+                f"option {name!r} is not valid in a stream, because a stream has no end"
+            )
     if options.plan_file is not None:
-        raise InvalidOptionError("option 'planFile' is not valid in a stream: it plans each batch")
+        raise InvalidOptionError(
+            "option 'planFile' is not valid in a stream, because a stream plans each batch again"
+        )
     if options.tail_paths:
-        raise InvalidOptionError("option 'tailPath' is not valid in a stream: disks do not grow")
+        raise InvalidOptionError(
+            "option 'tailPath' is not valid in a stream, because disks of stopped brokers do not"
+            " change"
+        )
 
 
 def _tier_values(
     values: Mapping[str, Any], storage_texts: Mapping[str, str], *, has_brokers: bool
 ) -> dict[str, Any]:
-    """Returns the attributes of `ScanOptions` about the location of records."""
+    """Returns the attributes of `ScanOptions` that say where records are stored."""
     _check_path(values, has_brokers=has_brokers)
     path = values["path"] or ""
     disk_paths: tuple[str, ...] = ()
@@ -399,8 +418,8 @@ def _tier_values(
     _check_catalog(values, has_brokers=has_brokers)
     if values["endOfLog"] and values["layout"] != DISKS and values["tailPath"] is None:
         raise InvalidOptionError(
-            f"option 'endOfLog' is for layout 'kafka-logs' or option 'tailPath', not for layout"
-            f" {values['layout']!r} alone: a tier has no high watermark"
+            "option 'endOfLog' is for layout 'kafka-logs' or option 'tailPath', not for layout"
+            f" {values['layout']!r} alone. Remove it, because a tier has no high watermark"
         )
     return {
         "path": path,
@@ -415,12 +434,12 @@ def _tier_values(
 def _check_path(values: Mapping[str, Any], *, has_brokers: bool) -> None:
     if not values["path"] and not has_brokers:
         raise InvalidOptionError(
-            "option 'path' is missing: the root of the tier, such as s3://bucket or file:///folder;"
-            " with kafka.bootstrap.servers it may be left out, and brokers alone are read"
+            "option 'path' is missing. Set it to the root of the tier, such as s3://bucket or"
+            " file:///folder. To read only from brokers, set kafka.bootstrap.servers instead"
         )
     if values["keyPrefix"].startswith("/") or ".." in re.split(r"[/\\]", values["keyPrefix"]):
         raise InvalidOptionError(
-            f"option 'keyPrefix' must stay below the path: {values['keyPrefix']!r}"
+            f"option 'keyPrefix' must not lead out of the path: {values['keyPrefix']!r}"
         )
 
 
@@ -434,8 +453,8 @@ def _check_catalog(values: Mapping[str, Any], *, has_brokers: bool) -> None:
         )
     if not values["path"]:
         raise InvalidOptionError(
-            f"option catalog={METADATA_TOPIC} needs option 'path': without a tier there are no"
-            " segments to look for"
+            f"option catalog={METADATA_TOPIC} needs option 'path': the topic lists the segments of"
+            " a tier, but there is no tier to read them from"
         )
 
 
@@ -456,16 +475,20 @@ def _tail_paths(values: Mapping[str, Any], *, has_brokers: bool) -> tuple[str, .
         return ()
     if values["layout"] == DISKS:
         raise InvalidOptionError(
-            "option 'tailPath' adds brokers' disks to a tier, and with layout 'kafka-logs' option"
-            " 'path' has no tier: name all log directories in 'path', separated by commas"
+            "option 'tailPath' adds brokers' disks to a tier, but with layout 'kafka-logs' option"
+            " 'path' names disks, not a tier: name all log directories in 'path', separated by"
+            " commas"
         )
     if is_beside(values["keyPrefix"]):
-        raise InvalidOptionError(f"option 'keyPrefix' cannot be {values['keyPrefix']!r} here")
+        raise InvalidOptionError(
+            f"option 'keyPrefix' cannot be {values['keyPrefix']!r} together with option"
+            " 'tailPath', which uses this prefix internally"
+        )
     return _paths("tailPath", values["tailPath"])
 
 
 def _paths(option: str, text: str) -> tuple[str, ...]:
-    """Splits paths of disks, separated by commas."""
+    """Splits the text of an option into paths, which are separated by commas."""
     paths = tuple(path.strip() for path in text.split(","))
     for path in paths:
         if not path:

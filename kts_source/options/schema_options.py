@@ -1,7 +1,7 @@
 """Options of schemas: `value.schema`, `value.subject` and `value.schema-registry.…`, named as
 confluent-kafka names them.
 
-The reader's schema is read once, when options are parsed, and stored with the options.
+The reader's schema is requested or read once, when options are parsed, and stored with the options.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def _parse_location(name: str, text: str) -> _Location:
         _ = url.port
     except ValueError:
         host = ""
-    # An @ after the host is part of a password with a slash, which errors would show as a path.
+    # If there is an @ after the host, the password contains a slash, and errors would show a part
+    # of it as a path.
     if not host or url.query or url.fragment or "@" in url.path or re.search(r"\s", location):
         raise InvalidOptionError(
             f"option {name!r} is not a URL of a registry, such as https://host/path"
@@ -141,7 +142,7 @@ def registry_options(column: str) -> Iterator[Option]:
 def registry_place(
     column: str, values: Mapping[str, Any], cache: CacheSettings
 ) -> RegistryPlace | None:
-    """Returns the registry or folder with the schemas of a column; `None` without one.
+    """Returns the registry or folder with the schemas of a column; `None` if no option names one.
 
     Args:
         column: `key` or `value`.
@@ -149,7 +150,7 @@ def registry_place(
         cache: Settings of the caches on disk.
 
     Raises:
-        InvalidOptionError: Options that contradict each other, or files that cannot be read.
+        InvalidOptionError: Options contradict each other, or a file cannot be read.
     """
     location: _Location | None = values[f"{column}.{URL}"]
     options = {
@@ -174,7 +175,7 @@ def _access(column: str, options: Mapping[str, Any], location: _Location) -> Reg
     if sum(way is not None for way in ways) > 1:
         raise InvalidOptionError(
             f"user and password in '{column}.{URL}', option '{column}.{_USER_INFO}' and option"
-            f" '{column}.{_TOKEN}' mean the same: give one"
+            f" '{column}.{_TOKEN}' exclude each other: set only one of them"
         )
     _check_needs(column, options, ((_CLUSTER, _TOKEN), (_POOL, _TOKEN)))
     user, password = "", ""
@@ -265,7 +266,9 @@ def schema_text(name: str, text: str) -> str:
 
 
 def ddl_text(name: str, text: str) -> str:
-    """Returns the DDL of an option: a DDL or JSON Schema, or the content of a file with one."""
+    """Returns the DDL of an option. Its text is a DDL, a JSON Schema, or the name of a file that
+    contains one of these.
+    """
     from segment_format.values.json.ddl import parse_ddl, print_ddl
     from segment_format.values.json.json_schema import json_schema_type
 
@@ -294,8 +297,9 @@ def file_content(name: str, path: str, otherwise: str) -> bytes:
 
     Args:
         name: Name of the option.
-        path: Its text.
-        otherwise: Text of the error if the option does not name a readable file.
+        path: Text of the option: the path of the file.
+        otherwise: Part of the error text after "option … is", if the option does not name a
+            readable file.
 
     Raises:
         InvalidOptionError: The file cannot be read, or has more than 16 MiB.
@@ -314,7 +318,9 @@ def file_content(name: str, path: str, otherwise: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ReaderSchema:
-    """The schema of a subject, with the attributes that `ColumnFormat` needs."""
+    """The schema of a registry's subject as reader's schema; `ColumnFormat` describes the
+    attributes.
+    """
 
     schema: str = ""
     references: tuple[str, ...] = ()
@@ -323,8 +329,9 @@ class ReaderSchema:
 
 
 def known_subject(column: str, subject: str | None, selection: Selection) -> str:
-    """Returns the subject of a column: option `subject`, or the producers' default name
-    `<topic>-value` if only one topic is read, else an empty text.
+    """Returns the subject of a column. This is option `subject` if it is set. Otherwise, if only
+    one topic is read, it is the default of producers, such as `<topic>-value`. Returns an empty
+    text if several topics are read.
     """
     if subject is not None:
         return subject
@@ -346,24 +353,24 @@ def latest_of(column: str, kind: str, registry: RegistryPlace, subject: str) -> 
         subject: Name of the subject; empty if unknown.
 
     Raises:
-        InvalidOptionError: The subject is unknown or does not exist, or its schema is of another
-            kind or cannot be used.
+        InvalidOptionError: The subject is unknown or does not exist, or its schema has another kind
+            or cannot be used.
         RegistryError: The registry does not answer.
     """
     if not subject:
         raise InvalidOptionError(
-            f"option '{column}.schema' or '{column}.subject' is needed: the default"
-            " subject is the topic's, and the options do not select a single topic"
+            f"set option '{column}.schema' or '{column}.subject': the default subject depends on"
+            " the topic, and the options do not select a single topic"
         )
     try:
         registered = latest_schema(registry, subject)
         if registered.kind != kind:
-            raise ValueError(f"it is of {registered.kind}, not of {kind}")
+            raise ValueError(f"its kind is {registered.kind}, not {kind}")
         return _READERS[kind](registered)
     except LookupError as error:
         raise InvalidOptionError(
             f"option '{column}.schema' is not given, and the registry has no subject {subject!r}"
-            f" ({error}): give it, or option '{column}.subject'"
+            f" ({error}): set option '{column}.schema' or '{column}.subject'"
         ) from None
     except ValueError as error:
         raise InvalidOptionError(
@@ -383,7 +390,7 @@ def _json(registered: RegisteredSchema) -> ReaderSchema:
 
     *references, (_, text) = registered.parts
     if references:
-        raise ValueError("it refers to other schemas")
+        raise ValueError("it refers to other schemas, which is not supported for JSON Schema")
     return ReaderSchema(schema=print_ddl(json_schema_type(text.decode())))
 
 

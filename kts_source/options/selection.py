@@ -1,6 +1,8 @@
-"""Topics and partitions to read, and the bounds of a read: ends of the log, offsets or timestamps.
+"""The selection of topics and partitions, and the bounds of a read. A bound is an end of the log,
+offsets or timestamps.
 
-The formats equal Spark's Kafka source (`KafkaOffsetRangeLimit` and its JSON).
+The option texts have the same formats as in Spark's Kafka source (`KafkaOffsetRangeLimit` and its
+JSON).
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True)
 class SubscribePattern:
-    """All partitions of topics with a match in their name, except Kafka's internal topics."""
+    """All partitions of the topics whose name matches a pattern, except Kafka's internal topics."""
 
     pattern: str
 
@@ -75,7 +77,7 @@ def parse_subscribe(name: str, text: str) -> Subscribe:
 
 
 def parse_pattern(name: str, text: str) -> SubscribePattern:
-    """Parses a regular expression; keeps blanks around it, as Spark's source does."""
+    """Parses a regular expression. Keeps blanks around it, like Spark's Kafka source."""
     parse_text(name, text)
     try:
         re.compile(text)
@@ -87,7 +89,7 @@ def parse_pattern(name: str, text: str) -> SubscribePattern:
 
 
 def parse_assign(name: str, text: str) -> Assign:
-    """Parses JSON of topic to a list of partition numbers."""
+    """Parses a JSON object with a list of partition numbers for each topic."""
     example = '{"topicA":[0,1],"topicB":[2]}'
     partitions: dict[str, tuple[int, ...]] = {}
     for topic, numbers in parse_json_object(name, text, example=example).items():
@@ -100,7 +102,9 @@ def parse_assign(name: str, text: str) -> Assign:
 
 
 def parse_topic_ids(name: str, text: str) -> Mapping[str, str]:
-    """Parses one topic id, which is returned under the empty name, or JSON of topic to id."""
+    """Parses a JSON object of topic ids by topic name, or a single topic id. Returns a single id
+    under the empty name.
+    """
     by_topic: Mapping[str, object] = {"": text.strip()}
     if text.strip().startswith("{"):
         by_topic = parse_json_object(name, text, example='{"topicA":"lZ6vvmajTWKDBUTV6SQAtQ"}')
@@ -122,17 +126,17 @@ PartitionValues: TypeAlias = Mapping[str, Mapping[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class EarliestBound:
-    """The log start."""
+    """The log start (`earliest`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LatestBound:
-    """The tier's end, or its last stable offset for `read_committed`."""
+    """The end of the log (`latest`), or its last stable offset for `read_committed`."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetsBound:
-    """Offsets by topic and partition; −2 means earliest, −1 latest."""
+    """Offsets by topic and partition; −2 means `earliest`, −1 means `latest`."""
 
     offsets: PartitionValues
 
@@ -146,7 +150,9 @@ class TimestampBound:
 
 @dataclass(frozen=True, slots=True)
 class TimestampsBound:
-    """As `TimestampBound`, with a timestamp (ms) per partition."""
+    """In each partition, the first offset with a timestamp at or after the partition's own
+    timestamp in ms.
+    """
 
     timestamps_ms: PartitionValues
 
@@ -158,7 +164,9 @@ _NAMED_BOUNDS: Final[Mapping[str, Bound]] = {"earliest": EarliestBound(), "lates
 
 
 def mentions(bound: Bound, end: str) -> bool:
-    """Returns whether a bound is `earliest` or `latest`, by name or number, for any partition."""
+    """Returns whether a bound is `end` (`earliest` or `latest`) for at least one partition, as a
+    name or as the number −2 or −1.
+    """
     if isinstance(bound, OffsetsBound):
         return any(NAMED_OFFSETS[end] in offsets.values() for offsets in bound.offsets.values())
     return bound == _NAMED_BOUNDS[end]

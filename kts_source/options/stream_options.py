@@ -18,7 +18,8 @@ from kts_source.options.parsing import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# As in `JavaUtils.timeStringAsMs`, with which Spark's Kafka source parses its delay.
+# The units are the units of `JavaUtils.timeStringAsMs`, with which Spark's Kafka source parses its
+# delay.
 _UNIT_MS: Final[Mapping[str, int]] = {
     "": 1,
     "ms": 1,
@@ -106,7 +107,7 @@ STREAM_OPTIONS: Final[tuple[Option, ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """The options of this module, typed; `None` = no limit."""
+    """The options of this module, typed. `None` means no limit."""
 
     max_offsets: int | None
     max_bytes: int | None

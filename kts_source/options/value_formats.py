@@ -1,6 +1,7 @@
 """Options `key.…` and `value.…`: the formats of keys and values, named as in Flink's Kafka tables.
 
-The reader's schema is fixed when options are parsed; writers' schemas are looked up later.
+The reader's schema is determined when options are parsed. Writers' schemas are requested when
+values are decoded.
 """
 
 from __future__ import annotations
@@ -62,12 +63,12 @@ class ColumnFormat:
     Attributes:
         column: `key` or `value`.
         format: A format other than `RAW`.
-        mode: Handling of rows with a value that cannot be decoded.
-        schema: The reader's schema as text; empty for `UTF8`, Protobuf, and JSON before its type is
-            inferred.
+        mode: Handling of rows whose key or value cannot be decoded.
+        schema: The reader's schema as text. It is empty for `UTF8` and Protobuf, and for JSON whose
+            type is not inferred yet.
         descriptors: With Protobuf, a `FileDescriptorSet`.
         message: With Protobuf, the full name of the message.
-        fields: Paths of the wanted fields; `None` = all.
+        fields: Paths of the fields to decode; `None` for all fields.
         references: Avro schemas that `schema` refers to, dependencies first.
         registry: Location of writers' schemas, or `None`.
     """
@@ -84,7 +85,7 @@ class ColumnFormat:
 
     @property
     def error_column(self) -> str | None:
-        """Name of the column with decoding errors; `None` without mode PERMISSIVE."""
+        """Name of the column with decoding errors; `None` if the mode is not PERMISSIVE."""
         return ERROR_COLUMNS[self.column] if self.mode == PERMISSIVE else None
 
     @property
@@ -94,7 +95,7 @@ class ColumnFormat:
 
     @property
     def needs_type(self) -> bool:
-        """Whether the type must be inferred from a sample, see `planning.infer_types`."""
+        """True if the type must be inferred from a sample, see `planning.infer_types`."""
         return self.format in (JSON, JSON_CONFLUENT) and not self.schema
 
     @property
@@ -109,7 +110,7 @@ class ColumnFormat:
         """Type of the decoded column.
 
         Raises:
-            ValueError: The schema is invalid or lacks a wanted field.
+            ValueError: The schema is invalid, or lacks one of `fields`.
         """
         return _FORMATS[self.format].find_type(self)
 
@@ -126,7 +127,8 @@ def _json_type(form: ColumnFormat) -> pa.DataType:
 
     if form.needs_type:
         raise ValueError(
-            f"'{form.column}.format' = {form.format} needs '{form.column}.schema' here"
+            f"'{form.column}.format' = {form.format} needs '{form.column}.schema', because no"
+            " sample is read here to infer the type"
         )
     from segment_format.values.json.program import projected
 
@@ -157,11 +159,12 @@ class _Format:
     """A format of keys and values.
 
     Attributes:
-        find_type: Returns the type of the decoded column, like the decoder, but without a compiler.
+        find_type: Returns the type of the column that the decoder produces. Does not load the
+            compiler of the decoder's kernels.
         options: Options of the column that the format uses.
-        required: Options that it needs. A registry with the latest schema replaces `schema` and
-            `message`.
-        registry_kind: Registries' name for the kind of schema; empty if the latest schema is never
+        required: Options that must be set. `schema` and `message` may be missing if a registry
+            supplies the latest schema.
+        registry_kind: Name of the kind of schema in registries; empty if the latest schema is never
             requested.
     """
 
@@ -336,7 +339,7 @@ def _column_format(
         descriptors=schema.descriptors,
         message=values[f"{column}.message"] or schema.message,
         fields=values[f"{column}.columns"],
-        # JSON needs no writers' schemas.
+        # Writers' schemas are not needed to decode JSON.
         registry=None if form in (JSON, JSON_CONFLUENT) else registry,
     )
     has_schema = asks_registry or values[f"{column}.schema"] is not None
@@ -354,7 +357,9 @@ def _column_format(
 def _registry(
     column: str, form: str, values: Mapping[str, Any], selection: Selection, cache: CacheSettings
 ) -> tuple[RegistryPlace | None, str | None]:
-    """Returns the location of schemas, and, for a registry with subjects, the subject."""
+    """Returns the registry or folder with schemas, and the subject. The subject is `None` if the
+    format has no subjects.
+    """
     registry = registry_place(column, values, cache)
     if form == AVRO_GLUE and registry is not None and registry.is_url:
         raise InvalidOptionError(f"option '{column}.{URL}' must be a folder with {form}")
@@ -389,12 +394,16 @@ def _given_schema(column: str, form: str, values: Mapping[str, Any]) -> ReaderSc
 
 
 def fields_of_formats(formats: Iterable[ColumnFormat]) -> Mapping[str, FindField]:
-    """Returns functions that find fields, by column; text has no fields."""
+    """Returns a function for each decoded column that finds a field by its path. Columns of format
+    `UTF8` are not included, because they have no fields.
+    """
     return {form.column: partial(_field, form) for form in formats if form.format != UTF8}
 
 
 def only_fields(form: ColumnFormat, paths: Iterable[tuple[str, ...]]) -> ColumnFormat:
-    """Returns the format reduced to some fields that `fields_of_formats` found."""
+    """Returns the format of a column reduced to the fields with these paths, which
+    `fields_of_formats` has found.
+    """
     needed = {_needed_by_field(form, path) for path in paths}
     fields = tuple(sorted(".".join(path) for path in needed))
     return replace(form, fields=None if () in needed else fields)
@@ -402,11 +411,14 @@ def only_fields(form: ColumnFormat, paths: Iterable[tuple[str, ...]]) -> ColumnF
 
 def _field(form: ColumnFormat, path: tuple[str, ...]) -> tuple[tuple[str, ...], pa.DataType]:
     if form.needs_type:
-        raise ValueError(f"needs option '{form.column}.schema': no sample is read for a condition")
+        raise ValueError(
+            f"needs option '{form.column}.schema', because the type of a field in a condition is"
+            " not inferred from a sample"
+        )
     try:
         all_fields = replace(form, fields=None).type
     except ValueError:
-        # Other fields may have no Arrow type, such as a recursive one.
+        # Other fields may have no Arrow type, for example recursive fields.
         if not path:
             raise
         all_fields = replace(form, fields=(".".join(path),)).type
@@ -414,8 +426,8 @@ def _field(form: ColumnFormat, path: tuple[str, ...]) -> tuple[tuple[str, ...], 
 
 
 def _needed_by_field(form: ColumnFormat, path: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the longest prefix of the path that option `columns` can name: it cannot name members
-    of unions, and a name with dots may be ambiguous.
+    """Returns the longest prefix of a field's path that option `columns` can name. The option
+    cannot name members of unions, and field names that contain dots may be ambiguous.
     """
     for length in range(len(path), 0, -1):
         prefix = path[:length]

@@ -1,15 +1,16 @@
-"""Resolves the offset range of a partition in a scan, and checks that the log has these offsets.
+"""Resolves the range of offsets that a scan reads in a partition, and checks that the log has these
+offsets.
 
-`earliest` is the log start, `latest` the end of the log. Offsets outside the log are an error with
-the reason, or are clamped with a warning. Like in a broker's ListOffsets, a timestamp resolves to
-the first offset of a record with this or a later timestamp.
+`earliest` is the log start, `latest` the end of the log. If an offset is outside the log, an error
+states the reason, or the offset is clamped with a warning. Like in a broker's ListOffsets, a
+timestamp resolves to the first offset of a record with this or a later timestamp.
 
 Timestamps of records are in any order, so a binary search is impossible: a segment, a part of the
-index or a batch is skipped only if its largest timestamp is lower. The result may be the offset of
-a transaction marker or of an aborted record, as on a broker. The time index has no checksum: an
-entry is used only if the records around its offset confirm it. A manifest has no checksum either,
-so the last skipped segment is compared with its time index. Source:
-`RemoteLogManager.findOffsetByTimestamp`.
+time index or a batch is skipped only if its largest timestamp is lower than the requested one. As
+on a broker, the result may be the offset of a transaction marker or of an aborted record. The time
+index has no checksum, so an entry is used only if the records around its offset confirm it. A
+manifest has no checksum either, so the largest timestamp of the last skipped segment is compared
+with its time index. Source: `RemoteLogManager.findOffsetByTimestamp`.
 """
 
 from __future__ import annotations
@@ -61,28 +62,29 @@ BoundsOf: TypeAlias = Callable[[PartitionLog, TimestampLookup], tuple[int, int]]
 
 
 class Progress(Protocol):
-    """Offsets that a reader already has; a plan continues after them."""
+    """The offsets that a reader has already read. A plan continues after them."""
 
     def bounds_of(self, topic: str, topic_id: str, partition: int) -> BoundsOf | None:
-        """Returns a function that finds the unread offsets of a partition; `None` if the reader has
-        no offsets of it, so that only the options determine the bounds.
+        """Returns a function that finds the unread offsets of a partition. Returns `None` if the
+        reader has read nothing of the partition, so that only the options determine the bounds.
         """
 
     def first_missing(self, partition: PartitionPlan) -> int:
-        """Returns the first unread offset of a planned partition; its end if all offsets were
-        read.
+        """Returns the first unread offset of a planned partition, or the end of the partition if
+        all offsets were read.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A partition in checks and their messages.
+    """A partition, with facts for checks and error messages about it.
 
     Attributes:
         orphans: Objects that belong to no complete segment.
         fail_on_data_loss: If False, missing offsets are a warning.
-        holder: Name of the source, for messages.
-        beyond: Status of offsets above the end of the source, for messages.
+        holder: Name of the source that has the log, such as "the tier", for messages.
+        beyond: State of the offsets after the end of the source, such as "not tiered yet", for
+            messages.
     """
 
     topic: str
@@ -96,7 +98,9 @@ class Place:
         return f"{self.topic}-{self.partition}"
 
     def in_parts(self, start: int, stop: int) -> str:
-        """Returns a message about orphans that begin in [start, stop); empty without orphans."""
+        """Returns a message about orphans whose base offset is in [start, stop); an empty text if
+        there are none of these.
+        """
         names = [
             str(orphan)
             for orphan in self.orphans
@@ -105,7 +109,9 @@ class Place:
         return f"; only incomplete segments exist: {some(names)}" if names else ""
 
     def raise_or_warn(self, text: str, error: type[DataLossError] = DataLossError) -> None:
-        """Raises an error about the partition, or warns if loss is allowed."""
+        """Raises an error about the partition. If `failOnDataLoss` is false, logs a warning
+        instead.
+        """
         if self.fail_on_data_loss:
             raise error(f"{self}: {text}")
         log.warning("%s: %s", self, printable(text))
@@ -114,11 +120,14 @@ class Place:
 def requested_bounds(
     options: ScanOptions, location: Place, partition: PartitionLog, lookup: TimestampLookup
 ) -> tuple[int, int]:
-    """Resolves the offsets [start, stop) of the options, before transactions are decided.
+    """Resolves the offsets [start, stop) that the options request. Does not consider open
+    transactions.
 
     Raises:
-        OffsetOutOfRangeError: A bound is outside the log, or no record has the start's timestamp.
-        DataLossError: The first record with the timestamp may be among missing offsets.
+        OffsetOutOfRangeError: A bound is outside the log, or no record has the starting timestamp
+            or a later one.
+        DataLossError: The first record with the timestamp or a later one may be among missing
+            offsets.
         InvalidOptionError: The start is above the end.
     """
     start = resolve_start(options, location, partition, lookup)
@@ -133,7 +142,7 @@ def requested_bounds(
 def resolve_start(
     options: ScanOptions, location: Place, partition: PartitionLog, lookup: TimestampLookup
 ) -> int:
-    """Resolves the first offset of the options; see `requested_bounds`."""
+    """Resolves the first offset that the options request; see `requested_bounds`."""
     wanted = wanted_of(options.starting, location)
     if wanted is None or wanted == EARLIEST_OFFSET:
         return partition.log_start
@@ -170,7 +179,9 @@ def _resolve_stop(
 
 
 def _named_partitions(bound: Bound) -> Mapping[str, Mapping[int, int]] | None:
-    """Returns the offsets or timestamps of a bound in JSON; `None` for other bounds."""
+    """Returns the offsets or timestamps by topic and partition that a bound in JSON has; `None` for
+    other bounds.
+    """
     if isinstance(bound, EarliestBound | LatestBound | TimestampBound):
         return None
     return bound.offsets if isinstance(bound, OffsetsBound) else bound.timestamps_ms
@@ -182,9 +193,9 @@ def check_named(
     """Checks that bounds in JSON name exactly the partitions to read, as in Spark.
 
     Args:
-        options: The bounds.
+        options: Options with the bounds.
         held: The partitions to read.
-        topics: Topics; partitions of them may be named even if they have no data.
+        topics: Topics of which further partitions may be named, even if these have no data.
 
     Raises:
         InvalidOptionError: The bounds name other partitions, or not all of them.
@@ -199,13 +210,15 @@ def check_named(
             if problem:
                 names = ", ".join(f"{topic}-{number}" for topic, number in sorted(problem))
                 raise InvalidOptionError(
-                    f"the {option} offsets must name the partitions that are read (−2 earliest,"
-                    f" −1 latest): the option {verb} {names}"
+                    f"the {option} offsets must name the partitions that are read (−2 earliest, −1"
+                    f" latest), but the option {verb} {names}"
                 )
 
 
 def wanted_of(bound: Bound, location: Place) -> int | None:
-    """Returns a bound's offset or timestamp for a partition; `None` for `earliest` and `latest`."""
+    """Returns the offset or timestamp of a bound for a partition; `None` for `earliest` and
+    `latest`.
+    """
     if isinstance(bound, TimestampBound):
         return bound.timestamp_ms
     named = _named_partitions(bound)
@@ -226,22 +239,22 @@ def _clamped(option: str, offset: int, location: Place, partition: PartitionLog)
 
 
 def check_decided(bound: Bound, location: Place, stop: int, decided: int, reason: str) -> None:
-    """Raises `OffsetOutOfRangeError` if the options name an ending offset above the first undecided
-    transaction, unless loss is allowed. Other ends (`latest`, −1, timestamps) are lowered without
-    an error.
+    """Raises `OffsetOutOfRangeError` if the ending bound is an explicit offset and is above the
+    start of the first undecided transaction. Does not raise if loss is allowed, or for other bounds
+    (`latest`, −1, timestamps): the caller then ends the read at `decided`.
     """
     wanted = wanted_of(bound, location) if isinstance(bound, OffsetsBound) else None
     if decided >= stop or wanted in (None, LATEST_OFFSET) or not location.fail_on_data_loss:
         return
     raise OffsetOutOfRangeError(
         f"{location}: endingOffsets names offset {wanted}, but read_committed ends at offset"
-        f" {decided}: {reason}; failOnDataLoss=false ends there"
+        f" {decided}: {reason}; set failOnDataLoss=false to end there"
     )
 
 
 def check_lineage_known(location: Place, damaged: RemoteSegment) -> None:
-    """Raises `DataLossError`, or warns, about a damaged segment that may have a newer leader
-    epoch than all checkpoints.
+    """Raises `DataLossError`, or warns if loss is allowed, about a damaged segment that may have a
+    newer leader epoch than all readable leader-epoch checkpoints.
     """
     location.raise_or_warn(
         f"the newest leader epoch may be that of offsets [{damaged.start_offset},"
@@ -252,7 +265,9 @@ def check_lineage_known(location: Place, damaged: RemoteSegment) -> None:
 
 
 def refuse_contradiction(location: Place, evidence: str) -> None:
-    """Raises `DataLossError`, or warns, if the tier contradicts the lineage that drops segments."""
+    """Raises `DataLossError`, or warns if loss is allowed, about evidence in the tier that
+    contradicts the lineage by which segments are skipped.
+    """
     location.raise_or_warn(
         f"{evidence}. Segments would be skipped because of it. Restore the damaged side file from a"
         " replica or a version of the bucket, or set failOnDataLoss=false to read the log by the"
@@ -261,8 +276,8 @@ def refuse_contradiction(location: Place, evidence: str) -> None:
 
 
 def check_outcomes(location: Place, partition: PartitionLog, decisions: Decisions) -> None:
-    """Raises `DataLossError`, or warns, if outcomes of transactions may be lost in a hole, or if it
-    is unknown which transactions were open after it.
+    """Raises `DataLossError`, or warns if loss is allowed, if a hole may contain the outcome of a
+    transaction, or if it is unknown which transactions are open after a hole.
     """
     gap = decisions.unknown_after
     if gap is not None:
@@ -288,9 +303,10 @@ def check_outcomes(location: Place, partition: PartitionLog, decisions: Decision
 def check_no_holes(
     location: Place, partition: PartitionLog, start: int, stop: int, note: str = ""
 ) -> None:
-    """Raises `DataLossError`, or warns, if offsets of [start, stop) are missing.
+    """Raises `DataLossError`, or warns if loss is allowed, if offsets of [start, stop) are missing.
 
-    Unverifiable gaps count as missing: they may have contained records. `note` ends the message.
+    Unverifiable gaps count as missing, because they may have contained records. `note` is appended
+    to the message.
     """
     if start >= stop:
         return
@@ -314,7 +330,9 @@ def check_no_holes(
 def first_offset_at_or_after(
     partition: PartitionLog, timestamp_ms: int, side_files: SideFiles
 ) -> int | None:
-    """Returns the first offset in segments that is dated at or after a time, or `None`."""
+    """Returns the first offset in the segments whose record has a timestamp at or after
+    `timestamp_ms`, or `None`.
+    """
     following = [span.segment for span in partition.ranges[1:]]
     for span, after in zip_longest(partition.ranges, following):
         if is_skipped(span.segment, after, timestamp_ms, side_files):
@@ -331,11 +349,12 @@ def is_skipped(
     timestamp_ms: int,
     side_files: SideFiles,
 ) -> bool:
-    """Returns whether all records of a segment are dated before a timestamp.
+    """Returns whether all records of a segment have timestamps before `timestamp_ms`, so that a
+    search can skip it.
 
-    If the next segment is not dated before the timestamp, the time index must confirm the largest
-    timestamp of this segment: with ascending timestamps, only there a wrong value drops wanted
-    records.
+    For the last segment of a run of skipped segments, the time index must confirm the largest
+    timestamp in the description. If timestamps ascend, only this segment can contain wanted records
+    although its description has a lower timestamp.
     """
     if not segment.is_dated_before(timestamp_ms):
         return False
@@ -345,8 +364,8 @@ def is_skipped(
 
 
 def has_confirmed_time(segment: RemoteSegment, side_files: SideFiles) -> bool:
-    """Returns whether the time index confirms the largest timestamp of a segment: manifests have no
-    checksum. True if the time index does not exist or cannot be read now.
+    """Returns whether the time index confirms the largest timestamp of a segment. This is needed
+    because manifests have no checksum. True if the time index does not exist or is archived.
     """
     stored = segment.objects.indexes.get(IndexType.TIMESTAMP)
     if stored is None or not stored.size or stored.source.storage_class in ARCHIVE_CLASSES:
@@ -371,12 +390,12 @@ def _first_offset_in(span: SegmentRange, timestamp_ms: int, side_files: SideFile
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """The records of a segment that are dated before a timestamp.
+    """The start of a segment that a search for a timestamp can skip, and the records after it.
 
     Attributes:
-        last_offset: Every record up to this offset is dated earlier.
-        rest: Offset and timestamp of the records after `last_offset`, without batches dated
-            earlier.
+        last_offset: All records up to this offset have earlier timestamps.
+        rest: Offset and timestamp (ms) of each record after `last_offset`. Batches in which all
+            timestamps are earlier are left out.
     """
 
     last_offset: int
@@ -384,18 +403,20 @@ class Skip:
 
 
 def confirmed_skip(segment: RemoteSegment, timestamp_ms: int, side_files: SideFiles) -> Skip | None:
-    """Finds the last time-index entry dated before a timestamp and compares it with the log.
+    """Finds the last time-index entry with a timestamp before `timestamp_ms`, and compares it with
+    the log.
 
     Returns:
-        `None` if no record can be skipped: the indexes are empty or unusable, no entry is dated
-        earlier, or the records contradict the entry.
+        `None` if no record can be skipped, because the indexes are empty or unusable, no entry has
+        an earlier timestamp, or the records contradict the entry.
     """
     times, offsets = side_files.time_index(segment), side_files.offset_index(segment)
     if times is None or offsets is None:
         return None
     number = int(np.searchsorted(times.timestamps, timestamp_ms, side="left")) - 1
     if number < 0 or times.timestamps[number] <= 0:
-        # Some clients do not set the header field that brokers index, so 0 and below prove nothing.
+        # Some clients do not set the largest timestamp in batch headers, from which brokers build
+        # the index. So entries with timestamps of 0 or less prove nothing.
         return None
     entry = TimestampOffset(int(times.timestamps[number]), int(times.offsets[number]))
     position = offsets.lookup(entry.offset).position
@@ -415,8 +436,8 @@ def confirmed_skip(segment: RemoteSegment, timestamp_ms: int, side_files: SideFi
 def _records_after(
     entry: TimestampOffset, records: Iterator[tuple[int, int]]
 ) -> Iterator[tuple[int, int]] | None:
-    """Returns the records after a time-index entry; `None` if earlier records contradict the entry.
-    `records` begin shortly before the entry's offset.
+    """Returns the records after the offset of a time-index entry; `None` if the records up to this
+    offset contradict the entry. `records` must begin before or at the offset of the entry.
     """
     is_confirmed = False
     for offset, record_ms in records:

@@ -1,17 +1,18 @@
-"""Combines a tier and its brokers as the sources of a scan: the whole topic, from log start to end.
+"""Combines a tier and its brokers as the sources of a scan, which reads a topic from its log start
+to its end.
 
 The leader defines the log. The tier serves its segments on the leader's branch, and brokers serve
 every other offset. So holes, damaged segments and segments without description lose no offsets.
 
-Transactions in the tier are decided separately for each run of adjacent segments. Aborts with a
-marker in the run are in the transaction indexes of its segments. Transactions that are open at the
-end of the run began below the last stable offset, so they are decided, and the leader reports the
-aborted ones. A request for the end of the tier alone would be wrong if brokers fill a hole.
+Transactions in the tier are decided separately for each run of adjacent segments. If a transaction
+was aborted by a marker in the run, it is in a transaction index of the run's segments. Transactions
+that are open at the end of a run began below the last stable offset, so their outcome is decided,
+and the leader reports which of them were aborted. The leader is asked at the end of every run, not
+only at the end of the tier, because brokers may fill holes between runs.
 
-`tail=false` ends a read where the tier ends. The end does not depend on which segments are
-readable, because brokers serve the offsets of damaged segments. So damaged segments are included,
-and so is the leader's local log start: brokers delete their copy of a segment only after its
-upload.
+`tail=false` ends a read where the tier ends. Damaged segments count for this end, because brokers
+serve their offsets. The leader's local log start counts, too, because brokers delete their copy of
+a segment only after its upload.
 
 Source: `LocalLog.collectAbortedTransactions`, `TransactionIndex`, KIP-98.
 """
@@ -88,7 +89,9 @@ _EMPTY_IN_A_ROW: Final = 16
 
 
 def with_cluster(options: ScanOptions, plan: Callable[[ClusterView], ScanPlan]) -> ScanPlan:
-    """Calls `plan` with a view of the cluster, and again if a leader changes in the meantime."""
+    """Calls `plan` with a view of the cluster. Calls it again with a new view if a leader has
+    changed in the meantime.
+    """
     assert options.brokers is not None
     was_old = False
     counts: dict[str, int] = {}
@@ -100,7 +103,8 @@ def with_cluster(options: ScanOptions, plan: Callable[[ClusterView], ScanPlan]) 
                 finally:
                     counts |= view.partition_counts
         except (LeaderChangedError, OldBrokerError) as error:
-            # Segments may have moved into the tier after the listing; a second time is unlikely.
+            # The first OldBrokerError may be due to segments that were uploaded after the listing.
+            # This is unlikely to happen twice.
             is_old = isinstance(error, OldBrokerError)
             if attempt + 1 == _ATTEMPTS or (is_old and was_old):
                 raise
@@ -115,12 +119,13 @@ class TieredPart:
 
     Attributes:
         segments: All complete segments that can be described, in any order.
-        side_files: Reads their side files.
-        damaged: Described segments that lost objects; empty unless the end of the tier matters.
+        side_files: Reads the side files of the segments.
+        damaged: Segments that lost objects but can be described; empty unless the end of the tier
+            is needed (`tail=false`).
         unreadable: Base offset and URI of segments whose description is missing, invalid or without
-            an end; empty unless the end of the tier matters.
-        epoch_stops: Leader epoch to one past its last offset in segments of the metadata topic;
-            empty if the topic is not read.
+            an end offset; empty unless the end of the tier is needed.
+        epoch_stops: By leader epoch, one past the last offset with this epoch in segments that the
+            metadata topic names; empty if the metadata topic is not read.
     """
 
     segments: Sequence[RemoteSegment]
@@ -131,7 +136,9 @@ class TieredPart:
 
     @property
     def epochs(self) -> set[int]:
-        """Leader epochs of the segments."""
+        """Leader epochs of the segments, including damaged segments and segments in the metadata
+        topic.
+        """
         segments = (*self.segments, *self.damaged)
         claimed = {entry.epoch for segment in segments for entry in segment.leader_epochs}
         return claimed | self.epoch_stops.keys()
@@ -146,10 +153,10 @@ class BrokerSource:
         describing: Describes segments concurrently.
         pool: Lists partitions concurrently.
         view: The cluster.
-        progress: Offsets that the reader already has.
+        progress: Offsets that the reader has already read.
 
     Attributes:
-        listed: Partitions with objects in the tier, of incarnations that exist in the cluster.
+        listed: Partitions that have objects in the tier, and whose topic id exists in the cluster.
     """
 
     topics: AbstractSet[str] = frozenset()  # the cluster has the list of all partitions
@@ -216,7 +223,7 @@ class BrokerSource:
 
     def _check_described(self, progress: Progress) -> None:
         """Raises `LeaderChangedError` or `BrokerUnavailableError` if brokers describe fewer
-        partitions than the reader has read.
+        partitions of a topic than the reader has read.
         """
         for name, topic in self._view.topics.items():
             described = count = number = len(topic.leaders)
@@ -273,7 +280,7 @@ class BrokerSource:
 
     def check_tier(self) -> None:
         """Raises `TopicNotFoundError` if the tier has no object of a topic although brokers report
-        tiered offsets. Then the options probably name another tier, or a wrong path.
+        tiered offsets. In this case the options probably name the wrong path or tier.
         """
         uri = self._tier.store.uri(self._options.key_prefix)
         for brokers in self._view.logs.values():
@@ -289,8 +296,8 @@ class BrokerSource:
                     check = "remove option catalog=metadata-topic, so that the tier is listed"
                 raise TopicNotFoundError(
                     f"brokers say that offsets [{brokers.log_start}, {brokers.local_start}) are"
-                    f" tiered, and {problem}: {check}; without 'path' all of it is read from"
-                    " brokers",
+                    f" tiered, but {problem}: {check}, or remove option 'path' to read the whole"
+                    " topic from brokers",
                     topic=brokers.topic,
                     partition=brokers.partition,
                 )
@@ -314,8 +321,8 @@ class _TierRun:
     """Adjacent segments of the tier, up to the last segment that is needed to decide transactions.
 
     Attributes:
-        log: The log with only these ranges.
-        ends: Open transactions at the end of each range.
+        log: The log, with only the ranges of this run.
+        ends: Finds the open transactions at the end of each range.
     """
 
     log: PartitionLog
@@ -323,7 +330,9 @@ class _TierRun:
 
 
 class UnusableSegmentError(Exception):
-    """The side files of a segment do not record its transactions."""
+    """Raised if the side files of a segment do not show its transactions, so that brokers must
+    serve it.
+    """
 
     def __init__(self, segment_id: str) -> None:
         super().__init__(segment_id)
@@ -338,8 +347,9 @@ class UnionLog(SourceLog):
         brokers: The leader's description.
         tiered: Segments in the tier.
         view: Sends requests to the leader.
-        named: Segments in the metadata topic, if it is read.
-        with_lineage: True to add the leader's epochs, from the offset before the plan on, to plans.
+        named: Segments that the metadata topic names; `None` if it is not read.
+        with_lineage: True to add leader epochs to plans, beginning with the epoch of the last
+            offset before the plan.
     """
 
     def __init__(
@@ -378,14 +388,16 @@ class UnionLog(SourceLog):
     def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
         """See `SourceLog`."""
         offset = self._view.first_offset_dated(self._brokers, timestamp_ms)
-        # The leader searches its whole log; with tail=false the log ends earlier.
+        # The leader searches its whole log, but with tail=false the log that is read ends earlier.
         return None if offset is None or offset >= self.log.stop else offset
 
     def decided(self, start: int, stop: int) -> tuple[PartitionLog, Decisions]:
-        """Decides transactions. Brokers serve segments with unusable side files.
+        """Finds the aborted transactions. If the side files of a segment are unusable, its offsets
+        are read from brokers.
 
         Raises:
-            DataLossError: Brokers lost records that end a transaction, and loss is not allowed.
+            DataLossError: Brokers lost records that are needed to find the outcome of a
+                transaction, and loss is not allowed.
             BrokerError: The leader does not answer, or is too old for the request.
         """
         while True:
@@ -400,7 +412,7 @@ class UnionLog(SourceLog):
         ):
             raise OldBrokerError(
                 f"offsets from {rest.start} to {decided_from} would be read by brokers from their"
-                f" tier, and {LEAK}: give the tier's path, or read with"
+                f" tier, but {LEAK}. Set option 'path' to the tier, or read with"
                 " isolationLevel=read_uncommitted"
             )
         intervals = AbortedIntervals.from_txns(aborted, start_offset=start, stop_offset=stop)
@@ -412,7 +424,9 @@ class UnionLog(SourceLog):
         self.log = self._merged()
 
     def _aborted(self, start: int, stop: int) -> list[AbortedTxn]:
-        """Returns the aborted transactions with data in segments of offsets [start, stop)."""
+        """Returns the aborted transactions that have records in the segments with offsets [start,
+        stop).
+        """
         aborted: list[AbortedTxn] = []
         self._tier_runs = []
         for run in runs(self.log.ranges):
@@ -420,8 +434,9 @@ class UnionLog(SourceLog):
             if not read:
                 continue
             last = run.index(read[-1])
-            # If a range ends inside its segment, the next segment has the snapshot. The last range
-            # of a run ends inside its segment only at the end of the log.
+            # If a range ends inside its segment, the open transactions at its end are in the
+            # snapshot of a later segment. The last range of a run ends inside its segment only at
+            # the end of the log.
             while last + 1 < len(run) and run[last].stop < run[last].segment.stop_offset:
                 last += 1
             first = run.index(read[0])
@@ -436,7 +451,9 @@ class UnionLog(SourceLog):
     def confirm(
         self, surviving: PartitionLog, decisions: Decisions, read: Sequence[tuple[int, int]]
     ) -> bool:
-        """See `SourceLog`. Brokers serve a segment whose transactions do not match the log."""
+        """See `SourceLog`. If the transaction index of a segment does not match the log, its
+        offsets are read from brokers.
+        """
         for run in self._tier_runs:
             ranges = run.log.ranges
             inside = [span for span in read if ranges[0].start <= span[0] < ranges[-1].stop]
@@ -452,8 +469,10 @@ class UnionLog(SourceLog):
     def _aborted_in_run(
         self, run: PartitionLog, last: int, ends: EndStates
     ) -> tuple[list[AbortedTxn], int]:
-        """Returns the transactions that are aborted in the segments of a run up to `last` or open
-        at its end, and the number of the last needed segment.
+        """Returns the aborted transactions of the segments of a run up to segment number `last`,
+        and the number of the last segment that was needed to find them. Transactions that are open
+        after segment `last` are included if a later segment or the leader reports that they were
+        aborted.
         """
         end_of_log = self._brokers.end
         aborted: list[AbortedTxn] = []
@@ -479,18 +498,19 @@ class UnionLog(SourceLog):
                 later = began & self._aborted_at(end, began)
                 aborted += (AbortedTxn(producer, first, end, end) for producer, first in later)
                 return aborted, number
-            # Old brokers do not report all aborted transactions, but the next segment of the tier
-            # does.
+            # Old brokers do not report all aborted transactions, but the transaction index of the
+            # next segment does.
         oldest = min(first for _, first in began or ())
         raise OldBrokerError(
-            f"the tier does not hold the end of a transaction that began at offset {oldest};"
-            f" brokers would look for it in their tier, and {LEAK}: plan again later, or read with"
+            f"the tier does not contain the end of a transaction that began at offset {oldest}."
+            f" Brokers would read it from their tier, but {LEAK}. Plan again later, or read with"
             " isolationLevel=read_uncommitted"
         )
 
     def _open_at_end(self, run: PartitionLog, number: int, ends: EndStates) -> Mapping[int, int]:
-        """Returns the first offset of each transaction that is open at the end of a range, by
-        producer. Replays the log if the snapshot is unusable and old brokers do not serve it.
+        """Returns the first offset of each transaction that is open at the end of range `number`,
+        by producer id. If the producer snapshot is unusable, replays the log if brokers are too old
+        to serve the segment.
 
         Raises:
             UnusableSegmentError: Neither the snapshot nor the log shows the open transactions.
@@ -508,15 +528,15 @@ class UnionLog(SourceLog):
         except (CorruptSegmentError, UnknownStartError) as error:
             raise UnusableSegmentError(segment.segment_id) from error
         if opened and run.log_start > 0:
-            # A transaction across the log start seems to begin there; brokers report its real first
-            # offset.
+            # If a transaction began before the log start, the replay finds the log start as its
+            # first offset. Brokers report the real first offset.
             raise UnusableSegmentError(segment.segment_id)
         return opened
 
     def _aborted_at(self, offset: int, began: set[tuple[int, int]]) -> AbstractSet[tuple[int, int]]:
-        """Returns the transactions that are open at an offset and reported as aborted by the
-        leader. If the leader's tier lost the records there and loss is allowed, returns all open
-        transactions.
+        """Returns producer id and first offset of the transactions that are open at an offset and
+        that the leader reports as aborted. If the leader's own tier lost the records at the offset
+        and loss is allowed, returns all open transactions (`began`).
         """
         try:
             return self._view.aborted_across(self._brokers, offset)
@@ -572,7 +592,7 @@ class UnionLog(SourceLog):
 
 
 def broker_place(options: ScanOptions, brokers: BrokerLog) -> Place:
-    """Returns the partition for error messages."""
+    """Returns the partition with the facts for checks and error messages."""
     holder, beyond = "the tier", "not tiered yet (tail=false)"
     if options.tail:
         holder = "the cluster"
@@ -589,7 +609,7 @@ def broker_place(options: ScanOptions, brokers: BrokerLog) -> Place:
 def _segment_of(
     error: CorruptSegmentError | UnknownStartError, ranges: Sequence[SegmentRange]
 ) -> RemoteSegment:
-    """Returns the segment of an error; the last segment if the error names none."""
+    """Returns the segment that an error names; the last segment if the error names no segment."""
     if isinstance(error, CorruptSegmentError) and error.offset is not None:
         for span in ranges:
             if span.segment.start_offset <= error.offset < span.segment.stop_offset:
@@ -598,7 +618,9 @@ def _segment_of(
 
 
 def _fits_previous_range(ends: EndStates, number: int, entries: Sequence[AbortedTxn]) -> bool:
-    """Returns whether entries of range `number` fit the transactions open at its start."""
+    """Returns whether transaction-index entries of range `number` fit the transactions that are
+    open at the start of the range.
+    """
     try:
         return not ends.contradicts_snapshot(number, entries)
     except UnknownStartError:
@@ -616,11 +638,13 @@ def tier_end(
     Args:
         tiered: Segments in the tier.
         brokers: The leader's description.
-        owned: The offsets [start, stop) of the epochs on the leader's branch.
+        owned: By leader epoch, the offsets [start, stop) that have this epoch on the leader's
+            branch.
         location: The partition; determines whether an unknown end is an error.
 
     Raises:
-        DataLossError: A segment beyond the end has no valid description, and loss is not allowed.
+        DataLossError: A segment without a valid description begins at or after the end, so the end
+            may be higher, and loss is not allowed.
     """
     reached = [brokers.log_start, brokers.local_start or 0]
     reached += (
@@ -642,7 +666,8 @@ def _stop_on_branch(segment: RemoteSegment, owned: Mapping[int, tuple[int, int]]
     """Returns one past the last offset of a segment on the leader's branch; 0 if the segment is on
     another branch.
 
-    A segment without leader epochs is of message formats 0 and 1, or lost its checkpoint.
+    A segment without leader epochs counts as on the branch. It has message format 0 or 1, or lost
+    its leader-epoch checkpoint.
     """
     if not segment.leader_epochs:
         return segment.stop_offset

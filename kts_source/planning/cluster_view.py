@@ -1,8 +1,9 @@
-"""Requests the state of the selected partitions from brokers, in an order that makes it consistent.
+"""Requests the offsets of the selected partitions from brokers, in an order that keeps them
+consistent with a listing of the tier.
 
-It requests the end first, then the log start, and then the tier is listed. So brokers still serve
-every offset in between that is not in the listing: they delete their copy of a segment only after
-its upload.
+The end of a partition is requested first, then its log start. The tier is listed after that.
+Brokers delete their copy of a segment only after its upload, so they still serve all offsets from
+the log start to the end that are not in the listing.
 """
 
 from __future__ import annotations
@@ -56,14 +57,14 @@ class BrokerLog:
     """A partition's log as its leader describes it.
 
     Attributes:
-        topic_id: The incarnation.
+        topic_id: Id of the topic.
         leader_epoch: Epoch of the last record below the end. The leader's current epoch may be
             newer.
         log_start: First offset that a consumer may see.
         end: End of the readable offsets: the last stable offset for `read_committed`, else the high
             watermark.
         high_watermark: One past the last offset that consumers may see.
-        last_stable_offset: The same for `read_committed`.
+        last_stable_offset: One past the last offset that consumers with `read_committed` may see.
         local_start: First offset on the leader's own disk; `None` if the leader does not report it.
     """
 
@@ -84,13 +85,14 @@ class ClusterView:
     Args:
         settings: Broker connection settings.
         options: Options of the scan.
-        counts: Topic id to a minimum of its number of partitions.
-        batch: Partitions with their topic ids, to use instead of the selected partitions. Topics
-            that no longer exist with that id are skipped.
+        counts: Known number of partitions by topic id. The topic may have more.
+        batch: Topic ids by partition, for the partitions to read instead of the selected
+            partitions. A partition is skipped if its topic no longer has this id.
 
     Attributes:
         topics: Selected topics by name.
-        logs: Logs of their partitions, by topic and number, in order.
+        logs: Logs of the partitions of these topics, by topic and partition number, in ascending
+            order.
         partition_counts: Topic id to the known number of partitions.
     """
 
@@ -107,8 +109,8 @@ class ClusterView:
         self.partition_counts = dict(counts or {})
         for (_, number), topic_id in (batch or {}).items():
             self._expect(topic_id, number + 1)
-        # Fetches during planning use separate connections, one thread at a time. They go to
-        # leaders: a follower may lag, or be too old to report all aborted transactions.
+        # Fetches during planning use separate connections, one thread at a time. They are sent to
+        # leaders, because a follower may lag or be too old to report all aborted transactions.
         leaders = replace(settings, rack="")
         self._probing = Cluster(replace(leaders, partition_fetch_bytes=1))
         self._sampling = Cluster(replace(leaders, partition_fetch_bytes=_SAMPLE_BYTES))
@@ -124,10 +126,12 @@ class ClusterView:
             raise
 
     def renew(self, unread: Collection[TopicPartition] = ()) -> bool:
-        """Requests the ends, and all other facts if a topic, a partition or an end is new.
+        """Requests the topics and the ends of their logs. If one of these has changed, requests all
+        other facts again.
 
         Args:
-            unread: Partitions with unread records: a log start that has moved is new, too.
+            unread: Partitions with unread records. A changed log start of one of them is also a
+                change.
 
         Returns:
             True if something changed.
@@ -142,13 +146,13 @@ class ClusterView:
         if ends == self._ends and topics == self.topics and not self._have_moved(unread):
             return False
         starts = self._cluster.offsets(keys, EARLIEST, read_committed=False)
-        # Only for messages.
+        # These high watermarks are used only in messages.
         watermarks = self._cluster.offsets(keys, LATEST, read_committed=False)
         stable = ends
         if not read_committed:
             stable = self._cluster.offsets(keys, LATEST, read_committed=True)
         local = self._local_starts(keys)
-        # An empty log has no record with an epoch.
+        # An empty log has no record and thus no epoch, so request no epoch for it (0).
         ends_of_records = {key: end if end > starts[key] else 0 for key, end in ends.items()}
         epochs = self._cluster.last_epochs(ends_of_records)
         self.logs = {
@@ -158,7 +162,7 @@ class ClusterView:
                 partition=key[1],
                 leader_epoch=epochs[key],
                 log_start=starts[key],
-                # DeleteRecords may pass the last stable offset.
+                # DeleteRecords may move the log start above the last stable offset.
                 end=max(ends[key], starts[key]),
                 high_watermark=watermarks[key],
                 last_stable_offset=stable[key],
@@ -172,8 +176,8 @@ class ClusterView:
     def _of_batch(
         self, batch: Mapping[TopicPartition, str]
     ) -> tuple[dict[str, ClusterTopic], list[TopicPartition]]:
-        """Returns only the partitions of a batch: others may have no leader, and must not block the
-        batch.
+        """Returns the topics and the partitions of a batch. Leaves out other partitions, because
+        they may have no leader, and this must not fail the batch.
         """
         described = self._topics({topic for topic, _ in batch})
         keys = [
@@ -189,7 +193,9 @@ class ClusterView:
             self.partition_counts[topic_id] = max(partitions, current)
 
     def _topics(self, names: Iterable[str] | None) -> dict[str, ClusterTopic]:
-        """Returns topics by name, with all known partitions; `None` selects by pattern."""
+        """Returns topics by name, with all their partitions. If `names` is `None`, returns the
+        topics that match the pattern in the options.
+        """
         selects = self._options.selection.wanted if names is None else None
         described = self._cluster.topics(names, counts=self.partition_counts, selects=selects)
         for topic in described.values():
@@ -197,7 +203,7 @@ class ClusterView:
         return described
 
     def require_partitions(self, topic: str, partitions: int) -> None:
-        """Requests a topic again if it has more partitions in the tier than brokers described.
+        """Requests a topic again if the tier has more partitions of it than brokers described.
 
         Raises:
             LeaderChangedError: Brokers describe all partitions now, so planning must start again.
@@ -210,12 +216,12 @@ class ClusterView:
         self._topics([topic])
         raise LeaderChangedError(
             f"brokers described {len(self.topics[topic].leaders)} partitions of topic id"
-            f" {topic_id}, of which the tier has {partitions}",
+            f" {topic_id}, but the tier has {partitions} partitions of it",
             topic=topic,
         )
 
     def _have_moved(self, keys: Collection[TopicPartition]) -> bool:
-        """Returns whether a log start has moved."""
+        """Returns whether the log start of one of these partitions has changed."""
         if not keys:
             return False
         starts = self._cluster.offsets(keys, EARLIEST, read_committed=False)
@@ -227,12 +233,12 @@ class ClusterView:
             cluster.close()
 
     def configs(self, names: Sequence[str]) -> dict[str, TopicConfigs]:
-        """Returns some configurations of the selected topics."""
+        """Returns the configurations with these names of the selected topics."""
         return topic_configs(self._cluster, self.topics, names)
 
     def check_topics(self) -> None:
-        """Raises `LeaderChangedError` if a topic was deleted or created again. Requests name
-        topics, so responses may be about the new topic.
+        """Raises `LeaderChangedError` if a topic was deleted or created again. The check is needed
+        because requests contain topic names, not ids, so responses may be about the new topic.
         """
         now = self._topics(self.topics)
         for name, topic in self.topics.items():
@@ -242,11 +248,11 @@ class ClusterView:
                 )
 
     def owned(self, log: BrokerLog, epochs: Iterable[int]) -> dict[int, tuple[int, int]]:
-        """Returns the epochs that are on the leader's branch, with the offsets [start, stop) that
-        they own there.
+        """Returns the epochs that are on the leader's branch, with the offsets [start, stop) whose
+        records have this epoch there.
 
-        Every epoch is requested separately: the response for the newest epoch does not cover older
-        segments of a dead branch (`LeaderEpochFileCache.endOffsetFor`).
+        Requests every epoch separately, because the response for the newest epoch does not show
+        whether an older epoch is on a dead branch (`LeaderEpochFileCache.endOffsetFor`).
         """
         wanted = sorted(set(epochs))
         asked = sorted({each for epoch in wanted for each in (epoch - 1, epoch) if each >= 0})
@@ -261,10 +267,12 @@ class ClusterView:
         return owned
 
     def owner(self, log: BrokerLog, offset: int) -> int | None:
-        """Returns the epoch that owns an offset on the leader's branch; `None` if the log has none.
+        """Returns the epoch that an offset has on the leader's branch; `None` if the log has no
+        epoch for it.
 
-        The response for an epoch is the end of the newest epoch up to it, so ends ascend
-        (`LeaderEpochFileCache.endOffsetFor`), and a binary search finds the epoch.
+        The response for an epoch is the end offset of the newest existing epoch that is not above
+        it (`LeaderEpochFileCache.endOffsetFor`). So the end offsets ascend with the epochs, and a
+        binary search finds the epoch.
         """
         key = log.topic, log.partition
         low, high = 0, log.leader_epoch
@@ -276,8 +284,9 @@ class ClusterView:
         return low if start <= offset < stop else None
 
     def lineage(self, log: BrokerLog, offset: int) -> tuple[EpochEntry, ...]:
-        """Returns the epochs of the leader's log that own offsets from `offset` on, and perhaps
-        earlier ones, ascending. Skips epochs without a record and epochs below the log start.
+        """Returns the epochs of the leader's log from the epoch of `offset` on, in ascending order.
+        May include earlier epochs. Leaves out epochs without a record and epochs that end below the
+        log start.
         """
         position = max(offset, log.log_start)
         first: dict[int, int] = {}
@@ -293,8 +302,8 @@ class ClusterView:
         return tuple(EpochEntry(epoch, start) for epoch, start in sorted(first.items()))
 
     def first_offset_dated(self, log: BrokerLog, timestamp_ms: int) -> int | None:
-        """Requests the first offset dated at or after a timestamp from the leader; `None` if none
-        exists.
+        """Requests from the leader the first offset with a timestamp at or after `timestamp_ms`.
+        Returns `None` if no such offset exists.
         """
         key = log.topic, log.partition
         offsets = self._cluster.offsets(
@@ -304,7 +313,7 @@ class ClusterView:
         return offset if 0 <= offset < log.end else None
 
     def decided_from(self, log: BrokerLog) -> int:
-        """Returns the first offset from which on brokers report all aborted transactions."""
+        """Returns the offset from which on brokers report all aborted transactions."""
         if not self._options.read_committed:
             return log.log_start
         return max(reports_aborted_from(self._cluster, (log.topic, log.partition)), log.log_start)
@@ -315,13 +324,13 @@ class ClusterView:
 
     def aborted_across(self, log: BrokerLog, offset: int) -> frozenset[tuple[int, int]]:
         """Returns producer id and first offset of the aborted transactions that begin below an
-        offset and end at or after it; others may be included.
+        offset and end at or after it. The result may include other aborted transactions.
 
-        At the last stable offset a response has no records and therefore no transactions, so the
-        record before it is requested.
+        A request at the last stable offset would return no records and therefore no transactions,
+        so this requests the record before it.
 
         Raises:
-            DataLossError: The brokers' own tier lacks the offset.
+            DataLossError: The brokers read the offset from their own tier, which lacks it.
             BrokerUnavailableError: There is no record to request.
         """
         position = min(offset, log.end - 1)
@@ -338,8 +347,8 @@ class ClusterView:
         return answer.listed
 
     def first_timestamp_ms(self, log: BrokerLog, offset: int) -> int | None:
-        """Returns the timestamp of the first batch at or after an offset; `None` without a
-        batch.
+        """Returns the timestamp (ms) of the first batch at or after an offset; `None` if there is
+        no batch.
         """
         offset = max(offset, log.log_start)  # the log start may have moved
         if offset >= log.end:
@@ -350,8 +359,8 @@ class ClusterView:
         return RecordBatchHeader.from_bytes(answer.data).base_timestamp
 
     def bytes_per_offset(self, log: BrokerLog, start: int) -> float | None:
-        """Estimates the bytes per offset from the first batches of a range; `None` without
-        batches.
+        """Estimates the bytes per offset from the first batches after `start`; returns `None` if
+        there are no batches.
         """
         answer = self._sample(self._sampling, log, start)
         if answer is None:
@@ -367,8 +376,10 @@ class ClusterView:
     def _first_batches(
         self, cluster: Cluster, log: BrokerLog, offset: int, *, read_committed: bool = False
     ) -> FetchedBatches | None:
-        """Returns the first batches from an offset on; `None` if the log has none below its end."""
-        # With read_committed, brokers send nothing above the last stable offset.
+        """Returns the first batches from an offset on; `None` if the log has no batch between the
+        offset and its end.
+        """
+        # If `read_committed` is true, brokers return no records above the last stable offset.
         wanted = BrokerRange(
             topic=log.topic,
             topic_id=log.topic_id,
@@ -387,7 +398,8 @@ class ClusterView:
             except DataLossError as error:
                 if fetcher.met_hole:
                     raise
-                # Deleted, or lost in an election, after the leader returned its bounds.
+                # The offset was deleted, or lost in a leader election, after the leader returned
+                # the bounds of its log.
                 raise LeaderChangedError(
                     error.message, topic=log.topic, partition=log.partition, offset=offset
                 ) from error
@@ -409,16 +421,16 @@ class ClusterView:
         for name in names:
             if name not in topics:
                 raise TopicNotFoundError(
-                    "the cluster has no such topic, or does not show it to this user; to read what"
-                    " the tier holds of a topic that is gone, remove kafka.bootstrap.servers",
+                    "the cluster has no such topic, or this user is not allowed to see it. To read"
+                    " a deleted topic from the tier, remove kafka.bootstrap.servers",
                     topic=name,
                 )
             wanted = wanted_topic_id(options, name)
             if wanted not in (None, topics[name].topic_id):
                 raise InvalidOptionError(
                     f"option 'topicId': the cluster has topic {name!r} under id"
-                    f" {topics[name].topic_id}, not {wanted}; to read an earlier one from the tier,"
-                    " remove kafka.bootstrap.servers"
+                    f" {topics[name].topic_id}, not {wanted}; to read an earlier topic of this name"
+                    " from the tier, remove kafka.bootstrap.servers"
                 )
         return dict(sorted(topics.items()))
 
@@ -431,7 +443,8 @@ def _selected_keys(options: ScanOptions, topics: dict[str, ClusterTopic]) -> lis
         for number in wanted[name]:
             if number not in topic.leaders:
                 raise TopicNotFoundError(
-                    f"the topic has {len(topic.leaders)} partitions; this is not one of them",
+                    f"the topic has {len(topic.leaders)} partitions, and the selected partition is"
+                    " not among them",
                     topic=name,
                     partition=number,
                 )

@@ -1,4 +1,4 @@
-"""Describes a tier: the offsets of each partition that a reader without brokers can read."""
+"""Describes a tier: which offsets of each partition a reader can read without brokers."""
 
 from __future__ import annotations
 
@@ -42,35 +42,42 @@ class PartitionWatermark:
     """Offsets of a partition that a reader can read from the tier alone.
 
     Attributes:
-        log_start: First offset a consumer may see, inclusive.
-        tier_end: One past the last tiered offset: the end for `read_uncommitted`.
-        tier_end_timestamp_ms: Largest timestamp of the last segment, markers included; −1 unknown.
-        last_stable_offset: The end for `read_committed`, exclusive.
-        last_stable_timestamp_ms: Largest known timestamp in the last segment below
-            `last_stable_offset`: of the segment, or, inside a segment, of its time index, which
-            lacks the last few batches. Determined without reading records; `None` if unknown.
-        reason: Why `read_committed` ends there.
-        segments: Number of segments that serve the offsets.
-        stored_bytes: Size of their log objects.
-        original_bytes: The same before compression and encryption.
-        holes: Missing offsets as [start, stop) pairs.
-        unverifiable: Gaps that may have contained records, as [start, stop) pairs.
+        log_start: First offset that a consumer may see.
+        tier_end: One past the last tiered offset, where a read with `read_uncommitted` ends.
+        tier_end_timestamp_ms: Largest timestamp of the last segment, including transaction markers;
+            −1 if unknown.
+        last_stable_offset: One past the last offset that a read with `read_committed` returns from
+            the tier.
+        last_stable_timestamp_ms: Largest known timestamp below `last_stable_offset` in the segment
+            that ends there or contains it. If the segment contains it, the timestamp is from the
+            time index, which lacks the last few batches. Determined without reading records; `None`
+            if unknown.
+        reason: Why a read with `read_committed` ends at `last_stable_offset`.
+        segments: Number of segments that are read.
+        stored_bytes: Size of the log objects of these segments.
+        original_bytes: Size of the logs of these segments before compression and encryption.
+        holes: Ranges of missing offsets, as [start, stop) pairs.
+        unverifiable: Gaps that may or may not have contained records, as [start, stop) pairs.
         skipped: Segments that are not read, with reasons.
         orphans: Objects that belong to no segment.
         high_watermark: High watermark in the cluster, or the highest one recorded on its disks.
-            This and all following are `None` without brokers and disks.
+            This attribute and all following ones are `None` if neither brokers nor disks are read.
         cluster_stable_offset: Last stable offset of the cluster.
         local_start: First offset on the leader's own disk, or on the disk that is read; `None` also
             if the leader does not report it.
-        broker_offsets: Offsets that only brokers serve: holes of the tier, and the tail.
-        broker_bytes: Their estimated bytes.
-        oldest_untiered_ms: Timestamp of the first batch after the tier, or `None`.
-        disk_offsets: Offsets that only disks serve (option `tailPath`).
-        disk_bytes: Bytes of their segments that are read.
-        catalog_records: Number of records read from the partition of `__remote_log_metadata` with
-            the events of this partition. This and all following are `None` if the tier was listed.
-        copies_in_progress: Segments that brokers have begun to copy and not finished.
-        deletions_in_progress: Segments that brokers have begun to delete and not finished.
+        broker_offsets: Number of offsets that are read from brokers: holes of the tier, and the
+            offsets after the tier.
+        broker_bytes: Estimated bytes of `broker_offsets`.
+        oldest_untiered_ms: Timestamp in ms of the first batch after the end of the tier, or `None`.
+        disk_offsets: Number of offsets that are read from disks (option `tailPath`).
+        disk_bytes: Number of bytes that are read from segments on disks.
+        catalog_records: Number of records that were read from the partition of
+            `__remote_log_metadata` that has the events of this partition. This attribute and all
+            following ones are `None` if the tier was listed instead.
+        copies_in_progress: Number of segments whose copy to the tier has begun but has not
+            finished.
+        deletions_in_progress: Number of segments whose deletion from the tier has begun but has not
+            finished.
     """
 
     topic: str
@@ -122,12 +129,14 @@ class TierDescription:
     partitions: tuple[PartitionWatermark, ...]
 
     def to_arrow(self) -> pa.Table:
-        """Returns a table with a row per partition; holes and the like are lists."""
+        """Returns an Arrow table with a row per partition. Attributes with several values, such as
+        holes, are lists.
+        """
         rows = [asdict(mark) for mark in self.partitions]
         return pa.Table.from_pylist(rows, _SCHEMA)
 
     def _repr_html_(self) -> str:
-        """Returns a table for notebooks with a row per partition."""
+        """Returns an HTML table with a row per partition, which notebooks display."""
         header = ("partition", "log start", "tier end", "last stable", "segments", "bytes", "")
         rows = [
             (
@@ -144,7 +153,7 @@ class TierDescription:
         return rows_table("Tier", header, rows)
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is optional
-        """Returns the same as a pandas DataFrame.
+        """Returns the table of `to_arrow` as a pandas DataFrame.
 
         Raises:
             InvalidOptionError: pandas is not installed.
@@ -155,11 +164,11 @@ class TierDescription:
 
 @dataclass(frozen=True, slots=True)
 class DescribedPlan:
-    """A description, and the plan of a full read from which it was computed.
+    """A description of a tier, and the plan from which it was computed.
 
     Attributes:
         description: The result of `describe`.
-        plan: Every partition from its log start to its last stable offset.
+        plan: The plan that reads every partition from its log start to its last stable offset.
         uri: Root of the tier, free of credentials.
     """
 
@@ -174,11 +183,12 @@ def describe(
     """Returns the watermarks of the selected partitions. If the options name brokers, includes the
     cluster's offsets after the tier.
 
-    Holes are reported, not raised; bounds and a plan file among the options are ignored.
+    Reports holes in the result instead of raising an error. Ignores bounds and a plan file in the
+    options.
 
     Args:
         options: As for the data source.
-        store: The tier; opened from the options by default.
+        store: Store of the tier; by default it is opened from the options.
 
     Raises:
         TieredKafkaError: As planning does, except for holes.
@@ -278,13 +288,15 @@ def _stable_timestamp(partition: PartitionPlan, side_files: SideFiles) -> int | 
         return None
     if times is None:
         return None
-    # An entry is the largest timestamp of all batches up to its offset.
+    # An entry of the time index has the largest timestamp of all batches up to its offset.
     earlier = times.timestamps[times.offsets < partition.stop]
     return int(earlier[-1]) if len(earlier) and earlier[-1] >= 0 else None
 
 
 def _oldest_on_disk(partition: PartitionPlan, side_files: SideFiles) -> int | None:
-    """Returns the timestamp of the first record after the tier, or `None`."""
+    """Returns the timestamp (ms) of the first record on disks after the end of the tier, or
+    `None`.
+    """
     for span in partition.disk_ranges:
         if span.start < partition.tier_end:
             continue
@@ -300,10 +312,11 @@ def _oldest_on_disk(partition: PartitionPlan, side_files: SideFiles) -> int | No
 def with_brokers(
     marks: Iterable[PartitionWatermark], plan: ScanPlan, options: ScanOptions
 ) -> list[PartitionWatermark]:
-    """Adds the cluster's offsets after the tier to the watermarks of a plan of tier and brokers.
+    """Returns the watermarks with the facts from brokers added, such as the offsets after the tier.
+    The plan must be of a tier and brokers.
 
     Raises:
-        BrokerError: Brokers refuse, or do not answer.
+        BrokerError: Brokers refuse a request, or do not answer.
     """
     from kts_source.planning.cluster_view import ClusterView  # most plans are of the tier alone
 
@@ -339,13 +352,14 @@ def with_brokers(
 
 @dataclass(frozen=True, slots=True)
 class LockedPartition:
-    """Facts from the manifests of a partition with a missing private key.
+    """Facts about a partition that cannot be read because private keys are missing. The facts are
+    from its manifests.
 
     Attributes:
-        keys_needed: Ids of missing keys that some of its segments need.
+        keys_needed: Ids of the missing keys. Each is needed by at least one segment.
         segments: Number of complete segments.
-        stored_bytes: Size of their log objects.
-        original_bytes: The same before compression and encryption.
+        stored_bytes: Size of the log objects of these segments.
+        original_bytes: Size of the logs of these segments before compression and encryption.
         orphans: Objects that belong to no segment.
     """
 
@@ -360,7 +374,7 @@ class LockedPartition:
 
     @property
     def reason(self) -> str:
-        """Message that names the missing keys."""
+        """Message that names the missing private keys."""
         return f"key {', '.join(self.keys_needed)} needed"
 
 
@@ -380,7 +394,9 @@ def unless_locked(make: Callable[[], _Result]) -> _Result | None:
 def partitions_with_keys(
     options: ScanOptions, tier: Tier | None = None
 ) -> list[tuple[ListedPartition, tuple[str, ...]]]:
-    """Returns every partition with the ids of missing keys that some of its segments need."""
+    """Returns every partition with the ids of the private keys that its segments need but that are
+    missing.
+    """
     held = set(options.key_ring.key_ids)
     with (
         closing(open_tier(options)) if tier is None else nullcontext(tier) as opened,
@@ -400,7 +416,7 @@ def _missing_keys(listed: ListedPartition, held: set[str]) -> tuple[str, ...]:
 
 
 def only(options: ScanOptions, partitions: Iterable[ListedPartition]) -> ScanOptions:
-    """Returns the options with only these partitions selected."""
+    """Returns the options with a selection of only these partitions."""
     numbers: dict[str, tuple[int, ...]] = {}
     for listed in partitions:
         numbers[listed.topic] = (*numbers.get(listed.topic, ()), listed.partition)
@@ -408,7 +424,9 @@ def only(options: ScanOptions, partitions: Iterable[ListedPartition]) -> ScanOpt
 
 
 def locked_partition(listed: ListedPartition, keys: tuple[str, ...]) -> LockedPartition:
-    """Returns facts from the manifests of a partition."""
+    """Returns the facts about a partition for which the private keys with the ids `keys` are
+    missing.
+    """
     segments = listed.all()
     return LockedPartition(
         listed.topic,

@@ -1,12 +1,14 @@
 """Combines a tier and the disks of lost brokers as the sources of a scan.
 
-The branch of the highest leader epoch survives, on the tier or on disks. The tier serves its
-segments on that branch, as with brokers. All other offsets (the tail, unfinished copies, holes)
-come from the replica with the highest offset on the branch, and from other replicas of the branch
-if it lacks offsets. The log start is the highest log start in the tier and on the disks: brokers
-write it to disk every minute and at shutdown, and update the leader-epoch checkpoint with it. The
-log ends at the high watermark of the disks or at the end of the tier, whichever is higher: brokers
-only copy offsets below the high watermark.
+The branch with the highest leader epoch, in the tier or on disks, survives. Segments on this branch
+are read from the tier. All other offsets (the tail, unfinished copies, holes) are read from the
+replica with the highest offset on the branch. If this replica lacks offsets, they are read from
+other replicas of the branch.
+
+The log start is the highest log start that the tier or a disk records. Brokers write it to disk
+every minute and at shutdown, and update the leader-epoch checkpoint with it. The log ends at the
+high watermark of the disks or at the end of the tier, whichever is higher, because brokers copy
+only offsets below the high watermark to the tier.
 
 Source: `UnifiedLog`, `LogLoader`, `RemoteLogManager`, `LogManager.checkpointLogStartOffsetsInDir`.
 """
@@ -75,12 +77,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Topic:
-    """A topic of tier or disks.
+    """A selected topic that is in the tier, on disks or in both.
 
     Attributes:
         listed: Partitions of the topic in the tier.
-        on_disks: Partitions with a replica.
-        asked: Selected partitions.
+        on_disks: Numbers of the partitions that have a replica on disks.
+        asked: Numbers of the selected partitions.
         notes: Notes for the user.
     """
 
@@ -112,8 +114,9 @@ class DiskSource:
         if self._disks.without:
             names = ", ".join(tier.store.uri(root) for root in self._disks.without)
             raise TierNotFoundError(
-                f"option 'tailPath': no log directory of a broker at {names}: a folder with"
-                " meta.properties, checkpoints or partitions, or one or two folders above it"
+                f"option 'tailPath': there is no log directory of a broker at {names}. A log"
+                " directory is a folder with meta.properties, checkpoints or partition folders. It"
+                " may be up to two levels below the path"
             )
 
     @property
@@ -171,7 +174,7 @@ class DiskSource:
             )
         discovered = {}
         if in_tier := tuple(name for name in names if name in tiered):
-            # The disks are searched first, because they may have offsets that the tier lacks.
+            # Search the disks first, because they may have offsets that the tier lacks.
             lenient = replace(options, selection=Subscribe(in_tier), fail_on_data_loss=False)
             tiered_topics = discover(lenient, self._catalog, self._pool)
             discovered = {topic.topic: topic for topic in tiered_topics}
@@ -189,8 +192,8 @@ class DiskSource:
         return topics
 
     def _tiered_names(self, disk_ids: Mapping[str, frozenset[str]]) -> set[str]:
-        """Returns the topics of the tier, except topics whose wanted topic id exists only on
-        disks.
+        """Returns the topics of the tier. Leaves out a topic if option `topicId` names an id of it
+        that exists only on disks.
         """
         layout, key_prefix = self._catalog.layout, self._options.key_prefix
         return {
@@ -213,7 +216,7 @@ class DiskSource:
             raise InvalidOptionError(
                 f"topic {name!r} has topic id {topic_id} in the tier and"
                 f" {', '.join(sorted(disk_ids))} on the disks of option 'tailPath': it was deleted"
-                " and created again in the meantime; choose with option 'topicId', or remove"
+                " and created again in the meantime. Choose an id with option 'topicId', or remove"
                 " 'tailPath'"
             )
         replicas = self._with_replica(name, topic_id)
@@ -233,7 +236,9 @@ class DiskSource:
         return _Topic(name, topic_id, listed, replicas, tuple(asked), tuple(notes))
 
     def _with_replica(self, topic: str, topic_id: str) -> frozenset[int]:
-        """Returns the partitions of a topic id that have a replica in use."""
+        """Returns the partitions that have a replica with this topic id in use (not deleted, stray
+        or future).
+        """
         numbers = self._disks.partitions(topic, topic_id)
         return frozenset(n for n in numbers if self._disks.has_replica((topic, n), topic_id))
 
@@ -282,7 +287,7 @@ class DiskSource:
 
 
 def _id_on_disks(options: ScanOptions, topic: str, ids: Iterable[str]) -> str:
-    """Returns the topic id of a topic that is only on disks."""
+    """Returns the topic id to read of a topic that exists only on disks."""
     available = sorted(ids)
     wanted = wanted_topic_id(options, topic)
     if wanted is not None and wanted not in available:
@@ -292,8 +297,8 @@ def _id_on_disks(options: ScanOptions, topic: str, ids: Iterable[str]) -> str:
         )
     if wanted is None and len(available) > 1:
         raise InvalidOptionError(
-            f"topic {topic!r} has several topic ids on the disks ({', '.join(available)}), and"
-            " no evidence shows which is newest: choose with option 'topicId'"
+            f"topic {topic!r} has several topic ids on the disks ({', '.join(available)}), and it"
+            " is unknown which of them is the newest: choose one with option 'topicId'"
         )
     return wanted or available[0]
 
@@ -302,10 +307,11 @@ class DiskLog(SourceLog):
     """The log of a partition, merged from a tier and at least one replica on disks.
 
     Attributes:
-        disks: The disk to read.
-        notes: Objects of the disks that are not read.
-        is_undecided: True if the tier has the log before the disk's first segment, and the
-            transactions open there are unknown.
+        disks: Facts about the chosen replica on disks, for the plan.
+        notes: Objects on the disks that are not read, with the reasons.
+        is_undecided: True if transactions of segments on disk cannot be decided. This is the case
+            if the tier has the log before the first segment on disk, and it is unknown which
+            transactions are open at the start of this segment.
     """
 
     def __init__(
@@ -347,9 +353,12 @@ class DiskLog(SourceLog):
         return replace(plan, disks=self.disks)
 
     def _surviving_branch(self, tier_epoch: int, disk_epoch: int) -> Branch:
-        """Returns the branch of the highest leader epoch, of tier or disks."""
+        """Returns the branch with the highest leader epoch, which is the branch of the tier or of a
+        disk.
+        """
         branch, tier_lineage = newest_branch(self._replicas), self._tier_lineage
-        # An epoch has a single history, but a disk may record only a part of it.
+        # All logs with the same epoch have the same history, but a disk may record only a part of
+        # it.
         is_longer = tier_epoch == disk_epoch and branch.log_start > tier_lineage[0].start_offset
         if tier_epoch > disk_epoch or is_longer:
             end = max((segment.stop_offset for segment in self._segments), default=0)
@@ -358,10 +367,11 @@ class DiskLog(SourceLog):
         return branch
 
     def _log_start(self) -> int:
-        """Returns the first offset that a consumer may see, as recorded by tier and disks.
+        """Returns the first offset that a consumer may see, from the records of the tier and the
+        disks.
 
-        It is not the first segment on the disk of a tiered topic: brokers delete older segments
-        after the copy.
+        If a topic is tiered, the first segment on disk is not the log start, because brokers delete
+        older segments from disk after the copy to the tier.
         """
         branch, tier_lineage = self._branch, self._tier_lineage
         recorded = []
@@ -386,7 +396,9 @@ class DiskLog(SourceLog):
         return max([*recorded, local])
 
     def _merge(self, tier: PartitionLog, low: int, *, end_of_log: bool) -> None:
-        """Adds the segments of the disks to the tier's part of the log."""
+        """Sets `log` to the segments of the tier and, for offsets that the tier lacks, segments on
+        disks.
+        """
         disks, branch = self._all_disks, self._branch
         store, (topic, number) = disks.store, self._key
         folder = TopicFolder(topic, self.topic_id, "")
@@ -399,8 +411,9 @@ class DiskLog(SourceLog):
         on_disk, lost = described(store, folder, number, disk, recovery)
         segments = [segment for segment, _ in on_disk]
         if tier_end > replica.stop:
-            # After the disks were copied, the tier grew and its oldest segments were deleted. Only
-            # the next uploaded segment would record the log start.
+            # After the disks were copied, segments were uploaded to the tier, and its oldest
+            # segments were deleted. No file records this log start yet, because only the next
+            # uploaded segment would record it. So begin at the first existing segment.
             low = max(
                 low, min([tier.ranges[0].start, *(segment.start_offset for segment in segments)])
             )
@@ -441,13 +454,13 @@ class DiskLog(SourceLog):
 
 
 def _has_rebuilt_index(span: SegmentRange) -> bool:
-    """Returns whether the transaction index of a segment was rebuilt from its log."""
+    """Returns whether the transaction index of a range's segment was rebuilt from its log."""
     index = span.segment.objects.indexes.get(IndexType.TRANSACTION)
     return index is not None and index.content is not None
 
 
 def _held(gap: OffsetSpan, segments: Iterable[RemoteSegment]) -> Iterator[SegmentRange]:
-    """Yields the parts of a gap that segments of a disk contain."""
+    """Yields the parts of a gap that segments on disk contain, with these segments."""
     for segment in segments:
         start, stop = max(gap.start, segment.start_offset), min(gap.stop, segment.stop_offset)
         if start < stop:
@@ -457,7 +470,7 @@ def _held(gap: OffsetSpan, segments: Iterable[RemoteSegment]) -> Iterator[Segmen
 def _filled(
     filler: Filler, held: Sequence[SegmentRange], low: int, stop: int
 ) -> list[SegmentRange]:
-    """Returns the offsets of [low, stop) that are missing in `held` but exist in other replicas."""
+    """Returns the ranges of [low, stop) that are not in `held`, but that other replicas contain."""
     return [
         span
         for gap in between(held, low, max(low, stop))
@@ -471,10 +484,10 @@ def _filled(
 def _lost_replicas(
     disks: Disks, folder: TopicFolder, partition: int, disk: SurvivingLog, tier_end: int
 ) -> tuple[list[Lost], list[Orphan]]:
-    """Compares the end of the log with the checkpoints of replicas without a folder.
+    """Compares the end of the log with the checkpoints of replicas that have no folder.
 
-    Returns the lost records above the end that these checkpoints show, and notes about replicas
-    without further records.
+    Returns the lost records above the end of the log that these checkpoints show, and notes about
+    replicas whose checkpoints show no further records.
     """
     reach = max(disk.promised, disk.replica.stop, tier_end)
     lost, notes = [], []
@@ -491,7 +504,9 @@ def _lost_replicas(
 def _holes(
     ranges: Sequence[SegmentRange], gone: Sequence[SegmentRange], low: int, stop: int
 ) -> tuple[list[Hole], list[Hole]]:
-    """Returns the offsets that no range has, and gaps that may never have had records."""
+    """Returns two lists of gaps between the ranges: gaps in which records are missing, and gaps
+    that may never have had records.
+    """
     holes: list[Hole] = []
     unverifiable: list[Hole] = []
     for gap in between(ranges, low, stop):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def open_table(settings: ExportSettings) -> ExportTable:
-    """Opens the target of an export; only the library of its format is imported.
+    """Opens the target of an export. Imports only the library that the target's format needs.
 
     Raises:
         UnsupportedTargetError: The target cannot store each row exactly once.

@@ -1,7 +1,9 @@
-"""Delta tables: files and offsets in one entry of the table's log.
+"""Delta tables as targets: each commit adds files and records offsets in one entry of the log.
 
 An export records its state in `txn` actions, which the log keeps through checkpoints and clean-up.
-The version of `kts/<export>/<topic id>/<partition>` is the exclusive end offset. Keys below it:
+A `txn` action has a key (`appId`) and a version, which is a number. The version for the key
+`kts/<export>/<topic id>/<partition>` is the exclusive end offset. The other keys and their
+versions:
 
     …/start, …/epoch, …/newest         first offset; leader epoch of the last offset, -1 if unknown;
                                        newest timestamp of a compacted table
@@ -10,14 +12,16 @@ The version of `kts/<export>/<topic id>/<partition>` is the exclusive end offset
     kts/<export>/topics/<name>         digest of the topic's last id
     kts/<export>/rows/<topic>/<partition>, …/restarts
                                        rows of all commits; how often the topic was created again
-    kts/<export>/letters               list of dead letters of the last commit that had some
+    kts/<export>/letters               number of the list of dead letters of the last commit
+                                       that had dead letters
 
 A commit is written as the version right after the compared snapshot, so no other commit can be in
-between. Its `commitInfo` has an entry `kts`, by which the history is read.
+between. The entry `kts` in its `commitInfo` identifies the export in the history.
 
-delta-rs checks neither partition columns nor constraints of added files, so an error names the
-feature if a table requires more of writers than plain files and bounds. Source: PROTOCOL.md of
-Delta, "Requirements for Writers" and "Table Features".
+delta-rs does not check partition columns and constraints of added files. So an export rejects a
+table if it requires more of writers than plain files with bounds of their columns, and the error
+names the required feature. Source: PROTOCOL.md of Delta, "Requirements for Writers" and "Table
+Features".
 """
 
 from __future__ import annotations
@@ -128,8 +132,8 @@ class DeltaExportTable(ExportTable):
         self._columns = [field.name for field in settings.partition_by]
 
     def _key_prefix(self, run_id: str) -> str:
-        # The run's id comes before the Hive folders: `clean` takes the first such number of a key
-        # for the run, and partition values may look like one.
+        # The run id comes before the Hive folders, because `clean` takes the first 32 hex digits of
+        # a key as the run id, and a partition value may consist of 32 hex digits, too.
         return f"{self._prefix}{run_id}/" if self._columns else super()._key_prefix(run_id)
 
     def _open(self) -> DeltaTable | None:
@@ -144,7 +148,8 @@ class DeltaExportTable(ExportTable):
             raise self._library_error("the Delta table cannot be opened", error) from None
 
     def _state(self, snapshot: DeltaTable) -> TableState:
-        # First, because expiring txn actions prove nothing.
+        # Check the demands first: if txn actions expire, missing actions do not prove that nothing
+        # was exported.
         check_demands(snapshot, self._settings, self._uri)
         export_id = self._settings.export_id
         transactions = _Transactions(snapshot, export_id)
@@ -157,7 +162,7 @@ class DeltaExportTable(ExportTable):
             check_state_version(transactions.version("version") or 1, self._uri)
         elif any(key.startswith(self._prefix) for key in self._committed_keys(snapshot)):
             raise ExportError(
-                f"the table holds files of the export {export_id!r} and no longer records which"
+                f"the table has files of the export {export_id!r} but no longer records which"
                 " offsets are in them: its txn actions have expired, or it is a copy without them."
                 " Export into another table",
                 uri=self._uri,
@@ -183,7 +188,7 @@ class DeltaExportTable(ExportTable):
             snapshot.to_pyarrow_dataset()  # raises for deletion vectors
         except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
             raise self._library_error(
-                "the data files of the Delta table cannot be read alone", error
+                "the rows of the Delta table cannot be read from its data files alone", error
             ) from None
         files = []
         for row in _actions(snapshot).to_pylist():
@@ -271,10 +276,12 @@ class DeltaExportTable(ExportTable):
         return _details(entry).get("commitId") == commit.commit_id
 
     def _add_fields(self, snapshot: DeltaTable, commit: Commit) -> None:
-        """Adds the fields that the table lacks, in a commit before the data.
+        """Adds the fields that the table lacks, in a separate commit before the commit of the data
+        files.
 
-        delta-rs writes no metadata with files that have more columns. If the run dies in between,
-        the new columns are null until the next run.
+        The separate commit is needed because delta-rs does not change the schema in a commit that
+        adds files. If the run dies between the two commits, the new columns are null until the next
+        run.
 
         Raises:
             deltalake.exceptions.CommitFailedError: Another writer committed first.
@@ -321,7 +328,7 @@ class DeltaExportTable(ExportTable):
                     "rules": dict(commit.fingerprint),
                 }
             },
-            # No retry: it would commit on top of a snapshot that was not compared.
+            # Do not retry: a retry would commit on top of a snapshot that was not compared.
             max_commit_retries=0,
             app_transactions=[
                 Transaction(f"kts/{export_id}/{name}", version, now_ms)
@@ -362,7 +369,7 @@ class DeltaExportTable(ExportTable):
 
 
 def _nested(figures: Mapping[str, Any], columns: Collection[str]) -> dict[str, Any]:
-    """Nests the figures of fields, given by path, like Delta."""
+    """Converts statistics by dotted field path to the nested objects of Delta's log."""
     nested: dict[str, Any] = {}
     for path, value in figures.items():
         *outer, last = [path] if path in columns else path.split(".")
@@ -374,12 +381,12 @@ def _nested(figures: Mapping[str, Any], columns: Collection[str]) -> dict[str, A
 
 
 def arrow_schema(table: DeltaTable) -> pa.Schema:
-    """Returns the columns of a table."""
+    """Returns the columns of a Delta table as an Arrow schema."""
     return pa.schema(table.schema().to_arrow())
 
 
 def _actions(table: DeltaTable) -> pa.Table:
-    """Returns the files of a snapshot."""
+    """Returns a table with a row for each data file of a snapshot."""
     actions: Any = table.get_add_actions(flatten=True)
     return pa.table(actions)
 
@@ -421,7 +428,7 @@ def delta_storage_options(storage: Mapping[str, str]) -> dict[str, str]:
 
 _WRITABLE: Final = frozenset(
     {
-        # Features without requirements for added files.
+        # Features that add no requirements for the files of an export.
         "appendOnly",
         "changeDataFeed",
         "deletionVectors",
@@ -429,7 +436,8 @@ _WRITABLE: Final = frozenset(
         "timestampNtz",
         "v2Checkpoint",
         "vacuumProtocolCheck",
-        # Features with requirements if a column or property uses them; `_unwritable` checks that.
+        # Features that add requirements only if a column or a property uses them, which
+        # `_unwritable` checks.
         "checkConstraints",
         "columnMapping",
         "generatedColumns",
@@ -449,20 +457,21 @@ def check_demands(table: DeltaTable, settings: ExportSettings, uri: str) -> None
     metadata = table.metadata()
     if demands := ", ".join(_unwritable(table, metadata.configuration)):
         raise UnsupportedTargetError(
-            f"the table asks its writers for {demands}, and an export writes plain files only."
+            f"the table requires {demands} of its writers, but an export writes only plain files."
             f" {_ELSEWHERE}",
             uri=uri,
         )
     if duration := metadata.configuration.get(_TXN_RETENTION):
         raise UnsupportedTargetError(
-            f"the table drops txn actions after a while ({_TXN_RETENTION} = {duration}), and with"
-            " them the offsets that were exported: they would be written again. Unset the property",
+            f"the table deletes txn actions after a time ({_TXN_RETENTION} = {duration}). They"
+            " record which offsets were exported, so the same records would be written again."
+            " Unset the property",
             uri=uri,
         )
     append_only = metadata.configuration.get("delta.appendOnly", "").lower() == "true"
     if settings.compaction is not None and append_only:
         raise UnsupportedTargetError(
-            "the table accepts only appends (delta.appendOnly), and compact=True replaces files."
+            "the table accepts only appends (delta.appendOnly), but compact=True replaces files."
             " Unset the property, or export without compact",
             uri=uri,
         )
@@ -472,7 +481,8 @@ def check_schema(table: DeltaTable, schema: pa.Schema, uri: str) -> None:
     """Compares the columns of the rows, partition columns included, with the table.
 
     Raises:
-        ExportError: A column is missing in either, or differs.
+        ExportError: A column is missing in the table or in the rows, or its type or nullability
+            differs.
     """
     rows = {field.name: field for field in delta_schema(schema, uri).fields}
     columns = {field.name: field for field in table.schema().fields}
@@ -487,8 +497,8 @@ def check_schema(table: DeltaTable, schema: pa.Schema, uri: str) -> None:
             different.append(f"{name} must not be null there and may be null in the rows")
     if different:
         raise ExportError(
-            f"the rows do not fit the table: {'; '.join(different)}. {_ELSEWHERE}, or give the rows"
-            " its columns with columns=… or a transform",
+            f"the rows do not fit the table: {'; '.join(different)}. {_ELSEWHERE}, or"
+            " change the columns of the rows with columns=… or a transform",
             uri=uri,
         )
 
@@ -506,7 +516,7 @@ def delta_schema(schema: pa.Schema, uri: str) -> Schema:
     except Exception as error:  # noqa: BLE001  # delta-rs raises Exception itself
         reason = str(error).partition("\n")[0]
         raise ExportError(
-            f"Delta cannot hold the columns of the rows: {reason}. Cast them to other types in the"
+            f"Delta cannot store the columns of the rows: {reason}. Cast them to other types in the"
             " transform, or drop them",
             uri=uri,
         ) from None
@@ -527,8 +537,8 @@ def _unwritable(table: DeltaTable, properties: dict[str, str]) -> Iterator[str]:
 
 
 def _column_rules(value: object) -> Iterator[str]:
-    """Yields descriptions of invariants, generated columns, identity columns and the like, at any
-    depth.
+    """Yields a description of each rule that writers must apply to a column or to a nested field,
+    such as an invariant or an identity column.
     """
     if isinstance(value, list):
         for item in value:
@@ -550,10 +560,10 @@ def _type(field: Any) -> str:  # noqa: ANN401  # a field of delta-rs
 
 
 def _history(target: TargetStore, version: int) -> Iterator[dict[str, Any]]:
-    """Yields the `commitInfo` of a version and of older versions that the log still has, each with
-    its version as `version`.
+    """Yields the `commitInfo` of a version and of all older versions that are still in the log,
+    newest first. Each has the version number as its item `version`.
 
-    `DeltaTable.history` would block other threads while it waits for a store.
+    Does not use `DeltaTable.history`, because it blocks other threads while it waits for a store.
     """
     for number, lines in _log_entries(target, version):
         actions = (json.loads(line) for line in lines if b'"commitInfo"' in line)
@@ -561,7 +571,9 @@ def _history(target: TargetStore, version: int) -> Iterator[dict[str, Any]]:
 
 
 def _log_entries(target: TargetStore, version: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Yields the actions of a version and of older versions, as lines of JSON."""
+    """Yields the number of a version and its actions as lines of JSON, then the same for all older
+    versions that are still in the log.
+    """
     for number in range(version, -1, -1):
         try:
             yield number, target.read(f"_delta_log/{number:020d}.json").splitlines()
@@ -574,16 +586,19 @@ def _commit_info(actions: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _details(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns what an export recorded in a `commitInfo`; empty for other writers."""
+    """Returns the details that an export recorded in a `commitInfo`. Returns an empty mapping if
+    another writer made the commit.
+    """
     details = entry.get("kts")
     return details if isinstance(details, dict) else {}
 
 
 def _removal_of(target: TargetStore, version: int, export_id: str, prefix: str) -> str | None:
-    """Returns a message about the newest version in which another writer removed files of an export
-    with their rows; `None` if the kept log has no such version.
+    """Returns a message about the newest version in which another writer removed files and their
+    rows; `None` if no version that is still in the log did so. The message names a file of the
+    export if one was removed.
 
-    Compaction by other tools removes files without a change of data.
+    Ignores removals that are marked with `dataChange: false`, such as a compaction by another tool.
     """
     for number, lines in _log_entries(target, version):
         actions = [json.loads(line) for line in lines]
@@ -606,8 +621,8 @@ def _removal_of(target: TargetStore, version: int, export_id: str, prefix: str) 
 
 
 def _rollback_of(entries: Iterable[Mapping[str, Any]], export_id: str) -> str | None:
-    """Returns a message about the `RESTORE` that removed rows of an export; `None` if there is
-    none.
+    """Returns a message about the `RESTORE` that removed rows of an export; `None` if no `RESTORE`
+    removed rows.
 
     `RESTORE` restores the files of an earlier version but keeps the later `txn` actions, which then
     record offsets without rows.
@@ -640,7 +655,9 @@ def _is_after_target(entry: Mapping[str, Any], restored: Mapping[str, Any]) -> b
 
 
 def _milliseconds(value: Any) -> int:  # noqa: ANN401  # JSON of any writer
-    """Returns a time in ms since the epoch; 0 if the text cannot be parsed."""
+    """Converts a number of ms or an ISO 8601 text to ms since the epoch; returns 0 for other
+    values.
+    """
     if isinstance(value, int) or (isinstance(value, str) and value.isdigit()):
         return int(value)
     try:

@@ -1,9 +1,12 @@
-"""Base class of targets: opens a table, reads its state, commits and cleans, for all formats.
+"""Base class of export targets. Opens a table of any format, reads its state, commits to it and
+removes files of failed runs.
 
-A commit adds files and moves the recorded offsets in one step. It is attempted on top of a snapshot
-whose state was compared, and retried on a newer snapshot if another writer committed first.
+A commit adds files and extends the recorded offset ranges in one atomic step. It replaces a
+snapshot whose state was compared with the commit. If another writer committed first, the newer
+snapshot is compared and the commit is tried again.
 
-A run marks itself while it writes, so that `clean` deletes none of its files:
+While a run writes, the target has a mark of the run, so that `clean` does not delete files of the
+run:
 
     _kts/runs/<run id>
 
@@ -67,8 +70,8 @@ Snapshot: TypeAlias = Any
 Owner: TypeAlias = "tuple[str, int]"
 """Name of a topic and number of a partition."""
 RowCounts: TypeAlias = "Callable[[str, int], RowCount | None]"
-"""Returns the number of rows that commits wrote of a topic and partition; `None` without a
-commit.
+"""Returns the number of rows that all commits wrote for a topic and a partition; `None` if no
+commit wrote any.
 """
 
 log = logging.getLogger(__name__)
@@ -83,11 +86,11 @@ _CREDENTIAL: Final = re.compile("key|secret|token|password|credential")
 
 @dataclass(frozen=True, slots=True)
 class RowCount:
-    """Rows that all commits of an export wrote of a topic and a partition.
+    """Number of rows that all commits of an export wrote for a partition of a topic.
 
     Attributes:
-        rows: Number of rows of all topics that had the name.
-        restarts: Number of times that the topic was created again and continued in the table.
+        rows: Number of rows, including rows of earlier topics with the same name.
+        restarts: Number of times that the topic was deleted and created again between two commits.
     """
 
     rows: int
@@ -103,11 +106,12 @@ class TableState:
         fingerprint: Rules of the export; empty if the export committed nothing.
         newest_ms: Returns the newest timestamp of a partition of a compacted table, in ms since the
             epoch.
-        letters: Number of the list of dead letters of the last commit with dead letters.
+        letters: Number of the list of dead letters that the last commit with dead letters recorded.
         schema: Returns the columns of the table; `None` if they are unknown.
-        topic_id: Returns the identity that a topic had in its last commit, or its digest number.
-        rollback: Returns a message about the removal of commits of this export, or `None`.
-        counts: Number of rows that commits wrote.
+        topic_id: Returns the id that a topic had in its last commit, or the digest of this id as a
+            number if the table records only the digest.
+        rollback: Returns a message if commits of this export were removed, else `None`.
+        counts: Returns the number of rows that all commits wrote for a partition.
     """
 
     committed: CommittedRanges = field(default_factory=dict[PartitionKey, OffsetRange])
@@ -129,8 +133,8 @@ class TableContents:
         files: All data files except the files of other exports.
         is_shared: True if files may contain rows of other exports: another writer has rewritten a
             table that several exports write to.
-        counts: Number of rows that commits wrote.
-        removal: Returns a message about another writer's removal of files of the export, or `None`.
+        counts: Returns the number of rows that all commits wrote for a partition.
+        removal: Returns a message if another writer removed files of the export, else `None`.
     """
 
     store: TargetStore
@@ -142,18 +146,20 @@ class TableContents:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Files to add and ranges to move.
+    """A commit: data files to add, and offset ranges to extend.
 
     Attributes:
-        schema: Columns of the rows, partition columns included; `None` if no row shows them.
+        schema: Columns of the rows, partition columns included; `None` if they are unknown, because
+            no row was written.
         run_id: Run that wrote the files.
-        base: Keys of all files that the table must have and that the new ones replace; `None` to
-            add files.
+        base: Keys of the table's data files, which the new files replace; the commit fails if the
+            table has other files. `None` to add files without replacing any.
         newest_ms: Newest timestamps of a compaction, in ms.
-        letters: The list of dead letters that it accepts. The table publishes the list of an
-            earlier commit before it replaces its number.
-        typed: Names of decoded columns, which may have fields that the table lacks.
-        counts: Number of rows of the moved partitions, including earlier commits; set by the table.
+        letters: Number of the commit's list of dead letters. The table records only one number, so
+            it publishes the previous list before it replaces the number.
+        typed: Names of decoded columns. They may have fields that the table does not have.
+        counts: Number of rows of the commit's partitions, including earlier commits; set by the
+            table.
         commit_id: Identifies the commit in the table if its response was lost.
     """
 
@@ -188,7 +194,8 @@ class ExportTable(ABC):
         self._uri = settings.target
 
     def load(self, rules: Fingerprint | None = None) -> TableState:
-        """Completes commits of dead exports, and returns the state of the table.
+        """Completes interrupted commits of exports that have died, and returns the state of the
+        table.
 
         Args:
             rules: Rules of the export, compared with the rules in the table.
@@ -241,8 +248,8 @@ class ExportTable(ABC):
         """Returns the current data files.
 
         Raises:
-            ExportError: The files do not have exactly the rows of the table, are outside of its
-                folder, or cannot be replaced in one step.
+            ExportError: The table hides some rows of its files (such as deletion vectors), a file
+                is outside of the table's folder, or the files cannot be replaced in one step.
         """
         snapshot = self._open()
         return () if snapshot is None else self._files(snapshot)
@@ -252,21 +259,22 @@ class ExportTable(ABC):
 
         Raises:
             DataLossError: A file that a commit added is missing or was replaced.
-            ExportError: The files do not have exactly the rows of the table.
+            ExportError: The table hides some rows of its files, such as deletion vectors.
         """
         snapshot = self._open()
         return None if snapshot is None else self._contents(snapshot)
 
     def commit(self, commit: Commit) -> bool:
-        """Adds files and moves the ranges, both or neither.
+        """Adds files and extends the recorded offset ranges in one atomic step.
 
         Returns:
-            False if the table does not exist and cannot be created without columns. Commit the
-            ranges with the next rows then.
+            True if the commit was made. False if the table does not exist, and cannot be created
+            because the columns are unknown. The caller must then include the ranges in its next
+            commit.
 
         Raises:
-            CommitConflictError: Another export moved the same ranges, or changed the files that
-                were merged.
+            CommitConflictError: Another export extended the same ranges, or changed the files that
+                the commit replaces.
             ExportError: A file of the commit no longer exists.
         """
         is_attempted = False
@@ -298,8 +306,8 @@ class ExportTable(ABC):
                     raise
                 return True
         raise CommitConflictError(
-            f"other writers committed first {self._commit_attempts} times, and nothing was"
-            " committed. Run again",
+            f"the commit was tried {self._commit_attempts} times, and each time another writer"
+            " committed first. Nothing was committed: run again",
             uri=self._uri,
         )
 
@@ -407,13 +415,16 @@ class ExportTable(ABC):
 
     def _checked_state(self, snapshot: Snapshot, rules: Fingerprint) -> TableState:
         state = self._state(snapshot)
-        # First, because its message is clearer than an error about partitions.
+        # Compare the rules first, because their error message is clearer than an error about
+        # partitions.
         check_fingerprint(state.fingerprint, rules)
         self._check(snapshot)
         return state
 
     def _with_table_columns(self, commit: Commit, state: TableState) -> Commit:
-        """Adds the fields of the table to the typed columns of a commit."""
+        """Returns the commit with a schema in which decoded columns include the fields that only
+        the table has.
+        """
         there = state.schema() if commit.typed else None
         if there is None or commit.schema is None:
             return commit
@@ -433,8 +444,8 @@ class ExportTable(ABC):
             )
         if keys != base:
             raise CommitConflictError(
-                "the table's files changed during the merge: another writer changed the table"
-                " in the meantime. Run again to merge what it holds now",
+                "the table's files changed during the merge: another writer changed the table in"
+                " the meantime. Run again to merge its current files",
                 uri=self._uri,
             )
 
@@ -445,7 +456,9 @@ class ExportTable(ABC):
         return [entry for entry in listed if entry.key not in committed]
 
     def _library_error(self, text: str, error: Exception) -> TieredKafkaError:
-        """Returns the error for an exception of a library, without credentials."""
+        """Returns an error with `text` and the message of a library's exception, without
+        credentials.
+        """
         catalog = self._settings.catalog.reveal().items()
         hidden = {value for name, value in catalog if _CREDENTIAL.search(name)}
         hidden |= secret_values(self._settings.storage.reveal())
@@ -465,7 +478,7 @@ def check_state_version(version: object, uri: str) -> None:
 
 
 def add_counts(commit: Commit, counts: RowCounts) -> dict[Owner, RowCount]:
-    """Returns the new counts of the partitions that a commit moves."""
+    """Returns the row counts of the partitions of a commit, as they are after the commit."""
     rows = Counter[Owner]()
     for file in commit.files:
         rows[file.topic, file.partition] += file.rows
@@ -485,8 +498,9 @@ def add_counts(commit: Commit, counts: RowCounts) -> dict[Owner, RowCount]:
 def without_other_exports(
     files: Iterable[DataFile], folder: str, export_id: str
 ) -> tuple[list[DataFile], bool, bool]:
-    """Returns the files that other exports did not write, whether other exports wrote files, and
-    whether other writers wrote files. `folder` contains a folder for each export.
+    """Splits files by their writer. Returns the files without the files of other exports, whether
+    other exports wrote files, and whether a writer that is no export wrote files. `folder` is the
+    key prefix of the folders of all exports.
     """
     kept: list[DataFile] = []
     has_other_exports = is_rewritten = False
@@ -504,11 +518,11 @@ def without_other_exports(
 def partitioning_error(
     there: str, asked: str, uri: str, owner: str = "the table"
 ) -> UnsupportedTargetError:
-    """Returns the error for a target that is partitioned by other columns."""
+    """Returns the error for a target that is partitioned by other columns than the export."""
     return UnsupportedTargetError(
-        f"{owner} is partitioned by {there or 'no column'}, and partition_by makes"
-        f" {asked or 'no column'}: readers would mix them up. Use the existing partition_by, or"
-        " export into another table or folder",
+        f"{owner} is partitioned by {there or 'no column'}, but the export has partition_by"
+        f" {asked or 'no column'}: readers cannot read both in one table. Use the existing"
+        " partition_by, or export into another table or folder",
         uri=uri,
     )
 

@@ -1,4 +1,4 @@
-"""Iceberg tables: files and offsets in one commit of the catalog.
+"""Iceberg tables as targets: each commit to the catalog adds files and records offsets.
 
 An export records its state in table properties `kts.<export>.…`; expiring snapshots keeps them:
 
@@ -10,15 +10,17 @@ An export records its state in table properties `kts.<export>.…`; expiring sna
     topics                             JSON: the id that each topic had last
     counts                             JSON: rows of all commits, by topic and partition
     commit                             last commit, `commit id@ms`
-    letters                            list of dead letters of the last commit that had some
+    letters                            number of the list of dead letters of the last commit that
+                                       had dead letters
 
-They are set in the transaction that adds the files. Every commit adds a snapshot, even one without
-files, and requires that snapshot, schema and partitioning in the catalog are still the compared
-ones, so no other commit can be in between.
+The properties are set in the transaction that adds the files. Every commit adds a snapshot, even if
+it has no files. The commit fails unless the catalog still has the snapshot, schema and partitioning
+that were compared, so no other commit can be in between.
 
 The files have no field ids: readers find columns by the table's name mapping. PyIceberg takes
-partition values from the bounds of the files. Both are checked before a row is read. Files are
-added like with PyIceberg's `Transaction.add_files`, but also with bounds for fields of structs.
+partition values from the bounds (min and max) of a file's columns. An export checks the name
+mapping and the settings of bounds before it reads a row. It adds files like PyIceberg's
+`Transaction.add_files`, but also records bounds for fields of structs.
 """
 
 from __future__ import annotations
@@ -114,10 +116,12 @@ class IcebergExportTable(ExportTable):
             raise self._library_error("the catalog cannot be opened", error) from None
 
     def _root(self) -> str:
-        """Returns the root of the table, even if the first commit will create it.
+        """Returns the root of the table, which the catalog also determines for a table that does
+        not exist yet.
 
         Raises:
-            InvalidOptionError: Only the catalog knows where new tables are created.
+            InvalidOptionError: The table does not exist, and the catalog does not define where new
+                tables are created.
         """
         from pyiceberg.exceptions import NoSuchNamespaceError
 
@@ -184,7 +188,9 @@ class IcebergExportTable(ExportTable):
         )
 
     def _properties(self, snapshot: Table) -> dict[str, str]:
-        """Returns the properties of this export, by the ends of their names."""
+        """Returns the properties of this export, by their names without the prefix
+        `kts.<export>.`.
+        """
         return {
             name.removeprefix(self._own): text
             for name, text in snapshot.properties.items()
@@ -192,7 +198,9 @@ class IcebergExportTable(ExportTable):
         }
 
     def _check_no_files(self, snapshot: Table) -> None:
-        """Raises `ExportError` if the table has files of the export but no longer its offsets."""
+        """Raises `ExportError` if the table has files of the export. Called if the table has no
+        properties of the export, so that the offsets in these files are unknown.
+        """
         if snapshot.current_snapshot() is None:
             return
         export_id = self._settings.export_id
@@ -200,11 +208,11 @@ class IcebergExportTable(ExportTable):
         for task in snapshot.scan().plan_files():
             if task.file.file_path.startswith(prefix):
                 raise ExportError(
-                    f"the table holds files of the export {export_id!r}, and its properties"
-                    f" kts.{export_id}.… that record which offsets are in them are gone. All rows"
-                    " would be written again next to these files. Set the properties again, or"
-                    " export into another table; another export_id accepts the files and writes all"
-                    " rows again",
+                    f"the table has files of the export {export_id!r}, but its properties"
+                    f" kts.{export_id}.… are missing. They record which offsets are in these"
+                    " files, so all rows would be written again. Set the properties again, or"
+                    " export into another table. With another export_id, all rows are written"
+                    " again and the table keeps these files, too",
                     uri=self._uri,
                 )
 
@@ -246,7 +254,7 @@ class IcebergExportTable(ExportTable):
         )
 
     def _committed_keys(self, snapshot: Table) -> set[str]:
-        """Returns the files of all snapshots that have not expired."""
+        """Returns the keys of the files in all snapshots that have not expired."""
         # PyIceberg fails on a table without files in any snapshot.
         if not any(entry.manifests(snapshot.io) for entry in snapshot.metadata.snapshots):
             return set()
@@ -325,12 +333,15 @@ class IcebergExportTable(ExportTable):
     def _commit_once(
         self, table: Table, commit: Commit, moved: Mapping[PartitionKey, OffsetRange]
     ) -> None:
-        """Raises `CommitFailedException` of PyIceberg if another writer committed first."""
+        """Commits without retries. Raises PyIceberg's `CommitFailedException` if another writer
+        committed first.
+        """
         from pyiceberg.exceptions import CommitFailedException
 
         pinned: Any = PinnedCatalog(table)
         table.catalog = pinned
-        # Only in this process: every retry would be rejected, too.
+        # Set this only in memory, not in the table. PyIceberg must not retry, because the catalog
+        # would reject every retry.
         table.metadata.properties[_NO_RETRIES] = "0"
         try:
             self._commit_transaction(table, commit, moved)
@@ -338,8 +349,8 @@ class IcebergExportTable(ExportTable):
             raise
         except ValueError as error:  # PyIceberg compares columns, types and nulls with the files
             raise self._library_error(
-                "the rows do not fit the Iceberg table: export into another table, or give the rows"
-                " its columns with columns=… or a transform",
+                "the rows do not fit the Iceberg table: export into another table, or change the"
+                " columns of the rows with columns=… or a transform",
                 error,
             ) from None
         except OverflowError as error:
@@ -362,7 +373,8 @@ class IcebergExportTable(ExportTable):
         from pyiceberg.expressions import AlwaysTrue
 
         location = table.location().rstrip("/")
-        # PyIceberg warns of every column without bounds, which keys and values lack on purpose.
+        # PyIceberg logs a warning for every column without bounds. Keys and values have no bounds
+        # on purpose.
         with (
             errors_only("pyiceberg.io.pyarrow"),
             CHECKSUMS_WHEN_REQUIRED,
@@ -408,9 +420,11 @@ class IcebergExportTable(ExportTable):
         return {f"{self._own}{name}": text for name, text in properties.items()}
 
     def _without_time_bounds(self, table: Table) -> dict[str, str]:
-        """Returns properties that disable bounds of timestamps, except for partition columns.
+        """Returns table properties that disable bounds of date and timestamp columns, except for
+        partition columns.
 
-        Partition columns need bounds, and their days are within the years 1 to 9999.
+        Partition columns need bounds, because partition values are taken from them. PyIceberg can
+        store these bounds, because partition values are within the years 1 to 9999.
         """
         from pyiceberg.types import DateType, TimestampType, TimestamptzType
 
@@ -452,8 +466,8 @@ def check_table(table: Table, partition_by: Sequence[PartitionField], uri: str) 
     """
     if table.format_version > _MAX_FORMAT:
         raise UnsupportedTargetError(
-            f"the table has format version {table.format_version}, and an export writes versions up"
-            f" to {_MAX_FORMAT}. Export into another table",
+            f"the table has format version {table.format_version}, but an export supports versions"
+            f" up to {_MAX_FORMAT}. Export into another table",
             uri=uri,
         )
     schema = table.schema()
@@ -472,9 +486,9 @@ def check_table(table: Table, partition_by: Sequence[PartitionField], uri: str) 
         mode = table.properties.get(f"{_COLUMN_METRICS}column.{field.column}", default)
         if mode.strip().lower() in ("none", "counts"):
             raise UnsupportedTargetError(
-                f"the table keeps no bounds of {field.column} ({_COLUMN_METRICS}… = {mode}), and"
-                " partition values are taken from them. Unset the property, or export into another"
-                " table",
+                f"the table records no bounds of column {field.column} ({_COLUMN_METRICS}… ="
+                f" {mode}), but an export takes partition values from these bounds. Unset the"
+                " property, or export into another table",
                 uri=uri,
             )
     mapping = table.name_mapping()
@@ -484,9 +498,9 @@ def check_table(table: Table, partition_by: Sequence[PartitionField], uri: str) 
     ):
         names = ", ".join(sorted(name for name, _ in wrong))
         raise UnsupportedTargetError(
-            f"the table's name mapping (schema.name-mapping.default) does not lead to its columns"
-            f" {names}: readers would find nulls there. Correct the property, or export into"
-            " another table",
+            "the table's name mapping (schema.name-mapping.default) does not map the names"
+            f" {names} to columns of the table: readers would return nulls. Correct the property,"
+            " or export into another table",
             uri=uri,
         )
 
@@ -494,7 +508,9 @@ def check_table(table: Table, partition_by: Sequence[PartitionField], uri: str) 
 def _nested_fields(
     mapping: Sequence[MappedField], prefix: str = ""
 ) -> Iterator[tuple[str, int | None]]:
-    """Yields every name, at any depth, and the id of its field."""
+    """Yields the dotted path of each name in a name mapping, and the id of its field, including
+    nested fields.
+    """
     for field in mapping:
         for name in field.names:
             yield f"{prefix}{name}", field.field_id
@@ -505,7 +521,9 @@ def _nested_fields(
 
 
 class _ChecksumsWhenRequired:
-    """Sets environment variables while at least one thread is in the context."""
+    """Context manager that sets the AWS checksum variables to `when_required` while at least one
+    thread is in the context.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -516,7 +534,7 @@ class _ChecksumsWhenRequired:
         with self._lock:
             self._users += 1
             if self._users == 1:
-                # Variables that the user has set are kept.
+                # Do not change variables that the user has set.
                 self._added = tuple(name for name in CHECKSUM_VARIABLES if name not in os.environ)
                 os.environ.update(dict.fromkeys(self._added, "when_required"))
 
@@ -537,9 +555,9 @@ setting for them, but follow the environment variables of the AWS SDKs.
 
 
 class PinnedCatalog:
-    """Makes a catalog commit only on top of the loaded state of a table.
+    """Wraps a catalog, so that it commits only if the table is still in the state that was loaded.
 
-    PyIceberg requires it too, but not for its retries.
+    PyIceberg checks this in its first attempt, but not when it retries.
     """
 
     def __init__(self, table: Table) -> None:
@@ -583,10 +601,10 @@ _AFTER_SURROGATES: Final = 0xE000
 def add_files(
     table: Table, transaction: Transaction, paths: Sequence[str], properties: Mapping[str, str]
 ) -> None:
-    """Adds a snapshot with data files, even with none.
+    """Adds a snapshot with data files, even if `paths` is empty.
 
     Raises:
-        ValueError: A file does not fit the table.
+        ValueError: The columns of a file do not fit the table.
     """
     from pyiceberg.table import TableProperties
 
@@ -628,8 +646,8 @@ def _data_file(table: Table, transaction: Transaction, path: str) -> IcebergFile
         nulls = statistics.null_value_counts.get(field.source_id)
         if field.source_id not in statistics.column_aggregates and nulls != parquet.num_rows:
             raise ExportError(
-                f"a file has no bounds of {schema.find_column_name(field.source_id)}, and partition"
-                " values are taken from them. Partition by another column",
+                f"a file has no bounds of column {schema.find_column_name(field.source_id)}, but"
+                " an export takes partition values from these bounds. Partition by another column",
                 uri=path,
             )
     partition = statistics.partition(spec, schema)  # before texts are cut
@@ -651,10 +669,11 @@ def _data_file(table: Table, transaction: Transaction, path: str) -> IcebergFile
 
 
 def _without_bounds(parquet: pq.FileMetaData, columns: Mapping[str, int]) -> Iterator[int]:
-    """Yields the fields that have values, but no bounds, in at least one row group.
+    """Yields the ids of the fields that have values, but no bounds, in at least one row group.
 
-    Arrow writes no bounds of long texts. PyIceberg ignores such a row group, so its bounds would
-    not cover the values there, and readers would skip files with matching rows.
+    Arrow writes no bounds of long texts. PyIceberg ignores row groups without bounds, so the bounds
+    of the file would not cover values in these row groups, and readers would skip files with
+    matching rows.
     """
     for group in range(parquet.num_row_groups):
         row_group = parquet.row_group(group)
@@ -668,8 +687,8 @@ def _without_bounds(parquet: pq.FileMetaData, columns: Mapping[str, int]) -> Ite
 
 
 def upper_bound(text: str, length: int | None) -> str | None:
-    """Returns a text of at most `length` characters that is not below `text`; `None` if that is
-    impossible.
+    """Returns a text of at most `length` characters that sorts at or after `text`; `None` if no
+    such text exists.
 
     PyIceberg increments the last character, which turns U+D7FF into a surrogate that UTF-8 cannot
     encode. Like Iceberg for Java, this skips the surrogates.
@@ -686,16 +705,18 @@ def upper_bound(text: str, length: int | None) -> str | None:
 
 
 def _metrics_plan(schema: Schema, properties: Mapping[str, str]) -> dict[int, Any]:
-    """Returns the metrics to keep. Fields of structs get the same metrics as columns.
+    """Returns the kinds of metrics (such as counts and bounds) to record, by field id. Fields of
+    structs get the same kinds as columns.
 
-    PyIceberg keeps only counts for inner fields, which is correct only for items of lists and maps.
+    PyIceberg records only counts for all nested fields, but this is needed only for items of lists
+    and maps.
     """
     from pyiceberg.io import pyarrow as files
     from pyiceberg.schema import Schema as PlanSchema
 
     plan: dict[int, Any] = files.compute_statistics_plan(schema, dict(properties))
     for path, field in _fields(schema.as_struct(), ""):
-        # The plan of a column of this type, with the properties of the field's path.
+        # Compute the metrics of a column of this type, with the properties of the field's path.
         column = PlanSchema(field.model_copy(update={"name": _COLUMN}))
         own = {
             name: text for name, text in properties.items() if name == f"{_COLUMN_METRICS}default"
@@ -708,7 +729,9 @@ def _metrics_plan(schema: Schema, properties: Mapping[str, str]) -> dict[int, An
 
 
 def _fields(struct: StructType, outer: str) -> Iterator[tuple[str, NestedField]]:
-    """Yields the primitive fields of inner structs, and their paths."""
+    """Yields the dotted path and the field of each primitive field that is inside of a struct
+    column.
+    """
     for field in struct.fields:
         kind = field.field_type
         if kind.is_struct:
@@ -721,14 +744,15 @@ def _fields(struct: StructType, outer: str) -> Iterator[tuple[str, NestedField]]
 
 
 def _rollback_of(table: Table, last_commit: str) -> str | None:
-    """Returns a message about the removal of rows of an export; `None` if all its commits are kept.
+    """Returns a message if a rollback removed rows of an export; `None` if all commits are in the
+    table.
 
     A rollback makes an earlier snapshot current but keeps the properties, which then record offsets
     without rows.
 
     Args:
         table: Current state of the table.
-        last_commit: The property `commit`.
+        last_commit: Value of the property `commit`.
     """
     commit_id, _, committed_ms = last_commit.partition("@")
     if not committed_ms.isdigit():
@@ -744,7 +768,8 @@ def _rollback_of(table: Table, last_commit: str) -> str | None:
             if current is not None:
                 state = f"was rolled back to {current.snapshot_id}"
             return f"the table {state}, which removed snapshot {snapshot.snapshot_id} of the export"
-    # The snapshot of the commit expired. The current one is newer, unless it was rolled back to.
+    # The snapshot of the commit has expired. The current snapshot is newer, unless the table was
+    # rolled back to it.
     if current is None or current.timestamp_ms < int(committed_ms) - _CLOCK_SKEW_MS:
         return "the current snapshot is older than the last commit of the export"
     return None
@@ -752,7 +777,7 @@ def _rollback_of(table: Table, last_commit: str) -> str | None:
 
 def _removal_of(table: Table) -> str | None:
     """Returns a message about the newest snapshot in which another writer removed rows or files;
-    `None` if the kept snapshots have none.
+    `None` if no snapshot that is still in the table did so.
     """
     for snapshot in _ancestors(table):
         summary = snapshot.summary

@@ -1,14 +1,15 @@
-"""A folder of Parquet files with its own commit log.
+"""A folder of Parquet files as target, with its own commit log.
 
     _kts/attempts/<run>/…part       files that tasks write; readers of the folder skip them
-    _kts/commits/<n>.json           created if absent: files of commit n, and all ranges after it
+    _kts/commits/<n>.json           files of commit n, and all offset ranges after it; created
+                                    only if it does not exist
     _kts/commits/<n>.published      every file of commit n has its final name
     [column=value/…]<export>-<topic id>-<partition>-<start>-<stop>.parquet
 
-A commit is complete once its JSON exists. Its files are then moved to their final names. Any
-process may do and repeat this step; the next process that opens the folder does it first. At any
-time, a file has at most one name that readers accept, so they see each row at most once, and all
-rows once the commit is published.
+A commit is complete once its JSON exists. Its files are then published: moved to their final names.
+Any process may do or repeat this. A process that opens the folder first publishes commits that are
+not published yet. At any time, a file has at most one name that readers accept, so they see each
+row at most once, and all rows once the commit is published.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _PUBLISHING_THREADS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """State of the commit log: number of the newest commit (0 for none) and its JSON."""
+    """State of the commit log: number of the newest commit (0 without a commit) and its JSON."""
 
     last: int
     document: Mapping[str, Any]
@@ -68,7 +69,7 @@ class ParquetFolder(ExportTable):
     _values_in = "path"
     _folders = ("_kts/",)
     _suffix = ".part"  # so that no glob for *.parquet finds them
-    # An attempt fails only if another export's attempt succeeds.
+    # A commit attempt fails only if the attempt of another export succeeds.
     _commit_attempts = sys.maxsize
 
     def __init__(self, settings: ExportSettings) -> None:
@@ -83,7 +84,9 @@ class ParquetFolder(ExportTable):
         return f"{ATTEMPTS}{run_id}/"
 
     def _open(self) -> _Log:
-        """Publishes incomplete commits, then reads the log."""
+        """Reads the commit log, and publishes the files of commits that are in the log but were not
+        published yet.
+        """
         commits: set[int] = set()
         published: set[int] = set()
         for entry in self._target.list_objects(COMMITS):
@@ -179,7 +182,9 @@ class ParquetFolder(ExportTable):
             )
 
     def _committed_keys(self, snapshot: _Log) -> set[str]:
-        """Returns the files of the log: published files are no longer under `_kts/`."""
+        """Returns the keys of the commit log's own files. Data files of commits are not included,
+        because they have been moved out of `_kts/`.
+        """
         numbers = range(1, snapshot.last + 1)
         return {_key(number, kind) for number in numbers for kind in ("json", "published")}
 
@@ -207,7 +212,7 @@ class ParquetFolder(ExportTable):
     def _check_exports(self, log: _Log) -> None:
         """Raises `UnsupportedTargetError` if another export partitions its rows differently.
 
-        Readers expect partition columns in all paths of a folder or in none.
+        Readers of a folder expect the same partition columns in the paths of all files.
         """
         asked = partition_rule(self._settings.partition_by)
         for name, export in log.document.get("exports", {}).items():
@@ -217,7 +222,9 @@ class ParquetFolder(ExportTable):
                 raise partitioning_error(there, asked, self._uri, owner)
 
     def _check_other_writers(self) -> None:
-        """Checks the files of other writers before the first commit of a folder."""
+        """Raises `UnsupportedTargetError` if the folder has a file whose path has other partition
+        columns than the export. Called before the first commit of a folder.
+        """
         asked = ",".join(field.name for field in self._settings.partition_by)
         for entry in self._target.list_objects(""):
             folders = entry.key.split("/")[:-1]
@@ -234,11 +241,11 @@ class ParquetFolder(ExportTable):
             name = entry.key.rpartition("/")[2]
             if name.startswith(own) and _FILE.search(name) and not name.startswith(tuple(others)):
                 raise ExportError(
-                    f"the folder holds files of the export {self._settings.export_id!r}, and"
-                    f" {COMMITS} does not record which offsets are in them: the folder is a copy"
-                    " without it, or it was deleted. All rows would be written again next to these"
-                    " files. Restore it, or export into another folder; another export_id accepts"
-                    " the files and writes all rows again",
+                    f"the folder has files of the export {self._settings.export_id!r}, but"
+                    f" {COMMITS} does not record which offsets are in them: {COMMITS} was deleted,"
+                    " or was not copied with the files. All rows would be written again. Restore"
+                    f" {COMMITS}, or export into another folder. With another export_id, all rows"
+                    " are written again and the folder keeps these files, too",
                     uri=self._target.uri(entry.key),
                 )
 
@@ -289,7 +296,7 @@ class ParquetFolder(ExportTable):
             "commitId": commit.commit_id,
             "committedAtMs": time.time_ns() // 1_000_000,
             "files": [asdict(file) for file in commit.files],
-            # Write the whole state, so that readers need only the newest commit.
+            # Write the whole state into every commit, so that reading the newest commit is enough.
             "exports": {
                 **log.document.get("exports", {}),
                 self._settings.export_id: {
@@ -322,7 +329,7 @@ def _key(number: int, kind: str) -> str:
 
 
 def _is_hidden(key: str) -> bool:
-    """Returns whether readers of folders skip a file because of its name."""
+    """Returns whether readers of a folder skip a file because of the names in its path."""
     return any(name.startswith(("_", ".")) for name in key.split("/"))
 
 

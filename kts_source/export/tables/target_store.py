@@ -1,11 +1,11 @@
 """The store to which an export writes.
 
 Keys are relative to the target's root. The commit protocol of Parquet folders relies on two
-guarantees: `create` is atomic and reports whether this call created the object, and `publish` is
+guarantees. `create` is atomic and reports whether this call created the object. `publish` is
 idempotent.
 
 In S3, `create` is `PutObject` with `If-None-Match: *`. A store that ignores the condition would let
-two exports commit the same offsets, so `require_create` probes it before anything is written.
+two exports commit the same offsets, so `require_create` tests the store before anything is written.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class TargetStore(ObjectStore, Protocol):
         ...
 
     def publish(self, source: str, destination: str, size: int) -> None:
-        """Moves an object to its final key. Does nothing if that was done before.
+        """Moves an object to its final key. Does nothing if it was already moved.
 
         Args:
-            source: Key under which it was written.
+            source: Key under which the object was written.
             destination: Final key.
             size: Bytes of the object.
 
@@ -146,8 +146,8 @@ def require_published(actual: int | None, size: int, source: str, destination: s
         )
     if actual != size:
         raise ExportError(
-            f"a committed file has {actual} bytes instead of {size}: another writer uses its name."
-            " Restore the file, or export into another folder",
+            f"a committed file has {actual} bytes instead of {size}: another writer has replaced"
+            " it. Restore the file, or export into another folder",
             uri=destination,
         )
 
@@ -187,7 +187,8 @@ class LocalTarget(LocalStore, TargetStore):
             try:
                 os.link(draft, path)
             except FileExistsError:
-                # Another process stopped between the two steps, or publishes concurrently.
+                # Another process has stopped between linking and removing, or publishes the file
+                # concurrently.
                 if not draft.samefile(path):
                     raise ExportError(
                         "another file has the name of a committed file. Move it away and run again",
@@ -213,7 +214,9 @@ class LocalTarget(LocalStore, TargetStore):
         return self._root / key
 
     def _require_root(self) -> None:
-        """Accepts a missing root: the first object creates it."""
+        """Does not raise an error if the root is missing, because creating the first object creates
+        the root.
+        """
 
 
 class _SyncedFile(io.BufferedWriter):
@@ -226,8 +229,9 @@ class _SyncedFile(io.BufferedWriter):
     def write(self, data: Any) -> int:  # noqa: ANN401  # any buffer
         written = super().write(data)
         self._waiting += written
-        # Start the write-back while the next rows are compressed; otherwise `close` waits for all
-        # bytes. The pages are not read again soon, so they are dropped from memory.
+        # Start writing these bytes to disk while the next rows are compressed. Otherwise `close`
+        # would have to wait for all bytes. Drop the written pages from the page cache, because they
+        # are not read again soon.
         if self._waiting >= _WRITE_BACK_BYTES and hasattr(os, "posix_fadvise"):  # not on macOS
             self._waiting = 0
             self.flush()
@@ -257,22 +261,24 @@ class S3Target(S3Store, TargetStore):
         try:
             self._send("put_object", key, Body=data, IfNoneMatch="*")
         except ObjectChangedError:
-            # After a lost response, the repeated request finds the object of its own first attempt.
+            # If the response of the first attempt was lost, a repeated request finds the object
+            # that the first attempt created.
             return self.read(key) == data
         return True
 
     def open_output(self, key: str) -> Any:  # noqa: ANN401
         """See `TargetStore.open_output`; a multipart upload, complete once it is closed."""
         filesystem = self._client.filesystem
-        # Parts of an upload bypass our retry loop.
+        # Requests for the parts of an upload are not sent through our retry loop.
         filesystem.retries = _UPLOAD_ATTEMPTS
         return filesystem.open(self._path(key), "wb", block_size=UPLOAD_PART_BYTES)
 
     def publish(self, source: str, destination: str, size: int) -> None:
         """See `TargetStore.publish`; copies on the server, then deletes the source.
 
-        The metadata of the copy names its source, which is unique to one attempt, so an equal name
-        means equal content. ETags of copies and uploads differ, so they prove nothing.
+        The metadata of the copy has the key of its source. A source key is used by only one
+        attempt, so a copy with this key has the right content. ETags cannot be compared, because
+        the ETags of a copy and of its source may differ.
         """
         copy = self._head(destination)
         if copy is None:
@@ -293,8 +299,8 @@ class S3Target(S3Store, TargetStore):
         self._send("delete_object", key)
 
     def _copy(self, source: str, destination: str) -> None:
-        """Copies an object on the server. Does nothing if the source does not exist: it was
-        published, or is lost.
+        """Copies an object on the server. Does nothing if the source does not exist, because it was
+        already published or is lost.
         """
 
         def attempt() -> None:

@@ -5,8 +5,9 @@
                                             leader-epoch-checkpoint, partition.metadata
 
 Each partition is recovered in memory like in a starting broker; nothing is written. Records are
-read from one replica, and from other replicas of the same branch if it lacks offsets. The
-checkpoints of all replicas are used. Source: `LogManager`, `LogLoader`, `UnifiedLog` in Kafka.
+read from one replica. If this replica lacks offsets, they are read from other replicas of the same
+branch. The checkpoints of all replicas are used. Source: `LogManager`, `LogLoader`, `UnifiedLog` in
+Kafka.
 """
 
 from __future__ import annotations
@@ -61,12 +62,15 @@ _MAX_METADATA_BYTES: Final = 4096
 class Disks:
     """Topics and replicas of the log directories below some folders. Thread-safe.
 
+    A partition is in use if its folder is named `<topic>-<partition>`. Folders of deleted, stray
+    and future replicas have a suffix; a broker has set these folders aside.
+
     Args:
         store: The store with the folders.
         roots: Key prefixes; empty, or ending in a slash.
 
     Attributes:
-        without: Roots without a log directory.
+        without: Roots below which there is no log directory.
     """
 
     def __init__(self, store: ObjectStore, roots: Iterable[str]) -> None:
@@ -79,12 +83,12 @@ class Disks:
         self._topic_ids: dict[str, str] = {}
 
     def topics(self) -> frozenset[str]:
-        """Returns the names of all topics with a partition in use."""
+        """Returns the names of all topics that have a partition in use."""
         return frozenset(topic for log_dir in self._dirs for topic, _ in log_dir.partitions)
 
     def remains(self) -> frozenset[str]:
-        """Returns the topics without a partition in use, which occur only in checkpoints or in
-        folders set aside.
+        """Returns the topics that have no partition in use. They occur only in checkpoints, or in
+        folders of deleted, stray or future replicas.
         """
         named = {
             topic for log_dir in self._dirs for topic, _ in (*log_dir.lost, *log_dir.set_aside)
@@ -92,8 +96,9 @@ class Disks:
         return frozenset(named) - self.topics()
 
     def topic_ids(self, topic: str) -> frozenset[str]:
-        """Returns the ids of a topic: the ids of its partitions in use, else of folders set aside.
-        Returns the zero id if only a checkpoint names the topic.
+        """Returns the ids of a topic. These are the ids of its partitions in use. If it has none,
+        they are the ids in folders of deleted, stray and future replicas. Returns the zero id if
+        only a checkpoint names the topic.
         """
         in_use = {
             self._topic_id(folder)
@@ -112,8 +117,8 @@ class Disks:
         return frozenset(aside or ({_NO_ID} if is_named else ()))
 
     def partitions(self, topic: str, topic_id: str) -> tuple[int, ...]:
-        """Returns the partitions of a topic id in ascending order, including partitions that occur
-        only in a checkpoint or a folder set aside.
+        """Returns the partitions of a topic id in ascending order. Includes partitions that occur
+        only in a checkpoint or in a folder of a deleted, stray or future replica.
         """
         of_any_id = set()
         numbers = {
@@ -125,16 +130,18 @@ class Disks:
                     of_any_id.add(topic_partition[1])
                     if self._topic_id(folder) == topic_id:
                         numbers.add(topic_partition[1])
-        # A checkpoint does not record the topic id.
+        # A checkpoint does not record topic ids, so the partition may belong to any topic id.
         named = {number for log_dir in self._dirs for name, number in log_dir.lost if name == topic}
         return tuple(sorted(numbers | (named - of_any_id)))
 
     def has_replica(self, topic_partition: TopicPartition, topic_id: str) -> bool:
-        """Returns whether a partition in use has this topic id."""
+        """Returns whether the partition is in use and its replica has this topic id."""
         return any(self._dirs_of(topic_partition, topic_id))
 
     def lost_replicas(self, topic_partition: TopicPartition) -> list[LostReplica]:
-        """Returns the replicas of a partition that checkpoints name, but that have no folder."""
+        """Returns the replicas of a partition that have no folder, but are named in a
+        checkpoint.
+        """
         return [
             log_dir.lost[topic_partition]
             for log_dir in self._dirs
@@ -162,7 +169,9 @@ class Disks:
         ]
 
     def aside_of_others(self, topic: str, topic_id: str) -> list[Orphan]:
-        """Returns the folders set aside of partitions that only exist with another topic id."""
+        """Returns the folders of deleted, stray and future replicas of partitions that do not exist
+        with this topic id.
+        """
         numbers = self.partitions(topic, topic_id)
         others = sorted({number for number, _ in self._aside(topic)} - {*numbers})
         return [orphan for number in others for orphan in self.set_aside((topic, number))]
@@ -174,7 +183,9 @@ class Disks:
                 yield log_dir
 
     def _aside(self, topic: str) -> Iterator[tuple[int, str]]:
-        """Yields partition and folder of the replicas of a topic that are set aside."""
+        """Yields partition number and folder of the deleted, stray and future replicas of a
+        topic.
+        """
         for log_dir in self._dirs:
             for (name, number), folders in log_dir.set_aside.items():
                 if name == topic:
@@ -197,12 +208,13 @@ def _read_topic_id(store: ObjectStore, folder: str) -> str:
 
 
 class KafkaLogsLayout:
-    """Reads partitions in the layout of brokers. An instance belongs to one plan: it searches for
-    log directories once and keeps recovered segments for `describe`.
+    """Reads partitions in the layout of brokers. Use an instance for one plan only, because it
+    searches for log directories once, and keeps the recovered segments for `describe`.
 
     Args:
         end_of_log: True if all complete batches are read, not only those below the high watermark.
-        paths: Number of paths. `JoinedStore` joins the stores of further paths to the first store.
+        paths: Number of paths with log directories. `JoinedStore` adds the stores of the second and
+            later paths to the store of the first path.
     """
 
     name = "kafka-logs"
@@ -219,10 +231,11 @@ class KafkaLogsLayout:
     def topic_folders(
         self, store: ObjectStore, key_prefix: str, topic: str | None
     ) -> tuple[TopicFolder, ...]:
-        """Returns one folder for each pair of topic and id; all share their parent folder.
+        """Returns a folder for each pair of topic and topic id. All these folders have the same key
+        prefix.
 
         Raises:
-            TierNotFoundError: One of several paths has no log directory.
+            TierNotFoundError: There are several paths, and one of them has no log directory.
         """
         root = key_prefix if not key_prefix or key_prefix.endswith("/") else f"{key_prefix}/"
         disks = self._below(store, root)
@@ -230,7 +243,9 @@ class KafkaLogsLayout:
             0 < len(disks.without) <= len(self._beside)
         ):  # a wrong path must not be reported as data loss
             missing = ", ".join(store.uri(root) for root in disks.without)
-            raise TierNotFoundError(f"option 'path': no log directory of a broker at {missing}")
+            raise TierNotFoundError(
+                f"option 'path': there is no log directory of a broker at {missing}"
+            )
         names, remains = disks.topics(), disks.remains()
         if topic is not None:
             names = frozenset({topic}) & (names | remains)
@@ -251,7 +266,7 @@ class KafkaLogsLayout:
         return folders
 
     def partitions(self, store: ObjectStore, folder: TopicFolder) -> tuple[int, ...]:
-        """Returns the partitions with a replica of this topic id."""
+        """Returns the numbers of the partitions that have a replica with this topic id."""
         return self._below(store, folder.folder).partitions(folder.topic, folder.topic_id)
 
     def list_partition(
@@ -261,7 +276,7 @@ class KafkaLogsLayout:
 
         Raises:
             CorruptSegmentError: A replica cannot be recovered.
-            DataLossError: Nothing records where the log ends.
+            DataLossError: No file records where the log ends.
         """
         topic_partition = (folder.topic, partition)
         disks = self._below(store, folder.folder)
@@ -300,7 +315,7 @@ class KafkaLogsLayout:
         )
 
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
-        """Returns the segment that `list_partition` recovered."""
+        """Returns the description of a segment that `list_partition` has recovered."""
         del store
         return self._described[entry.segment_id]
 
@@ -319,8 +334,8 @@ def _joined(
     survivor: SurvivingLog,
     replicas: Sequence[Replica],
 ) -> tuple[list[tuple[RemoteSegment, SegmentFiles]], list[Lost], list[Orphan]]:
-    """Returns the segments of the log, lost records and notes. Other replicas fill gaps of the
-    chosen replica.
+    """Returns the segments of the log, the lost records, and notes. Segments are from the chosen
+    replica. Other replicas fill its gaps.
     """
     topic_partition = (folder.topic, partition)
     main, branch = survivor.replica, newest_branch(replicas)
@@ -344,7 +359,7 @@ def _joined(
             notes.append(Orphan((gone.key,), reason))
         else:
             still_lost.append(gone)
-    # Records below a recorded log start were deleted.
+    # Records below a recorded log start were deleted, so they are not lost.
     if low == first and main.log_dir.log_starts.get(topic_partition) is None:
         for replica in others:
             if replica.log_start < first:

@@ -1,16 +1,18 @@
-"""Finds log directories and reads their checkpoints and the files of their partitions.
+"""Finds the log directories of brokers, reads their checkpoints, and lists the files of their
+partitions.
 
-A log directory (`log.dirs`) is a folder that has `meta.properties`, one of a broker's checkpoints
-or partitions. It is the root itself or one or two folders below it (broker, disk). Directories at
-different depths are all found. Source: `LogManager`, `ReplicaManager`, `CleanShutdownFileHandler`
-in Kafka.
+A log directory (`log.dirs`) is a folder that contains `meta.properties`, a checkpoint of a broker
+or partition folders. It may be the root itself, or be one or two levels below it (broker, disk).
+Log directories at different depths are all found. Source: `LogManager`, `ReplicaManager`,
+`CleanShutdownFileHandler` in Kafka.
 
 Files that an interrupted change left behind are handled like in a starting broker:
 
-    .deleted    was being deleted: dropped
-    .cleaned    of a cleaner or a split that was interrupted: dropped
-    .swap       of a cleaner or a split that finished: replaces its source segments,
-                unless it is at or above a `.cleaned` file, which shows an interrupted split
+    .deleted    file that was being deleted: dropped
+    .cleaned    output of an interrupted log cleaner or segment split: dropped
+    .swap       output of a finished log cleaner or segment split: replaces its source
+                segments, unless a `.cleaned` file with the same or a lower base offset shows
+                that the split was interrupted
 
 Source: `LogLoader.load`, `LogLoader.removeTempFilesAndCollectSwapFiles` in Kafka.
 """
@@ -65,12 +67,13 @@ _NamedFile = tuple[LogFileName, "ObjectInfo"]
 
 @dataclass(frozen=True, slots=True)
 class LostReplica:
-    """A replica that is in a checkpoint of a log directory, but has no folder.
+    """A replica that a checkpoint of a log directory names, but that has no folder there.
 
     Attributes:
         checkpoint: Key of the checkpoint.
         start: First offset of its log, if a checkpoint records it.
-        stop: One past the last offset that was replicated or flushed; `start` for none.
+        stop: One past the last offset that a checkpoint records as replicated or flushed; equal to
+            `start` if no record is known.
     """
 
     checkpoint: str
@@ -83,15 +86,16 @@ class LogDir:
     """One log directory.
 
     Attributes:
-        folder: Its key prefix; empty or ending in a slash.
-        is_clean: True if its broker was shut down cleanly, so that no log needs recovery.
-        high_watermarks: By partition; `None` if the file does not exist.
-        recovery_points: By partition, the offset below which everything was flushed.
-        log_starts: By partition; recorded if above the first segment.
+        folder: Key prefix of the log directory; empty or ending in a slash.
+        is_clean: True if the broker was shut down cleanly, so that no log needs recovery.
+        high_watermarks: High watermark by partition; `None` if the checkpoint does not exist.
+        recovery_points: By partition, the offset below which all records were flushed.
+        log_starts: First offset that consumers may see, by partition. Brokers do not record it for
+            all partitions.
         cleaned: By partition, the offset up to which the log cleaner compacted the log.
         partitions: Folders of the partitions in use.
         set_aside: By partition, folders of deleted, stray or future replicas.
-        lost: Replicas that are in a checkpoint, but have no folder.
+        lost: Replicas that a checkpoint names, but that have no folder.
     """
 
     folder: str
@@ -134,7 +138,9 @@ def find_log_dirs(store: ObjectStore, root: str) -> tuple[LogDir, ...]:
 
 
 def _may_hold_log_dirs(child: str, folder: str) -> bool:
-    """Returns `False` for partitions and hidden folders, such as snapshots of some file systems."""
+    """Returns whether a child folder may contain log directories. Partition folders and hidden
+    folders, such as snapshots of some file systems, do not.
+    """
     name = child[len(folder) : -1]
     return parse_partition_directory(name) is None and not name.startswith(".")
 
@@ -236,7 +242,7 @@ def read_file(store: ObjectStore, info: ObjectInfo, at_most: int) -> bytes:
 
 
 def files_in(store: ObjectStore, folder: str) -> Iterator[tuple[str, ObjectInfo]]:
-    """Yields name and listing of the files directly in a folder."""
+    """Yields the name and the listed object of each file directly in a folder."""
     for info in store.list_objects(folder):
         name = info.key[len(folder) :]
         if "/" not in name:
@@ -258,15 +264,15 @@ class SegmentFiles:
 
 @dataclass(frozen=True, slots=True)
 class LostLog:
-    """A segment that lost its log, not by a regular deletion. A broker drops the indexes and serves
-    the other segments; here it counts as data loss.
+    """A segment whose log is missing although no regular deletion removed it. A broker would drop
+    the indexes of the segment and serve the other segments. A scan treats it as data loss.
 
     Attributes:
-        base_offset: Base offset of the segment. If another replica shows that the end of a log is
-            missing, the first missing offset.
+        base_offset: Base offset of the segment. If only the end of its log is missing, as another
+            replica shows, the first missing offset.
         info: One of the indexes of the segment, or the log that ends early.
-        stop: One past the last offset in its indexes or in a producer snapshot; `base_offset` for a
-            segment without records.
+        stop: One past the last offset in the indexes of the segment or in a producer snapshot;
+            equal to `base_offset` if the segment had no records.
         reason: The problem, for messages.
     """
 
@@ -283,8 +289,8 @@ class PartitionFiles:
     Attributes:
         segments: Segments in order of base offset.
         snapshots: Producer snapshots by offset.
-        others: Other files such as `leader-epoch-checkpoint`, by name.
-        not_read: Files that a broker would drop.
+        others: Other files by name, such as `leader-epoch-checkpoint`.
+        not_read: Notes about files that a broker would drop.
         lost_logs: Segments without a log, in order of base offset.
     """
 
@@ -296,7 +302,8 @@ class PartitionFiles:
 
 
 def partition_files(store: ObjectStore, folder: str) -> PartitionFiles:
-    """Lists the folder of a partition and completes or undoes interrupted changes.
+    """Lists the files in the folder of a partition as a broker would see them after it has
+    completed or undone interrupted changes.
 
     Raises:
         CorruptSegmentError: A `.swap` file is not a log.
@@ -367,20 +374,22 @@ def _lost_logs(
     snapshots: Mapping[int, ObjectInfo],
     bases_with_any_log: set[int],
 ) -> tuple[list[LostLog], list[Orphan]]:
-    """Returns the segments that lost their log, and notes about indexes that a broker would drop.
+    """Returns the segments whose log is missing, and notes about indexes that a broker would drop.
 
     Args:
         store: The store with the files.
         files_by_base: Files of each segment by kind.
         snapshots: Producer snapshots by offset.
-        bases_with_any_log: Base offsets that have a log in any state, such as `.deleted`.
+        bases_with_any_log: Base offsets of all log files, including files with a suffix such as
+            `.deleted`.
     """
     bases = sorted(base for base, files in files_by_base.items() if "log" in files)
     lost, dropped = [], []
     for base, files in sorted(files_by_base.items()):
         following = next((other for other in bases if other > base), None)
         if "log" in files:
-            # Compaction can leave a closed log without records, and then its indexes are empty.
+            # Compaction can remove all records of a segment that is not the last one. Then its
+            # indexes are empty.
             if files["log"].size or following is None:
                 continue
             stop = min(named_stop(store, base, files), following)
@@ -403,15 +412,16 @@ def _lost_logs(
 
 
 def named_stop(store: ObjectStore, base: int, files: Mapping[str, ObjectInfo]) -> int:
-    """Returns one past the last offset in the indexes of a segment; its base offset without
-    entries.
+    """Returns one past the last offset in the indexes of a segment; its base offset if the indexes
+    have no entries.
     """
     stop = base
     for kind, entry_bytes, position in (("index", 8, 0), ("timeindex", 12, 8)):
         info = files.get(kind)
         if info is None:
             continue
-        # Preallocated files end in zeros. Entries ascend; offsets are relative to the base.
+        # Preallocated files end in zeros. Entries are in ascending order, and their offsets are
+        # relative to the base offset.
         data = read_file(store, info, MAX_SIDE_FILE_BYTES).rstrip(b"\0")
         data += bytes(-len(data) % entry_bytes)
         last = data[-entry_bytes:]

@@ -1,5 +1,5 @@
-"""Describes the segments of a recovered log, clipped to the end of the log. Side files come from
-the disk if they are valid, and are rebuilt otherwise.
+"""Describes the segments of a recovered log up to the end of the log. Uses the side files on the
+disk if they are valid, and rebuilds them otherwise.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ _NO_TIMESTAMP: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Lost records.
+    """Records of a log that are lost.
 
     Attributes:
-        segment: Segment with their offsets.
-        key: File that shows the loss.
+        segment: A description of a segment with the offsets of the lost records. Its objects cannot
+            be read.
+        key: Key of the file that shows the loss.
         reason: The problem, for messages.
     """
 
@@ -55,12 +56,13 @@ def described(
     log: SurvivingLog,
     recovery: Recovery,
 ) -> tuple[list[tuple[RemoteSegment, SegmentFiles]], list[Lost]]:
-    """Describes the segments of a log in order, and the records that are lost.
+    """Returns the descriptions of the segments of a log in order of offsets, and the lost records.
 
-    A log without records becomes one segment without offsets, unless its folder is empty.
+    If the log has no records, returns a single segment without offsets. If the folder is empty,
+    too, returns no segment.
 
     Raises:
-        DataLossError: Records are lost, and the folder is empty.
+        DataLossError: Records are lost, and the folder has no file with which to describe them.
     """
     replica = log.replica
     lineage = tuple(entry for entry in replica.lineage if entry.start_offset < log.stop)
@@ -131,14 +133,15 @@ def lost_partition(
     lost: LostReplica,
     after: SurvivingLog | None = None,
 ) -> Lost:
-    """Describes the lost records of a replica that occurs only in a checkpoint.
+    """Describes the lost records of a replica that has no folder and is named only in a checkpoint.
 
     Args:
         store: The store with the checkpoint.
         folder: Topic and topic id.
         partition: Number of the partition.
-        lost: Content of the checkpoint.
-        after: The log of another replica, which ends below the end of this one.
+        lost: The replica and its offsets, from the checkpoint.
+        after: The log of another replica. It ends below the end of the lost replica, and the lost
+            records begin after its last known offset.
 
     Raises:
         ObjectNotFoundError: The checkpoint was deleted in the meantime.
@@ -160,7 +163,7 @@ def lost_partition(
 
 
 def lost_reason(topic: str, partition: int, lost: LostReplica) -> str:
-    """Describes a replica without a folder, for messages."""
+    """Returns a message about a replica that has no folder."""
     offsets = f"offsets [{lost.start}, {lost.stop})" if lost.start < lost.stop else "no offsets"
     return f"it names {offsets} of {topic}-{partition}, and that folder is not there"
 
@@ -193,14 +196,16 @@ def _lost_segment(
 
 
 def _stop(replica: Replica, number: int) -> int:
-    """Returns the end of a segment: the start of the next segment."""
+    """Returns the end of a segment (exclusive): the base offset of the next segment, or the end of
+    the log.
+    """
     if number + 1 < len(replica.segments):
         return replica.segments[number + 1].base_offset
     return replica.stop
 
 
 class _SegmentMaker:
-    """Describes the segments of one log."""
+    """Creates the descriptions of the segments of one log."""
 
     def __init__(
         self,
@@ -221,7 +226,9 @@ class _SegmentMaker:
         self._recovery = recovery
 
     def walked(self, number: int, stop: int) -> Walked | None:
-        """Reads the batches of a segment below an offset if its side files are not sufficient."""
+        """Reads the batches of a segment that are below the offset `stop`, if side files on the
+        disk are not sufficient to describe it. Otherwise returns `None`.
+        """
         replica = self._replica
         files = replica.segments[number]
         if stop == self._log_stop < _stop(replica, number):
@@ -292,7 +299,7 @@ class _SegmentMaker:
         )
 
     def _stored(self, files: SegmentFiles, stop: int) -> dict[IndexType, StoredIndex]:
-        """Returns the side files of the disk."""
+        """Returns the side files of a segment that are on the disk."""
         indexes = {}
         for kind, suffix in (
             (IndexType.TIMESTAMP, "timeindex"),

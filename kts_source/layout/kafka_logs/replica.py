@@ -1,10 +1,10 @@
 """Recovers one replica of a partition in memory, like a broker that starts with its disk.
 
-After a clean shutdown all files are trusted, and only the last log is read after its last index
-entry. Otherwise everything from the recovery point on is read: the log ends before the first
-incomplete batch, and indexes and transactions are rebuilt from batch headers, because files that
-were not flushed are not reliable. Source: `LogLoader.load`, `UnifiedLog`, `ProducerStateManager`,
-`LeaderEpochFileCache` in Kafka.
+After a clean shutdown, all files are trusted, and only the batches after the last index entry of
+the last log are read. Otherwise, all batches from the recovery point on are read: the log ends
+before the first incomplete batch, and indexes and transactions are rebuilt from batch headers,
+because index files and snapshots may not have been flushed. Source: `LogLoader.load`, `UnifiedLog`,
+`ProducerStateManager`, `LeaderEpochFileCache` in Kafka.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ class Walked:
 
     Attributes:
         size: Bytes of the complete batches at the start of the segment.
-        next_offset: One past the last offset of these batches.
-        side_files: Side files rebuilt from these batches.
-        problem: Why the next batch is incomplete; empty at the end of the file.
+        next_offset: One past the last offset of the complete batches.
+        side_files: Side files rebuilt from the complete batches.
+        problem: Why the batch after the complete batches is incomplete; empty if the file ends
+            there.
     """
 
     size: int
@@ -70,19 +71,21 @@ class Replica:
 
     Attributes:
         segments: Segments in order of base offset, up to the segment with the end of the log.
-        walked: Results of the segments that were read, by base offset.
+        walked: Results of reading the batches, by base offset; only for the segments that were
+            read.
         log_start: First offset that a consumer may see.
-        stop: One past its last offset.
+        stop: One past the last offset of the replica.
         stop_size: Bytes of the last segment that belong to the log.
-        lineage: Leader epochs of all its offsets from the log start on.
-        history: All leader epochs on the disk, including epochs of lower, tiered offsets and of
-            leaders without records.
+        lineage: Leader epochs of all offsets from the log start on.
+        history: All leader epochs on the disk, including epochs of tiered offsets below the log
+            start, and epochs of leaders that wrote no records.
         high_watermark: Recorded high watermark, or `None`.
         recovery_point: All records below this offset were flushed; `None` after a clean shutdown.
         problem: Why the last segment is incomplete; empty if it is complete.
-        dropped: Segments after an incomplete one.
-        lost_end: One past the last offset in side files of lost logs at the end and, after a clean
-            shutdown, of the last log; 0 if no such offset is above `stop`.
+        dropped: Segments after an incomplete segment; they are not part of the log.
+        lost_end: One past the last offset of records that were lost at the end of the log; 0 if the
+            side files show no such loss. The offset is from side files of missing logs and, after a
+            clean shutdown, of the last log.
     """
 
     log_dir: LogDir
@@ -103,18 +106,18 @@ class Replica:
 
     @property
     def lost_in_between(self) -> int:
-        """Number of segments below the end that lost their log."""
+        """Number of segments below the end of the log whose log file is missing."""
         logs = self.files.lost_logs
         return sum(self.log_start <= log.base_offset < self.stop for log in logs)
 
     @property
     def log_bytes(self) -> int:
-        """Bytes of its log."""
+        """Bytes of the replica's log."""
         return sum(segment.log.size for segment in self.segments[:-1]) + self.stop_size
 
     @property
     def last_epoch(self) -> int:
-        """The newest leader epoch on its disk; −1 for none."""
+        """The newest leader epoch on the disk; −1 if the disk records no epoch."""
         return self.history[-1].epoch if self.history else -1
 
 
@@ -124,7 +127,8 @@ class SurvivingLog:
 
     Attributes:
         stop: One past the last offset to read.
-        promised: One past the last offset in any file: above `stop` if records were lost.
+        promised: One past the last offset that the log should have according to any file. If it is
+            above `stop`, records were lost.
         high_watermark: Highest recorded high watermark of the branch, or `None`.
     """
 
@@ -148,7 +152,7 @@ def recovered(store: ObjectStore, log_dir: LogDir, topic_partition: TopicPartiti
 
 
 class Recovery:
-    """Recovers one replica. Used by one thread."""
+    """Recovers one replica. Not thread-safe."""
 
     def __init__(
         self,
@@ -210,8 +214,9 @@ class Recovery:
     def _lost_end(self, stop: int, *, is_clean: bool) -> int:
         """Returns `Replica.lost_end` of a log that ends at `stop`.
 
-        A broker writes a producer snapshot at the end of its log when it shuts down. After a crash,
-        side files of the last log may name offsets that were never flushed.
+        After a clean shutdown, a producer snapshot exists at the end of the log, so snapshots or
+        index entries above `stop` show a loss. After a crash they do not, because side files of the
+        last log may name offsets whose records were never flushed.
         """
         files = self._files
         ends = [log.stop for log in files.lost_logs if log.base_offset >= stop]
@@ -224,7 +229,7 @@ class Recovery:
         return max((end for end in ends if end > stop), default=0)
 
     def knows_open(self, base_offset: int | None = None) -> bool:
-        """Returns whether the transactions open at the start of a segment are known.
+        """Returns whether it is known which transactions are open at the start of a segment.
 
         Args:
             base_offset: Base offset of the segment; default: the first segment.
@@ -235,8 +240,8 @@ class Recovery:
         return self._recorded_open(number) is not None
 
     def batch_at(self, offset: int) -> RecordBatchHeader | None:
-        """Returns the header of the first batch that ends after an offset; `None` if no such
-        batch exists or it has format 0 or 1.
+        """Returns the header of the first batch whose last offset is at or after `offset`; `None`
+        if no such batch exists, or if it has message format 0 or 1.
         """
         for segment in self._files.segments[max(bisect_right(self._bases, offset) - 1, 0) :]:
             index = offset_index(self._store, segment)
@@ -254,7 +259,9 @@ class Recovery:
         return None
 
     def walk(self, number: int, *, stop_offset: int | None = None) -> Walked:
-        """Reads a segment from its start to its first incomplete batch, or up to an offset."""
+        """Reads the batches of a segment from its start up to the first incomplete batch, or up to
+        `stop_offset`.
+        """
         return self._walk(
             number, self._open_at_start(number), stop_offset=stop_offset, check_crcs=True
         )
@@ -296,7 +303,7 @@ class Recovery:
         )
 
     def _end_of_last(self) -> WholeBatches:
-        """Reads the end of the last log from its last index entry on."""
+        """Reads the batches of the last log from its last index entry on."""
         segment = self._files.segments[-1]
         index = offset_index(self._store, segment)
         try:
@@ -317,8 +324,9 @@ class Recovery:
         return batches
 
     def _open_at_start(self, number: int) -> Mapping[int, int]:
-        """Returns the transactions open at the start of a segment, from the nearest valid snapshot
-        and the batch headers after it.
+        """Returns the first offset of each transaction that is open at the start of a segment, by
+        producer id. Uses the nearest valid snapshot before the segment, and the batch headers
+        between them.
         """
         first = number
         while not self._has_no_predecessor(first) and self._recorded_open(first) is None:
@@ -328,8 +336,8 @@ class Recovery:
             walked = self._walk(between, open_transactions, check_crcs=False)
             if walked.problem:
                 raise CorruptSegmentError(
-                    f"{walked.problem}; no valid producer snapshot after it records"
-                    " which transactions are open",
+                    f"{walked.problem}. No valid producer snapshot after this offset records which"
+                    " transactions are open",
                     topic=self._key[0],
                     partition=self._key[1],
                     offset=walked.next_offset,
@@ -340,15 +348,17 @@ class Recovery:
         return open_transactions
 
     def _has_no_predecessor(self, number: int) -> bool:
-        """Returns whether a segment is the first one, or the previous segment lost its log."""
+        """Returns whether a segment is the first segment, or follows a segment whose log is
+        missing.
+        """
         if not number:
             return True
         previous, base = self._bases[number - 1 : number + 1]
         return any(previous <= log.base_offset < base for log in self._files.lost_logs)
 
     def _recorded_open(self, number: int) -> Mapping[int, int] | None:
-        """Returns the transactions open at the start of a segment; `None` if the previous segment
-        was not read and no snapshot exists.
+        """Returns the first offset of each transaction that is open at the start of a segment, by
+        producer id; `None` if the previous segment was not read and no valid snapshot exists.
         """
         if not self._has_no_predecessor(number):
             before = self._walked.get(self._bases[number - 1])
@@ -366,7 +376,9 @@ class Recovery:
         return open_first_offsets(entries)
 
     def _history(self) -> list[EpochEntry]:
-        """Returns the leader epochs of the checkpoint and newer epochs of the batches read."""
+        """Returns the leader epochs of the checkpoint, and newer epochs of batches that were
+        read.
+        """
         entries: list[EpochEntry] = []
         info = self._files.others.get(EPOCHS_FILE)
         if info is not None:
@@ -390,13 +402,14 @@ class Recovery:
     def _lineage(
         self, history: Sequence[EpochEntry], log_start: int, stop: int
     ) -> tuple[EpochEntry, ...]:
-        """Returns the leader epochs of [log_start, stop), from batches if the checkpoint does not
-        have them.
+        """Returns the leader epochs of the offsets [log_start, stop). Reads them from batches if
+        the checkpoint does not have them.
         """
         entries = [entry for entry in history if entry.start_offset < stop]
         first = entries[0].start_offset if entries else stop
         if log_start < first:
-            # Brokers truncate this file before they write the new log start into its checkpoint.
+            # A broker removes epochs from `leader-epoch-checkpoint` before it writes the new log
+            # start, so epochs of the first offsets may be missing after a crash.
             read = self._epochs_between(log_start, first)
             newest = read[-1].epoch if read else -1
             entries = [*read, *(entry for entry in entries if entry.epoch > newest)]
@@ -406,7 +419,7 @@ class Recovery:
         return tuple(entries)
 
     def _epochs_between(self, start: int, stop: int) -> list[EpochEntry]:
-        """Reads the leader epochs of [start, stop) from batch headers."""
+        """Reads the leader epochs of the offsets [start, stop) from batch headers."""
         entries: list[EpochEntry] = []
         first = max(bisect_right(self._bases, start) - 1, 0)
         for segment in self._files.segments[first:]:
@@ -435,8 +448,8 @@ class Recovery:
 
 
 def offset_index(store: ObjectStore, segment: SegmentFiles) -> OffsetIndex | None:
-    """Reads an offset index, which may be preallocated; `None` if it is empty or does not match the
-    log.
+    """Reads the offset index of a segment. The file may be preallocated, so zeros at its end are
+    ignored. Returns `None` if the index is empty or does not match the log.
     """
     info = segment.files.get("index")
     if info is None:

@@ -1,13 +1,15 @@
-"""Chooses the replica of a partition to read, and other replicas for offsets that it lacks.
+"""Chooses the replica of a partition that is read, and other replicas from which the offsets are
+read that the chosen replica lacks.
 
 The branch of the highest leader epoch survives. The replica with the highest offset on this branch
-is read: a cluster would elect it as leader to lose least. A high watermark is used if its replica
-agrees with the branch on all lower offsets; a high watermark of a dead branch is ignored.
+is read, because electing it as leader would lose the fewest records. A high watermark is used if
+its replica agrees with the branch on all lower offsets; a high watermark of a dead branch is
+ignored.
 
 The chosen replica may lack offsets: a replica that was added late begins at the tier's end
 (KIP-1023), and a copy of a disk may lack logs in between. Another replica fills such a gap if both
-are proven to be of the same branch: the epochs of their checkpoints agree, and, if the replicas
-overlap at the border of the gap, the batches there are equal.
+replicas are proven to be on the same branch. For this, the epochs of their checkpoints must agree.
+If the replicas overlap at the border of the gap, the batches there must be equal, too.
 
 Source: KIP-101, `LeaderEpochFileCache.endOffsetFor`, `ReplicaManager`, `TierStateMachine`,
 `UnifiedLog` in Kafka.
@@ -45,7 +47,7 @@ _NO_MARK: Final = "no high watermark is recorded, so its records are not read: s
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A history of leader epochs.
+    """A history of leader epochs, which determines one version of a log.
 
     Attributes:
         lineage: Leader epochs with their first offsets.
@@ -68,8 +70,9 @@ def newest_branch(replicas: Sequence[Replica]) -> Branch:
 def furthest(replicas: Sequence[Replica], branch: Branch) -> Replica:
     """Returns the replica with the highest end offset on a branch.
 
-    At equal ends, it prefers a replica that lost no log in between, then the replica with the most
-    bytes, because missing files or a truncated log may leave no other trace.
+    If several replicas have the same end, prefers a replica without missing logs, then the replica
+    with the most bytes. A smaller size may be the only sign that files are missing or that a log
+    was truncated.
     """
     return max(
         replicas,
@@ -86,8 +89,8 @@ def furthest(replicas: Sequence[Replica], branch: Branch) -> Replica:
 
 
 def agreed_to(log: Replica | Branch, branch: Branch) -> int:
-    """Returns the offset up to which a log agrees with a branch; −1 if they differ at their first
-    common offset, because they may have diverged earlier.
+    """Returns the offset (exclusive) up to which a log agrees with a branch. Returns −1 if they
+    differ at their first common offset, because they may have diverged at any earlier offset.
     """
     diverges = parts_at(log, branch)
     if diverges is None:
@@ -96,7 +99,7 @@ def agreed_to(log: Replica | Branch, branch: Branch) -> int:
 
 
 def _reach(replica: Replica, branch: Branch) -> int:
-    """Returns one past the last offset of a branch in a replica; −1 for none."""
+    """Returns one past the last offset of a replica that is on a branch; −1 if no offset is."""
     return min(replica.stop, agreed_to(replica, branch))
 
 
@@ -115,8 +118,9 @@ def surviving_log(
         replicas: Replicas of the partition, at least one.
         end_of_log: True to read all complete batches, replicated or not.
         branch: The branch that survives; default: the newest branch of the replicas. The replica
-            with the highest offset on this branch is read, up to the point where they diverge.
-        replicated: Offsets below it count as replicated, even if the disks do not record it.
+            with the highest offset on this branch is read, up to the offset at which replica and
+            branch diverge.
+        replicated: Offsets below this one count as replicated, even if the disks do not record it.
 
     Raises:
         DataLossError: There are records, but no high watermark defines the end.
@@ -140,8 +144,9 @@ def surviving_log(
         promised = max([best.log_start, *marks])
         stop = min(end, max(promised, replicated))
     elif any(replica.log_dir.high_watermarks is not None for replica in replicas):
-        # Brokers write the file every few seconds, so the partition is younger than that. A
-        # starting broker assumes that no offset was replicated.
+        # The checkpoint exists but does not name this partition. Brokers write it every few
+        # seconds, so the partition was created only seconds before. A starting broker would assume
+        # that no offset was replicated.
         promised = best.log_start
         stop = min(end, max(promised, replicated))
         if end > stop:
@@ -151,7 +156,7 @@ def surviving_log(
     else:
         raise DataLossError(
             "no log directory has replication-offset-checkpoint, so it is unknown up to which"
-            " offset records were replicated; endOfLog=true reads all complete batches",
+            " offset records were replicated. Set endOfLog=true to read all complete batches",
             topic=topic_partition[0],
             partition=topic_partition[1],
         )
@@ -201,7 +206,9 @@ def _notes_on_unread_files(replica: Replica, *, lost: bool) -> Iterator[Orphan]:
 
 
 def parts_at(log: Replica | Branch, branch: Branch) -> int | None:
-    """Returns the first offset for which a log and a branch have different leader epochs."""
+    """Returns the first offset for which a log and a branch have different leader epochs; `None` if
+    there is no such offset.
+    """
     low = max(log.log_start, branch.log_start)
     high = min(log.stop, branch.stop)
     starts = {entry.start_offset for entry in (*log.lineage, *branch.lineage)}
@@ -214,14 +221,14 @@ def parts_at(log: Replica | Branch, branch: Branch) -> int | None:
 
 
 def epoch_at(lineage: Sequence[EpochEntry], offset: int) -> int:
-    """Returns the leader epoch of an offset; −1 if none is recorded."""
+    """Returns the leader epoch of an offset; −1 if `lineage` has no epoch for it."""
     number = bisect_right(lineage, offset, key=lambda entry: entry.start_offset) - 1
     return lineage[number].epoch if number >= 0 else -1
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSource:
-    """A replica and its segments below the end of the log.
+    """A replica that records may be read from, and its segments below the end of the log.
 
     Attributes:
         segments: Segments in order of offsets.
@@ -233,7 +240,7 @@ class ReplicaSource:
     recovery: Recovery
 
     def runs(self) -> list[tuple[int, int]]:
-        """Returns its ranges of offsets [start, stop) without gaps."""
+        """Returns the offset ranges [start, stop) in which the replica has no gap."""
         runs: list[tuple[int, int]] = []
         for segment, _ in self.segments:
             start = max(segment.start_offset, self.replica.log_start)
@@ -245,10 +252,10 @@ class ReplicaSource:
         return runs
 
     def is_decided_from(self, offset: int) -> bool:
-        """Returns whether the transaction indexes from an offset on are complete.
+        """Returns whether the transaction indexes of the segments from an offset on are complete.
 
-        Indexes from the disk are complete. Rebuilt indexes need a snapshot of the transactions open
-        at their start.
+        Transaction indexes on the disk are complete. Rebuilt indexes are complete only if a
+        snapshot records which transactions were open at the start of the first rebuilt segment.
         """
         after = [pair for pair in self.segments if pair[0].stop_offset > offset]
         kind = IndexType.TRANSACTION
@@ -261,7 +268,7 @@ class ReplicaSource:
 
 @dataclass(frozen=True, slots=True)
 class FilledSpan:
-    """Offsets [start, stop) that are read from another replica."""
+    """Offsets [start, stop) of a gap that are read from another replica."""
 
     source: ReplicaSource
     start: int
@@ -278,7 +285,7 @@ class FilledSpan:
 
 
 class Filler:
-    """Fills gaps of the main replica from other replicas. Used by one thread.
+    """Finds the offsets that the main replica lacks in other replicas. Not thread-safe.
 
     Args:
         store: The store with the replicas.
@@ -291,7 +298,7 @@ class Filler:
         stop: One past the last offset to read.
 
     Attributes:
-        notes: Reasons why a replica with offsets in a gap does not fill it.
+        notes: Reasons why replicas that have offsets of a gap were not used to fill it.
     """
 
     def __init__(
@@ -319,8 +326,8 @@ class Filler:
         self.notes: list[Orphan] = []
 
     def fill(self, start: int, stop: int) -> list[FilledSpan]:
-        """Fills a gap [start, stop) downwards from its end, until no replica is proven to have the
-        next lower offset; returns the spans in order of offsets.
+        """Fills a gap [start, stop) from its end downwards, and stops where no replica is proven to
+        have the next lower offset. Returns the spans in ascending order of offsets.
         """
         spans: list[FilledSpan] = []
         end = stop
@@ -334,13 +341,13 @@ class Filler:
         return spans[::-1]
 
     def note(self, replica: Replica, start: int, stop: int, reason: str) -> None:
-        """Notes that offsets of a replica are not read."""
+        """Adds a note that the offsets [start, stop) of a replica are not read."""
         start, stop = max(start, replica.log_start), min(stop, replica.stop)
         text = f"offsets [{start}, {stop}) are not read: {reason}; {self._main.replica.folder} is"
         self.notes.append(Orphan((replica.folder,), f"{text} read"))
 
     def _main_at(self, offset: int) -> ReplicaSource | None:
-        """Returns the main replica if it has an offset."""
+        """Returns the main replica if it has the offset, else `None`."""
         return self._main if any(low <= offset < high for low, high in self._main.runs()) else None
 
     def _span(self, above: ReplicaSource | None, start: int, end: int) -> FilledSpan | None:
@@ -373,7 +380,9 @@ class Filler:
         start: int,
         end: int,
     ) -> str:
-        """Returns why a replica must not fill [start, end); empty if it may."""
+        """Returns the reason why a replica must not fill [start, end); an empty text if it may fill
+        it.
+        """
         if above is None or run[1] == end:
             if not self._epochs_meet(above, source.replica, end):
                 return f"no leader epoch proves that they are of the branch that is read at {end}"
@@ -395,8 +404,9 @@ class Filler:
         return ""
 
     def _epochs_meet(self, above: ReplicaSource | None, replica: Replica, end: int) -> bool:
-        """Returns whether leader epochs prove that a replica has the branch's batches below `end`:
-        the branch has an epoch for these offsets, or the same epoch continues above `end`.
+        """Returns whether leader epochs prove that the batches of a replica below `end` are on the
+        branch. They prove it if the branch has an epoch for these offsets, or if the same epoch
+        continues above `end`.
         """
         if self._branch.log_start < end:
             return True  # `agreed_to` has compared them
@@ -424,7 +434,7 @@ def _have_same_batch(left: ReplicaSource, right: ReplicaSource, offset: int) -> 
 def recorded_start(
     topic_partition: TopicPartition, main: Replica, replicas: Sequence[Replica], branch: Branch
 ) -> int:
-    """Returns the first offset of a log. The main replica may lack the first records.
+    """Returns the first offset of a log, which may be below the first offset of the main replica.
 
     Brokers record the log start of a tiered topic if it is below the first segment on their disk.
     For other topics, brokers record it only if it is above the first segment.
@@ -441,7 +451,9 @@ def recorded_start(
 
 
 def joined_lineage(older: Sequence[FilledSpan], main: Replica, stop: int) -> tuple[EpochEntry, ...]:
-    """Returns the leader epochs of filled spans below a replica, and of the replica itself."""
+    """Returns the leader epochs of a log that consists of filled spans and, after them, the main
+    replica up to `stop`.
+    """
     pieces = [(span.source.replica.lineage, span.start, span.stop) for span in older]
     pieces.append((main.lineage, main.log_start, max(stop, main.log_start + 1)))
     entries: list[EpochEntry] = []
@@ -453,7 +465,9 @@ def joined_lineage(older: Sequence[FilledSpan], main: Replica, stop: int) -> tup
 
 
 def with_lineage(segment: RemoteSegment, lineage: tuple[EpochEntry, ...]) -> RemoteSegment:
-    """Returns a segment with the leader-epoch checkpoint of a joined log."""
+    """Returns a segment with `lineage` as its leader-epoch checkpoint. Its `leader_epochs` are the
+    entries of `lineage` for the offsets of the segment.
+    """
     objects = segment.objects
     below = tuple(entry for entry in lineage if entry.start_offset < max(segment.stop_offset, 1))
     checkpoint = LeaderEpochCheckpoint(lineage).to_bytes()
@@ -469,7 +483,7 @@ def with_lineage(segment: RemoteSegment, lineage: tuple[EpochEntry, ...]) -> Rem
 
 
 def start_note(topic_partition: TopicPartition, main: Replica, low: int, first: int) -> Orphan:
-    """Returns the note that no disk has the start of a log."""
+    """Returns a note that no disk has the offsets [low, first) at the start of a log."""
     return Orphan(
         (main.log_dir.folder + LOG_STARTS,),
         f"it says that the log of {topic_partition[0]}-{topic_partition[1]} starts at offset {low},"
@@ -481,11 +495,11 @@ def start_note(topic_partition: TopicPartition, main: Replica, low: int, first: 
 def with_missing_ends(
     store: ObjectStore, topic_partition: TopicPartition, replicas: Sequence[Replica]
 ) -> list[Replica]:
-    """Adds to each replica the records that it lacks between two of its logs.
+    """Adds to each replica, as lost logs, the records that it lacks between two of its log files.
 
-    A truncated log, or a segment without any files, leaves no trace on its own disk, and
-    compaction leaves such gaps, too. If another replica of the same branch has records there, and
-    no cleaner has compacted these offsets, the records are lost.
+    The disk of a replica does not show whether a log file was truncated or all files of a segment
+    are missing, because compaction leaves such gaps, too. If another replica of the same branch has
+    records in a gap, and no cleaner has compacted these offsets, the records are lost.
     """
     cleaned = max(
         (replica.log_dir.cleaned.get(topic_partition, 0) for replica in replicas), default=0
@@ -497,7 +511,8 @@ def with_missing_ends(
         if lost:
             logs = sorted((*replica.files.lost_logs, *lost), key=lambda log: log.base_offset)
             files = replace(replica.files, lost_logs=tuple(logs))
-            # Transactions that began in the missing records are only known from snapshots.
+            # Recover again, because transactions that began in the missing records are known only
+            # from snapshots.
             replica = Recovery(store, replica.log_dir, topic_partition, files).replica(
                 replica.folder
             )
@@ -512,8 +527,9 @@ def _missing_ends(
     others: Sequence[Replica],
     cleaned: int,
 ) -> Iterator[LostLog]:
-    """Yields the records between two logs of a replica that another replica has. Reads the end of a
-    log only if the other replica has different or larger segments there.
+    """Yields, as lost logs, the records between two log files of a replica that another replica
+    has. Reads the end of a log file only if the other replica has different or larger segments
+    there.
     """
     branch = Branch(replica.lineage, replica.log_start, replica.stop)
     lost = [log.base_offset for log in replica.files.lost_logs]
@@ -558,7 +574,9 @@ def _missing_ends(
 
 
 def _end_of(store: ObjectStore, segment: SegmentFiles) -> int | None:
-    """Returns one past the last offset of a log; `None` if its end cannot be read."""
+    """Returns one past the last offset of a segment's log file; `None` if the end of the file
+    cannot be read.
+    """
     info, base = segment.log, segment.base_offset
     if not info.size:
         return base

@@ -330,7 +330,7 @@ def test_iceberg_table_without_its_properties_is_refused(tmp_path: Path) -> None
     with table.transaction() as transaction:
         transaction.remove_properties(*[name for name in table.properties if "kts." in name])
     catalog.close()
-    with pytest.raises(ExportError, match="are gone"):
+    with pytest.raises(ExportError, match="are missing"):
         lake.export(tier.options())
     assert table_offsets(lake) == list(range(10))
 

@@ -88,11 +88,11 @@ def test_error_names_unknown_argument() -> None:
         ({"partition_by": "topic"}, "partition_by must be a list"),
         ({"sort_within_files": "key"}, "sort_within_files must be a list"),
         ({"tombstones": "eat"}, "tombstones must be one of"),
-        ({"export_id": "a/b"}, "export_id must be"),
-        ({"export_id": "a" * 161}, "export_id must be at most 160"),
-        ({"catalog": {}}, "only Iceberg takes it"),
-        ({"table_format": "iceberg"}, "Iceberg needs catalog"),
-        ({"compact": True, "sort_within_files": ["key"]}, "compact=True works with neither"),
+        ({"export_id": "a/b"}, "export_id is 'a/b'"),
+        ({"export_id": "a" * 161}, "use at most 160 letters"),
+        ({"catalog": {}}, "not valid for other targets"),
+        ({"table_format": "iceberg"}, "required for an Iceberg table"),
+        ({"compact": True, "sort_within_files": ["key"]}, "compact=True cannot be combined"),
     ],
 )
 def test_invalid_settings_are_refused(arguments: dict[str, Any], match: str) -> None:

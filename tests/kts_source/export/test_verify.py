@@ -234,7 +234,7 @@ def test_verify_fails_after_a_copy_was_appended_to_delta(delta: Lake) -> None:
     rows = delta.read()
     copy = rows.slice(2, 1)
     write_deltalake(delta.target, copy, mode="append")
-    with pytest.raises(ExportError, match="more than one row of this offset") as raised:
+    with pytest.raises(ExportError, match="more than one row with this offset") as raised:
         verified(delta)
     assert raised.value.offset == copy["offset"][0].as_py()
 
@@ -311,7 +311,7 @@ def test_verify_compares_rows_after_iceberg_overwrite(ice: Lake) -> None:
 def test_verify_fails_after_a_copy_was_appended_to_iceberg(ice: Lake) -> None:
     exported(ice)
     iceberg(ice).append(ice.read().slice(0, 1))
-    with pytest.raises(ExportError, match="more than one row of this offset"):
+    with pytest.raises(ExportError, match="more than one row with this offset"):
         verified(ice)
 
 
@@ -346,7 +346,7 @@ def test_verify_fails_after_a_file_of_a_folder_was_duplicated(folder: Lake, name
     exported(folder, partition_by=["partition"])
     file = parquet_files(folder)[0]
     shutil.copy(file, file.with_name(name))
-    with pytest.raises(ExportError, match="more than one row of this offset") as raised:
+    with pytest.raises(ExportError, match="more than one row with this offset") as raised:
         verified(folder, partition_by=["partition"])
     assert name in str(raised.value)
 
@@ -379,6 +379,6 @@ def test_verify_reads_files_several_times_if_bitmap_memory_is_limited(
     assert f"verified {rows:,} rows of 2 partitions" in verified(folder)
     last = parquet_files(folder)[-1]
     shutil.copy(last, last.with_name("copy.parquet"))
-    with pytest.raises(ExportError, match="more than one row of this offset") as raised:
+    with pytest.raises(ExportError, match="more than one row with this offset") as raised:
         verified(folder)
     assert raised.value.partition == 1

@@ -327,7 +327,7 @@ def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     with pytest.raises(InvalidOptionError, match="tombstones"):
         lake.settings(compact=True, tombstones="bury")
-    with pytest.raises(InvalidOptionError, match="neither transform"):
+    with pytest.raises(InvalidOptionError, match="cannot be combined with transform"):
         lake.settings(compact=True, sort_within_files=["key"])
 
 

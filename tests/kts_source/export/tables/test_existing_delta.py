@@ -84,7 +84,7 @@ def assert_refused(lake: Lake, match: str, kind: type[Exception], **arguments: A
 @pytest.mark.parametrize(
     ("begun", "match"),
     [
-        ({"partitions": ["country"]}, "by country, and partition_by makes no column"),
+        ({"partitions": ["country"]}, "by country, but the export has partition_by no column"),
         ({"properties": {"delta.constraints.c": "offset > 1"}}, r"constraint \(delta.constraints"),
         (
             {
@@ -119,7 +119,7 @@ def assert_refused(lake: Lake, match: str, kind: type[Exception], **arguments: A
         ({"versions": (1, 7), "features": ["clustering"]}, "for clustering"),
         (
             {"properties": {"delta.setTransactionRetentionDuration": "interval 1 days"}},
-            "drops txn actions .* = interval 1 days.* Unset the property",
+            "deletes txn actions .* = interval 1 days.* Unset the property",
         ),
     ],
 )
@@ -133,7 +133,7 @@ def test_delta_table_with_unsupported_features_is_refused_before_any_row(
 
 def test_table_with_other_partitions_is_refused(lake: Lake) -> None:
     begin_table(lake, [OFFSET, COUNTRY])
-    match = "by no column, and partition_by makes country"
+    match = "by no column, but the export has partition_by country"
     assert_refused(lake, match, UnsupportedTargetError, partition_by=["country"])
 
 

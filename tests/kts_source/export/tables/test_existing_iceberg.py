@@ -88,11 +88,14 @@ def test_table_with_other_partitions_is_refused(
 @pytest.mark.parametrize(
     ("properties", "match"),
     [
-        ({"write.metadata.metrics.default": "none"}, "keeps no bounds of country"),
-        ({"write.metadata.metrics.column.country": "counts"}, "keeps no bounds of country"),
+        ({"write.metadata.metrics.default": "none"}, "records no bounds of column country"),
+        (
+            {"write.metadata.metrics.column.country": "counts"},
+            "records no bounds of column country",
+        ),
         (
             {"schema.name-mapping.default": json.dumps([{"field-id": 1, "names": ["offset"]}])},
-            "does not lead to its columns country",
+            "does not map the names country to columns",
         ),
         (
             {
@@ -103,7 +106,7 @@ def test_table_with_other_partitions_is_refused(
                     ]
                 )
             },
-            "does not lead to its columns country",
+            "does not map the names country to columns",
         ),
     ],
 )

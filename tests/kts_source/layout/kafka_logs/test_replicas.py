@@ -224,7 +224,7 @@ def test_path_without_log_directory_raises_error(
     first, _ = log_directories
     (tmp_path / "typo").mkdir()
     options = {"layout": "kafka-logs", "subscribe": TOPIC}
-    with pytest.raises(TierNotFoundError, match=r"'path': no log directory.*typo"):
+    with pytest.raises(TierNotFoundError, match=r"'path': there is no log directory.*typo"):
         plan({**options, "path": f"{first.root},{tmp_path / 'typo'}"})
     with pytest.raises(InvalidOptionError, match="'path' names an empty path"):
         plan({**options, "path": f"{first.root},"})
