@@ -126,7 +126,7 @@ class AbortedIntervals(ArrayValue):
 
 
 NO_ABORTED = AbortedIntervals.from_txns((), start_offset=0, stop_offset=0)
-"""No aborted transactions; `read_uncommitted` uses it."""
+"""Empty intervals, which `read_uncommitted` uses."""
 
 
 def _no_aborted() -> AbortedIntervals:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Data: TypeAlias = bytes | memoryview
-"""Bytes of an object. The memory of a view may be reused once the view is deleted."""
+"""Bytes of an object. When a view is deleted, its memory may be reused."""
 
 
 @dataclass(frozen=True, slots=True)

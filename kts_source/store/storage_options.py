@@ -261,7 +261,7 @@ def _seconds(storage: Mapping[str, str], name: str, default: float) -> float:
 _PRESIGNED: Final = "presigned+"
 _URL_LIST: Final = re.compile(r"https?://[^?#]+\.(json|txt|urls)(\?.*)?", re.IGNORECASE | re.DOTALL)
 PATH_SECRET: Final = "presigned.path"
-"""Name of the entry with the whole path among the secrets."""
+"""Name of the storage option that contains the path with its secret query string."""
 
 
 def is_presigned(path: str) -> bool:

@@ -62,11 +62,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 5
-"""Attempts to look if leaders change in the meantime."""
+"""Maximum number of attempts to take a snapshot if leaders change in the meantime."""
 _CHUNK_BYTES: Final = 64 << 20
-"""Assumed segment size for offsets that only brokers have."""
+"""Maximum size in bytes of the chunks in which offsets that only brokers have are read."""
 _SHARES: Final = 64
-"""Minimum number of chunks per limit, so that partitions are read in turns."""
+"""A batch limit is divided by this to get the size of a chunk, so a batch reads many partitions."""
 _EPOCHS_AT_ONCE: Final = 100
 
 
@@ -425,14 +425,14 @@ class ClusterLooker:
         except TopicNotFoundError as error:
             if self._options.fail_on_data_loss or not position.topics:
                 raise
-            log.warning("waiting for topics that were there: %s", error)
+            log.warning("waiting for topics that existed before: %s", error)
             self._current.close()
             return {}
         if before is not None and self._is_seen and not self._must_list(before):
             return before
         view = self._current.view
         if view is None:
-            log.info("waiting for topics: the cluster has none that matches")
+            log.info("waiting for topics: no topic of the cluster matches the pattern")
             self._check_gone(position, ())
             self._is_seen = True
             return {}
@@ -592,7 +592,7 @@ class _ClusterAndTier:
             except LeaderChangedError as error:
                 if attempt + 1 == _ATTEMPTS:
                     raise
-                log.info("asking again: %s", error)
+                log.info("requesting metadata again: %s", error)
             except TopicNotFoundError:
                 if not isinstance(self._options.selection, SubscribePattern):
                     raise

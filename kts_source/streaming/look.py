@@ -134,7 +134,7 @@ class TopicLook:
 
 
 Look: TypeAlias = dict[str, TopicLook]
-"""Topics with data by name."""
+"""A snapshot of a stream: its topics that have data, by name."""
 
 
 def at_position(look: Look, position: StreamPosition) -> Look:

@@ -34,7 +34,7 @@ _MAX_PARTITION: Final = (1 << 31) - 1
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 
 Offsets: TypeAlias = Mapping[int, int]
-"""Partition number to offset."""
+"""Mapping from partition number to offset."""
 
 
 class TopicPartition(NamedTuple):

@@ -78,9 +78,9 @@ log = logging.getLogger(__name__)
 _FIRST_SEGMENTS: Final = 2
 _MAX_SEGMENTS: Final = 256
 PAGE: Final = 1000
-"""Keys that a store lists in one request."""
+"""Number of keys that a store lists in one request."""
 _SEEN_AGAIN: Final = 30
-"""The last objects are always listed again, because copies in progress are among them."""
+"""This many objects at the end are always listed again: they include copies in progress."""
 _GAIN_IN_A_ROW: Final = 8
 """Minimum factor by which one listing of all partitions must reduce the number of requests: its
 requests are sequential, but listings of single partitions run concurrently.
@@ -363,7 +363,7 @@ class TierLooker:
         except TierNotFoundError as error:
             if not position.topics:
                 raise
-            log.warning("waiting for topics that were there: %s", error)
+            log.warning("waiting for topics that existed before: %s", error)
         else:
             for topic in self._options.selection.wanted(position.topics):
                 if topic in folders:

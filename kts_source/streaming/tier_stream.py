@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 _ATTEMPTS: Final = 3
-"""Attempts to take a snapshot if leaders change in the meantime."""
+"""Maximum number of attempts to take a snapshot if leaders change in the meantime."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def pending_partitions(
         if topic_position is None or topic_position.topic_id is None:
             if topic_position is not None:
                 log.warning(
-                    "topic %s: the checkpoint has no topic id; continuing in the newest, %s",
+                    "topic %s: the checkpoint has no topic id; continuing with the newest id, %s",
                     name,
                     topic.topic_id,
                 )
@@ -631,7 +631,7 @@ def _with_retries(attempt: Callable[[], _Result]) -> _Result:
         except LeaderChangedError as error:
             if number + 1 == _ATTEMPTS:
                 raise
-            log.info("looking again: %s", error)
+            log.info("taking the snapshot again: %s", error)
     raise AssertionError
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SLACK: Final = 64
 """Bytes after the end of each growing buffer that kernels may overwrite."""
 WORTH_COPYING: Final = 4
-"""Copy the filled bytes if they are less than this fraction of the memory, to release the rest."""
+"""Filled bytes are copied if the memory is more than this many times as large."""
 
 
 def allocate(size: int) -> pa.Buffer:

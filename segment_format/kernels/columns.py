@@ -210,7 +210,7 @@ COLUMNS: Final[dict[str, Column]] = {
     "batchBaseOffset": _fixed(pa.int64(), c.WANT_BASE_OFFSET, c.BASE_OFFSETS),
     "codec": _codec(),
 }
-"""Column name -> column: the columns of Spark's Kafka source, then the origin of a record."""
+"""Columns by name: first those of Spark's Kafka source, then columns about a record's origin."""
 
 
 def column_names(columns: Iterable[str], others: Container[str] = ()) -> tuple[str, ...]:
@@ -354,7 +354,7 @@ def _layout(shape: _Shape, capacities: tuple[int, ...]) -> _Layout:
 
 
 _last_capacities: tuple[_Shape | None, tuple[int, ...]] = (None, ())
-"""Shape and capacities of the last batch; the next decoder starts with them."""
+"""Shape and capacities of the last batch. The next decoder with this shape starts with them."""
 
 
 class ColumnBuffers:

@@ -162,7 +162,7 @@ SOUGHT_STOP: Final = 124  # by the kernel: end of the record that was found
 FRAME_SIZE: Final = 128
 
 COPY_SLACK: Final = 32
-"""Bytes after the end of every byte buffer that kernels may overwrite, in steps of 32."""
+"""Number of bytes after the end of each byte buffer that kernels may overwrite."""
 
 # --- Bits of WANTED ------------------------------------------------------------------------------
 WANT_OFFSET: Final = 1

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 
 BLOCK: Final = 64
-"""Bytes of one vector."""
+"""Number of bytes of a vector."""
 _WIDE: Final = 4
-"""Vectors in flight, so that none waits for the one before."""
+"""Number of vectors that are folded concurrently, so that no multiplication waits for another."""
 _AHEAD: Final = 4096
 """Prefetch distance in bytes."""
 _POLYNOMIAL: Final = 0x1EDC6F41

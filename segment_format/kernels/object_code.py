@@ -47,7 +47,7 @@ _STORED: Final = {
     "mark_repeated": (("frame", 8),),
     "scan_batches": (("frame", 8),),
 }
-"""Kernel -> its array parameters: name, and bytes of an item."""
+"""Kernels that are stored, with the name and the item size in bytes of each array parameter."""
 _FAILED: Final = -(2**63)
 _DIGEST_SIZE: Final = 32
 _MAX_BYTES: Final = 16 << 20

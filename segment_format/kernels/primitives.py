@@ -122,7 +122,7 @@ def _copy(size: int) -> Callable[..., Codegen]:
 
 copy_16 = instruction(_copy(16))
 copy_32 = instruction(_copy(32))
-"""Copy exactly 16 or 32 bytes from source to target."""
+"""`copy_16` and `copy_32` copy exactly 16 or 32 bytes from source to target."""
 
 
 @instruction
@@ -512,7 +512,7 @@ def _count(name: str) -> Callable[..., Codegen]:
 
 trailing_zeros = instruction(_count("llvm.cttz"))
 leading_zeros = instruction(_count("llvm.ctlz"))
-"""Both return 64 for 0."""
+"""`leading_zeros` and `trailing_zeros` return 64 for the number 0."""
 
 
 @instruction

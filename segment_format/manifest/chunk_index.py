@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     ChunkSizes = npt.NDArray[np.int32]
 
 MAX_PAYLOAD_BYTES: Final = 10 << 20
-"""The plugin's own limit; at width 1 that is 10.5 million chunks."""
+"""The plugin has the same limit. With one byte per size, this is 10.5 million chunks."""
 MAX_INT32: Final = 2**31 - 1
 _MANY: Final = struct.Struct(">iib")
 _COUNT: Final = struct.Struct(">i")
