@@ -325,8 +325,8 @@ class TierStream:
         self._looker.close()
 
     def fix_end(self) -> None:
-        """Makes the stream end at the offsets that exist at the next `next` call. Later offsets are
-        ignored.
+        """Makes the stream end at the ends of the partitions in the snapshot that the next call of
+        `next` uses. Later offsets are ignored.
         """
         self._ends_here = True
 
@@ -340,7 +340,7 @@ class TierStream:
 
         Raises:
             TieredKafkaError: The stream cannot continue. If waiting may help, the error is logged
-                instead, except in the first call and for streams with a fixed end.
+                instead, unless no call has succeeded so far or the stream has a fixed end.
         """
         if not self._is_noted:
             self._is_noted = True
