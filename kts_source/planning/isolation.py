@@ -240,8 +240,8 @@ def _has_records(
     """Returns whether a producer has transactional records in `offsets` [start, stop) of the log.
     Searches the ranges up to index `last`.
 
-    If it has none, a missing index entry is no error: compaction removes first the records of an
-    aborted transaction, then its index entry, then its marker.
+    If it has no such records, a missing index entry is no error, because compaction removes first
+    the records of an aborted transaction, then its index entry, then its marker.
     """
     start, stop = offsets
     return any(
@@ -401,8 +401,8 @@ class EndStates:
         """Reads the snapshot of range `number`, and returns whether it is usable."""
         span = self._ranges[number]
         if span.stop < span.segment.stop_offset:
-            # The rest of the segment belongs to a dead branch, and the snapshot describes the end
-            # of that branch.
+            # The rest of the segment belongs to an abandoned branch, and the snapshot describes the
+            # end of that branch.
             return False
         snapshot = self._side_files.snapshot(span.segment)
         if snapshot is None:
@@ -487,7 +487,7 @@ def _begun_earlier(
     aborted: Sequence[AbortedTxn],
 ) -> list[AbortedTxn]:
     """Returns corrected copies of aborted transactions that span a gap, if they began before the
-    first offset in the transaction index.
+    first offset that their index entry states.
 
     A transaction that spans a gap was open at the start of the gap, so the producer snapshot there
     has its first offset. Snapshots have a checksum, so an index entry with a higher first offset is

@@ -154,7 +154,8 @@ def with_unknown_epoch(
         newest: Last epoch of the newest segment that has a checkpoint; −1 if no segment has a
             checkpoint.
         first_whole: First offset of the first complete segment; `None` if there is no complete
-            segment or no lineage. Segments of an unknown epoch count only above this offset.
+            segment or no lineage. A segment of an unknown epoch is returned only if it ends above
+            this offset.
     """
     return [
         segment

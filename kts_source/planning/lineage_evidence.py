@@ -180,8 +180,8 @@ def _dropped(surviving: PartitionLog, lineage: Sequence[EpochEntry]) -> Iterator
 def _witnesses(
     segments: Sequence[RemoteSegment], newest: RemoteSegment | None
 ) -> Iterable[RemoteSegment]:
-    """Returns the last segment of each leader epoch except `newest`, newest epoch first. Of the
-    segments of an epoch, the last one has the longest checkpoint.
+    """Returns for each leader epoch its last segment, newest epoch first. Ignores segment `newest`.
+    The last segment of an epoch has the longest checkpoint of the epoch's leader.
     """
     by_epoch: dict[int, RemoteSegment] = {}
     for segment in segments:

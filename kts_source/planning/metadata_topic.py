@@ -2,8 +2,8 @@
 
 Brokers write events to this topic when they start or finish the copy or the deletion of a segment.
 Each partition of the topic is read from its log start to the high watermark that it had at the
-start of the read, so the result is consistent. Only those partitions of the topic are read that
-have events of wanted partitions. If the topic has lost events, some segments are unknown, or are
+start of the read, so the result is consistent. Partitions of the topic that have no events of
+wanted partitions are not read. If the topic has lost events, some segments are unknown, or are
 listed although they were deleted. The scan tolerates this: brokers serve the offsets of unknown
 segments, and the objects of every segment are looked up in the store.
 
@@ -341,7 +341,8 @@ class MetadataTopicLayout:
         self._named: dict[str, RemoteLogSegmentMetadata] = {}
 
     def look_up(self, store: ObjectStore, key_prefix: str, pool: Executor) -> None:
-        """Looks up the objects of all live segments in the store, concurrently in `pool`.
+        """Looks up in the store the objects of all segments that consumers may read, concurrently
+        in `pool`.
 
         Raises:
             AccessDeniedError: The store denies access to some objects, and no segment was found.
@@ -394,13 +395,15 @@ class MetadataTopicLayout:
         return self._listings[key].orphans
 
     def names_any(self, topic: str) -> bool:
-        """Returns whether the metadata topic has a live segment of a topic."""
+        """Returns whether a topic has, according to the metadata topic, a segment that consumers
+        may read.
+        """
         partitions = self._state.partitions.items()
         return any(segments.live for (name, _), segments in partitions if name == topic)
 
     def epoch_stops(self, key: TopicPartition) -> dict[int, int]:
-        """Returns for each leader epoch of a partition one past its last offset in live segments.
-        Includes segments whose objects do not exist.
+        """Returns for each leader epoch of a partition one past its last offset in segments that
+        consumers may read. Includes segments whose objects do not exist.
         """
         epoch_stops: dict[int, int] = {}
         for segment in self._state.partitions[key].live:

@@ -160,9 +160,10 @@ class PartitionPlan:
         stop: One past the last offset read.
         wanted_stop: The requested end. `stop` is lower if an undecided transaction limits the read.
         undecided: Open transactions that make `stop` lower than `wanted_stop`.
-        brokers: Set if brokers serve some offsets.
-        disks: Set if offsets are read from a broker's disk in addition to the tier.
-        catalog: Set if the metadata topic was read instead of listing the store.
+        brokers: The offsets that are read from brokers; `None` if the scan uses no brokers.
+        disks: The replica that is read in addition to the tier; `None` if no disk is read.
+        catalog: Summary of the partition's events in the metadata topic; `None` if the store was
+            listed instead.
     """
 
     topic: str

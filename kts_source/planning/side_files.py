@@ -298,7 +298,8 @@ class SideFiles:
 
 def check_own_epochs(entries: Sequence[EpochEntry], segment: RemoteSegment) -> None:
     """Raises `CorruptIndexError` if a segment's manifest has other leader epochs than `entries` of
-    its checkpoint. Ignores offsets below the first entry of each.
+    its checkpoint. Ignores offsets below the first entry of the checkpoint, and below the first
+    entry of the manifest.
     """
     if not entries or not segment.leader_epochs:
         return

@@ -107,8 +107,8 @@ class SourceLog:
         return first_offset_at_or_after(self.log, timestamp_ms, self.side_files)
 
     def end_of_batches(self) -> int:
-        """Returns one past the last offset of the log's last batch , or the end of the log if the
-        last batch cannot be read.
+        """Returns one past the last offset of the log's last batch; the end of the log if this
+        batch cannot be read.
         """
         return self.log.stop
 

@@ -12,14 +12,14 @@ offsets. For a window, it reads the manifests of:
 
 The result is exact, because each offset is served by the last segment that has it
 (`lineage.cover`). In unusual cases all segments are read: there are no upload times, a manifest is
-invalid, a segment has a higher epoch or end than the newest segment, or there is a dead branch or a
-hole.
+invalid, a segment has a higher epoch or end than the newest segment, or there is an abandoned
+branch or a hole.
 
 The times in the listing show which uploads are newest. A tool that copies the bucket may reset
 these times. Then the last segment by offset is still read, and every epoch is still compared. One
 case cannot be detected: after two unclean elections, the leader's branch may have only epochs below
-the epochs of a dead branch in the tier. Until a segment with the leader's epoch is copied, the tier
-does not record which branch survived, and different windows may choose different branches.
+the epochs of an abandoned branch in the tier. Until a segment with the leader's epoch is copied,
+the tier does not record which branch survived, and different windows may choose different branches.
 """
 
 from __future__ import annotations
@@ -278,8 +278,8 @@ class TierLog(SourceLog):
         return stop
 
     def end_of_segments(self, offset: int, count: int) -> int:
-        """Returns about the end of the `count`-th segment, counted from the segment that contains
-        `offset`.
+        """Returns the approximate end offset of a run of `count` segments. The first of them is the
+        segment that contains `offset`.
         """
         number = bisect_right(self._bases, offset) + count - 1
         if self.is_complete or number >= len(self._bases):
@@ -444,8 +444,8 @@ class TierLog(SourceLog):
 
     def _is_plain(self, segment: RemoteSegment) -> bool:
         """Returns whether all offsets of a segment above the log start belong to the lineage, and
-        are below the known end of the log. If this is not true for one branch of the log, a newer
-        branch may have died, too, so all segments must be read.
+        are below the known end of the log. If the result is False, all segments must be read,
+        because a newer branch of the log may have been abandoned, too.
         """
         if not segment.leader_epochs or segment.leader_epochs[-1].epoch > self._lineage[-1].epoch:
             return False

@@ -60,7 +60,7 @@ class Region:
         return self.first_offset > self.last_offset or self.first_timestamp > self.last_timestamp
 
     def within(self, other: Region) -> Region:
-        """Returns the intersection of two regions."""
+        """Returns the intersection of the two regions."""
         return Region(
             max(self.first_offset, other.first_offset),
             min(self.last_offset, other.last_offset),
@@ -69,7 +69,7 @@ class Region:
         )
 
     def around(self, other: Region) -> Region:
-        """Returns the smallest region that contains both."""
+        """Returns the smallest region that contains both regions."""
         if self.is_empty or other.is_empty:
             return other if self.is_empty else self
         return Region(
@@ -125,8 +125,8 @@ def _interval(op: Op, number: int) -> tuple[int, int]:
 
 
 def specialised(predicate: Predicate, topic: str, partition: int) -> Predicate:
-    """Returns the predicate for one partition: conditions on topic and partition are replaced by
-    their results.
+    """Returns the predicate for the rows of one partition. Replaces topic and partition by their
+    values, and evaluates the conditions that then contain no other column.
     """
     row = pa.record_batch(
         {

@@ -319,12 +319,12 @@ def find_field(kind: pa.DataType, path: Sequence[str]) -> tuple[tuple[str, ...],
     for name in path:
         above = f"field {'.'.join(exact)!r}" if exact else "the column"
         if not pa.types.is_struct(kind):
-            raise ValueError(f"does not exist: {above} is a {_short(kind)}")
+            raise ValueError(f"does not exist: {above} is a {_short(kind)}, which has no fields")
         names = [field.name for field in kind]
         matches = [other for other in names if other.lower() == name.lower()]
         if not matches:
             raise ValueError(
-                f"does not exist: {above} has no field {name!r}, but {', '.join(names)}"
+                f"does not exist: {above} has no field {name!r} (fields: {', '.join(names)})"
             )
         if len(matches) > 1:
             raise ValueError(f"may be any of {', '.join(matches)}, which differ only in case")

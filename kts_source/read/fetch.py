@@ -144,7 +144,7 @@ def _near(
 ) -> Generator[Fetched[R], None, int | None]:
     """Reads in this thread until the reads take too long.
 
-    The number of bytes yielded, or `None` if no requests are left.
+    Returns the number of bytes that were yielded, or `None` if no requests are left.
     """
     handed_out, patience = 0, _PATIENCE_SECONDS
     while patience > 0:

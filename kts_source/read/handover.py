@@ -124,7 +124,7 @@ class _Handover:
         self._max_bytes = threads * WAITING_BYTES
         self._cancellation = Cancellation()
         self._queue: SimpleQueue[_Item] = SimpleQueue()
-        # With `ordered`: items that arrived while an earlier read had not ended, by read.
+        # With `ordered`: items that arrived before an earlier read had ended, by number of read.
         self._early: dict[int, deque[_Item]] = {}
         self._room = threading.Condition()
         self._begun = 0

@@ -305,7 +305,7 @@ def _read_tier(
 
 
 def _load_decoder() -> None:
-    """Imports the decoder and links its kernel, . Both are slow in a new process."""
+    """Imports the decoder and links its kernel, because both steps are slow in a new process."""
     import kts_source.read.slice_decoder  # noqa: F401
     from segment_format.kernels.decoder import load_kernel
 

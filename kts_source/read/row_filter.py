@@ -1,9 +1,9 @@
 """Decodes a slice and returns the rows for which option `where` is true.
 
-Usually in two passes: the first pass decodes only the columns of the condition. If a window of
+Usually makes two passes. The first pass decodes only the columns of the condition. If a window of
 bytes has matching rows, the second pass decodes all columns of the rows from the first to the last
-match. A single pass decodes all columns instead if two passes save nothing, or as soon as a window
-shows that most rows would be decoded twice. The result is the same.
+match. Instead, a single pass decodes all columns if two passes would save nothing, or as soon as a
+window shows that most rows would be decoded twice. The number of passes does not change the rows.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class FilteringDecoder:
 
 
 def _packed(batches: Iterable[pa.RecordBatch], limits: BatchLimits) -> Iterator[pa.RecordBatch]:
-    """Joins small batches to batches of about the limits."""
+    """Joins successive batches as long as the result is within the limits."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:

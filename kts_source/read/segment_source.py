@@ -224,7 +224,7 @@ class SegmentSource:
             for group in request_groups(chunks, is_first_small):
                 is_first_small = False
                 pending.append(span)
-                # Join unchanged chunks, because a few large windows decode faster than many small.
+                # Join unchanged chunks, because large windows decode faster than small ones.
                 run = (_join(group),) if is_plain else group
                 yield _ChunkRun(span.objects, run, is_restored=self._tier.caches.plaintext)
 

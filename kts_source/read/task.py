@@ -31,7 +31,7 @@ class SliceSurroundings:
 
     Attributes:
         range_stop: End of the segment's offsets that belong to the log. Later batches of the
-            segment belong to a dead branch, or are read from another segment.
+            segment belong to an abandoned branch, or are read from another segment.
         read_from: First offset in the segment from which the plan reads without a gap up to the
             slice.
         read_to: End of the offsets that the plan reads without a gap after the slice.
@@ -109,8 +109,8 @@ class SegmentSlice:
 
     @property
     def work(self) -> int:
-        """Estimated work of reading the slice, expressed as bytes of a plain segment. Decompression
-        and decryption increase it.
+        """Estimated work of reading the slice, as the number of bytes of an unencrypted and
+        uncompressed segment that would take equally long.
         """
         objects = self.objects
         percent = 100 + (_DECOMPRESS_PERCENT if objects.compression else 0)

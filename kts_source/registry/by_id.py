@@ -156,9 +156,9 @@ class ById(Generic[K, T]):
             raise LookupError(reason)
         if len(self._unknown) >= MAX_UNKNOWN:
             raise RegistryError(
-                f"schema {schema_id} is not requested: of {MAX_UNKNOWN:,} other ids within"
-                f" {UNKNOWN_SECONDS:.0f} s none had a usable schema. Check that this is the topic's"
-                " registry and that its values have the configured format."
+                f"schema {schema_id} is not requested, because {MAX_UNKNOWN:,} other ids within"
+                f" {UNKNOWN_SECONDS:.0f} s had no usable schema. Check that this is the registry of"
+                " the topic, and that the topic's values have the configured format."
             )
         try:
             return self._make(schema_id)

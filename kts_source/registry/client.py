@@ -124,7 +124,7 @@ def _request(registry: RegistryPlace, path: str) -> bytes:
         with error:
             unknown = error.code == 404 and _is_about_schema(error)
         if unknown:
-            raise UnknownSchemaError(f"the registry does not know {path}") from None
+            raise UnknownSchemaError(f"the registry has no schema at {path}") from None
         if error.code in _RETRIED:
             raise TransientError(f"it answers {error.code}") from None
         if error.code == 404:
@@ -158,7 +158,9 @@ def _headers(access: RegistryAccess) -> list[tuple[str, str]]:
 
 
 def _read_body(answer: http.client.HTTPResponse, path: str) -> bytes:
-    """Reads the body of a response. Limits its size and the time to read it."""
+    """Reads the body of a response. Raises if the body is too large, takes too long, or is
+    truncated.
+    """
     deadline = time.monotonic() + _BODY_SECONDS
     chunks: list[bytes] = []
     size = 0

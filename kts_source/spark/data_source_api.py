@@ -43,16 +43,16 @@ try:
 except ModuleNotFoundError:  # new in Spark 4.2; older versions use none
 
     class ReadAllAvailable:  # type: ignore[no-redef]
-        """Replaces the class of Spark 4.2 in older versions."""
+        """Replaces Spark's class of this name, which versions before 4.2 do not have."""
 
     class ReadMaxRows:  # type: ignore[no-redef]
-        """Replaces the class of Spark 4.2 in older versions."""
+        """Replaces Spark's class of this name, which versions before 4.2 do not have."""
 
         def __init__(self, max_rows: int) -> None:
             self.max_rows = max_rows
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Replaces the class of Spark 4.2 in older versions."""
+        """Replaces Spark's class of this name, which versions before 4.2 do not have."""
 
 
 __all__ = [

@@ -1,8 +1,10 @@
-"""Runs exports and audits as Spark jobs, through an internal data source with a row for each task.
+"""Runs exports and audits as Spark jobs. An internal data source creates a partition for each task,
+and returns a row with the report of each task.
 
-So they run in all modes that support Python data sources: classic mode, Spark Connect, clusters.
-Rows of topics do not pass through the JVM. The job has credentials, so it is part of the pickled
-class. Options would be visible in plans and the UI.
+So exports and audits run wherever Spark supports Python data sources: in classic mode, with Spark
+Connect, and on clusters. The rows of topics do not pass through the JVM. The settings of the job
+include credentials, so they are in the pickled data source class: options would be visible in query
+plans and the Spark UI.
 """
 
 from __future__ import annotations
@@ -44,30 +46,39 @@ _DESCRIPTION: Final = "spark.job.description"
 
 
 class Report(Protocol):
-    """The result of a task."""
+    """The result of one task."""
 
     def to_text(self) -> str:
-        """Serializes the report."""
+        """Returns the report as text."""
         ...
 
 
 class WorkerTask(Protocol):
-    """A picklable task without credentials and keys."""
+    """A task that can be pickled. It contains no credentials and no keys."""
 
     @property
     def number(self) -> int:
-        """Number within the run."""
+        """Number of the task within its run."""
         ...
 
     def run(self, job: Any) -> Report:  # noqa: ANN401  # what all tasks of a run share
-        """Runs one attempt."""
+        """Runs one attempt of the task. `job` has the settings that all tasks of a run share."""
         ...
 
 
 def run_tasks(
     spark: SparkSession, tag: str, tasks: Sequence[WorkerTask], job: object, progress: Progress
 ) -> Iterator[str]:
-    """Yields the reports of all tasks as texts after all have ended."""
+    """Runs the tasks in one Spark job, and yields the report of each task as text. Yields the first
+    report only after all tasks have ended.
+
+    Args:
+        spark: The session.
+        tag: Name of the run, which must be unique.
+        tasks: The tasks.
+        job: Settings that all tasks share, with credentials.
+        progress: Receives the number of ended tasks.
+    """
     spark.dataSource.register(export_data_source(tag, tasks, job))
     is_tagged = _add_tag(spark, tag)
     try:
@@ -80,14 +91,17 @@ def run_tasks(
     finally:
         if is_tagged:
             spark.removeTag(tag)
-        # The session keeps the class, so replace it by one without tasks and credentials.
+        # The session keeps the registered class, so replace it by a class without tasks and
+        # credentials.
         spark.dataSource.register(export_data_source(tag, (), None))
     for row in rows:
         yield row["report"]
 
 
 def _add_tag(spark: SparkSession, tag: str) -> bool:
-    """Tags the jobs of this thread, so that they can be interrupted, if Spark supports it."""
+    """Adds a tag to the jobs of this thread, so that they can be interrupted. Returns False if this
+    Spark does not support tags.
+    """
     try:
         spark.addTag(tag)
     except (AttributeError, NotImplementedError):
@@ -97,10 +111,10 @@ def _add_tag(spark: SparkSession, tag: str) -> bool:
 
 @contextmanager
 def _counted_tasks(spark: SparkSession, group: str, progress: Progress) -> Iterator[None]:
-    """Reports to `progress` how many tasks of the jobs in the block have ended.
+    """While the block runs, reports to `progress` how many tasks of its jobs have ended.
 
-    The jobs get their own job group, which the UI shows. Spark Connect has no status tracker, so
-    nothing is reported there.
+    The jobs get their own job group, which the Spark UI shows. Spark Connect cannot report the
+    status of jobs, so `progress` then receives nothing.
     """
     try:
         context = spark.sparkContext
@@ -128,7 +142,7 @@ def _counted_tasks(spark: SparkSession, group: str, progress: Progress) -> Itera
 
 
 def _completed_tasks(context: SparkContext, group: str) -> int:
-    """Returns the number of completed tasks of the group's newest job."""
+    """Returns the number of completed tasks in the newest job of a job group."""
     tracker = context.statusTracker()
     newest = max(tracker.getJobIdsForGroup(group), default=None)
     job = None if newest is None else tracker.getJobInfo(newest)
@@ -137,9 +151,10 @@ def _completed_tasks(context: SparkContext, group: str) -> int:
 
 
 class ExportReader(DataSourceReader, metaclass=Travels):
-    """Returns tasks as partitions and runs them.
+    """A reader whose partitions are tasks. Reading a partition runs its task.
 
-    It is pickled for every task, so its pickle has only the job, not the tasks.
+    Spark pickles the reader for every task, so the pickle contains only `job`, not the list of
+    tasks.
     """
 
     def __init__(self, tasks: Sequence[WorkerTask], job: object | None) -> None:
@@ -150,17 +165,17 @@ class ExportReader(DataSourceReader, metaclass=Travels):
         return ExportReader, ((), self._job)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Returns one partition per task, without credentials and keys."""
+        """Returns one partition for each task. Partitions contain no credentials and no keys."""
         forget_finders_of_sparks_archives()
         return [InputPartition(task) for task in self._tasks]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """Runs one task and yields its report.
+        """Runs the task of a partition, and yields one row with its report.
 
         Raises:
-            TieredKafkaError: Raised by the task.
+            TieredKafkaError: The task failed.
         """
-        # For an empty list Spark creates one partition without a value; 4.0 passes None.
+        # If there are no partitions, Spark creates one without a value; Spark 4.0 passes None.
         task = None if partition is None else partition.value
         if task is None or self._job is None:
             return
@@ -178,15 +193,17 @@ class ExportReader(DataSourceReader, metaclass=Travels):
 def export_data_source(
     name: str, tasks: Sequence[WorkerTask], job: object | None
 ) -> type[DataSource]:
-    """Returns a data source class that carries its tasks.
+    """Returns a data source class that contains the tasks of a run.
 
     Args:
-        name: The format's name, unique to the run.
-        tasks: Tasks to run; an empty list releases the tasks of an earlier class of that name.
-        job: Shared by all tasks.
+        name: Name of the format, unique to the run.
+        tasks: Tasks to run. A class without tasks can replace an earlier class of the same name, so
+            that the session releases its tasks.
+        job: Settings that all tasks share; `None` in a class without tasks.
     """
     format_name = name
-    # As bytes, so that `load` finds the package before anything of it is unpickled.
+    # Pickle tasks and job to bytes, so that a worker first calls `load`, which explains a missing
+    # package, before it unpickles objects of the package.
     content: bytes = cloudpickle.dumps((tasks, job))  # type: ignore[no-untyped-call]
 
     class TieredKafkaExport(DataSource):
@@ -195,7 +212,8 @@ def export_data_source(
             return format_name
 
         def schema(self) -> str:
-            # Spark imports pyarrow next; a worker without the packages must fail clearly here.
+            # Call `load` here, because Spark then imports pyarrow. On a worker without the
+            # packages, `load` explains the error.
             schema: str = load(__name__, "SCHEMA")
             return schema
 

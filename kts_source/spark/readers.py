@@ -1,8 +1,8 @@
-"""Readers that Spark calls: they plan on the driver and read in the tasks.
+"""Defines the readers that Spark calls. They plan on the driver, and read rows in the tasks.
 
-The stream reader works with Spark 4.0 to 4.3. Up to 4.1 `latestOffset` has no arguments: the next
-batch begins at the end of the last batch that Spark requested partitions of, and the limits of the
-options apply under every trigger.
+The stream reader supports Spark 4.0 to 4.3. Up to Spark 4.1, `latestOffset` has no arguments. The
+reader then assumes that the next batch begins at the end of the last batch for which Spark
+requested partitions, and applies the limits of the options under every trigger.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _ANY_ROWS: Final = (1 << 63) - 1
 def task_rows(
     partition: InputPartition | None, options: ScanOptions, scan: str
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of one task."""
+    """Yields the rows of the task in a partition."""
     task = None if partition is None else partition.value
     if task is None:
         return
@@ -71,9 +71,10 @@ def task_rows(
 
 
 def let_spark_collect_log_lines() -> None:
-    """Logs the metrics of tasks if Spark collects the logs of workers (`python_worker_logs()`).
+    """Sets the log level to INFO if Spark collects the logs of its workers
+    (`python_worker_logs()`), so that the metrics of tasks are logged.
 
-    Python logs only warnings and errors unless a level is set.
+    By default, Python logs only warnings and errors.
     """
     ours = logging.getLogger("kts_source")
     if "PYSPARK_SPARK_SESSION_UUID" in os.environ and ours.level == logging.NOTSET:
@@ -92,11 +93,11 @@ def _task_place(scan: str) -> TaskPlace:
 
 
 class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
-    """Reads the table of one `load()`.
+    """Reads the table that one `load()` returned.
 
-    It is pickled before `partitions()` runs, so the partitions carry the results of planning. It
-    does not implement `pushFilters`, since Spark 4 returns wrong rows if two scans share one
-    `load()`.
+    Spark pickles the reader before it calls `partitions()`, so the partitions contain all results
+    of planning. The reader does not implement `pushFilters`, because Spark 4 then returns wrong
+    rows if a query scans the same `load()` twice.
     """
 
     def __init__(self, options: ScanOptions) -> None:
@@ -104,10 +105,11 @@ class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
         self._scan = uuid.uuid4().hex
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Plans the scan and returns its tasks, without credentials and keys.
+        """Plans the scan, and returns one partition for each task. Partitions contain no
+        credentials and no keys.
 
         Raises:
-            TieredKafkaError: The tier cannot be planned.
+            TieredKafkaError: The scan cannot be planned.
         """
         let_spark_collect_log_lines()
         with explained_imports():
@@ -124,17 +126,17 @@ class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
         return [InputPartition(task) for task in plan.tasks]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of one task."""
+        """Yields the rows of the task in a partition."""
         return task_rows(partition, self._options, self._scan)
 
 
 class TieredKafkaStreamReader(
     DataSourceStreamReader, SupportsTriggerAvailableNow, metaclass=Travels
 ):
-    """Reads the stream of one `load()`.
+    """Reads the stream that one `load()` returned.
 
-    Spark pickles a separate reader for the tasks before planning, so the partitions of a batch
-    carry all information that its tasks need.
+    Spark pickles the reader for the tasks before it plans a batch, so the partitions of a batch
+    contain all information that its tasks need.
     """
 
     def __init__(self, options: ScanOptions) -> None:
@@ -144,31 +146,35 @@ class TieredKafkaStreamReader(
         self._last_end: dict[str, Any] | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
-        """Returns a constant, because Spark does not log the start of the first batch and calls
-        this again after a restart.
+        """Returns a constant that means "the start of the stream".
+
+        Spark does not log the start of the first batch, and calls this method again after a
+        restart. So a real position could differ between the two calls.
         """
         return position_to_json(INITIAL)
 
     def latestOffset(  # noqa: N802  # Spark's name
         self, start: dict[str, Any] | None = None, limit: object = None
     ) -> dict[str, Any]:
-        """Returns the end of the next batch; `start` if there is nothing to read.
+        """Returns the position at which the next batch ends. Returns `start` if there is nothing to
+        read.
 
         Raises:
-            TieredKafkaError: The stream cannot continue; waiting does not help.
+            TieredKafkaError: The stream cannot continue, and a retry would not help.
         """
         let_spark_collect_log_lines()
         if start is None:
             start = self._last_end or self.initialOffset()
         position = position_from_json(start)
         end = self._stream.next(position, limited=not isinstance(limit, ReadAllAvailable))
-        # Return the same object, because Spark compares positions as texts.
+        # Return the same object, because Spark compares positions as JSON texts.
         return start if end is position else position_to_json(end)
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802, ANN401  # Spark's name, and its class where it has one
-        """Returns a marker that the limits of the options apply, if any are set.
+        """Returns a limit that only shows `latestOffset` whether the options limit a batch.
 
-        Spark has no class for all limits together.
+        Spark has no class for all limits of the options together, so the number in the limit is not
+        used.
         """
         stream = self._options.stream
         limits = (stream.max_offsets, stream.max_bytes, stream.max_segments, stream.min_offsets)
@@ -177,23 +183,28 @@ class TieredKafkaStreamReader(
         return ReadMaxRows(stream.max_offsets or _ANY_ROWS)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name
-        """Returns the lag for progress events (from Spark 4.2 on); see `metrics.stream_lag`."""
+        """Returns the lag of the stream for progress events, which Spark 4.2 and later request. See
+        `metrics.stream_lag`.
+        """
         try:
             return self._stream.lag()
         except TieredKafkaError as error:
-            # Missing figures must not end a query.
+            # An unknown lag must not end a query.
             log.warning("the lag of the stream cannot be computed: %s", error)
             return None
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
-        """Fixes the end of the stream: later segments are read by the next query."""
+        """Fixes the end of the stream at the current end of the tier. The next query reads later
+        segments.
+        """
         self._stream.fix_end()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Returns the tasks of the batch between two positions; every call returns the same rows.
+        """Returns the tasks that read the batch between two positions. For the same positions, they
+        always read the same rows.
 
         Raises:
-            TieredKafkaError: The rows can no longer be read.
+            TieredKafkaError: Some of the rows can no longer be read.
         """
         self._last_end = end
         plan = self._stream.plan(position_from_json(start), position_from_json(end))
@@ -212,14 +223,16 @@ class TieredKafkaStreamReader(
         return [InputPartition(task) for task in plan.tasks]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of one task."""
+        """Yields the rows of the task in a partition."""
         return task_rows(partition, self._options, self._scan)
 
     def commit(self, end: Mapping[str, Any]) -> None:
-        """Does nothing: Spark calls it one batch late, and never for the last batch of a query."""
+        """Does nothing, because Spark calls it one batch late, and not at all for the last batch of
+        a query.
+        """
 
     def stop(self) -> None:
-        """Closes the store; Spark calls it only after an exception."""
+        """Closes the store. Spark calls this method only after an error."""
         if self._opened is not None:
             self._opened.close()
             self._opened = None

@@ -1,10 +1,11 @@
-"""Readers for Sail, which runs all tasks in threads of its own process and passes conditions down.
+"""Defines readers for Sail, which runs all tasks in threads of its own process, and pushes filters
+down.
 
-Sail receives a task's batches through a channel for 16 batches, and holds the GIL while the channel
-is full. The consumer may need the GIL to make progress, for example to run a Python function, so
-both would deadlock. So a task never fills the channel: tasks are small, and return at most
-`MAX_BATCHES` batches. Then a task never waits for Sail, and a task that waits for `_turns` waits at
-most until another task has decoded.
+Sail receives the batches of a task through a channel for 16 batches, and holds the GIL while the
+channel is full. The consumer of the channel may need the GIL to continue, for example to run a
+Python function. So a full channel can cause a deadlock. To avoid this, tasks are small and return
+at most `MAX_BATCHES` batches, so a task never fills its channel. A task may wait for `_turns`, but
+only until another task has decoded its rows, and such a task never waits for Sail.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ _OPS: Final = {
 
 
 class SailReader(TieredKafkaBatchReader):
-    """Reader of small tasks with few batches each."""
+    """Reads small tasks that return few batches."""
 
     def __init__(self, options: ScanOptions) -> None:
         if "targetPartitionBytes" not in options.given:
@@ -76,21 +77,23 @@ class SailReader(TieredKafkaBatchReader):
         super().__init__(options)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of one task."""
+        """Returns the rows of the task in a partition."""
         if partition is None or partition.value is None:
             return iter(())
         return read_few_batches(partition.value, self._options)
 
 
 class FilteringSailReader(SailReader):
-    """Skips rows by the conditions of one scan.
+    """Reader that also skips rows by the filters that Sail pushes down.
 
-    Sail creates a reader for each scan and filters again, so the reader may keep rows that do not
-    match but must not skip rows that do.
+    Sail creates a reader for each scan, and applies the filters again. So the reader may return
+    rows that do not match, but must not skip rows that match.
     """
 
     def pushFilters(self, filters: Iterable[Any]) -> Iterable[Any]:  # noqa: N802  # Spark's name
-        """Uses the conditions that are translated exactly, and returns all conditions."""
+        """Adds all filters that can be translated exactly to the condition of the scan. Returns all
+        filters, so that Sail applies them again.
+        """
         filters = list(filters)
         where = conjunction(self._options.where, *map(condition_of, filters))
         self._options = replace(self._options, where=where)
@@ -98,7 +101,9 @@ class FilteringSailReader(SailReader):
 
 
 def sail_reader(options: ScanOptions) -> SailReader:
-    """Returns a reader that takes conditions if this version of Sail was tested."""
+    """Returns a reader that supports filters if the installed version of Sail was tested; otherwise
+    a reader that ignores filters.
+    """
     try:
         is_tested = version("pysail") in TESTED_VERSIONS
     except PackageNotFoundError:
@@ -107,10 +112,11 @@ def sail_reader(options: ScanOptions) -> SailReader:
 
 
 def condition_of(spark_filter: Any) -> Predicate | None:  # noqa: ANN401  # PySpark 4.0 has no such classes
-    """Returns a condition that is true for every row that a filter keeps, or `None` if unknown.
+    """Translates a filter to a condition that is true for every row that matches the filter.
+    Returns `None` if the filter is not supported.
 
-    Supports comparisons with a value, IN and tests for null on offset, partition and timestamp.
-    Timestamps are whole microseconds since the epoch.
+    Supports comparisons with a value, IN, and tests for null, on the columns offset, partition and
+    timestamp. Timestamps are integers, in microseconds since 1970.
     """
     name = type(spark_filter).__name__
     path: tuple[str, ...] = getattr(spark_filter, "attribute", ())
@@ -138,16 +144,17 @@ def read_few_batches(task: ScanTask, options: ScanOptions) -> Iterator[pa.Record
     """Yields the rows of a task in at most `MAX_BATCHES` batches."""
     from kts_source.read.read_task import run_task
 
-    # Sail reads all tasks at once, even if the query has a limit.
+    # Sail reads all tasks concurrently and completely, even if the query has a limit.
     with _turns, closing(run_task(task, options, batches=_LIMITS, whole=True)) as rows:
         yield from join_last(rows)
 
 
 def join_last(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields the first batches unchanged, and the rows of all others as one batch.
+    """Yields the first `MAX_BATCHES` − 1 batches unchanged, and then the rows of all other batches
+    as one batch.
 
     Raises:
-        InvalidOptionError: The rows do not fit into one batch. A second one might fill the
+        InvalidOptionError: The other rows do not fit into one batch. More batches might fill the
             channel, and the query would never end.
     """
     import pyarrow as pa
@@ -162,8 +169,8 @@ def join_last(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         sizes.update({index: column.nbytes for index, column in enumerate(batch.columns)})
         if max(sizes.values(), default=0) > _MAX_COLUMN_BYTES:
             raise InvalidOptionError(
-                "a task has too many rows for Sail, which takes all of them at once: make option"
-                f" targetPartitionBytes smaller; {TASK_BYTES} is the default"
+                "a task has more rows than fit into the batches that Sail can receive; set option"
+                f" targetPartitionBytes to a smaller value than now (default: {TASK_BYTES})"
             )
     if rest:
         yield from pa.Table.from_batches(rest).combine_chunks().to_batches()

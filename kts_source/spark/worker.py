@@ -1,12 +1,14 @@
-"""Code for Spark's Python workers: clear errors for missing packages, and less work between tasks.
+"""Code that runs in Spark's Python workers: explains errors about missing packages, and reduces the
+work between tasks.
 
-Workers run the interpreter that `PYSPARK_PYTHON` names, by default `python3`. Without this package,
-unpickling its classes there would raise a `ModuleNotFoundError` that names no interpreter.
+Workers run the interpreter that `PYSPARK_PYTHON` names, by default `python3`. If this package is
+not installed there, unpickling its classes would raise a `ModuleNotFoundError` that does not name
+the interpreter.
 
-Between tasks a worker collects garbage and may read the directories of import archives, which takes
-longer the more modules it has loaded. The functions here avoid that. They depend on internals of
-Spark's workers. They do nothing outside workers of Spark 4's daemon, or with `KTS_TUNING=off`
-(`docs/tuning.md`).
+Between tasks, a worker collects garbage, and may read the directories of import archives. The more
+modules it has imported, the longer this takes. The functions here avoid this work. They depend on
+internals of Spark's workers. They only have an effect in workers that the daemon of Spark 4 has
+started, and not with `KTS_TUNING=off` (`docs/tuning.md`).
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ if TYPE_CHECKING:
 def load(module: str, name: str) -> Any:  # noqa: ANN401  # any attribute
     """Returns the attribute `name` of a module of this package.
 
-    This function is pickled by value, so it runs in workers without the package.
+    The code of this function is part of the pickle, so it can run in workers without this package.
 
     Raises:
-        ModuleNotFoundError: The package or one of its dependencies is not installed; names the
-            interpreter and the variable to set.
+        ModuleNotFoundError: This package or one of its dependencies is not installed. The message
+            names the interpreter and the environment variable to set.
     """
     with explained_imports():
         return getattr(importlib.import_module(module), name)
@@ -43,7 +45,7 @@ def load(module: str, name: str) -> Any:  # noqa: ANN401  # any attribute
 
 @contextmanager
 def explained_imports() -> Iterator[None]:
-    """Explains a missing module in the block; see `load`.
+    """If the block raises `ModuleNotFoundError`, raises an error that explains the problem instead.
 
     Raises:
         ModuleNotFoundError: See `load`.
@@ -72,9 +74,10 @@ _modules_frozen = 0
 
 @contextlib.contextmanager
 def garbage_left_alone() -> Iterator[None]:
-    """Disables garbage collection until a worker's first rows.
+    """Disables garbage collection while a worker imports modules and reads its first rows.
 
-    Then freezes the many imported objects: garbage collection over them took a fifth of the time.
+    Afterwards it freezes the imported objects, because collecting garbage among them took a fifth
+    of the time of a query.
     """
     if _modules_frozen or not gc.isenabled() or not _collects_between_tasks():
         yield
@@ -88,9 +91,8 @@ def garbage_left_alone() -> Iterator[None]:
 
 
 def end_task() -> None:
-    """Freezes the objects of imported modules at the end of a task.
-
-    Spark collects garbage after every task and skips frozen objects.
+    """Freezes the objects of imported modules at the end of a task, because Spark collects garbage
+    after every task, and skips frozen objects.
     """
     global _modules_frozen
     if _collects_between_tasks() and len(sys.modules) != _modules_frozen:
@@ -103,7 +105,7 @@ def end_task() -> None:
 
 
 def _collects_between_tasks() -> bool:
-    """Returns whether this is a worker of a Spark that collects garbage after every task."""
+    """Returns whether this process is a Spark worker that collects garbage after every task."""
     import pyspark
 
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
@@ -112,12 +114,13 @@ def _collects_between_tasks() -> bool:
 
 
 def forget_finders_of_sparks_archives() -> None:
-    """Removes the import finders of Spark's archives in workers, including workers that plan.
+    """Removes the import finders of Spark's archives in Python workers. Call it also in workers
+    that plan.
 
-    Spark 4.0 invalidates import caches before every task. Up to Python 3.12 the finders of its
-    archives on the path (`pyspark.zip` has one for each package) then read their directories again,
-    which takes longer than many tasks. The next import from there creates new finders from the
-    directory that `zipimport` keeps.
+    Spark 4.0 invalidates import caches before every task. Up to Python 3.12, the finders of Spark's
+    archives on the Python path (one finder for each package in `pyspark.zip`) then read the
+    directory of their archive again. This takes longer than many tasks. The next import from an
+    archive creates a new finder, which uses the directory that `zipimport` has cached.
     """
     import pyspark
 

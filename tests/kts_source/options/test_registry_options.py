@@ -156,7 +156,7 @@ def test_protobuf_message_index_uses_the_writer_file(server: Registry, tmp_path:
     reasons = table["valueError"].to_pylist()
     assert "New, not" in reasons[2]
     assert "no message [40]" in reasons[3]
-    assert "does not know" in reasons[4]
+    assert "has no schema at" in reasons[4]
 
 
 def test_descriptor_folder_is_used_as_registry(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_apicurio_ids_are_looked_up_through_apicurios_api(tmp_path: Path, which:
     assert table["value"].to_pylist() == [{"a": 7}, None, None, {"a": 7}, None]
     reasons = table["valueError"].to_pylist()
     assert reasons[1] == "schema 6: int cannot be read as record shop.Cart"
-    assert f"does not know {paths[7]}" in reasons[2]
+    assert f"has no schema at {paths[7]}" in reasons[2]
     assert sorted(server.asked) == [*paths.values()]
 
 
