@@ -1,4 +1,4 @@
-"""Audits one partition, from the cheapest check level to the requested one."""
+"""Audits one partition: runs the checks of the requested audit level and of all lower levels."""
 
 from __future__ import annotations
 

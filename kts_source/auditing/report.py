@@ -371,7 +371,7 @@ class Finding(_JsonValue):
         stop: End of the affected offsets, exclusive; `None` if unknown.
         objects: Keys of the affected objects, below the root of the store.
         stored_bytes: Size of these objects in the store, as listed.
-        detail: The problem, in words.
+        detail: Description of the problem.
         dollars_a_month: Approximate cost of keeping these objects, at list prices of S3.
     """
 

@@ -230,7 +230,7 @@ def login_from(options: Mapping[str, str], mechanism: str, protocol: str) -> Log
     if module_options.get("tokenauth", "false").strip().lower() != "false":
         raise _invalid(
             _JAAS,
-            "has tokenauth: delegation tokens are not supported, give the"
+            "has tokenauth: delegation tokens are not supported, set the"
             " user's own name and password",
         )
     missing = [name for name in ("username", "password") if not module_options.get(name)]
@@ -490,7 +490,7 @@ def _identity(options: Mapping[str, str]) -> tuple[tuple[bytes, ...], bytes]:
             if other not in options:
                 raise _invalid(name, f"needs {PREFIX}{other}")
     if kind == PEM and password is not None:
-        raise _invalid(word, f"has no effect with PEM: give {PREFIX}ssl.key.password")
+        raise _invalid(word, f"has no effect with PEM: set {PREFIX}ssl.key.password instead")
     if location not in options and password is not None:
         raise _invalid(word, f"needs {PREFIX}{location}")
     if location in options and kind != PEM and password is None:
@@ -542,7 +542,7 @@ def _file(options: Mapping[str, str], name: str) -> bytes:
         reason = error.strerror or type(error).__name__
         raise _invalid(name, f"names a file that cannot be read: {reason}") from None
     if len(data) > _MAX_FILE_BYTES:
-        raise _invalid(name, f"names a file of more than {_MAX_FILE_BYTES >> 20} MiB")
+        raise _invalid(name, f"names a file larger than the limit of {_MAX_FILE_BYTES >> 20} MiB")
     return data
 
 

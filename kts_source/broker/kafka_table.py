@@ -131,7 +131,9 @@ REFUSED: Final[Mapping[str, str]] = {
     "ssl.secure.random.implementation": "TLS is Python's OpenSSL; remove it",
     "ssl.trustmanager.algorithm": "TLS is Python's OpenSSL; remove it",
 }
-"""Name, or prefix before `*`, and what to do instead; supported options are not refused."""
+"""Maps rejected options, each a name or a prefix followed by `*`, to the reason and to what to do
+instead. Supported options are not rejected, even if they match a prefix.
+"""
 
 WITHOUT_EFFECT: Final = (
     "allow.auto.create.topics",
@@ -164,8 +166,9 @@ WITHOUT_EFFECT: Final = (
     "session.timeout.ms",
     "socket.connection.setup.timeout.max.ms",
 )
-"""Names, or prefixes before `*`, of ignored options: groups, commits, polling, Java's sockets and
-metrics, and checks of brokers. Other names that are not of security are ignored, too.
+"""Ignored options, each a name or a prefix followed by `*`. They are about consumer groups,
+commits, polling, metrics, Java's sockets, and checks that brokers make. Options that are in no
+table and are not about security are ignored, too.
 """
 
 COUNTED: Final = frozenset(name for name, _, _ in (*PLAIN_OPTIONS, *SECURITY_OPTIONS))

@@ -4,9 +4,9 @@ The arguments PATH and TOPIC set the options `--path` and `--subscribe`. Options
 keep their names (`--keyPrefix`, `--subscribe`, …). Options with a prefix (`s3.…`, `kafka.…`) are
 set with `-o name=value`. `--json` prints one JSON document instead of a table.
 
-Exit codes: 0 = success; 1 = the tier, its data or the target is corrupt, missing or unreachable; 2
-= the command or an option is invalid; 3 = offsets that the tier should have are missing; 130 =
-interrupted.
+The exit code is 0 for success, 1 if the tier, its data or the target is corrupt, missing or
+unreachable, 2 if the command or an option is invalid, 3 if offsets that the tier should have are
+missing, and 130 if the command was interrupted.
 """
 
 from __future__ import annotations
@@ -363,7 +363,7 @@ def _read_audit(path: str) -> AuditReport:
         return AuditReport.from_json(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidOptionError(
-            f"{path} cannot be used: {error}. Give a file written by kts audit --report."
+            f"{path} cannot be used: {error}. Set --audit to a file written by kts audit --report."
         ) from None
 
 

@@ -74,7 +74,7 @@ def _sample_options() -> dict[str, str]:
     if not SAMPLE_TIER.is_dir():
         raise TierNotFoundError(
             f"the sample tier does not exist at {SAMPLE_TIER}: it is not part of the wheel."
-            " Run `make demo` in a checkout, or give a tier with --path."
+            " Run `make demo` in a checkout, or set --path to another tier."
         )
     options = {"path": SAMPLE_TIER.as_uri(), "keyPrefix": "tiered/"}
     for file in (GOLDEN / "keys").glob("*.private.pem"):

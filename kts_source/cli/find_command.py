@@ -187,7 +187,7 @@ def find_command(
     """Print all records that match all conditions, and a certificate of what was searched."""
     if offsets:
         if "columns" in options:
-            raise InvalidOptionError("--offsets and --columns both select columns: give one")
+            raise InvalidOptionError("--offsets and --columns both select columns: remove one")
         options = {**options, "columns": "topic,partition,offset"}
     if certificate is not None:
         local_file(certificate)

@@ -96,7 +96,7 @@ def _ends_of_topic(
     if all(offsets is None for offsets in held.values()):
         raise ExportError(
             f"the table has no offsets of topic id {topic_id} for the export"
-            f" {settings.export_id!r}: give the target, format and export_id of the export"
+            f" {settings.export_id!r}: set the target, format and export_id of the export"
             " that wrote it. If the topic was created again, export its new id first,"
             " or start at earliest",
             topic=topic,

@@ -354,18 +354,18 @@ def _check_log(options: ScanOptions, partition: PartitionPlan, held: OffsetRange
     if held.stop > stop:
         if options.plan_file is None:  # an old plan ends earlier, so it has no new offsets
             location.raise_or_warn(
-                f"the log ends at offset {stop}, and the table holds [{held.start}, {held.stop}):"
-                " records of the table were lost in an unclean election or with their segments, or"
-                " were read from brokers or disks that the options no longer name. Export into"
-                " another table; failOnDataLoss=false keeps the table's rows and continues at"
-                f" offset {held.stop}"
+                f"the log ends at offset {stop}, but the table has offsets [{held.start},"
+                f" {held.stop}). The missing records were lost in an unclean election or with their"
+                " segments, or they were read from brokers or disks that are no longer in the"
+                " options. Export into another table; failOnDataLoss=false keeps the table's rows"
+                f" and continues at offset {held.stop}"
             )
         return
     owner = epoch_before(partition, held.stop, options)
     if None not in (owner, held.epoch) and owner != held.epoch:
         location.raise_or_warn(
-            f"the table holds [{held.start}, {held.stop}), and leader epoch {held.epoch} wrote the"
-            f" last of these records; in the log it is of epoch {owner} now: an unclean election"
+            f"the table has offsets [{held.start}, {held.stop}), and the last of them belonged to"
+            f" leader epoch {held.epoch}, but belongs to epoch {owner} now: an unclean election"
             " replaced records that the table has. Export into another table;"
             f" failOnDataLoss=false keeps the table's rows and continues at offset {held.stop}"
         )
@@ -390,14 +390,14 @@ def _check_new_partition(options: ScanOptions, partition: PartitionPlan) -> None
 def _check_recreated(options: ScanOptions, topic: str, before: str, topic_id: str) -> None:
     owner = "another topic id" if before.isdigit() else before
     text = (
-        f"topic {topic} was created again: the table has records of {owner}, and the topic has id"
-        f" {topic_id} now. Records of the earlier topic that were not exported are not read any"
-        " more"
+        f"topic {topic} was created again: the table has records of {owner}, but the topic has id"
+        f" {topic_id} now. Records of the earlier topic that were not exported can no longer be"
+        " read"
     )
     if options.fail_on_data_loss:
         raise DataLossError(
-            f"{text}. Export into another table; option topicId with the new id, or"
-            " failOnDataLoss=false, adds its records to this table",
+            f"{text}. Export into another table. To add records of the new topic to this table, set"
+            " option topicId to the new id, or failOnDataLoss=false",
             topic=topic,
         )
     log.warning("%s", text)

@@ -207,9 +207,9 @@ def _hash(kind: str, *values: str | bytes) -> bytes:
 
 def _unknown(value: object, reason: str) -> FingerprintError:
     return FingerprintError(
-        f"the transform holds a {qualified_name(type(value))} that cannot be distinguished from"
-        f" another one: {reason}. Give the transform, or the object, a text attribute `fingerprint`"
-        " that changes when the rows do"
+        f"the transform contains a {qualified_name(type(value))} whose content cannot be"
+        f" determined: {reason}. Set an attribute `fingerprint` of type str on the transform or this"
+        " object, and change it when the transform returns other rows"
     )
 
 
@@ -304,5 +304,5 @@ def check_fingerprint(stored: Fingerprint, rules: Fingerprint) -> None:
     if different:
         raise FingerprintError(
             f"the table was created with other rules: {'; '.join(different)}. Export into another"
-            " table, or give another export_id"
+            " table, or set another export_id"
         )
