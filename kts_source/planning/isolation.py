@@ -270,7 +270,9 @@ def _refuse_overlaps(
 
 
 class UnknownStartError(Exception):
-    """Only earlier segments record which transactions are open at the start of the first range."""
+    """Raised if only earlier segments record which transactions are open at the start of the first
+    range.
+    """
 
 
 class EndStates:
@@ -427,8 +429,8 @@ class EndStates:
         return number > 0 and self._ranges[number].start not in self._gaps
 
     def _open_at(self, number: int) -> Mapping[int, int]:
-        """Returns no open transactions for the start of range `number`, which does not follow
-        another range directly.
+        """Returns an empty mapping, as if no transaction were open at the start of range `number`.
+        The range must not follow directly after another range.
 
         The result is exact at the log start, because a transaction with all its data below the log
         start affects no row. After a gap the result is a guess.

@@ -89,13 +89,14 @@ def contradiction(
 def _unsupported(
     surviving: PartitionLog, lineage: Sequence[EpochEntry], dropped: Iterable[RemoteSegment]
 ) -> str | None:
-    """Returns a message if no segment confirms the lineage for offsets before the first range of
-    the log, although dropped segments have these offsets.
+    """Returns a message if dropped segments have offsets directly before the first range of the
+    log, and no segment of the lineage has these offsets.
 
-    Brokers copy a log in order and delete the oldest segments first. So retention leaves no
-    segments of the lineage there, but segments of an abandoned branch may remain. They rarely end
-    exactly where the first range begins. If a dropped segment does, it probably precedes the first
-    segment of the log, so the lineage is wrong. Otherwise the function only logs a warning.
+    Brokers copy a log in order and delete the oldest segments first. So before the first range
+    there are no segments of the lineage, but there may be segments of an abandoned branch. A
+    segment of an abandoned branch rarely ends exactly where the first range begins. So a dropped
+    segment that ends there is evidence that the lineage is wrong. For other dropped segments, the
+    function only logs a warning.
     """
     start = lineage[0].start_offset if lineage else 0
     for segment in dropped:

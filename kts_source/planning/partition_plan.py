@@ -34,7 +34,7 @@ def segment_name(segment: RemoteSegment | SegmentSlice) -> SegmentName:
 
 
 def slice_objects(segment: RemoteSegment) -> SegmentObjects:
-    """Returns the objects of a segment, but of the side files only those that tasks read."""
+    """Returns a copy of a segment's objects that contains only those side files that tasks read."""
     objects = segment.objects
     indexes = {IndexType.OFFSET: objects.indexes[IndexType.OFFSET]}
     snapshot = objects.indexes.get(IndexType.PRODUCER_SNAPSHOT)
@@ -275,7 +275,8 @@ class Neighbors:
     def around(
         self, span: SegmentRange, objects: SegmentObjects, start: int, stop: int
     ) -> SliceSurroundings:
-        """Returns the surroundings that all slices of the next run share.
+        """Returns the surroundings of the next run, which all its slices share. A run is a sequence
+        of slices of one segment without a batch between them.
 
         Args:
             span: The range of the log that contains the run.

@@ -109,8 +109,8 @@ class ScanPlan:
         return self.made_with.get("isolationLevel") != "read_uncommitted"
 
     def explain(self, prices: Mapping[str, Price] = S3_PRICES) -> str:
-        """Returns a text: which offsets are read, which are skipped and why, and the estimated
-        cost.
+        """Returns a text that explains which offsets are read, which offsets are skipped and why,
+        and what the scan will probably cost.
 
         Args:
             prices: Price of each storage class; by default list prices of S3.
@@ -250,7 +250,8 @@ class ScanPlan:
 
 
 def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
-    """Returns a text: which offsets a plan reads, which it skips and why, and the estimated cost.
+    """Returns a text that explains which offsets a plan reads, which offsets it skips and why, and
+    what it will probably cost.
 
     Args:
         plan: The plan.

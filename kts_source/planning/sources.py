@@ -33,7 +33,7 @@ class SourceLog:
     it when they are needed.
 
     Args:
-        place: The partition, and whether data loss is an error.
+        location: The partition, and whether data loss is an error.
         topic_id: The topic id to read.
         side_files: Reads the side files of the log's segments.
 

@@ -200,7 +200,7 @@ class TierLog(SourceLog):
     thread-safe.
 
     Args:
-        place: The partition, and whether data loss is an error.
+        location: The partition, and whether data loss is an error.
         listed: The segments of the partition, at least one, complete or damaged.
         side_files: Reads the side files of the segments.
         in_part: True to read only the segments that are needed, False to read all segments.

@@ -188,7 +188,9 @@ def small_decimal(number: Decimal) -> Decimal:
     _, digits, exponent = number.as_tuple()
     assert isinstance(exponent, int)
     if len(digits) > MAX_DIGITS or -exponent > MAX_DIGITS:
-        raise ValueError(f"{number} has more than {MAX_DIGITS} digits, the maximum of a decimal")
+        raise ValueError(
+            f"{number} has more than {MAX_DIGITS} digits, which Spark's decimals do not support"
+        )
     return number
 
 

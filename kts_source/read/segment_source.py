@@ -199,8 +199,8 @@ class SegmentSource:
                 raise self.error_in_span(error, pending[0]) from error.__cause__
 
     def error_in_span(self, error: TieredKafkaError, span: SegmentSpan) -> TieredKafkaError:
-        """Returns a copy of an error, with `span` as the span that failed, and with its topic,
-        partition, offset and object.
+        """Returns a copy of an error that contains the failed span, and its topic, partition,
+        offset and object.
         """
         return error.in_span(
             span,
