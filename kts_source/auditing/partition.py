@@ -236,8 +236,7 @@ class PartitionAudit:
 
         Returns:
             All segments; contents of their side files, by key of the log object; and proofs, by key
-            of
-            the manifest.
+            of the manifest.
         """
 
         def read(group: Sequence[SegmentEntry]) -> list[_Read]:

@@ -345,7 +345,7 @@ class _JsonValue:
 
         Raises:
             KeyError: An attribute is missing.
-            TypeError: An attribute has another type.
+            TypeError: An attribute has a wrong type.
         """
         values: dict[str, Any] = {}
         for field in fields(cls):  # type: ignore[arg-type]  # subclasses are dataclasses

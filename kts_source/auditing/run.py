@@ -55,7 +55,7 @@ _NARROWING_OPTIONS: Final = {
     *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
     *("startingOffsetsByTimestamp", "endingOffsetsByTimestamp"),
 }
-"""Options that would exclude parts of the tier, or include other logs."""
+"""Options that an audit rejects. They would exclude parts of the tier, or add other logs."""
 
 _Result = tuple[PartitionStatement, "Sequence[Finding]"]
 

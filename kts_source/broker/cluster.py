@@ -568,8 +568,7 @@ class Cluster:
 
         Returns:
             Topics by name; error texts by name for topics that brokers cannot describe yet; and
-            error
-            texts by name for topics with incomplete metadata.
+            error texts by name for topics with incomplete metadata.
         """
         from kafka.protocol.metadata import MetadataRequest
 

@@ -487,8 +487,7 @@ class RangeFetcher:
 
         Either the log start is above the offset now, because of retention or DeleteRecords, or the
         tier of the brokers lacks a segment. If the log start is not above the offset, the request
-        is
-        repeated once before a segment counts as missing.
+        is repeated once before a segment counts as missing.
         """
         key = self._wanted.topic, self._wanted.partition
         if self._cluster.known_leader(key) is None:

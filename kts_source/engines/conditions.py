@@ -115,8 +115,7 @@ def _tree(expression: pc.Expression) -> _Node | None:
     """Returns the expression as a tree; `None` if a node is unknown.
 
     A pickled expression contains an Arrow file with one record batch of one row. The metadata of
-    its
-    schema is a list of pairs (key, value), which contains the nodes in prefix order:
+    its schema is a list of pairs (key, value), which contains the nodes in prefix order:
 
     * A call: `call` with the function's name, the nodes of the arguments, and `end` with the name
       again. If the call has options, `options` with the number of their column precedes `end`.

@@ -381,8 +381,8 @@ def _check_new_partition(options: ScanOptions, partition: PartitionPlan) -> None
         return
     location.raise_or_warn(
         f"the partition is new to the table and begins at offset {first}: offsets [0, {first}) may"
-        " have been deleted before they were exported. Name the offset in startingOffsets, or set"
-        f" failOnDataLoss=false, to export it from offset {first}",
+        " have been deleted before they were exported. To export the partition from offset"
+        f" {first}, set this offset in startingOffsets, or set failOnDataLoss=false",
         OffsetOutOfRangeError,
     )
 

@@ -208,8 +208,8 @@ def _hash(kind: str, *values: str | bytes) -> bytes:
 def _unknown(value: object, reason: str) -> FingerprintError:
     return FingerprintError(
         f"the transform contains a {qualified_name(type(value))} whose content cannot be"
-        f" determined: {reason}. Set an attribute `fingerprint` of type str on the transform or this"
-        " object, and change it when the transform returns other rows"
+        f" determined: {reason}. Set an attribute `fingerprint` of type str on the transform or on"
+        " this object, and change it when the transform returns other rows"
     )
 
 

@@ -80,7 +80,7 @@ def test_unclean_election_below_the_table_is_refused(lake: Lake, tmp_path: Path)
     tier.upload((4, "a", 0, 10), (4, "dead", 10, 15))
     lake.export(tier.options)
     tier.upload((4, "a", 0, 10), (5, "live", 10, 20), only=1)
-    with pytest.raises(DataLossError, match=r"t-0: the table has offsets \[0, 15\).*epoch 4 .*epoch 5"):
+    with pytest.raises(DataLossError, match=r"the table has offsets \[0, 15\).*epoch 4,.*epoch 5"):
         lake.export(tier.options)
     assert values(lake)[10:] == [f"dead{offset}" for offset in range(10, 15)]
     report = lake.export({**tier.options, "failOnDataLoss": "false"})
@@ -118,7 +118,7 @@ def test_log_ending_below_the_table_is_refused(lake: Lake, tmp_path: Path) -> No
     tier = SmallTier(tmp_path / "tier").grow(3)
     lake.export(tier.options())
     tier.expire(2)
-    with pytest.raises(DataLossError, match=r"t-0: the log ends at offset 20.*has offsets \[0, 30\)"):
+    with pytest.raises(DataLossError, match=r"t-0: the log ends at offset 20.*offsets \[0, 30\)"):
         lake.export(tier.options())
     assert lake.export(tier.options(failOnDataLoss="false")).ranges == ()
     assert table_offsets(lake) == list(range(30))
