@@ -1,9 +1,10 @@
-"""Reuses memory for large pieces of a log after the last view of a piece is gone.
+"""Reuses the memory of large buffers after the last reference to a buffer is gone.
 
-A page fault for 4 KiB of fresh memory takes longer than copying 4 KiB. Recently used memory is also
-in the processor's cache. Each lease is a NumPy array of its own over a mapping. Views, slices and
-Arrow buffers refer to the lease, so its finalizer runs when the last of them is gone and returns
-the mapping to the pool. `KTS_TUNING=off` (`docs/tuning.md`) disables the reuse.
+Reuse is faster because a page fault for 4 KiB of new memory takes longer than copying 4 KiB, and
+because recently used memory is in the processor's cache. Each buffer is a NumPy array over a memory
+mapping. Views, slices and Arrow buffers refer to this array. Its finalizer runs when the last of
+them is gone, and returns the mapping to the pool. `KTS_TUNING=off` (`docs/tuning.md`) disables the
+reuse.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ class _Pool:
 
     Attributes:
         idle: Mappings to use again. Only the holder of `lock` changes it.
-        returned: Mappings without a lease that are not idle yet. A finalizer can run in any thread,
-            also while that thread holds `lock`, so finalizers only append here and never wait.
+        returned: Mappings whose buffers are gone but that are not in `idle` yet. A finalizer can
+            run in any thread, even while that thread holds `lock`, so finalizers only append to
+            this list and never wait.
     """
 
     def __init__(self) -> None:
@@ -43,10 +45,13 @@ class _Pool:
         self.returned: deque[mmap.mmap] = deque()
 
     def take(self, size: int) -> mmap.mmap | None:
-        """Removes and returns the smallest idle mapping that fits, or None."""
+        """Removes the smallest idle mapping that fits `size` bytes and returns it, or None if none
+        fits.
+        """
         with self.lock:
             self._collect()
-            # A small piece must not keep the memory of a large one, which is needed next.
+            # A small buffer must not occupy a large mapping, because a large buffer may be
+            # requested next.
             fitting = [
                 number
                 for number, mapping in enumerate(self.idle)
@@ -60,7 +65,7 @@ class _Pool:
             return None
 
     def give_back(self, mapping: mmap.mmap) -> None:
-        """Takes back a mapping after its lease. Never waits."""
+        """Returns a mapping to the pool after its buffer is gone. Never waits."""
         self.returned.append(mapping)
         if self.lock.acquire(blocking=False):
             try:
@@ -74,7 +79,9 @@ class _Pool:
             self._collect(max_bytes)
 
     def _collect(self, max_bytes: int = _MAX_IDLE_BYTES) -> None:
-        """Moves returned mappings to the idle ones and drops the oldest above the limits."""
+        """Moves the mappings in `returned` to `idle`. If the idle mappings exceed the limits,
+        releases the oldest.
+        """
         while self.returned:
             self.idle.append(self.returned.popleft())
         total = sum(len(mapping) for mapping in self.idle)
@@ -92,7 +99,7 @@ def writable_bytes(size: int) -> memoryview:
     call from any thread.
 
     Args:
-        size: Number of bytes; the caller has bounded it.
+        size: Number of bytes. The caller must limit it.
     """
     global _pool
     if size < MIN_BYTES or not is_on():
@@ -102,7 +109,8 @@ def writable_bytes(size: int) -> memoryview:
     mapping = _pool.take(size)
     if mapping is None:
         mapping = _new_mapping(-(-size // _ROUNDED_TO) * _ROUNDED_TO)
-    # Its base is the mapping, not an array, so NumPy's slices refer to the lease itself.
+    # The base of this array is the mapping and not another array, so that NumPy's slices refer to
+    # this array, which has the finalizer.
     lease = np.frombuffer(mapping, np.uint8, count=size)
     weakref.finalize(lease, _pool.give_back, mapping).atexit = False
     return lease.data
@@ -115,10 +123,10 @@ def release_idle() -> None:
 
 
 def _new_mapping(size: int) -> mmap.mmap:
-    """Returns memory that goes back to the system when its last reference is gone.
+    """Returns memory that is returned to the operating system when its last reference is gone.
 
-    Memory from `malloc` would stay with the thread that freed it: with many threads, half as much
-    again as was in use.
+    Memory from `malloc` would stay reserved for the thread that freed it. With many threads, this
+    took 50 % more memory than was in use.
     """
     if hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -1,4 +1,6 @@
-"""Checks aborted intervals against the markers of the log; holds the kernel's state."""
+"""Checks whether the aborted transactions in transaction indexes agree with the markers of the
+log.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +21,21 @@ _MIN_CAPACITY: Final = 64
 
 
 class ContradictedIntervalsError(CorruptRecordError):
-    """The aborted intervals contradict the markers of the log."""
+    """The offset intervals of aborted transactions contradict the markers of the log."""
 
 
 class TransactionCheck:
-    """Follows the transactions of the batches that decoders read, in log order.
+    """Follows the transactions in the batches that decoders read, in log order, and compares them
+    with the aborted intervals.
 
     Args:
-        aborted: The intervals that the decoders skip.
-        start_offset: First offset, inclusive; markers below it are not compared.
-        stop_offset: Last offset, exclusive.
+        aborted: Offset intervals of aborted transactions, whose records the decoders skip.
+        start_offset: First offset of the read range, inclusive; markers below it are not compared.
+        stop_offset: End of the read range, exclusive.
 
     Attributes:
-        state: Slots `TXN_…` of `segment_format.kernels.contract`, for the kernel.
+        state: State that the kernel updates; its layout is the slots `TXN_…` of
+            `segment_format.kernels.contract`.
     """
 
     def __init__(self, aborted: AbortedIntervals, *, start_offset: int, stop_offset: int) -> None:
@@ -43,13 +47,15 @@ class TransactionCheck:
         self._make_table(_MIN_CAPACITY)
 
     def use(self, aborted: AbortedIntervals) -> None:
-        """Replaces the intervals for the next batches; open transactions are kept."""
+        """Replaces the aborted intervals for the next batches. The state of open transactions is
+        kept.
+        """
         self._aborted = aborted
         self._met: NDArray[np.int64] = np.zeros(len(aborted) + 1, np.int64)
         self.state[c.TXN_MET] = self._met.ctypes.data
 
     def grow(self) -> None:
-        """Doubles the capacity for producers."""
+        """Doubles the number of producers for which the state has memory."""
         before = self._table.reshape(-1, c.TXN_ENTRY_SIZE)
         self._make_table(2 * len(before))
         mask = int(self.state[c.TXN_MASK])
@@ -70,13 +76,15 @@ class TransactionCheck:
     def next_markers(self, next_offset: int, *, only_doubtful: bool) -> dict[int, int | None]:
         """Returns the marker that each producer must write next, after the batches read so far.
 
-        The value is the offset of an ABORT marker, or `None` for a COMMIT marker.
+        Keys are producer ids. A value is the offset at which an ABORT marker must be, or `None` if
+        the next marker must be a COMMIT.
 
         Args:
             next_offset: First offset after the batches read.
-            only_doubtful: Return only producers whose last records were kept although they have an
-                interval that ends at `next_offset` or later: its start may be wrong. This suffices
-                if another check reads the later batches, which cannot detect a wrong start.
+            only_doubtful: True to return only producers whose last records were returned as
+                committed, although the producer has an aborted interval that ends at `next_offset`
+                or later. The start of such an interval may be wrong. This suffices if another check
+                reads the later batches, because that check detects everything except a wrong start.
         """
         table = self._table.reshape(-1, c.TXN_ENTRY_SIZE)
         aborted = self._aborted
@@ -94,8 +102,8 @@ class TransactionCheck:
         return expected
 
     def stray_aborts(self) -> dict[int, int]:
-        """Returns the producers whose first marker is an ABORT outside all intervals, with its
-        offset.
+        """Returns producers whose first marker is an ABORT marker outside all aborted intervals:
+        producer id -> offset of this marker.
 
         The batches read have no data of the producer before the marker. If earlier batches have
         data of the producer, the intervals are wrong.
@@ -105,11 +113,12 @@ class TransactionCheck:
         return {producer_id: offset for producer_id, _, offset in rows.tolist()}
 
     def finish(self, first_offset: int, next_offset: int) -> None:
-        """Checks that each interval that ends in the batches read ended at an ABORT marker.
+        """Checks that there is an ABORT marker at the end of each aborted interval that ends in the
+        batches that were read.
 
         Args:
-            first_offset: Earlier batches, which were not read, end before this offset.
-            next_offset: First offset after the batches read.
+            first_offset: First offset of the batches that were read.
+            next_offset: First offset after these batches.
 
         Raises:
             ContradictedIntervalsError: An interval ended without an ABORT marker.
@@ -122,7 +131,7 @@ class TransactionCheck:
                 raise ContradictedIntervalsError(
                     transaction_message(
                         int(aborted.producer_ids[number]),
-                        f"the index has an abort marker at offset {last}, the log has none there",
+                        f"the index has an abort marker at offset {last}, but the log does not",
                     ),
                     offset=last,
                 )
@@ -131,7 +140,8 @@ class TransactionCheck:
 def check_next_marker(
     producer_id: int, marker: ControlRecordType, offset: int, expected: dict[int, int | None]
 ) -> None:
-    """Compares a marker with its producer's next expected marker, and removes that from `expected`.
+    """Compares a marker with the marker that is expected next from its producer, and removes the
+    expected marker from `expected`.
 
     Args:
         producer_id: Producer of the marker.
@@ -154,32 +164,35 @@ def check_next_marker(
         )
     else:
         text = (
-            f"the log has a marker of type {marker.name} at offset {offset}, the index has an"
+            f"the log has a marker of type {marker.name} at offset {offset}, but the index has an"
             f" abort marker at offset {end}"
         )
     raise ContradictedIntervalsError(transaction_message(producer_id, text), offset=offset)
 
 
 def check_markers_found(expected: dict[int, int | None], stop_offset: int) -> None:
-    """Checks that all ABORT markers that were expected below an offset were found.
+    """Checks that `expected` has no ABORT marker below `stop_offset` left, so all of them were
+    found.
 
     Raises:
         ContradictedIntervalsError: A marker is missing.
     """
     for producer_id, end in expected.items():
         if end is not None and end < stop_offset:
-            text = f"the index has an abort marker at offset {end}, the log has none there"
+            text = f"the index has an abort marker at offset {end}, but the log does not"
             raise ContradictedIntervalsError(transaction_message(producer_id, text), offset=end)
 
 
 def unindexed_abort(producer_id: int, offset: int) -> ContradictedIntervalsError:
-    """Returns the error for an ABORT marker of a transaction that has data but no index entry."""
+    """Returns the error for an ABORT marker of a transaction that has data, but no entry in the
+    transaction index.
+    """
     text = f"the log aborts a transaction at offset {offset} that is missing in the index"
     return ContradictedIntervalsError(transaction_message(producer_id, text), offset=offset)
 
 
 def transaction_message(producer_id: int, contradiction: str) -> str:
-    """Returns why transaction indexes cannot be used, and what to do."""
+    """Returns the error text that says why transaction indexes cannot be used, and what to do."""
     return (
         f"the transaction indexes do not fit the log: producer {producer_id}: {contradiction}."
         " Restore the transaction index of the segment or of the segments after it from a copy, or"

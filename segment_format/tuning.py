@@ -1,4 +1,4 @@
-"""Switch for optimizations that depend on undocumented behavior of other software.
+"""Switches optimizations on or off that depend on undocumented behavior of other software.
 
 `KTS_TUNING=off` in the environment disables all of them, in this process and its children.
 `docs/tuning.md` lists them.

@@ -1,17 +1,19 @@
-"""Opens the plugin's envelope encryption: an AES-256 data key per segment, wrapped with RSA.
+"""Decrypts data of segments that the Aiven plugin encrypted.
+
+The plugin encrypts each segment with an AES-256 data key of its own, and wraps this key with RSA:
 
     message      IV (12 bytes) ‖ ciphertext ‖ tag (16 bytes), AES-256-GCM; one per chunk and one per
                  side file
-    AAD          32 random bytes per segment, in the manifest; it binds neither chunk number nor
-                 object
+    AAD          32 random bytes per segment, stored in the manifest; they contain neither the
+                 chunk number nor the name of the object, so neither is authenticated
     wrapped key  "<key pair id>:<standard base64 of RSA-OAEP(data key)>"
     OAEP         hash SHA3-512, MGF1 with SHA3-512, empty label (RFC 8017 §7.1)
 
     private key  PEM with any label; the content is PKCS#8, not encrypted. PKCS#1 is refused.
 
-`cryptography` refuses SHA-3 in OAEP, so the padding is removed here around plain RSA. `pow` does
-not run in constant time, but a key is unwrapped once per segment in a batch job, never on request
-of an attacker who could measure it.
+`cryptography` refuses SHA-3 in OAEP, so this module decrypts with RSA without padding and then
+removes the OAEP padding itself. `pow` does not run in constant time. This is acceptable because a
+batch job unwraps one key per segment, and no attacker can request and time this.
 
 Source: `RsaEncryptionProvider`, `AesEncryptionProvider`, `DataKeyAndAAD`, `RsaKeyReader` in
 `io.aiven.kafka.tieredstorage.security`.
@@ -71,7 +73,9 @@ class PrivateKey:
     _crt: tuple[int, int, int, int, int] = field(compare=False)  # p, q, d mod p−1, d mod q−1, q⁻¹
 
     def decrypt_raw(self, ciphertext: int) -> int:
-        """Applies RSA without padding, by the Chinese remainder theorem.
+        """Returns the RSA decryption of `ciphertext`, including any padding.
+
+        Uses the Chinese remainder theorem, which is faster than one exponentiation.
 
         Raises:
             ValueError: `ciphertext` is not below the modulus.
@@ -91,7 +95,7 @@ def load_private_key(pem: bytes) -> PrivateKey:
     """Returns the RSA private key of a PEM file (any label, unencrypted PKCS#8 inside).
 
     Raises:
-        DecryptionError: The content is something else. The message never quotes the file.
+        DecryptionError: The file does not contain such a key. The message never quotes the file.
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
@@ -103,9 +107,9 @@ def load_private_key(pem: bytes) -> PrivateKey:
     except TypeError:
         _refuse("encrypted private key; decrypt it: openssl pkcs8 -topk8 -nocrypt")
     except (ValueError, UnsupportedAlgorithm):
-        _refuse("the private key file is not PKCS#8")
+        _refuse("the private key file: it is not PKCS#8")
     if not isinstance(key, RSAPrivateKey):
-        _refuse("private key of another kind than RSA")
+        _refuse("the private key: it is not an RSA key")
     if _RSA_ALGORITHM not in der[:_HEAD_BYTES]:
         _refuse("private key in PKCS#1 form; convert it: openssl pkcs8 -topk8 -nocrypt")
     if key.key_size > _MAX_KEY_BITS:
@@ -117,7 +121,7 @@ def load_private_key(pem: bytes) -> PrivateKey:
 
 
 def _refuse(what: str) -> NoReturn:
-    # Without a cause: messages of `cryptography` could quote the key.
+    # `from None`, because the messages of `cryptography` could quote the key.
     raise DecryptionError(f"cannot use {what}") from None
 
 
@@ -142,7 +146,7 @@ TAG_SIZE = 16
 AES_OVERHEAD = IV_SIZE + TAG_SIZE
 _HASH_SIZE = 64
 _EMPTY_LABEL_HASH = hashlib.sha3_512(b"").digest()
-# Bounds the work for a hostile manifest: no RSA key has a modulus of this size.
+# Limits the work that a hostile manifest can cause. No RSA key has a modulus of this many bytes.
 _MAX_WRAPPED_SIZE = 8192
 
 
@@ -152,7 +156,7 @@ class WrappedDataKey:
 
     Attributes:
         key_id: Id of the key pair.
-        ciphertext: As long as the modulus.
+        ciphertext: The encrypted data key; has as many bytes as the RSA modulus.
     """
 
     key_id: str
@@ -195,7 +199,9 @@ class WrappedDataKey:
 
 @dataclass(frozen=True, slots=True)
 class Encryption:
-    """The `encryption` member of a manifest: wrapped data key and AAD of every message."""
+    """The `encryption` member of a manifest: the wrapped data key, and the AAD that all messages of
+    the segment share.
+    """
 
     data_key: WrappedDataKey
     aad: bytes
@@ -207,13 +213,16 @@ def unwrap_data_key(wrapped: WrappedDataKey, private_key: PrivateKey) -> bytes:
     Raises:
         DecryptionError: `wrapped` belongs to another key, or was changed.
     """
-    failure = f"the data key does not open with the private key given for {wrapped.key_id[:80]!r}"
+    failure = (
+        f"the data key cannot be decrypted with the private key of key pair {wrapped.key_id[:80]!r}"
+    )
     size = private_key.public_key.size
     if size < 2 * _HASH_SIZE + 2:
-        raise DecryptionError(f"{failure}: the key is too short")
+        raise DecryptionError(f"{failure}: the RSA key is too short for OAEP with SHA3-512")
     if len(wrapped.ciphertext) != size:
         raise DecryptionError(
-            f"{failure}: {len(wrapped.ciphertext)} bytes wrapped, the key makes {size}"
+            f"{failure}: the wrapped key has {len(wrapped.ciphertext)} bytes, but this RSA key "
+            f"produces {size} bytes"
         )
     try:
         encoded = private_key.decrypt_raw(int.from_bytes(wrapped.ciphertext, "big"))
@@ -238,7 +247,8 @@ def decrypt(message: bytes | memoryview, *, data_key: bytes, aad: bytes) -> memo
         aad: Additional authenticated data of the segment.
 
     Returns:
-        `len(message) - 28` bytes, if `cryptography` allows it in reused memory.
+        The plaintext, `len(message) - 28` bytes. It is in reused memory if `cryptography` is
+        version 47 or later, which can decrypt into a given buffer.
 
     Raises:
         DecryptionError: The message does not authenticate: wrong key, or changed bytes.
@@ -266,7 +276,7 @@ def decrypt(message: bytes | memoryview, *, data_key: bytes, aad: bytes) -> memo
 
 @functools.lru_cache(maxsize=16)
 def _cipher(data_key: bytes) -> AESGCM:
-    # Expands the key once per segment, not once per chunk.
+    # Cached, so that the AES key is expanded once per segment and not once per chunk.
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     if len(data_key) != DATA_KEY_SIZE:
@@ -275,7 +285,10 @@ def _cipher(data_key: bytes) -> AESGCM:
 
 
 def _oaep_decode(encoded: bytes) -> bytes | None:
-    """Removes OAEP; returns `None` for every mistake, so that errors do not reveal which."""
+    """Returns the message inside an OAEP padding, or `None` if the padding is invalid.
+
+    All mistakes give the same result, so that errors do not reveal which one was found.
+    """
     masked_seed, masked_block = encoded[1 : 1 + _HASH_SIZE], encoded[1 + _HASH_SIZE :]
     seed = _xor(masked_seed, _mgf1(masked_block, _HASH_SIZE))
     block = _xor(masked_block, _mgf1(seed, len(masked_block)))

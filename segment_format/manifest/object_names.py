@@ -1,12 +1,12 @@
-"""Parses the names of topics, partitions and segments in tiers and in brokers' log directories.
+"""Parses names of directories, objects and files in tiers and in brokers' log directories.
 
 The plugin's objects (`ObjectKeyFactory`, `io.aiven.kafka.tieredstorage`):
 
     <key prefix><topic>-<topic id>/<partition>/<base offset, 20 digits>-<segment id>.<suffix>
 
     suffix   log, indexes, rsm-manifest
-    ids      22 characters of base64url; they, like topic names, can contain "-": names are parsed
-             from the right
+    ids      22 characters of base64url. Ids and topic names can contain "-", so names are parsed
+             from the right.
     prefix   directly precedes the topic: no separator is added
 
 Files of `LocalTieredStorage`, the storage manager of Kafka's own tests
@@ -26,9 +26,10 @@ A broker's log directory (`UnifiedLog.parseTopicPartitionName`, `LogFileUtils`, 
         <offset, 20 digits>.<kind>                    log, index, timeindex, txnindex, snapshot
         <offset, 20 digits>.<kind>.<state>            deleted, cleaned, swap: a change under way
 
-The offset is the segment's base offset; for a snapshot, it is one past the last offset covered.
-Brokers format the 20 digits by their locale (Arabic-Indic digits under `ar_EG`), so every script's
-digits are accepted: a segment that is not recognized would be missing without an error.
+The offset is the segment's base offset. For a snapshot it is the last offset that the snapshot
+covers, plus 1. Brokers format the 20 digits by their locale (Arabic-Indic digits under `ar_EG`).
+The parser accepts the digits of every script, because the rows of a segment whose name is not
+recognized would be missing without an error.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class LogFileName:
     """A file in a partition's directory.
 
     Attributes:
-        offset: Base offset of the segment; for snapshots, one past the last offset covered.
+        offset: Base offset of the segment; for a snapshot, the last offset that it covers, plus 1.
         kind: One of `FILE_KINDS`.
         state: Empty for a file in use; else `deleted`, `cleaned` or `swap`.
     """
@@ -94,13 +95,17 @@ class LogFileName:
 
 
 def parse_topic_directory(name: str) -> tuple[str, uuid.UUID] | None:
-    """Returns topic name and id of the plugin's `<topic>-<topic id>`, or `None`."""
+    """Returns topic name and topic id from a directory name `<topic>-<topic id>` of the plugin, or
+    `None` if the name has another form.
+    """
     name_and_id = _split_topic_id(name)
     return name_and_id if name_and_id is not None and _is_topic_name(name_and_id[0]) else None
 
 
 def parse_local_partition_directory(name: str) -> TopicIdPartition | None:
-    """Returns the partition of `<topic>-<partition>-<topic id>`, or `None`."""
+    """Returns the partition that a directory name `<topic>-<partition>-<topic id>` names, or `None`
+    if the name has another form.
+    """
     name_and_id = _split_topic_id(name)
     if name_and_id is None:
         return None
@@ -112,7 +117,9 @@ def parse_local_partition_directory(name: str) -> TopicIdPartition | None:
 
 
 def parse_partition_directory(name: str) -> PartitionDirectory | None:
-    """Returns the parts of a directory name in a broker's log directory, or `None`."""
+    """Returns the parts of the name of a partition's directory in a broker's log directory, or
+    `None` if the name has another form.
+    """
     match = _DIRECTORY.fullmatch(name)
     partition = None if match is None else _parse_partition(match[2])
     if match is None or partition is None or not _is_topic_name(match[1]):
@@ -121,7 +128,9 @@ def parse_partition_directory(name: str) -> PartitionDirectory | None:
 
 
 def parse_log_file_name(name: str) -> LogFileName | None:
-    """Returns the parts of a file name in a partition's directory, or `None`."""
+    """Returns the parts of the name of a file in a partition's directory, or `None` if the name has
+    another form.
+    """
     match = _FILE.fullmatch(name)
     if match is None or int(match[1]) > _MAX_OFFSET:
         return None
@@ -129,7 +138,9 @@ def parse_log_file_name(name: str) -> LogFileName | None:
 
 
 def _split_topic_id(name: str) -> tuple[str, uuid.UUID] | None:
-    """Splits `<text>-<topic id>` at the dash before the id."""
+    """Splits `<text>-<topic id>` at the dash before the id; returns `None` if `name` has another
+    form.
+    """
     before, dash = name[: -UUID_TEXT_LENGTH - 1], name[-UUID_TEXT_LENGTH - 1 : -UUID_TEXT_LENGTH]
     try:
         topic_id = uuid_from_text(name[-UUID_TEXT_LENGTH:])
@@ -143,5 +154,7 @@ def _parse_partition(text: str) -> int | None:
 
 
 def _is_topic_name(name: str) -> bool:
-    """Applies the rules of `org.apache.kafka.common.internals.Topic`."""
+    """Returns whether a topic may have this name, by the rules of Kafka's
+    `org.apache.kafka.common.internals.Topic`.
+    """
     return bool(_TOPIC.fullmatch(name)) and name not in (".", "..")

@@ -2,11 +2,12 @@
 
     version                    "1"
     chunkIndex                 {type, …}, see `chunk_index`
-    segmentIndexes             {offset, timestamp, producerSnapshot, leaderEpoch, transaction |
-                               null}, each {position, size} in the stored `.indexes` object
+    segmentIndexes             {offset, timestamp, producerSnapshot, leaderEpoch, transaction};
+                               each is the {position, size} of a side file in the stored
+                               `.indexes` object; only transaction can be null
     compression                true when the chunks are zstd frames
     encryption                 {dataKey, aad}, see `encryption`; absent when not encrypted
-    remoteLogSegmentMetadata   the broker's metadata when the copy began; may be absent:
+    remoteLogSegmentMetadata   the segment's metadata when the copy began; may be absent:
         remoteLogSegmentId: {topicIdPartition: {topicId, topicPartition: {topic, partition}}, id}
         startOffset, endOffset (inclusive), maxTimestampMs, brokerId, eventTimestampMs
         segmentLeaderEpochs: {"<epoch>": <start offset>, …}
@@ -46,10 +47,10 @@ MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 
 
 def _parse_json_object(data: bytes, what: str) -> dict[str, object]:
-    """Parses one JSON object of UTF-8 bytes without NaN and Infinity.
+    """Parses UTF-8 bytes that contain one JSON object, without NaN and Infinity.
 
     Raises:
-        InvalidManifestError: The bytes are something else.
+        InvalidManifestError: The bytes are not such an object.
     """
     try:
         text = bytes(data).decode("utf-8")
@@ -61,7 +62,9 @@ def _parse_json_object(data: bytes, what: str) -> dict[str, object]:
         position = len(text[: error.pos].encode("utf-8"))
         raise InvalidManifestError(f"{what} is not JSON: {error.msg}", position=position) from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, deep nesting
-        raise InvalidManifestError(f"{what} is not JSON that can be read") from error
+        raise InvalidManifestError(
+            f"{what} has a number that is too long, or is nested too deeply"
+        ) from error
     if not isinstance(value, dict):
         raise InvalidManifestError(f"{what} is not a JSON object")
     return value
@@ -75,7 +78,9 @@ _DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 class _Members:
-    """Reads members of a JSON object with their types; errors name the path in the document."""
+    """Reads members of a JSON object and checks their types. Errors name the member's path in the
+    document.
+    """
 
     __slots__ = ("_members", "_path")
 
@@ -113,7 +118,9 @@ class _Members:
         return value
 
     def text(self, name: str) -> str:
-        """Returns a required string that can be written as UTF-8."""
+        """Returns a required string. A string with half of a surrogate pair is an error, because
+        UTF-8 cannot encode it.
+        """
         value = self.value(name)
         if not isinstance(value, str):
             raise self.fail(name, "is not a string")
@@ -130,7 +137,9 @@ class _Members:
         return value
 
     def base64_bytes(self, name: str) -> bytes:
-        """Returns the bytes of a required string of standard base64 with padding."""
+        """Returns the decoded bytes of a required member, a string in standard base64 with
+        padding.
+        """
         text = self.text(name)
         try:
             return base64.b64decode(text, validate=True)
@@ -144,7 +153,7 @@ class _Members:
         return _Members(value, (*self._path, name))
 
     def optional_members(self, name: str) -> _Members | None:
-        """Returns a JSON object; `None` if it is null or absent."""
+        """Returns a member that is a JSON object; `None` if it is null or absent."""
         return None if self.optional(name) is None else self.members(name)
 
 
@@ -153,11 +162,12 @@ _MIN_INT32 = -(2**31)
 
 
 def _metadata_from_members(members: _Members, *, segment_size: int) -> RemoteLogSegmentMetadata:
-    """Parses the metadata in a manifest.
+    """Parses the segment's metadata in a manifest.
 
     Args:
-        members: Member `remoteLogSegmentMetadata`.
-        segment_size: `originalFileSize` of the chunk index; the metadata has no size.
+        members: Members of the manifest's object `remoteLogSegmentMetadata`.
+        segment_size: Size of the segment's `.log` file in bytes: `originalFileSize` of the chunk
+            index, because the metadata in a manifest has no size.
 
     Raises:
         InvalidManifestError: A member is missing or has a value that no broker writes.
@@ -204,17 +214,17 @@ def _epochs(members: _Members) -> tuple[EpochEntry, ...]:
 
 
 MANIFEST_VERSION = "1"
-# The longest chunk list in base64, and room for everything else.
+# Enough for the longest chunk list in base64 and all other members.
 MAX_MANIFEST_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class IndexRange:
-    """Bytes [position, position + size) of the stored `.indexes` object: one side file.
+    """Location of one side file: bytes [position, position + size) of the stored `.indexes` object.
 
     Attributes:
         position: First byte.
-        size: Stored bytes, of the AES-GCM message if encrypted; 0 for an empty file.
+        size: Number of stored bytes, including the 28 bytes that AES-GCM adds; 0 for an empty file.
     """
 
     position: int
@@ -246,7 +256,7 @@ class SegmentIndexes:
 
     @property
     def ranges(self) -> tuple[IndexRange, ...]:
-        """Ranges of the existing side files, in the plugin's order."""
+        """Ranges of the existing side files, in the order in which the plugin writes them."""
         mandatory = (self.offset, self.timestamp, self.producer_snapshot, self.leader_epoch)
         return mandatory if self.transaction is None else (*mandatory, self.transaction)
 
@@ -258,13 +268,13 @@ class SegmentIndexes:
 
 @dataclass(frozen=True, slots=True)
 class SegmentManifest:
-    """A segment's objects: how they are cut, compressed and encrypted.
+    """Describes how a segment is cut into chunks, compressed and encrypted in its objects.
 
     Attributes:
         chunk_index: Maps bytes of the segment file to stored bytes.
         segment_indexes: Ranges of the side files.
         compression: True if every chunk is a zstd frame.
-        encryption: Wrapped data key and AAD, or `None`.
+        encryption: Wrapped data key and AAD, or `None` if the segment is not encrypted.
         metadata: The broker's metadata, or `None` in manifests of older plugins.
     """
 
@@ -279,11 +289,11 @@ class SegmentManifest:
         """Parses a manifest.
 
         Args:
-            data: The whole object, at most 16 MiB. Memory stays below 32 bytes per byte of JSON
-                plus 260 MB for the longest chunk list (10.5 million chunks).
+            data: The whole object, at most 16 MiB. Parsing takes less than 32 bytes of memory per
+                byte of JSON, plus 260 MB for the longest chunk list (10.5 million chunks).
 
         Raises:
-            InvalidManifestError: Not a manifest of version 1, or one that contradicts itself.
+            InvalidManifestError: The data is not a manifest of version 1, or contradicts itself.
         """
         if len(data) > MAX_MANIFEST_BYTES:
             raise InvalidManifestError(
@@ -363,7 +373,11 @@ def _parse_encryption(members: _Members | None) -> Encryption | None:
 
 
 def _check_uncompressed_sizes(chunk_index: ChunkIndex, overhead: int) -> None:
-    """Checks stored sizes, which follow from the original ones without compression."""
+    """Checks the stored sizes of the chunks of a segment without compression.
+
+    Each stored chunk must have its original size plus `overhead` bytes. Checks the total, the first
+    and the last chunk.
+    """
     if not chunk_index.chunk_count:
         return
     expected = chunk_index.original_file_size + overhead * chunk_index.chunk_count
@@ -372,7 +386,7 @@ def _check_uncompressed_sizes(chunk_index: ChunkIndex, overhead: int) -> None:
         chunk.transformed_size != chunk.original_size + overhead for chunk in ends
     ):
         raise InvalidManifestError(
-            f"the chunks have {chunk_index.transformed_size} stored bytes; without compression, "
-            f"{chunk_index.original_file_size} bytes in {chunk_index.chunk_count} chunks "
-            f"need {expected}"
+            f"the chunks have {chunk_index.transformed_size} stored bytes, but must have "
+            f"{expected}, because the segment has {chunk_index.original_file_size} bytes in "
+            f"{chunk_index.chunk_count} chunks and is not compressed"
         )

@@ -1,4 +1,4 @@
-"""Restores the segment bytes of stored chunks and the side files of stored index blobs.
+"""Restores the original bytes of stored chunks and of stored side files.
 
     stored chunk    original → one zstd frame with content size (if `compression`) → AES-GCM message
                     (if encrypted)
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RestoreTimes:
-    """Seconds spent in each step; `restore_chunk` adds to them."""
+    """Sums of the seconds that each step took. `restore_chunk` adds to them."""
 
     decrypt: float = 0.0
     decompress: float = 0.0
@@ -42,7 +42,7 @@ def restore_chunk(
     aad: bytes | None = None,
     times: RestoreTimes | None = None,
 ) -> bytes | memoryview:
-    """Returns the segment bytes of one stored chunk.
+    """Decrypts and decompresses one stored chunk, and returns its bytes of the segment file.
 
     Args:
         stored: Exactly the bytes [transformed_position, transformed_stop) of the `.log` object.
@@ -50,20 +50,23 @@ def restore_chunk(
         compression: The manifest's `compression`.
         data_key: The unwrapped data key, or `None` for a segment that is not encrypted.
         aad: The manifest's AAD; required with `data_key`.
-        times: Receives the time spent.
+        times: The time that each step takes is added to these sums.
 
     Returns:
-        `chunk.original_size` bytes; `stored` itself if it is neither encrypted nor compressed.
-        Allocates at most `chunk.transformed_size` or `chunk.original_size` bytes at once, whatever
-        the frame states.
+        `chunk.original_size` bytes; `stored` itself if it is neither encrypted nor compressed. No
+        allocation exceeds the larger of `chunk.transformed_size` and `chunk.original_size`, even if
+        the zstd frame states a larger size.
 
     Raises:
-        ChunkError: A length differs from the chunk index, or the zstd frame is invalid.
+        ChunkError: The stored or restored size differs from the chunk index, or the zstd frame is
+            invalid.
         DecryptionError: The message does not authenticate.
     """
     if len(stored) != chunk.transformed_size:
         raise _chunk_error(
-            chunk, f"{len(stored)} bytes stored, but the manifest states {chunk.transformed_size}"
+            chunk,
+            f"{len(stored)} stored bytes were read, but the manifest states "
+            f"{chunk.transformed_size} bytes",
         )
     data = stored
     times = times or RestoreTimes()
@@ -78,7 +81,7 @@ def restore_chunk(
         return restored
     if len(data) != chunk.original_size:
         raise _chunk_error(
-            chunk, f"{len(data)} bytes, but the manifest states {chunk.original_size}"
+            chunk, f"it has {len(data)} bytes, but the manifest states {chunk.original_size}"
         )
     return data
 
@@ -90,16 +93,16 @@ def restore_index(
     data_key: bytes | None = None,
     aad: bytes | None = None,
 ) -> bytes | memoryview:
-    """Returns the side file in one blob of the `.indexes` object.
+    """Decrypts one side file from its bytes in the `.indexes` object.
 
     Args:
         stored: Exactly the bytes [position, stop) of `index_range`.
-        index_range: Range of the blob in the manifest.
+        index_range: Range of the side file, from the manifest.
         data_key: The unwrapped data key, or `None` for a segment that is not encrypted.
         aad: The manifest's AAD; required with `data_key`.
 
     Returns:
-        The file as Kafka wrote it; a blob of size 0 is an empty file, encrypted or not.
+        The file as Kafka wrote it. 0 stored bytes mean an empty file, also in an encrypted segment.
 
     Raises:
         ChunkError: The length differs from the manifest.
@@ -107,7 +110,8 @@ def restore_index(
     """
     if len(stored) != index_range.size:
         raise ChunkError(
-            f"index blob: {len(stored)} bytes stored, but the manifest states {index_range.size}"
+            f"index blob: {len(stored)} stored bytes were read, but the manifest states "
+            f"{index_range.size} bytes"
         )
     if data_key is None or not index_range.size:
         return stored
@@ -122,7 +126,7 @@ def _decrypt(
             f"{what}: {len(data)} bytes are too few for an encrypted message", position=position
         )
     if aad is None:
-        raise ValueError("a data key needs the manifest's AAD")
+        raise ValueError("`aad` is missing: decryption with a data key needs the manifest's AAD")
     try:
         return decrypt(data, data_key=data_key, aad=aad)
     except DecryptionError as error:
@@ -135,12 +139,13 @@ def _decompress(data: bytes | memoryview, chunk: Chunk) -> memoryview:
     except DecompressionError as error:
         raise _chunk_error(chunk, f"zstd frame does not decompress: {error.message}") from error
     if len(frames) != 1 or (frames[0].start, frames[0].stop) != (0, len(data)):
-        raise _chunk_error(chunk, "zstd frame does not decompress: the chunk has other bytes")
+        raise _chunk_error(chunk, "the chunk is not exactly one zstd frame")
     size = frames[0].content_size
     if size is None or size != chunk.original_size:
         stated = "no size" if size is None else f"{size} bytes"
         raise _chunk_error(
-            chunk, f"zstd frame states {stated}, the manifest {chunk.original_size} bytes"
+            chunk,
+            f"the zstd frame states {stated}, but the manifest states {chunk.original_size} bytes",
         )
     restored = writable_bytes(size)
     try:
@@ -150,7 +155,9 @@ def _decompress(data: bytes | memoryview, chunk: Chunk) -> memoryview:
     except zstandard.ZstdError as error:
         raise _chunk_error(chunk, "zstd frame does not decompress") from error
     if length != size or more:
-        raise _chunk_error(chunk, f"zstd frame holds {length + more} bytes")
+        raise _chunk_error(
+            chunk, f"the zstd frame contains {length + more} bytes, but states {size} bytes"
+        )
     return restored.toreadonly()
 
 

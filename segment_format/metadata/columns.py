@@ -1,14 +1,16 @@
-"""Parses many records of `__remote_log_metadata` at once to columns, one row per record.
+"""Parses many records of `__remote_log_metadata` at once into columns with one row per record.
 
-The fields are those of `segment_format.metadata.model`. Fields that a record type does not have are
-−1 in columns of numbers, zero in ids, null in Arrow columns, and have no leader epochs.
+The fields are those of `segment_format.metadata.model`. A field that a record's type does not have
+is −1 in columns of numbers, zero in ids, and null in Arrow columns. Rows of such types have no
+leader epochs.
 
-Each step of the parser reads one field of all records, from a position per record. The steps reject
-a record if its bytes run out, if no broker writes its values, or if it is unusual (tagged fields
-within ids and epochs, more than four at its end). The readable parser, `parse_metadata_record`,
-parses rejected records, so both return the same values and errors. `remote_log_segment_metadata`
-has the layout. Numbers are read through overlapping views with one element per byte of the data, so
-a field is one indexed read at any alignment.
+Each step of the parser reads one field of all records, starting at a position per record. A step
+rejects a record if its bytes run out, if no broker writes its values, or if it is unusual: tagged
+fields within ids and epochs, or more than four tagged fields at its end. Rejected records are
+parsed by `parse_metadata_record`, the readable parser, so both parsers return the same values and
+errors. Module `remote_log_segment_metadata` documents the layout of records. Numbers are read
+through a view with one overlapping element per byte of the data, so one indexed read returns a
+field of all records, at any alignment.
 """
 
 from __future__ import annotations
@@ -60,12 +62,12 @@ SEGMENT, UPDATE, PARTITION_DELETE, SNAPSHOT = range(RECORD_TYPES)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MetadataColumns:
-    """Columns of records. All have the same length, except the columns of leader epochs.
+    """Columns with one row per record. Only `epoch` and `epoch_start_offset` have another length.
 
     Attributes:
         record_type: 0 segment, 1 update, 2 partition delete, 3 snapshot.
         topic: Names, an Arrow `large_string` array.
-        topic_id: Two unsigned halves per row, the most significant first, as in Kafka's `Uuid`.
+        topic_id: Two unsigned 64-bit halves per row, the more significant half first.
         partition: Number of the partition.
         segment_id: Like `topic_id`.
         start_offset: Base offset of the segment.
@@ -74,8 +76,9 @@ class MetadataColumns:
         broker_id: Broker that wrote the record.
         event_timestamp_ms: Time of the event, ms since 1970.
         segment_size_in_bytes: Size of the `.log` file.
-        state: Number of the segment's state; of the partition's for partition deletes.
-        txn_index_empty: 1 or 0; −1 if the record does not state it.
+        state: Number of the segment's state, or of the partition's state in a partition delete.
+        txn_index_empty: 1 if the segment has no transaction index, else 0; −1 if the record does
+            not state it.
         custom_metadata: Bytes of the storage plugin or null, an Arrow `large_binary` array.
         epoch_count: Number of leader epochs of the row.
         epoch: Leader epochs of all rows, row after row, ascending within a row.
@@ -104,7 +107,7 @@ class MetadataColumns:
         return len(self.record_type)
 
     def rows(self, numbers: Integers) -> MetadataColumns:
-        """Copies the rows with these numbers, in this order."""
+        """Returns a copy of the rows with the given numbers, in the given order."""
         first_entry = np.cumsum(self.epoch_count) - self.epoch_count
         count = self.epoch_count[numbers]
         entries = ragged_ranges(first_entry[numbers], count)
@@ -141,14 +144,19 @@ def no_rows() -> MetadataColumns:
 
 
 def ragged_ranges(starts: Integers, counts: Integers, step: int = 1) -> Integers:
-    """Concatenates the ranges of `counts[i]` numbers from `starts[i]` by `step`."""
+    """Concatenates arithmetic sequences: sequence `i` has `counts[i]` numbers, begins with
+    `starts[i]` and increases by `step`.
+    """
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     return np.repeat(starts - step * (ends - counts), counts) + step * np.arange(total)
 
 
 def int64_array(values: Integers, present: NDArray[np.bool_] | None = None) -> pa.Int64Array:
-    """Returns an Arrow view of numbers; `pa.array` would import pandas."""
+    """Returns an Arrow array over the memory of `values`; false in `present` means null.
+
+    This does not call `pa.array`, which would import pandas.
+    """
     valid = None if present is None else pa.py_buffer(np.packbits(present, bitorder="little"))
     data = pa.py_buffer(np.ascontiguousarray(values, np.int64))
     return pa.Array.from_buffers(pa.int64(), len(values), [valid, data])
@@ -167,7 +175,7 @@ _BODY = (
 
 
 def metadata_records(columns: MetadataColumns) -> Iterator[MetadataRecord]:
-    """Yields one value object per row.
+    """Yields each row as an object of its record class.
 
     Args:
         columns: Result of `parse_metadata_columns` or `LiveSegments.segments`.
@@ -212,7 +220,7 @@ def metadata_records(columns: MetadataColumns) -> Iterator[MetadataRecord]:
 
 
 def columns_of(records: Sequence[MetadataRecord]) -> MetadataColumns:
-    """Converts value objects to columns."""
+    """Converts record objects to columns."""
     types = [
         RemoteLogSegmentMetadata,
         RemoteLogSegmentMetadataUpdate,
@@ -276,12 +284,13 @@ _UVARINT_BYTES = 5
 class Positions:
     """The position of the next field in each message.
 
-    Reads of a rejected message return arbitrary bytes of the data, never bytes after the data.
+    Reads from a rejected message return arbitrary bytes of `data`, but never access memory after
+    it.
 
     Args:
         data: All messages, followed by eight more bytes.
         at: First unread byte of each message.
-        stop: End of each message, exclusive, within `data` without its last eight bytes.
+        stop: End of each message, exclusive; none is in the last eight bytes of `data`.
         good: Mask of the messages that were not rejected.
     """
 
@@ -297,7 +306,7 @@ class Positions:
 
     @classmethod
     def within(cls, data: NDArray[np.uint8], starts: Integers, stops: Integers) -> Self:
-        """Copies `data`, and returns the positions at the starts of its messages."""
+        """Copies `data`, and returns positions that are at the starts of its messages."""
         padded = np.zeros(len(data) + _PADDING, np.uint8)
         padded[: len(data)] = data
         return cls(padded, starts, stops, np.ones(len(starts), np.bool_))
@@ -306,11 +315,13 @@ class Positions:
         return len(self.at)
 
     def only(self, rows: Integers) -> Positions:
-        """Returns the positions of some messages, to be read separately."""
+        """Returns a copy of the positions of some messages, so that only these messages are
+        read.
+        """
         return Positions(self.data, self.at[rows], self.stop[rows], self.good[rows])
 
     def put(self, rows: Integers, moved: Positions) -> None:
-        """Stores positions that `only(rows)` returned and reads have moved."""
+        """Copies back positions that `only(rows)` returned, after fields were read from them."""
         self.at[rows] = moved.at
         self.good[rows] = moved.good
 
@@ -319,7 +330,9 @@ class Positions:
         self.good &= condition
 
     def take(self, size: Integers | int) -> Integers:
-        """Skips `size` >= 0 bytes and returns their start, or 0 if fewer bytes are left."""
+        """Skips `size` (>= 0) bytes in each message and returns where they start. If a message has
+        fewer bytes left, rejects it and returns 0 for it.
+        """
         self.good &= size <= self.stop - self.at
         start: Integers = np.where(self.good, self.at, 0)
         self.at = start + size
@@ -331,7 +344,9 @@ class Positions:
         return np.ndarray((count,), kind, self.data, strides=(1,))[start]
 
     def byte(self) -> Integers:
-        """Reads a byte as an unsigned number: negative numbers become 128 to 255."""
+        """Reads an unsigned byte. A field of a signed byte therefore returns 128 to 255 if it is
+        negative.
+        """
         return self.data[self.take(1)].astype(np.int64)
 
     def i32(self) -> Integers:
@@ -343,7 +358,9 @@ class Positions:
         return self._numbers(">i8", self.take(8)).astype(np.int64)
 
     def uuid(self) -> Ids:
-        """Reads two unsigned halves per message, the most significant first."""
+        """Reads a UUID as two unsigned 64-bit halves per message, the more significant half
+        first.
+        """
         start = self.take(16)
         halves = np.empty((len(start), 2), np.uint64)
         halves[:, 0] = self._numbers(">u8", start)
@@ -351,7 +368,7 @@ class Positions:
         return halves
 
     def uvarint(self) -> Integers:
-        """Reads an unsigned number of at most 31 bits."""
+        """Reads an unsigned varint; rejects messages in which it exceeds 31 bits."""
         value = self.byte()
         longer = np.flatnonzero(self.good & (value > 0x7F))
         if not len(longer):
@@ -372,22 +389,27 @@ class Positions:
         return value
 
     def compact_bytes(self) -> tuple[Integers, Integers]:
-        """Skips length-prefixed bytes; returns their starts and lengths, −1 for null."""
+        """Skips bytes that follow their length. Returns where they start and their length, −1 for
+        null.
+        """
         length = self.uvarint() - 1
         return self.take(np.maximum(length, 0)), length
 
     def no_tagged_fields(self) -> None:
-        """Rejects the messages that have tagged fields here."""
+        """Reads the number of tagged fields, and rejects the messages in which it is not 0."""
         self.require(self.byte() == 0)
 
     def entries(self, kind: str, starts: Integers) -> Integers:
-        """Reads numbers at positions that `take` returned."""
+        """Reads numbers of NumPy type `kind` at positions that `take` returned."""
         return self._numbers(kind, starts).astype(np.int64)
 
     def pieces(self, start: Integers, length: Integers) -> pa.LargeBinaryArray:
-        """Copies bytes that `compact_bytes` skipped; null for null and for rejected messages."""
+        """Returns a copy of the bytes that `compact_bytes` skipped. They are null for a length of
+        −1 and for rejected messages.
+        """
         present = self.good & (length >= 0)
-        # The array covers all data. Odd items are the pieces, even items the bytes between them.
+        # Items of this array cover all of `data`. Odd items are the wanted bytes, even items are
+        # the bytes between them.
         borders = np.zeros(2 * len(start) + 1, np.int64)
         borders[1::2] = np.where(present, start, 0)
         borders[2::2] = np.where(present, start + length, 0)
@@ -416,21 +438,25 @@ _NUMBERS = (
 def parse_metadata_columns(
     values: pa.BinaryArray | pa.LargeBinaryArray, offsets: Integers | None = None
 ) -> MetadataColumns:
-    """Parses values like `parse_metadata_record`, to columns in the order of the values.
+    """Parses the values that `parse_metadata_record` parses, and returns columns in their order.
 
     Args:
-        values: Values of records from `iter_arrow`. The caller drops null values (tombstones).
-        offsets: Kafka offsets of the records, for errors.
+        values: Values of records, as `iter_arrow` returns them. The caller must drop null values
+            (tombstones).
+        offsets: Kafka offsets of the records, which errors name.
 
     Returns:
         One row per value. Memory is bounded by a small multiple of the bytes and number of values.
 
     Raises:
-        InvalidMetadataError: A value is invalid; raised for the first one.
+        InvalidMetadataError: A value is invalid. The error is about the first invalid value.
         ValueError: Some values are null.
     """
     if values.null_count:
-        raise ValueError(f"{values.null_count} null values of {len(values)}; drop them first")
+        raise ValueError(
+            f"{values.null_count} of {len(values)} values are null; "
+            "drop null values (tombstones) first"
+        )
     tables = [no_rows()]
     for first in range(0, len(values), _ROWS_AT_ONCE):
         kafka_offsets = None if offsets is None else offsets[first : first + _ROWS_AT_ONCE]
@@ -493,7 +519,9 @@ def _parse_individually(
 
 
 def _parse_type(record_type: int, positions: Positions) -> tuple[MetadataColumns, Integers]:
-    """Parses records of one type; returns the records that were not rejected, and their numbers."""
+    """Parses records of one type. Returns the records that were not rejected, and the index of each
+    in `positions`.
+    """
     nothing = np.zeros(len(positions), np.int64)
     absent = nothing - 1
     no_id = np.zeros((len(positions), 2), np.uint64)
@@ -550,7 +578,9 @@ def _parse_type(record_type: int, positions: Positions) -> tuple[MetadataColumns
 
 
 def _tagged_fields(positions: Positions, *, has_txn_index_empty: bool) -> Integers:
-    """Skips the fields at the end of the records; returns TxnIndexEmpty, or −1."""
+    """Reads the tagged fields at the end of the records. Returns the value of TxnIndexEmpty (0 or
+    1), or −1 if a record does not have it.
+    """
     txn_index_empty = np.full(len(positions), -1, np.int64)
     count = positions.uvarint()
     positions.require(count <= _MAX_TAGGED_FIELDS)
@@ -575,7 +605,7 @@ def _tagged_fields(positions: Positions, *, has_txn_index_empty: bool) -> Intege
 
 
 def _names(positions: Positions, start: Integers, length: Integers) -> pa.LargeStringArray:
-    """Returns texts; rejects the records with invalid UTF-8."""
+    """Returns the topic names at the given positions; rejects records with invalid UTF-8."""
     names = positions.pieces(start, length)
     try:
         return names.cast(pa.large_string())
@@ -597,7 +627,8 @@ def _epochs(
 ) -> tuple[Integers, Integers, Integers]:
     """Returns the number of leader epochs of each record, the epochs, and their first offsets.
 
-    Rejects records with tagged fields in the epochs, or with epochs that no broker writes.
+    The epochs of a record are returned in ascending order. Rejects records with tagged fields in
+    the epochs, or with epochs that no broker writes.
     """
     count = np.where(positions.good, count, 0)
     entry_rows = ragged_ranges(start, count, _EPOCH_BYTES)

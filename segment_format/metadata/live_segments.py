@@ -1,14 +1,16 @@
-"""Computes the live set of segments from columns of events, without a loop over events.
+"""Computes the segments that exist after all events, without a Python loop over the events.
 
 A stable sort groups the events by segment. Each event is a function from the state before it to the
-state after it. Such functions compose, so a running composition returns the states after all
-events, in log2(longest history) steps. The state before an event decides whether Kafka applies it;
-the last applied events make the segment. Kafka drops a segment that does not begin in
-COPY_SEGMENT_STARTED, one announced again after it left that state, an update of an unknown segment,
-a forbidden transition, and snapshots (type 3).
+state after it. Prefix composition of these functions returns the state after every event, in
+log2(events of the longest history) steps. The state before an event decides whether Kafka applies
+it. A segment's fields come from its last applied events.
 
-Source: `org.apache.kafka.server.log.remote.metadata.storage.RemoteLogMetadataCache`; for partition
-deletes `RemotePartitionMetadataStore`.
+Kafka does not apply these events: a segment's first event in a state other than
+COPY_SEGMENT_STARTED, a second announcement of a segment that left this state, an update of an
+unknown segment, a transition that is forbidden, and a snapshot (type 3).
+
+Source: `org.apache.kafka.server.log.remote.metadata.storage.RemoteLogMetadataCache`, and
+`RemotePartitionMetadataStore` for deletions of partitions.
 """
 
 from __future__ import annotations
@@ -56,9 +58,10 @@ class DroppedEvents:
 
     Attributes:
         unknown_segment: Number of updates of segments that were not announced, or were deleted.
-            Retention on the topic may have removed the announcement.
-        forbidden_transition: Number of segments and updates with a state that cannot follow.
-        first: The first ten of both, in their order.
+            Retention on `__remote_log_metadata` may have removed the announcement.
+        forbidden_transition: Number of announcements and updates whose state Kafka does not allow
+            after the segment's previous state.
+        first: The first ten dropped events of both kinds, in the order of the events.
     """
 
     unknown_segment: int
@@ -67,11 +70,11 @@ class DroppedEvents:
 
 
 class LiveSegments:
-    """Collects events and returns the segments in any state before DELETE_SEGMENT_FINISHED.
+    """Collects events, and returns the segments that have not reached DELETE_SEGMENT_FINISHED.
 
-    Events of one metadata partition must be added in their order; those of several metadata
-    partitions may be mixed. Memory depends on the number of live segments and the largest batch
-    added, not on the number of events.
+    Events of one partition of `__remote_log_metadata` must be added in their order; events of
+    several partitions may be mixed. Memory depends on the number of live segments and the largest
+    batch added, not on the number of events.
     """
 
     def __init__(self) -> None:
@@ -82,10 +85,11 @@ class LiveSegments:
         self._dropped = DroppedEvents(0, 0, no_rows())
 
     def add(self, events: MetadataColumns) -> None:
-        """Adds the next events; snapshots (type 3) change nothing, as in Kafka.
+        """Adds the next events. Snapshots (type 3) are ignored, as in Kafka.
 
         Args:
-            events: Result of `parse_metadata_columns`, or all rows of some of its partitions.
+            events: Result of `parse_metadata_columns`. If rows are selected from it, they must be
+                all rows of the selected partitions.
         """
         self._waiting.append(events)
         self._rows_waiting += len(events)
@@ -93,15 +97,17 @@ class LiveSegments:
             self._fold()
 
     def segments(self, *states: RemoteLogSegmentState) -> MetadataColumns:
-        """Returns the segments in some states, with their last broker, event time and metadata.
+        """Returns the segments in the given states. Broker id, event time and custom metadata are
+        from the last event of each segment.
 
         Args:
-            states: COPY_SEGMENT_FINISHED for segments that may be read (with duplicates, overlaps
-                and dead branches), COPY_SEGMENT_STARTED for unfinished copies,
-                DELETE_SEGMENT_STARTED for unfinished deletions; without arguments all.
+            states: COPY_SEGMENT_FINISHED for segments that may be read (including duplicates,
+                overlaps and segments of abandoned leader epochs), COPY_SEGMENT_STARTED for
+                unfinished copies, DELETE_SEGMENT_STARTED for unfinished deletions. No argument
+                means all states.
 
         Returns:
-            Rows of type 0 in order of topic, topic id, partition, start offset, event time.
+            Rows of type 0, sorted by topic, topic id, partition, start offset and event time.
         """
         self._fold()
         known_segments = self._known
@@ -193,7 +199,7 @@ def _halves(ids: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uin
 
 
 def _ranks(names: pa.LargeStringArray) -> Integers:
-    """Returns the rank of each name among the distinct names."""
+    """Returns the position of each name in the sorted list of distinct names."""
     encoded = names.dictionary_encode()
     distinct = encoded.dictionary.to_pylist()
     rank = {name: number for number, name in enumerate(sorted(distinct))}
@@ -203,7 +209,9 @@ def _ranks(names: pa.LargeStringArray) -> Integers:
 
 
 def _grouped(keys: list[NDArray[Any]]) -> tuple[Integers, Integers]:
-    """Returns a stable order that groups rows by keys, and the start of each row's group in it."""
+    """Returns an order of the rows that groups equal keys, and for each row in this order, the
+    position where its group starts. Rows of a group keep their order.
+    """
     mixed = np.zeros(len(keys[0]), np.uint64)
     for key in keys:
         mixed = (mixed ^ (mixed >> np.uint64(32)) ^ key.astype(np.uint64)) * _ODD
@@ -216,7 +224,7 @@ def _grouped(keys: list[NDArray[Any]]) -> tuple[Integers, Integers]:
 
 
 def _first_of_group(keys: list[NDArray[np.generic]]) -> Integers:
-    """Returns, for each row, the start of its run of equal keys."""
+    """Returns, for each row, the first row of the run of equal keys that contains it."""
     new = np.ones(len(keys[0]), np.bool_)
     new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
     first: Integers = np.maximum.accumulate(np.where(new, np.arange(len(new)), 0))
@@ -224,7 +232,9 @@ def _first_of_group(keys: list[NDArray[np.generic]]) -> Integers:
 
 
 def _generations(events: MetadataColumns) -> tuple[Integers, Integers]:
-    """Returns, for each event, how often its partition was deleted before it, and in total."""
+    """Returns two counts for each event: deletions of its partition up to this event, and deletions
+    of its partition in all events.
+    """
     finished = RemotePartitionDeleteState.DELETE_PARTITION_FINISHED
     deleted = (events.record_type == PARTITION_DELETE) & (events.state == finished)
     none = np.zeros(len(events), np.int64)
@@ -254,9 +264,11 @@ def _kinds(events: MetadataColumns, known_count: int) -> Integers:
 
 @cache
 def _tables() -> tuple[NDArray[np.bool_], NDArray[np.uint8], NDArray[np.uint8]]:
-    """Returns tables: events that Kafka applies per state, function per kind, compositions.
+    """Returns three tables: whether Kafka applies an event, by [kind of the event, state]; the
+    function of each kind of event; the composition of two functions, by [later, earlier].
 
-    A function is a byte with two bits per state, the lowest for state 0.
+    A function is a byte. It has two bits for each state: the state that follows. The lowest two
+    bits are for state 0.
     """
     applied = np.zeros((_KINDS, _STATES), np.bool_)
     applied[_ANNOUNCED, [_STARTED, _ABSENT]] = True
@@ -276,7 +288,9 @@ def _tables() -> tuple[NDArray[np.bool_], NDArray[np.uint8], NDArray[np.uint8]]:
 
 
 def _states_after(kinds: Integers, rank: Integers) -> Integers:
-    """Returns the state after each event; `rank` 0 begins the history of another segment."""
+    """Returns the state after each event. `rank` is an event's number in the history of its
+    segment, from 0; the histories follow each other.
+    """
     _, functions, composed = _tables()
     function = functions[kinds]
     longest = int(rank.max(initial=0))

@@ -24,7 +24,9 @@ class RemoteLogSegmentState(enum.IntEnum):
     DELETE_SEGMENT_FINISHED = 3
 
     def may_become(self, target: RemoteLogSegmentState) -> bool:
-        """Returns whether Kafka allows a change to `target`; each state may be repeated."""
+        """Returns whether Kafka allows a change from this state to `target`. A state may follow
+        itself.
+        """
         return target is self or target in _SUCCESSORS[self]
 
 
@@ -49,7 +51,7 @@ class RemotePartitionDeleteState(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TopicIdPartition:
-    """A partition of one incarnation of a topic; a recreated topic has another id."""
+    """A partition, identified also by its topic's id, because a recreated topic has a new id."""
 
     topic: str
     topic_id: uuid.UUID
@@ -71,18 +73,20 @@ class RemoteLogSegmentMetadata:
     Attributes:
         segment_id: Id of the segment.
         start_offset: Base offset of the segment.
-        end_offset: Last offset, inclusive: one below the next segment's base, so it can be above
-            the last record.
-        max_timestamp_ms: Largest timestamp, ms since 1970; −1 if unknown, a file time if no record
-            has one.
+        end_offset: Last offset, inclusive: the base offset of the next segment minus 1, which can
+            be above the offset of the last record.
+        max_timestamp_ms: Largest timestamp, ms since 1970; −1 if unknown. If no record has a
+            timestamp, brokers write the modification time of the file.
         broker_id: Broker that made the copy, −1 if unknown.
         event_timestamp_ms: Time of the last event of the segment, ms since 1970.
         segment_leader_epochs: First offset of each epoch within the segment, ascending by epoch,
             never empty.
         segment_size_in_bytes: Size of the `.log` file before any transformation.
         custom_metadata: Opaque bytes of the storage plugin, or None.
-        state: State of the segment; a manifest is written in COPY_SEGMENT_STARTED.
-        txn_index_empty: True if the segment has no transaction index; None before Kafka 4.
+        state: State of the segment. It is COPY_SEGMENT_STARTED in manifests, which brokers write
+            before the copy is finished.
+        txn_index_empty: True if the segment has no transaction index; None if unknown, because the
+            record was written before Kafka 4.
     """
 
     segment_id: RemoteLogSegmentId
@@ -104,7 +108,7 @@ class RemoteLogSegmentMetadataUpdate:
 
     Attributes:
         segment_id: Id of the segment.
-        broker_id: Broker that reports.
+        broker_id: Broker that reports the new state.
         event_timestamp_ms: Time of the event, ms since 1970.
         custom_metadata: Plugin bytes that replace the old ones; None clears them.
         state: The new state.
@@ -119,7 +123,7 @@ class RemoteLogSegmentMetadataUpdate:
 
 @dataclass(frozen=True, slots=True)
 class RemotePartitionDelete:
-    """The deletion of a partition: record type 2, which brokers do not write so far."""
+    """The deletion of a partition: record type 2, which no released broker writes."""
 
     topic_id_partition: TopicIdPartition
     broker_id: int
@@ -129,7 +133,8 @@ class RemotePartitionDelete:
 
 @dataclass(frozen=True, slots=True)
 class RemoteLogSegmentMetadataSnapshot:
-    """A segment in a former local cache of the broker: record type 3, without a partition.
+    """A segment as an earlier Kafka version stored it in a broker's local snapshot file: record
+    type 3. It does not state the partition.
 
     The fields after `id` equal the fields of `RemoteLogSegmentMetadata`.
     """

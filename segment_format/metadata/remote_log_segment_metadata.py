@@ -12,11 +12,11 @@
                        tagged fields
     type 2 partition   TopicIdPartition; brokerId i32; eventTimestampMs i64; deleteState i8; tagged
                        fields
-    type 3 snapshot    segment uuid; then as type 0 from startOffset on
+    type 3 snapshot    id uuid; then the fields of type 0 from startOffset on
 
-Kafka 4 adds the tagged field 0 `TxnIndexEmpty` (one byte) to types 0 and 3. Record version 1 is
-accepted when its body parses as version 0 does. Unknown tagged fields are skipped. Record keys are
-empty; a null value is a tombstone, not a record.
+Kafka 4 adds the tagged field 0 `TxnIndexEmpty` (one byte) to types 0 and 3. A record of version 1
+is parsed like version 0. Unknown tagged fields are skipped. Record keys are empty; a null value is
+a tombstone, not a record.
 
 Source: `org.apache.kafka.server.log.remote.metadata.storage.serialization.RemoteLogMetadataSerde`,
 message definitions under `storage/src/main/resources/message`.
@@ -76,21 +76,24 @@ def parse_metadata_record(value: bytes) -> MetadataRecord:
         One of the four record classes. Memory is bounded by a small multiple of `len(value)`.
 
     Raises:
-        InvalidMetadataError: The bytes are not a record of a supported type and version, or
-            contradict themselves.
+        InvalidMetadataError: The bytes are not a record of a supported type and version, or the
+            record contradicts itself.
     """
     reader = MessageReader(bytes(value), InvalidMetadataError)
     frame = reader.uvarint("frame version")
     if frame != FRAME_VERSION:
-        raise reader.fail(f"frame version {frame}; supported: {FRAME_VERSION}")
+        raise reader.fail(f"frame version {frame} is not supported; supported: {FRAME_VERSION}")
     record_type = reader.uvarint("record type")
     version = reader.uvarint("record version")
     parse = _PARSERS.get(record_type)
     if parse is None:
-        raise reader.fail(f"record type {record_type}; supported: {', '.join(map(str, _PARSERS))}")
+        raise reader.fail(
+            f"record type {record_type} is not supported; "
+            f"supported: {', '.join(map(str, _PARSERS))}"
+        )
     if version not in RECORD_VERSIONS:
         raise reader.fail(
-            f"version {version} of record type {record_type}; "
+            f"version {version} of record type {record_type} is not supported; "
             f"supported: {', '.join(map(str, RECORD_VERSIONS))}"
         )
     record = parse(reader)
@@ -110,10 +113,10 @@ def check_offsets_and_epochs(
         start_offset: Base offset.
         end_offset: Last offset, inclusive.
         epochs: First offset of each epoch, ascending by epoch.
-        error: Makes the error from its text.
+        error: Returns the error to raise for a message.
 
     Raises:
-        SegmentFormatError: No broker writes such values.
+        SegmentFormatError: No broker writes these offsets or epochs.
     """
     if not 0 <= start_offset <= end_offset:
         raise error(f"a segment has the invalid offsets {start_offset} to {end_offset}")
@@ -125,7 +128,7 @@ def check_offsets_and_epochs(
         if entry.start_offset > successor.start_offset:
             raise error(f"leader epoch {successor.epoch} starts before epoch {entry.epoch}")
     if epochs[0].epoch < 0 or epochs[0].start_offset < 0:
-        raise error("negative leader epoch or start offset")
+        raise error("a leader epoch or its start offset is negative")
 
 
 def _topic_id_partition(reader: MessageReader) -> TopicIdPartition:
@@ -133,7 +136,7 @@ def _topic_id_partition(reader: MessageReader) -> TopicIdPartition:
     topic_id = reader.uuid("topic id")
     partition = reader.i32("partition")
     if partition < 0:
-        raise reader.fail(f"negative partition {partition}")
+        raise reader.fail(f"the partition is negative: {partition}")
     reader.tagged_fields()
     return TopicIdPartition(topic, topic_id, partition)
 
@@ -163,7 +166,7 @@ def _body(reader: MessageReader, make: Callable[..., _Segment]) -> _Segment:
     check_offsets_and_epochs(start_offset, end_offset, epochs, reader.fail)
     size = reader.i32("segment size")
     if size < 0:
-        raise reader.fail(f"negative segment size {size}")
+        raise reader.fail(f"the segment size is negative: {size}")
     return make(
         start_offset=start_offset,
         end_offset=end_offset,
@@ -266,7 +269,7 @@ def _long_hash(value: int) -> int:
 
 
 def murmur2(data: bytes) -> int:
-    """Returns Kafka's 32-bit murmur2 of `data`, unsigned."""
+    """Returns the 32-bit murmur2 hash of `data` as Kafka computes it, unsigned."""
     hashed = (_MURMUR2_SEED ^ len(data)) & _MASK
     word_bytes = len(data) & ~3
     for start in range(0, word_bytes, 4):

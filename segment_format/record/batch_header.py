@@ -4,17 +4,17 @@
 |---:|---:|---|---|
 | 0 | 8 | baseOffset i64 | first offset of the original batch; compaction keeps it |
 | 8 | 4 | batchLength i32 | bytes after position 12, at least 49 |
-| 12 | 4 | partitionLeaderEpoch i32 | −1 none; set by the leader, not under the CRC |
+| 12 | 4 | partitionLeaderEpoch i32 | −1 if unknown; set by the leader, not covered by the CRC |
 | 16 | 1 | magic i8 | 2 |
 | 17 | 4 | crc u32 | CRC-32C over position 21 to the end of the batch |
 | 21 | 2 | attributes i16 | see below |
 | 23 | 4 | lastOffsetDelta i32 | last offset = baseOffset + this; compaction keeps it |
-| 27 | 8 | baseTimestamp i64 | with bit 6: the delete horizon; −1 in an empty batch |
-| 35 | 8 | maxTimestamp i64 | with bit 3: the timestamp of every record |
-| 43 | 8 | producerId i64 | −1 none |
-| 51 | 2 | producerEpoch i16 | −1 none |
-| 53 | 4 | baseSequence i32 | −1 none, and on every control batch |
-| 57 | 4 | recordCount i32 | existing records |
+| 27 | 8 | baseTimestamp i64 | with attribute bit 6: the delete horizon; −1 in an empty batch |
+| 35 | 8 | maxTimestamp i64 | with attribute bit 3: the timestamp of every record |
+| 43 | 8 | producerId i64 | −1 if there is no producer id |
+| 51 | 2 | producerEpoch i16 | −1 if there is no producer id |
+| 53 | 4 | baseSequence i32 | −1 if there is no producer id, and in every control batch |
+| 57 | 4 | recordCount i32 | number of records that the batch still has |
 | 61 | … | records | one compressed stream when the codec is not 0 |
 
 Attributes, low byte: bits 0–2 codec, 3 timestamp type, 4 transactional, 5 control, 6 delete
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 def crc32c(data: BytesLike) -> int:
     """Returns the unsigned CRC-32C (Castagnoli) of a contiguous buffer, without a copy.
 
-    Magic-2 batches and producer snapshots use it; entries of magic 0 and 1 have a CRC-32.
+    Magic-2 batches and producer snapshots use CRC-32C; entries of magic 0 and 1 use CRC-32.
     """
-    # The library refuses memoryview and bytearray but takes numpy arrays.
+    # `google_crc32c` refuses memoryview and bytearray, but accepts NumPy arrays.
     value: int = google_crc32c.value(np.frombuffer(data, dtype=np.uint8))
     return value
 
@@ -122,7 +122,7 @@ def record_count_message(count: int, last_offset: int) -> str:
 
 
 def record_offset_message(offset: int, least: int, last_offset: int) -> str:
-    """Returns the error text for a record outside its batch's offsets, or out of order."""
+    """Returns the error text for a record whose offset is below `least` or above `last_offset`."""
     return (
         f"a record has offset {offset}, but the next records of the batch must be in"
         f" [{least}, {last_offset}]: the offset"
@@ -136,18 +136,21 @@ class RecordBatchHeader:
 
     Attributes:
         base_offset: First offset of the original batch.
-        batch_length: Bytes after the first twelve.
+        batch_length: Number of bytes after the first twelve bytes of the batch.
         partition_leader_epoch: Epoch of the leader that appended the batch, −1 for none.
         magic: 2.
         crc: Stored CRC-32C, unsigned. Parsing does not check it.
-        attributes: All sixteen bits, signed.
+        attributes: All sixteen attribute bits, as a signed number.
         last_offset_delta: Last offset of the original batch minus `base_offset`.
-        base_timestamp: Milliseconds to which the records' deltas are added.
-        max_timestamp: Greatest record timestamp, or the append time of all records.
+        base_timestamp: Milliseconds since 1970. A record's timestamp is this plus the record's
+            delta.
+        max_timestamp: Largest timestamp of a record in milliseconds since 1970; with LogAppendTime,
+            the timestamp of all records.
         producer_id: −1 for none.
         producer_epoch: −1 for none.
         base_sequence: −1 for none.
-        record_count: Existing records; less than `last_offset_delta + 1` after compaction.
+        record_count: Number of records in the batch; less than `last_offset_delta + 1` if
+            compaction removed records.
     """
 
     base_offset: int
@@ -175,14 +178,15 @@ class RecordBatchHeader:
         Raises:
             TruncatedBatchError: Fewer than 61 bytes are left.
             UnsupportedMagicError: The magic is not 2.
-            CorruptRecordError: The length is below 49, the base offset, the offset delta or the
-                record count is negative, or the last offset is 2^63 − 1 or more.
+            CorruptRecordError: The length is below 49; or the base offset, the offset delta or the
+                record count is negative; or the last offset is 2^63 − 1 or more.
         """
         view = byte_view(buffer)
         left = len(view) - position
         if position < 0 or left < HEADER_SIZE:
             raise TruncatedBatchError(
-                f"{max(0, left)} bytes left of a {HEADER_SIZE}-byte batch header", position=position
+                f"{max(0, left)} bytes are left, but a batch header has {HEADER_SIZE} bytes",
+                position=position,
             )
         header = cls(*_HEADER.unpack_from(view, position))
         if header.magic != MAGIC_2:
@@ -219,8 +223,9 @@ class RecordBatchHeader:
     def require_record_count(self, position: int) -> None:
         """Checks that the batch does not state more records than offsets.
 
-        Kafka's leaders refuse such a batch. Its offsets overlap those of the next batch, so the
-        record of an offset would depend on where a read begins.
+        Kafka's leaders refuse a batch with more records than offsets. Its offsets would overlap the
+        offsets of the next batch, so which record has an offset would depend on where a read
+        begins.
 
         Raises:
             CorruptRecordError: The batch states more records than offsets.
@@ -231,12 +236,12 @@ class RecordBatchHeader:
 
     @property
     def next_offset(self) -> int:
-        """The offset after the batch."""
+        """Offset after the last offset of the batch."""
         return self.last_offset + 1
 
     @property
     def size_in_bytes(self) -> int:
-        """Bytes of the batch, header included."""
+        """Size of the batch in bytes, including the header."""
         return LENGTH_PREFIX_SIZE + self.batch_length
 
     @property
@@ -250,11 +255,11 @@ class RecordBatchHeader:
 
     @property
     def timestamp_type(self) -> TimestampType:
-        """CREATE_TIME or LOG_APPEND_TIME."""
+        """Meaning of the records' timestamps: CREATE_TIME or LOG_APPEND_TIME."""
         return TimestampType((self.attributes & TIMESTAMP_TYPE_BIT) >> 3)
 
     def timestamp_of(self, timestamp_delta: int) -> int:
-        """Returns the timestamp of a record of this batch, in milliseconds."""
+        """Returns the timestamp of a record of this batch, in milliseconds since 1970."""
         if self.attributes & TIMESTAMP_TYPE_BIT:
             return self.max_timestamp
         return wrap_i64(self.base_timestamp + timestamp_delta)
@@ -262,9 +267,9 @@ class RecordBatchHeader:
     def is_dated_before(self, timestamp_ms: int) -> bool:
         """Returns whether `max_timestamp` proves that all records are older than a timestamp.
 
-        Some clients write −1, 0 or an old value, so a value below the base timestamp proves
-        nothing. With a delete horizon the log cleaner computed it, and with LogAppendTime it is
-        every record's timestamp.
+        Some clients write −1, 0 or an old value, so a `max_timestamp` below the base timestamp
+        proves nothing. There are two exceptions: in a batch with a delete horizon, the log cleaner
+        computed `max_timestamp`; with LogAppendTime, it is the timestamp of every record.
         """
         is_set = bool(self.attributes & (TIMESTAMP_TYPE_BIT | DELETE_HORIZON_BIT))
         is_plausible = self.max_timestamp >= 0 and (
@@ -274,15 +279,19 @@ class RecordBatchHeader:
 
     @property
     def is_transactional(self) -> bool:
-        """Whether the batch belongs to a transaction."""
+        """True if the batch belongs to a transaction."""
         return bool(self.attributes & TRANSACTIONAL_BIT)
 
     @property
     def is_control_batch(self) -> bool:
-        """Whether the batch has a marker instead of data."""
+        """True if the batch contains a control record, such as a transaction marker, instead of
+        data.
+        """
         return bool(self.attributes & CONTROL_BIT)
 
     @property
     def has_delete_horizon(self) -> bool:
-        """Whether `base_timestamp` is the time from which tombstones and markers may be removed."""
+        """True if `base_timestamp` is the delete horizon: the time from which compaction may remove
+        the batch's tombstones or markers.
+        """
         return bool(self.attributes & DELETE_HORIZON_BIT)

@@ -1,18 +1,19 @@
-"""Decompresses the payload of a batch within a bound on memory.
+"""Decompresses the payload of a batch with a limit on memory.
 
-A batch (magic 2) or wrapper value (magic 0 and 1) is one stream, without length prefix or
-uncompressed size. Brokers store the producer's bytes, so this accepts what Kafka accepts; three
-exceptions are listed under "Codecs" in the package's README:
+The payload is the records of a batch (magic 2) or the value of a wrapper message (magic 0 and 1).
+It is one compressed stream, without a length prefix and without its uncompressed size. Brokers
+store the bytes that the producer sent, so this module accepts all that Kafka accepts, with three
+exceptions, which are listed under "Codecs" in the package's README:
 
 | codec | accepted |
 |---|---|
-| 1 gzip | one member or several; bytes after the last are ignored |
+| 1 gzip | one or more members; bytes after the last member are ignored |
 | 2 snappy | xerial streams, or one bare raw block |
 | 3 lz4 | one LZ4 frame; bytes after its end mark are ignored |
 | 4 zstd | any number of zstd and skippable frames, and nothing else |
 
-LZ4 frame, little-endian. In messages of magic 0, HC is wrong (it was computed over the magic too)
-and Kafka does not check it (KAFKA-3160):
+LZ4 frame, little-endian. In messages of magic 0, the header checksum HC is wrong, because it was
+computed over the magic too, and Kafka does not check it (KAFKA-3160):
 
     04 22 4d 18   magic
     FLG           bits 7–6 version 01, 5 independent blocks, 4 block checksums, 3 content size,
@@ -24,9 +25,10 @@ and Kafka does not check it (KAFKA-3160):
     00 00 00 00   end mark
     [4]           xxh32 of the content
 
-Snappy as snappy-java frames it (the "xerial" stream), big-endian. A raw block begins with its
-uncompressed size, a little-endian base-128 varint of at most 32 bits. A size that equals the
-magic's first four bytes begins another stream header. Fewer than four bytes at the end are ignored.
+Snappy stream as snappy-java frames it ("xerial"), big-endian. A raw block begins with its
+uncompressed size, a little-endian base-128 varint of at most 32 bits. If the four bytes of a
+block's size equal the first four bytes of the stream's magic, another stream header begins there.
+One to three bytes at the end are ignored.
 
     82 53 4e 41 50 50 59 00   magic: 0x82 "SNAPPY" 0x00
     00 00 00 01               version i32, not enforced
@@ -72,7 +74,8 @@ Brokers accept batches of 1 MiB by default, so this leaves room for a compressio
 for topics with a larger `max.message.bytes`.
 """
 
-# Plain integers: comparing with members of the enumeration costs as much as small batches do.
+# Plain integers, because comparing with members of the enumeration takes as long as decompressing a
+# small batch.
 _NONE, _GZIP, _SNAPPY, _LZ4, _ZSTD = (int(codec) for codec in CompressionType)
 
 _GZIP_WBITS = 31  # a zlib window of 2^15 bytes, with gzip header and trailer
@@ -123,22 +126,25 @@ def decompress(
 ) -> BytesLike:
     """Returns the uncompressed bytes of one batch's records.
 
-    Memory: at most twice `max_output_bytes` (the pieces and their join), plus up to 128 MiB for a
-    zstd frame that declares such a window. A stated size is only allocated if the payload is long
-    enough to expand to it.
+    Memory: at most twice `max_output_bytes`, because the pieces are joined at the end, plus up to
+    128 MiB for the window that a zstd frame declares. A size that the payload states is only
+    allocated if a payload of this length can expand to it.
 
     Args:
         codec: Number in the batch's attributes; 0 returns `payload` itself.
         payload: Stored bytes, without the batch header.
-        magic: Magic of the entry: zstd needs magic 2, and magic 0 has its own LZ4 header checksum.
+        magic: Magic of the entry. zstd is only valid with magic 2. With magic 0 the LZ4 header
+            checksum is not verified.
         max_output_bytes: Limit for the uncompressed bytes.
-        zstd_bound: Upper bound of the content if the payload is a single zstd frame; −1 if unknown.
+        zstd_bound: Upper bound of the uncompressed bytes, if the caller knows that the payload is a
+            single zstd frame; −1 if unknown.
 
     Returns:
         Contiguous bytes: `bytes`, a memoryview or a uint8 array. May share memory with `payload`.
 
     Raises:
-        UnsupportedCompressionError: Kafka does not define the codec number, or not for this magic.
+        UnsupportedCompressionError: Kafka does not define the codec number, or does not allow the
+            codec with this magic.
         DecompressionError: The payload is invalid, or expands beyond the limit; `position` counts
             from the payload's first byte.
     """
@@ -184,14 +190,15 @@ def _decompress_gzip(payload: BytesLike, max_output_bytes: int) -> BytesLike:
 
 
 def _begins_gzip_member(data: bytes) -> bool:
-    # Like Java's GZIPInputStream, which ignores other bytes after a member.
+    # Ignores other bytes after a member, as Java's GZIPInputStream does.
     return data.startswith(_GZIP_MAGIC) and data[2] == zlib.DEFLATED
 
 
 def _decompress_lz4(payload: BytesLike, *, magic: int, max_output_bytes: int) -> bytes:
     """Returns the content of the frame at the start of `payload`.
 
-    The output grows as it arrives; the header's content size is not trusted.
+    The output buffer grows with the decompressed bytes. The content size in the frame's header is
+    not used, because it may be wrong.
     """
     view = byte_view(payload)
     try:
@@ -226,7 +233,9 @@ def _in_pieces(view: memoryview, max_output_bytes: int) -> bytes:
 
 
 def _with_plain_header(view: memoryview, *, check: bool) -> memoryview:
-    """Returns the frame with a header that the library accepts: no content size, correct HC."""
+    """Returns the frame with a header that the lz4 library accepts: without a content size, and
+    with the correct header checksum.
+    """
     if len(view) < 7 or bytes(view[:4]) != _LZ4_MAGIC:
         raise DecompressionError("lz4: not an LZ4 frame", position=0)
     flags = view[4]
@@ -249,7 +258,9 @@ def _with_plain_header(view: memoryview, *, check: bool) -> memoryview:
 
 @functools.cache
 def _plain_header(flags: int, block_descriptor: int) -> bytes:
-    """Returns the seven bytes of the library's frame header without content size."""
+    """Returns the seven bytes of a frame header without a content size, as the lz4 library writes
+    it.
+    """
     header: bytes = lz4.frame.compress_begin(
         lz4.frame.create_compression_context(),
         block_size=block_descriptor >> 4 & 7,
@@ -265,9 +276,9 @@ def _plain_header(flags: int, block_descriptor: int) -> bytes:
 def _decompress_snappy(payload: BytesLike, *, max_output_bytes: int) -> BytesLike:
     """Returns the content of a xerial stream or of one raw block.
 
-    Memory: one array of the sizes that the blocks state. Each size is checked against its
-    compressed bytes, and the sum against the limit, before the allocation. A hostile payload of
-    empty blocks takes about 25 bytes per byte.
+    Memory: one buffer for the sum of the uncompressed sizes that the blocks state. Before it is
+    allocated, each size is compared with the block's compressed size, and the sum with the limit.
+    For a hostile payload of empty blocks, the list of blocks takes about 25 bytes per payload byte.
     """
     view = byte_view(payload)
     if len(view) < 8 or _u64(view)[0] != _XERIAL_MAGIC:
@@ -285,7 +296,7 @@ def _decompress_snappy(payload: BytesLike, *, max_output_bytes: int) -> BytesLik
         content = np.empty(total, dtype=np.uint8).data
         filled = 0
         for start, stop, size in blocks:
-            # Fails unless the block has exactly the size it states.
+            # Raises if the block's content does not have exactly the size that the block states.
             cramjam.snappy.decompress_raw_into(view[start:stop], content[filled : filled + size])
             filled += size
     except cramjam.DecompressionError as error:
@@ -309,7 +320,8 @@ def _stream_blocks(view: memoryview) -> list[tuple[int, int, int]]:
         start = position + 4
         if size == 0 or size > end - start:
             raise DecompressionError(
-                f"snappy: block of {size} bytes, {end - start} left", position=position
+                f"snappy: a block states {size} bytes, but {end - start} bytes are left",
+                position=position,
             )
         position = start + size
         blocks.append((start, position, _uncompressed_size(view, start, position)))
@@ -324,18 +336,24 @@ def _uncompressed_size(view: memoryview, start: int, stop: int) -> int:
         if byte < 0x80:
             if size > _SNAPPY_MAX_RATIO * (stop - start):
                 raise DecompressionError(
-                    f"snappy: {stop - start} bytes cannot expand to {size}", position=start
+                    f"snappy: a block of {stop - start} bytes cannot expand to {size} bytes",
+                    position=start,
                 )
             return size
         shift += 7
-    raise DecompressionError("snappy: there is no block, or a block without a size", position=start)
+    raise DecompressionError(
+        "snappy: the stream has no block, or a block does not state its uncompressed size",
+        position=start,
+    )
 
 
 _thread = threading.local()
 
 
 def zstd_decompressor() -> zstandard.ZstdDecompressor:
-    """Returns the calling thread's decompressor; a new one costs as much as a small batch."""
+    """Returns the decompressor of the calling thread. It is reused because creating one takes as
+    long as decompressing a small batch.
+    """
     try:
         decompressor: zstandard.ZstdDecompressor = _thread.decompressor
     except AttributeError:
@@ -344,8 +362,9 @@ def zstd_decompressor() -> zstandard.ZstdDecompressor:
 
 
 def _decompress_zstd(payload: BytesLike, max_output_bytes: int, bound: int) -> BytesLike:
-    # The library's one-shot call is fastest, but it reads one frame, ignores the bytes after it,
-    # and needs a size. Scanning the frame headers first supplies sizes and finds truncation.
+    # The library's one-shot call is the fastest, but it reads only one frame, ignores the bytes
+    # after it, and must know the uncompressed size. The frame headers are scanned first, because
+    # this supplies the sizes and detects truncation.
     view = byte_view(payload)
     one_shot = min(max_output_bytes, _ZSTD_ONE_SHOT_SLACK + _ZSTD_ONE_SHOT_RATIO * len(view))
     decompressor = zstd_decompressor()
@@ -375,7 +394,9 @@ def _decompress_zstd(payload: BytesLike, max_output_bytes: int, bound: int) -> B
 
 
 def _block_limit(descriptor: int) -> int:
-    """Returns the largest size of a block with this window descriptor; −1 if it is too large."""
+    """Returns the largest size of a block in a frame with this window descriptor; −1 if the window
+    exceeds the limit of 128 MiB.
+    """
     window = (1 << 10 + (descriptor >> 3)) * (8 + (descriptor & 7)) // 8
     return min(window, _MAX_BLOCK) if window <= _MAX_WINDOW else -1
 
@@ -384,10 +405,11 @@ class Frame(NamedTuple):
     """One zstd frame.
 
     Attributes:
-        start: First byte.
-        stop: End, exclusive.
-        max_output: Upper bound of its content: the stated size, else the sum over its blocks.
-        content_size: Stated size of the content, or None.
+        start: Position of its first byte.
+        stop: Position after its last byte.
+        max_output: Upper bound of its uncompressed bytes: the size that its header states, else the
+            sum of the upper bounds of its blocks.
+        content_size: Uncompressed size that its header states, or None if it states no size.
     """
 
     start: int
@@ -397,21 +419,24 @@ class Frame(NamedTuple):
 
 
 def scan_frames(view: memoryview) -> Sequence[Frame]:
-    """Returns the frames of a stream, in order, without skippable ones; blocks are not decoded.
+    """Returns the frames of a zstd stream in order, except skippable frames. Reads only headers of
+    frames and blocks.
 
-    Memory: one tuple per frame, and a frame takes at least 9 bytes.
+    Memory: one tuple per frame. A frame has at least 9 bytes.
 
     Raises:
-        DecompressionError: The stream is empty, cut or followed by other bytes, declares a window
-            above 128 MiB (the limit of Kafka's decoder), or states a content size that its blocks
-            cannot reach.
+        DecompressionError: The stream is empty, truncated or followed by other bytes; or a frame
+            declares a window above 128 MiB (the limit of Kafka's decoder), or states a content size
+            that its blocks cannot reach.
     """
     frames: list[Frame] = []
     end = len(view)
     position = 0
     while True:
         if end - position < 8:
-            raise DecompressionError("zstd: not a frame, or a cut one", position=position)
+            raise DecompressionError(
+                "zstd: the bytes are not a frame, or the frame is cut", position=position
+            )
         if bytes(view[position : position + 4]) == _ZSTD_MAGIC:
             frame = _scan_frame(view, position, end)
             frames.append(frame)
@@ -423,7 +448,9 @@ def scan_frames(view: memoryview) -> Sequence[Frame]:
             if position > end:
                 raise DecompressionError("zstd: a skippable frame is cut", position=end)
         else:
-            raise DecompressionError("zstd: bytes that begin no frame", position=position)
+            raise DecompressionError(
+                "zstd: the bytes do not begin a frame, which must begin here", position=position
+            )
         if position == end:
             return frames
 
@@ -449,7 +476,7 @@ def _scan_frame(view: memoryview, start: int, end: int) -> Frame:
             limit = min(content_size, _MAX_BLOCK)
     if limit < 0:
         raise DecompressionError(
-            f"zstd: the frame wants a window of more than {_MAX_WINDOW} bytes", position=start
+            f"zstd: the frame needs a window of more than {_MAX_WINDOW} bytes", position=start
         )
     max_output = 0
     while True:
@@ -469,7 +496,9 @@ def _scan_frame(view: memoryview, start: int, end: int) -> Frame:
             max_output += size
             position += 1
         else:
-            raise DecompressionError("zstd: reserved block type", position=position - 3)
+            raise DecompressionError(
+                "zstd: a block has the reserved block type", position=position - 3
+            )
         if block & 1:
             break
     if descriptor & _CHECKSUM_FLAG:
@@ -479,7 +508,8 @@ def _scan_frame(view: memoryview, start: int, end: int) -> Frame:
     if content_size is not None:
         if content_size > max_output:
             raise DecompressionError(
-                f"zstd: content size {content_size}, but the blocks hold at most {max_output}",
+                f"zstd: the frame states {content_size} bytes, but its blocks contain at most "
+                f"{max_output} bytes",
                 position=start,
             )
         max_output = content_size

@@ -1,8 +1,8 @@
-"""Parses the records of control batches: transaction markers and Kafka's own bookkeeping.
+"""Parses the records of control batches: transaction markers and records of Kafka itself.
 
-Key: version i16, type i16. Value of ABORT and COMMIT: version i16, coordinatorEpoch i32. Higher
-versions and further bytes are read as version 0. Unknown types take an offset and change no
-transaction.
+Key: version i16, type i16. Value of ABORT and COMMIT: version i16, coordinatorEpoch i32. Records of
+a higher version, or with additional bytes, are read like version 0. A record of an unknown type has
+an offset but does not change any transaction.
 
 Source: `ControlRecordType`, `EndTransactionMarker` in Kafka (KIP-98).
 """
@@ -42,7 +42,7 @@ def parse_control_record_type(key: BytesLike) -> ControlRecordType:
     version = cursor.i16("control record version")
     number = cursor.i16("control record type")
     if version < 0:
-        raise cursor.fail(f"negative control record version {version}")
+        raise cursor.fail(f"the control record has the negative version {version}")
     try:
         return ControlRecordType(number)
     except ValueError:
@@ -50,10 +50,11 @@ def parse_control_record_type(key: BytesLike) -> ControlRecordType:
 
 
 def batch_control_type(batch: DecodedBatch) -> ControlRecordType | None:
-    """Returns the type of a control batch's first record; `None` for data and emptied batches.
+    """Returns the type of a control batch's first record; `None` for a data batch or a batch
+    without records.
 
     Raises:
-        CorruptRecordError: The record has no key, or not the key of a control record.
+        CorruptRecordError: The record has no key, or its key is not that of a control record.
     """
     if not batch.is_control_batch or not batch.records:
         return None

@@ -1,16 +1,16 @@
-"""Iterates over the entries of a log, which is their plain concatenation.
+"""Iterates over the entries of a log. A log is the concatenation of its entries.
 
 Every entry of every magic begins with the same 17 bytes:
 
 | position | size | field |
 |---:|---:|---|
-| 0 | 8 | offset i64: base (magic 2), the message's, or a wrapper's last inner one |
+| 0 | 8 | offset i64: of the first record (magic 2), or of the last message in it (magic 0 and 1) |
 | 8 | 4 | size i32: bytes after this field |
 | 12 | 4 | partition leader epoch (magic 2), CRC (magic 0 and 1) |
 | 16 | 1 | magic i8 |
 
-Kafka's readers stop silently at an incomplete last entry, because a log in use may end with one. A
-tiered segment is complete, so here it is an error.
+Kafka's readers stop without an error at an incomplete last entry, because a log in use may end with
+such an entry. A tiered segment is complete, so this module raises an error.
 
 Source: `ByteBufferLogInputStream`, `RemoteLogInputStream` in Kafka.
 """
@@ -44,7 +44,7 @@ class Entry:
 
     Attributes:
         position: First byte of the entry in the buffer.
-        size: Bytes of the entry, with the twelve of offset and size.
+        size: Size of the entry in bytes, including its offset and size fields (12 bytes).
         offset: The stored offset field; its meaning depends on `magic`.
         magic: 0, 1 or 2.
     """
@@ -61,7 +61,7 @@ class Entry:
 
 
 def read_prefix(buffer: BytesLike, position: int = 0, *, at: int | None = None) -> Entry:
-    """Parses the first 17 bytes of an entry. Its other bytes may be missing.
+    """Parses the first 17 bytes of an entry. The buffer may end before the rest of the entry.
 
     Args:
         buffer: Buffer with these bytes.
@@ -71,14 +71,16 @@ def read_prefix(buffer: BytesLike, position: int = 0, *, at: int | None = None) 
     Raises:
         TruncatedBatchError: Fewer than 17 bytes are left.
         UnsupportedMagicError: The magic is not 0, 1 or 2.
-        CorruptRecordError: The size is below the minimum of its magic, as in a zero-filled tail.
+        CorruptRecordError: The size is below the minimum of the entry's magic, for example because
+            the end of the file is filled with zeros.
     """
     view = byte_view(buffer)
     where = position if at is None else at
     left = len(view) - position
     if position < 0 or left < ENTRY_PREFIX_SIZE:
         raise TruncatedBatchError(
-            f"{max(0, left)} bytes left of an entry's first {ENTRY_PREFIX_SIZE}", position=where
+            f"{max(0, left)} bytes are left, but an entry begins with {ENTRY_PREFIX_SIZE} bytes",
+            position=where,
         )
     offset, length, _, magic = _PREFIX.unpack_from(view, position)
     if length < MIN_ENTRY_LENGTH[0]:
@@ -89,7 +91,8 @@ def read_prefix(buffer: BytesLike, position: int = 0, *, at: int | None = None) 
         raise UnsupportedMagicError(f"unknown magic {magic}", position=where, offset=offset)
     if length < MIN_ENTRY_LENGTH[magic]:
         raise CorruptRecordError(
-            f"entry length {length} is below {MIN_ENTRY_LENGTH[magic]}, the least of magic {magic}",
+            f"entry length {length} is below the minimum of magic {magic}, "
+            f"{MIN_ENTRY_LENGTH[magic]}",
             position=where,
             offset=offset,
         )
@@ -109,7 +112,7 @@ def read_entry(buffer: BytesLike, position: int) -> Entry:
     left = len(view) - position
     if entry.size > left:
         raise TruncatedBatchError(
-            f"entry of {entry.size} bytes, {left} bytes left",
+            f"the entry has {entry.size} bytes, but only {left} bytes are left",
             position=position,
             offset=entry.offset,
         )
@@ -121,10 +124,10 @@ def iter_entries(buffer: BytesLike, *, position: int = 0) -> Iterator[Entry]:
 
     Args:
         buffer: Complete entries, one after the other.
-        position: Entry border to begin at.
+        position: Position of the first entry to yield.
 
     Yields:
-        Entries that tile `[position, len(buffer))`.
+        Entries, each beginning where the previous entry ends.
 
     Raises:
         TruncatedBatchError: The last entry is not complete.

@@ -1,10 +1,11 @@
-"""Decodes entries of magic 0, 1 and 2 to Python objects: the readable reference decoder.
+"""Decodes entries of magic 0, 1 and 2 to Python objects.
 
-The compiled kernels are tested against it. A record inside a batch of magic 2, after decompression:
+This is the readable reference decoder: tests compare the compiled kernels with it. Layout of a
+record inside a batch of magic 2, after decompression:
 
 | order | field | type |
 |---:|---|---|
-| 0 | length | varint: bytes of the rest |
+| 0 | length | varint: number of bytes after this field |
 | 1 | attributes | i8, ignored |
 | 2 | timestampDelta | varlong |
 | 3 | offsetDelta | varint |
@@ -15,18 +16,20 @@ The compiled kernels are tested against it. A record inside a batch of magic 2, 
 | 8 | headerCount | varint |
 | 9 | headers | each: key length varint (not negative), key UTF-8, value length varint, value |
 
-Timestamps: under LogAppendTime the batch's maxTimestamp for every record, else baseTimestamp +
-delta, also if baseTimestamp has a delete horizon. Offsets: baseOffset + offsetDelta; compaction
-leaves holes, so offsets are never counted. Both sums wrap at 64 bits as in Java.
+Timestamps: with LogAppendTime, every record has the batch's maxTimestamp. Otherwise a record has
+baseTimestamp + timestampDelta, even if baseTimestamp is a delete horizon. Offsets: a record has
+baseOffset + offsetDelta. Offsets cannot be computed by counting records, because compaction leaves
+holes. Both sums wrap at 64 bits as in Java.
 
-Like Kafka's consumer, this refuses a record whose fields do not fill its body exactly, a header
-count above the bytes left, and fewer or more records than the batch states. A count of 0 means an
-empty batch with any payload. It also refuses record offsets that do not ascend or are above the
-batch's last offset: Kafka's consumer returns the first record of each offset it meets, so its rows
-would depend on where a read begins.
+Like Kafka's consumer, this decoder refuses a record whose fields do not fill its body exactly, a
+header count that exceeds the remaining bytes, and a batch with fewer or more records than it
+states. If a batch states 0 records, it is empty, and its payload is not read. The decoder also
+refuses record offsets that do not ascend or are above the batch's last offset. Kafka's consumer
+accepts them and returns the first record that it reads for each offset, so its result would depend
+on where a read begins.
 
-Messages of magic 0 and 1, which Kafka wrote before 0.11, only occur in the first tiered segment of
-an old topic. After the entry's offset (i64) and size (i32), big-endian:
+Kafka wrote messages of magic 0 and 1 before version 0.11. They only occur in the first tiered
+segment of an old topic. After the entry's offset (i64) and size (i32), big-endian:
 
 | position, magic 0 | magic 1 | size | field |
 |---:|---:|---:|---|
@@ -39,10 +42,11 @@ an old topic. After the entry's offset (i64) and size (i32), big-endian:
 | … | … | 4 | valueLength i32, −1: null |
 | … | … | n | value |
 
-An uncompressed entry is one record. A compressed one is a wrapper: its value has entries. Their
-offsets are absolute in a wrapper of magic 0. In magic 1 they are relative, and the wrapper's offset
-is the offset of the last entry. An old bug (KAFKA-4298) wrote inner messages of another magic than
-the wrapper's: offsets follow the wrapper's magic, timestamps the inner one's.
+An uncompressed entry is one record. A compressed entry is a wrapper, whose value contains inner
+entries. The offsets of the inner entries are absolute in a wrapper of magic 0. They are relative in
+a wrapper of magic 1, whose own offset is the offset of its last inner entry. Because of an old bug
+(KAFKA-4298), the inner entries may have another magic than the wrapper. The wrapper's magic then
+determines the meaning of offsets, and the inner entry's magic the meaning of timestamps.
 
 Source: `DefaultRecordBatch`, `DefaultRecord`, `AbstractLegacyRecordBatch`, `LegacyRecord` in Kafka.
 """
@@ -104,8 +108,8 @@ class Record:
         timestamp_type: Meaning of the timestamp.
         key: `None` for Kafka's null, which differs from the empty key.
         value: `None` for Kafka's null (a tombstone), which differs from the empty value.
-        headers: In stored order, with repeated keys.
-        sequence: Producer's sequence number, −1 for none.
+        headers: Headers in stored order; keys may be repeated.
+        sequence: Sequence number that the producer assigned; −1 if the record has none.
         leader_epoch: Epoch of the leader that appended the record, `None` if the batch has none.
     """
 
@@ -123,28 +127,31 @@ class Record:
 class DecodedBatch:
     """One entry of a log with its records.
 
-    For magic 0 and 1 an entry is a single message, or a compressed wrapper with its messages; such
-    entries have no producer, no leader epoch and are never transactional or control.
+    An entry of magic 0 or 1 is a single message, or a compressed wrapper with its messages. It has
+    no producer and no leader epoch, and is neither transactional nor a control batch.
 
     Attributes:
         position: First byte of the entry in the buffer.
         size: Bytes of the entry.
         magic: 0, 1 or 2.
-        base_offset: First offset: the original batch's for magic 2, else the first record's.
+        base_offset: First offset of the original batch for magic 2, else offset of the first
+            record.
         last_offset: Last offset, inclusive; compaction may have removed its record.
-        crc: Stored checksum, unsigned: CRC-32C for magic 2, CRC-32 below.
+        crc: Stored checksum, unsigned: CRC-32C for magic 2, CRC-32 for magic 0 and 1.
         compression_type: Codec of the records.
         timestamp_type: NO_TIMESTAMP_TYPE for magic 0.
-        max_timestamp: As stored, milliseconds; −1 for magic 0.
-        leader_epoch: −1 for none.
-        producer_id: −1 for none.
-        producer_epoch: −1 for none.
-        base_sequence: −1 for none.
+        max_timestamp: Largest timestamp that the entry states, in milliseconds since 1970; −1 for
+            magic 0.
+        leader_epoch: Epoch of the leader that appended the batch; −1 if unknown.
+        producer_id: Id of the producer; −1 if the batch has none.
+        producer_epoch: Epoch of the producer; −1 if the batch has none.
+        base_sequence: Sequence number of the first record; −1 if the batch has none.
         is_transactional: True if the batch belongs to a transaction.
         is_control_batch: True if the records are markers, see
             `segment_format.record.control_record`.
-        delete_horizon: Milliseconds from which tombstones and markers may be removed, or `None`.
-        records: The existing records, possibly none.
+        delete_horizon: Time from which compaction may remove tombstones and markers, in
+            milliseconds since 1970; `None` if the batch has no delete horizon.
+        records: Records that the batch still contains; may be empty.
     """
 
     position: int
@@ -174,12 +181,13 @@ def iter_batches(
 ) -> Iterator[DecodedBatch]:
     """Yields every entry of a log with its records, including control batches and empty batches.
 
-    Memory: one batch at a time. Its objects take up to about 50 times its uncompressed bytes (a
-    record of seven bytes becomes a `Record`); no count or length is trusted before its bytes are
-    read. Decompression: see `segment_format.record.compression.decompress`.
+    Memory: one batch at a time. Its objects take up to about 50 times its uncompressed bytes,
+    because even a record of seven bytes becomes a `Record`. No memory is allocated by a stated
+    count or length before the bytes are read. For the memory of decompression, see
+    `segment_format.record.compression.decompress`.
 
     Args:
-        buffer: Complete entries, one after the other, as in a `.log`.
+        buffer: Complete entries, one after the other, as in a `.log` file.
         check_crcs: True to verify each entry's checksum.
         max_batch_bytes: Limit for the decompressed bytes of one entry.
 
@@ -189,10 +197,10 @@ def iter_batches(
     Raises:
         TruncatedBatchError: The buffer ends inside an entry.
         CrcMismatchError: A stored checksum does not match the bytes.
-        CorruptRecordError: Kafka's consumer would refuse the entry for another reason; subclasses
-            are UnsupportedMagicError, UnsupportedCompressionError and DecompressionError.
-            `position` is the position of the entry in `buffer`, or of the wrong byte if the entry
-            is not compressed.
+        CorruptRecordError: The entry is invalid for another reason. Its subclasses
+            UnsupportedMagicError, UnsupportedCompressionError and DecompressionError are raised,
+            too. `position` of the error is the position of the entry in `buffer`, or of the wrong
+            byte if the entry is not compressed.
     """
     view = byte_view(buffer)
     for entry in iter_entries(view):
@@ -266,13 +274,14 @@ def _read_records(
 ) -> tuple[_Item, ...]:
     """Reads the records of a batch and checks their offsets and their count.
 
-    Errors name the position of the byte if the batch is not compressed, else of the batch.
+    Errors name the position of the wrong byte if the batch is not compressed, else the position of
+    the batch.
 
     Args:
         view: Buffer of the entry.
         entry: The batch.
         header: Its header.
-        max_batch_bytes: Limit for its decompressed bytes.
+        max_batch_bytes: Limit for the decompressed bytes of the batch.
         read: Reads one record from a cursor; returns its offset and the item to collect.
     """
     if not header.record_count:
@@ -306,10 +315,12 @@ def _read_records(
 
 
 def _read_body(cursor: Cursor) -> Cursor:
-    """Returns a cursor over the next record without its length, and moves `cursor` past it."""
+    """Returns a cursor over the bytes of the next record after its length field, and moves `cursor`
+    to the end of this record.
+    """
     size = cursor.varint("record length")
     if size < _MIN_BODY_SIZE or size > cursor.remaining:
-        raise cursor.fail(f"record of {size} bytes, {cursor.remaining} left")
+        raise cursor.fail(f"a record states {size} bytes, but {cursor.remaining} bytes are left")
     body = Cursor(cursor.view, cursor.position, cursor.position + size, origin=cursor.origin)
     cursor.position += size
     return body
@@ -324,7 +335,7 @@ def _decode_record(cursor: Cursor, header: RecordBatchHeader) -> tuple[int, Reco
     value = _nullable_bytes(body, "value")
     headers = _decode_headers(body)
     if body.remaining:
-        raise body.fail(f"{body.remaining} bytes of the record are not used")
+        raise body.fail(f"{body.remaining} bytes of the record are left after its fields")
     record = Record(
         offset=wrap_i64(header.base_offset + offset_delta),
         timestamp=header.timestamp_of(timestamp_delta),
@@ -348,7 +359,7 @@ def _nullable_bytes(cursor: Cursor, what: str) -> bytes | None:
 def _decode_headers(cursor: Cursor) -> tuple[Header, ...]:
     count = cursor.varint("header count")
     if count < 0 or count > cursor.remaining:
-        raise cursor.fail(f"{count} headers in {cursor.remaining} bytes")
+        raise cursor.fail(f"a record states {count} headers, but {cursor.remaining} bytes are left")
     headers: list[Header] = []
     for _ in range(count):
         size = cursor.varint("header key length")
@@ -359,7 +370,7 @@ def _decode_headers(cursor: Cursor) -> tuple[Header, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """The fields of one entry of magic 0 or 1, before a wrapper's value is opened."""
+    """The fields of one entry of magic 0 or 1. The value of a wrapper is still compressed."""
 
     offset: int
     magic: int
@@ -376,7 +387,8 @@ def decode_legacy_entry(
 ) -> DecodedBatch:
     """Decodes an entry of magic 0 or 1: one record, or the records of a wrapper.
 
-    With `check_crcs` the checksums of inner messages are verified too, as in Kafka's consumer.
+    If `check_crcs` is true, the checksums of inner messages are verified, too, as in Kafka's
+    consumer.
 
     Args:
         view: Buffer of the entry.
@@ -385,10 +397,12 @@ def decode_legacy_entry(
         max_batch_bytes: Limit for the decompressed bytes of a wrapper.
 
     Raises:
-        CorruptRecordError: As `iter_batches`.
+        CorruptRecordError: The entry is invalid, see `iter_batches`.
     """
     if entry.offset < 0:
-        raise CorruptRecordError(f"negative offset {entry.offset}", position=entry.position)
+        raise CorruptRecordError(
+            f"a message has the negative offset {entry.offset}", position=entry.position
+        )
     message = _read_message(view, entry, check_crc=check_crcs)
     if message.compression_type is CompressionType.NONE:
         records: tuple[Record, ...] = (_record(message, message.offset, message),)
@@ -428,7 +442,9 @@ def _read_message(view: memoryview, entry: Entry, *, check_crc: bool) -> _Messag
     codec = compression_type(attributes, position=entry.position)
     if codec is CompressionType.ZSTD:
         raise UnsupportedCompressionError(
-            f"zstd in a message of magic {magic}", position=entry.position, offset=entry.offset
+            f"a message of magic {magic} is compressed with zstd, which needs magic 2",
+            position=entry.position,
+            offset=entry.offset,
         )
     if magic == 0:
         timestamp, timestamp_type = _NO_TIMESTAMP, TimestampType.NO_TIMESTAMP_TYPE
@@ -447,7 +463,7 @@ def _legacy_bytes(cursor: Cursor, what: str) -> memoryview | None:
 
 def _unwrap(wrapper: _Message, *, check_crcs: bool, max_batch_bytes: int) -> tuple[Record, ...]:
     if wrapper.value is None:
-        raise CorruptRecordError("a compressed message without a value")
+        raise CorruptRecordError("a compressed message has no value")
     content = byte_view(
         decompress(
             wrapper.compression_type,
@@ -460,20 +476,22 @@ def _unwrap(wrapper: _Message, *, check_crcs: bool, max_batch_bytes: int) -> tup
         _read_message(content, entry, check_crc=check_crcs) for entry in _inner_entries(content)
     ]
     if not messages:
-        raise CorruptRecordError("a compressed message without messages in it")
+        raise CorruptRecordError("a compressed message contains no messages")
     for before, message in pairwise(messages):
         if message.offset <= before.offset:
             raise CorruptRecordError(
-                f"inner offset {message.offset} follows {before.offset} in a compressed message"
+                f"offset {message.offset} follows offset {before.offset} in a compressed message"
             )
     if any(message.compression_type is not CompressionType.NONE for message in messages):
-        raise CorruptRecordError("a compressed message inside a compressed message")
+        raise CorruptRecordError("a compressed message contains a compressed message")
     base = 0
     last = messages[-1].offset
     if wrapper.magic == 0 and last != wrapper.offset:
-        # No checksum covers the wrapper's offset, by which bounded reads skip.
+        # Checked because no checksum covers the wrapper's offset, and reads of an offset range use
+        # it to skip entries.
         raise CorruptRecordError(
-            f"the last inner offset is {last}, but the wrapper states {wrapper.offset}"
+            f"the last message of a compressed message has offset {last}, but the compressed "
+            f"message states {wrapper.offset}"
         )
     if wrapper.magic == 1:
         # Some versions of librdkafka wrote wrappers with offset 0 and absolute inner offsets.
@@ -481,18 +499,22 @@ def _unwrap(wrapper: _Message, *, check_crcs: bool, max_batch_bytes: int) -> tup
             base = wrapper.offset - last
         elif wrapper.offset != 0:
             raise CorruptRecordError(
-                f"inner offset {last} is beyond the wrapper's {wrapper.offset}"
+                f"the last message of a compressed message has offset {last}, which is above the "
+                f"offset {wrapper.offset} of the compressed message"
             )
     return tuple(_record(message, base + message.offset, wrapper) for message in messages)
 
 
 def _inner_entries(content: memoryview) -> Iterable[Entry]:
-    # Kafka ignores a cut last entry: brokers of that time cut fetched sets anywhere.
+    # An incomplete last entry is ignored, as in Kafka: brokers of that time truncated fetched
+    # message sets at any byte.
     entries = iter_entries(content)
     try:
         for entry in entries:
             if entry.magic > 1:
-                raise CorruptRecordError(f"a message of magic {entry.magic} inside a message")
+                raise CorruptRecordError(
+                    f"a compressed message contains an entry of magic {entry.magic}"
+                )
             yield entry
     except TruncatedBatchError:
         return
@@ -525,10 +547,10 @@ class EntryTimes:
 
     Attributes:
         position: First byte of the entry in the buffer.
-        base_offset: Its first offset.
-        last_offset: Its last offset, inclusive.
-        times: Offset and timestamp, in milliseconds, of each record; empty if all are
-            dated before the requested time.
+        base_offset: First offset of the entry.
+        last_offset: Last offset of the entry, inclusive.
+        times: Offset and timestamp of each record, in milliseconds since 1970. Empty if the batch
+            states that all its records are older than the requested time.
     """
 
     position: int
@@ -540,20 +562,24 @@ class EntryTimes:
 def iter_record_times(
     buffer: BytesLike, *, dated_from_ms: int, max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
 ) -> Iterator[EntryTimes]:
-    """Yields offsets and timestamps of the records of each entry, markers included.
+    """Yields the offsets and timestamps of the records of each entry, including transaction
+    markers.
 
-    Keys, values and headers are skipped by the records' lengths and verified by checksum only.
+    Keys, values and headers are not parsed: the record's length is used to skip them, and only the
+    checksum verifies them.
 
     Args:
         buffer: Complete entries, one after the other, as in a `.log`.
-        dated_from_ms: Batches that state a smaller largest timestamp are not opened.
+        dated_from_ms: Timestamp in milliseconds since 1970. If a batch states that all its records
+            are older, they are not read.
         max_batch_bytes: Limit for the decompressed bytes of one entry.
 
     Yields:
         The entries in order.
 
     Raises:
-        SegmentFormatError: As `iter_batches` does; `position` is that of the entry.
+        SegmentFormatError: An entry is invalid, see `iter_batches`. `position` of the error is the
+            position of the entry.
     """
     view = byte_view(buffer)
     for entry in iter_entries(view):

@@ -1,12 +1,13 @@
-"""Walks the batch headers of a log file: its last offset, its timestamps, its intact batches.
+"""Reads the batch headers of a log file to find its last offset, its timestamps or its intact
+batches.
 
-`last_offset` finds where a complete log ends. No checksum covers a batch's base offset and no file
-states the end of a log, so the checksum of the last batch is verified, and its base offset is
-compared with the batch before it and with the time index.
+`last_offset` returns the last offset of a complete log. No file states where a log ends, so it
+verifies the checksum of the last batch. No checksum covers a batch's base offset, so it also
+compares the base offset of the last batch with the previous batch and with the time index.
 
-`WholeBatches` reads a log that may end anywhere: in a torn batch, in zeros that were allocated
-ahead, or in pages that were never flushed. Like Kafka's recovery it keeps complete batches with a
-matching CRC-32C; offsets must also ascend from the segment's base. The log ends before the
+`WholeBatches` reads a log that may end with an incomplete batch, with zeros in preallocated space,
+or with pages that were never flushed. Like Kafka's recovery it returns complete batches whose
+CRC-32C matches. Offsets must also ascend from the segment's base offset. The log ends before the
 first batch that fails.
 
 Source: `LogSegment.recover`, `LogLoader.recoverLog`, `DefaultRecordBatch.ensureValid` in Kafka.
@@ -56,7 +57,7 @@ _HEAD_BYTES: Final = _V2_TIMESTAMP_POSITION + _MAX_TIMESTAMP.size
 
 
 class _Window:
-    """The bytes of a file that were read last."""
+    """Reads a file in windows, and keeps the last window in memory."""
 
     def __init__(self, read: Read, size: int) -> None:
         self._read = read
@@ -69,8 +70,8 @@ class _Window:
 
         Args:
             start: First byte.
-            stop: End of the bytes needed, exclusive.
-            read_ahead: Bytes to read if they are not in memory.
+            stop: End of the needed bytes, exclusive.
+            read_ahead: Number of bytes to read from `start` if the needed bytes are not in memory.
         """
         stop = min(stop, self._size)
         if not self._start <= start <= stop <= self._start + len(self._data):
@@ -81,16 +82,16 @@ class _Window:
 
 
 def max_timestamps_from(read: Read, size: int, position: int, offset: int) -> Iterator[int]:
-    """Yields the largest timestamp, in milliseconds, of each batch from an offset on.
+    """Yields the largest timestamp of each batch from an offset on, in milliseconds since 1970.
 
-    The first batch is the first one that ends at `offset` or later. Yields nothing if that batch
-    begins after `offset` or is of message format 0. Stops at bytes that are not a batch.
+    Begins with the first batch whose last offset is `offset` or higher. Yields nothing if this
+    batch begins after `offset` or has message format 0. Stops at bytes that are not a batch.
 
     Args:
         read: Returns bytes [start, stop) of a whole log file, as the broker wrote it.
         size: Size of that file, in bytes.
         position: Position to begin at: 0, or the position of a batch.
-        offset: Offset that the first batch must reach.
+        offset: Kafka offset; earlier batches are skipped.
     """
     window = _Window(read, size)
     is_reached = False
@@ -106,7 +107,7 @@ def max_timestamps_from(read: Read, size: int, position: int, offset: int) -> It
         if entry.magic == MAGIC_2:
             last += _LAST_OFFSET_DELTA.unpack_from(head, _V2_DELTA_POSITION)[0]
         if is_reached or last >= offset:
-            # Entries of formats 0 and 1 state their last offset, so they contain lower ones.
+            # Entries of formats 0 and 1 state their last offset, so they may begin below `offset`.
             if not is_reached and (
                 entry.magic == 0 or (entry.magic == MAGIC_2 and entry.offset > offset)
             ):
@@ -120,12 +121,13 @@ def max_timestamps_from(read: Read, size: int, position: int, offset: int) -> It
 
 @dataclass(slots=True)
 class _Walk:
-    """State between two entries.
+    """What the search for the last entry knows between two entries.
 
     Attributes:
         next_offset: Smallest offset that the next entry may have.
         has_holes: True if offsets are missing in or between the entries read, as after compaction.
-        is_counting: True if the entry before the next one was read.
+        is_counting: True if the previous entry was read, so that a gap before the next entry is a
+            hole.
     """
 
     next_offset: int
@@ -142,30 +144,31 @@ def last_offset(
     indexed: int | None = None,
     newest: int | None = None,
 ) -> int:
-    """Returns the last offset of the last batch; compaction may have removed that record.
+    """Returns the last offset of the last batch. Compaction may have removed the record of this
+    offset.
 
     Args:
         read: Returns bytes [start, stop) of a whole log file, as the broker wrote it.
         size: Size of that file, in bytes.
-        position: Batch border to begin at: 0 or a position in the offset index.
+        position: Position of the batch to begin at: 0, or a position from the offset index.
         base_offset: Base offset of the segment.
-        indexed: Last offset that the offset index has for `position`.
-        newest: Offset of the time index's last entry, if it has one.
+        indexed: Offset of the last entry of the offset index whose position is `position`.
+        newest: Offset of the last entry of the time index; `None` if it has no entry.
 
     Raises:
         TruncatedBatchError: The log is empty, or its last batch is not complete.
-        UnsupportedMagicError: Magic other than 0, 1, 2.
+        UnsupportedMagicError: An entry has a magic other than 0, 1 and 2.
         CrcMismatchError: The last batch's checksum is wrong.
-        CorruptRecordError: A size is below the minimum, offsets do not ascend, or the base offset
-            of the last batch seems to have a flipped bit.
+        CorruptRecordError: The size of an entry is below the minimum, offsets do not ascend, or the
+            base offset of the last batch seems to have a flipped bit.
     """
     if position >= size:
-        raise TruncatedBatchError(f"no batch in a log of {size} bytes", position=position)
+        raise TruncatedBatchError(f"the log of {size} bytes contains no batch", position=position)
     walk = _Walk(base_offset, is_counting=position == 0)
     entry, head = _find_last(read, size, position, walk)
     if entry.stop > size:
         raise TruncatedBatchError(
-            f"batch of {entry.size} bytes, {size - entry.position} bytes left",
+            f"the batch has {entry.size} bytes, but only {size - entry.position} bytes are left",
             position=entry.position,
             offset=entry.offset,
         )
@@ -185,7 +188,9 @@ def last_offset(
 
 
 def _find_last(read: Read, size: int, position: int, walk: _Walk) -> tuple[Entry, memoryview]:
-    """Steps over all entries but the last; returns the last entry and its bytes that were read."""
+    """Skips all entries before the last one. Returns the last entry, and the part of its bytes that
+    is already in memory.
+    """
     window = _Window(read, size)
     while True:
         head = window.bytes_from(position, position + HEADER_SIZE)
@@ -197,7 +202,9 @@ def _find_last(read: Read, size: int, position: int, walk: _Walk) -> tuple[Entry
 
 
 def _step_over(walk: _Walk, head: memoryview, entry: Entry) -> int:
-    """Returns the last offset of an entry before the last; records whether offsets are missing."""
+    """Returns the last offset of an entry that is not the last one, and records in `walk` whether
+    offsets are missing.
+    """
     if entry.magic != MAGIC_2:  # a wrapper states only the offset of its last message
         if entry.offset < walk.next_offset:
             text = f"offset {entry.offset} follows offset {walk.next_offset - 1}"
@@ -214,7 +221,9 @@ def _step_over(walk: _Walk, head: memoryview, entry: Entry) -> int:
 
 
 def _checked_offsets(data: memoryview, entry: Entry) -> tuple[int, int, bool]:
-    """Verifies a checksum; returns first offset, last offset and whether all between exist."""
+    """Verifies the checksum of an entry. Returns its first offset, its last offset, and whether it
+    has a record for every offset from the first to the last.
+    """
     here = Entry(0, entry.size, entry.offset, entry.magic)
     try:
         if entry.magic == MAGIC_2:
@@ -234,11 +243,12 @@ def _checked_offsets(data: memoryview, entry: Entry) -> tuple[int, int, bool]:
 def _require_plausible(
     first: int, last: int, walk: _Walk, newest: int | None, entry: Entry
 ) -> None:
-    """Checks a gap of offsets before the last batch.
+    """Checks whether a gap of offsets before the last batch can be real, or shows a damaged offset.
 
-    Raises if the time index names an offset that is in no batch, or if one flipped bit explains the
-    gap. Compaction leaves gaps as well: a time index that names the last batch, or other holes in
-    the log, show it.
+    Raises if the last entry of the time index has an offset that is in no batch, or if one flipped
+    bit in the base offset explains the gap. Compaction leaves gaps as well. A flipped bit is
+    therefore not assumed if the last entry of the time index is in the last batch, or if the log
+    has other holes.
     """
     gap = first - walk.next_offset
     if gap <= 0:
@@ -264,17 +274,17 @@ def _require_plausible(
 
 
 def _crc32c(data: memoryview, crc: int) -> int:
-    """Continues a CRC-32C with more bytes, as `zlib.crc32` does for CRC-32."""
+    """Returns the CRC-32C `crc` extended by more bytes, as `zlib.crc32` does for CRC-32."""
     return int(google_crc32c.extend(crc, np.frombuffer(data, dtype=np.uint8)))
 
 
 @dataclass(frozen=True, slots=True)
 class WholeBatch:
-    """A batch that a recovery keeps.
+    """An intact batch, which log recovery keeps.
 
     Attributes:
-        position: First byte in the file.
-        header: Its header.
+        position: Position of its first byte in the file.
+        header: Header of the batch.
         marker: ABORT or COMMIT if a control batch ends a transaction, else `None`.
     """
 
@@ -295,14 +305,15 @@ class WholeBatches:
         read: Returns bytes [start, stop) of the file.
         size: Size of the file, in bytes.
         base_offset: Base offset of the segment.
-        position: Batch border to begin at.
-        stop_offset: Ends before the first batch whose base offset is at or above it.
-        check_crcs: True to verify checksums; if not, the records are not read.
+        position: Position of the batch to begin at.
+        stop_offset: Iteration ends before the first batch whose base offset is at or above it.
+        check_crcs: True to verify checksums. If false, only headers are read.
 
     Attributes:
         position: Position after the last intact batch.
-        next_offset: Offset after its last offset.
-        problem: Why the file is damaged at `position`; empty if it is not, or was not read so far.
+        next_offset: Offset after the last intact batch.
+        problem: Why the bytes at `position` are not an intact batch; empty if the iteration has not
+            found such bytes.
     """
 
     def __init__(
@@ -328,7 +339,8 @@ class WholeBatches:
         """Yields the batches in order.
 
         Raises:
-            UnsupportedMagicError: The log has a message of format 0 or 1, without a leader epoch.
+            UnsupportedMagicError: The log has a message of format 0 or 1, which has no leader
+                epoch.
         """
         while self.position < self._size:
             try:
@@ -352,10 +364,12 @@ class WholeBatches:
         head = self._bytes(position, min(position + HEADER_SIZE, self._size))
         entry = self._entry(head)
         if entry.size > left:
-            raise CorruptRecordError(f"a batch of {entry.size} bytes, but only {left} exist")
+            raise CorruptRecordError(
+                f"a batch has {entry.size} bytes, but only {left} bytes are left"
+            )
         if entry.magic != MAGIC_2:
             if self._check_crcs and not self._is_old_message(entry):
-                raise CorruptRecordError(f"a message of format {entry.magic} with a wrong checksum")
+                raise CorruptRecordError(f"a message of format {entry.magic} has a wrong checksum")
             raise UnsupportedMagicError(
                 f"a message of format {entry.magic}, which has no leader epoch, is not supported in"
                 " a log that must be recovered",
@@ -365,12 +379,13 @@ class WholeBatches:
         header = RecordBatchHeader.from_bytes(head)
         if header.base_offset < self.next_offset:
             raise CorruptRecordError(
-                f"a batch of offset {header.base_offset} after offset {self.next_offset - 1}"
+                f"a batch with base offset {header.base_offset} follows offset "
+                f"{self.next_offset - 1}"
             )
         if header.last_offset - self._base_offset > _MAX_RELATIVE_OFFSET:
-            raise CorruptRecordError(f"offset {header.last_offset} is too far from the base")
+            raise CorruptRecordError(f"offset {header.last_offset} is too far from the base offset")
         if self._check_crcs and self._crc(_crc32c, position + CRC_START, entry.stop) != header.crc:
-            raise CorruptRecordError("a batch whose checksum does not match its bytes")
+            raise CorruptRecordError("the checksum of a batch does not match its bytes")
         marker = None
         if header.is_control_batch and entry.size <= _MAX_MARKER_BYTES:
             data = self._bytes(position, entry.stop)
@@ -378,18 +393,20 @@ class WholeBatches:
         return WholeBatch(position, header, marker)
 
     def _entry(self, head: memoryview) -> Entry:
-        """Returns the entry that begins with `head`."""
+        """Returns the entry whose first bytes are `head`."""
         if len(head) < ENTRY_PREFIX_SIZE:
             raise CorruptRecordError(f"{len(head)} bytes are not a batch")
         if not any(head):
-            raise CorruptRecordError("zeros, which are not a record")
+            raise CorruptRecordError("the bytes are zeros, not a batch")
         try:
             return read_prefix(head[:ENTRY_PREFIX_SIZE], at=self.position)
         except UnsupportedMagicError as error:
             raise CorruptRecordError(error.message) from None
 
     def _is_old_message(self, entry: Entry) -> bool:
-        """Returns whether the checksum of format 0 and 1 matches, so no flipped bit made it."""
+        """Returns whether the entry's checksum matches as in format 0 and 1. If so, it is really an
+        old message, and not a batch of magic 2 with a flipped bit.
+        """
         start = entry.position + ENTRY_PREFIX_SIZE - 1  # the checksum covers the magic byte
         if entry.stop < start + 1:
             return False

@@ -1,8 +1,10 @@
-"""Writes Kafka's bytes without Kafka: batches, logs with their side files, remote tiers.
+"""Writes data in Kafka's formats without Kafka: record batches, logs with their side files, and
+remote tiers.
 
-For tests of software that reads tiered segments, such as layout plug-ins. `LogBuilder` builds a
-log with its expected rows, `AivenTierWriter` and `LocalTierWriter` write it to a tier. It shares no
-layout and no parser with the rest of `segment_format`, so each checks the other.
+Use it in tests of software that reads tiered segments, such as layout plug-ins. `LogBuilder` builds
+a log and the rows that readers must return. `AivenTierWriter` and `LocalTierWriter` write the log
+to a tier. This package shares no code with the parsers of `segment_format`, so a mistake in one of
+them makes tests fail.
 """
 
 from segment_format.testing.batches import (

@@ -11,10 +11,10 @@
 
 Attributes: bits 0-2 codec, 3 LogAppendTime, 4 transactional, 5 control, 6 delete horizon.
 
-Varints have 7 bits a byte, least significant first, zig-zag for signed values. Payloads are framed
-as by the Java producer:
+A varint has 7 bits per byte, the least significant bits first; signed values are zig-zag encoded.
+Payloads are compressed in the form that the Java producer writes:
 
-    gzip    one RFC 1952 member, no name, no time, operating system 255
+    gzip    one RFC 1952 member without name and time; operating system 255
     snappy  xerial stream: 82 "SNAPPY" 00, i32 version 1, i32 compatible 1, then (i32 length, raw
             block) per 32 KiB
     lz4     LZ4 frame v1: 64 KiB independent blocks, no checksums, no content size, EndMark
@@ -66,14 +66,14 @@ def write_uvarint(value: int) -> bytes:
 def write_varint(value: int) -> bytes:
     """Returns the zig-zag varint of a signed 32-bit value; raises ValueError for others."""
     if not -(1 << 31) <= value < 1 << 31:
-        raise ValueError(f"{value} does not fit 32 bits")
+        raise ValueError(f"{value} does not fit into a signed 32-bit varint")
     return write_uvarint(((value << 1) ^ (value >> 31)) & _INT32_MASK)
 
 
 def write_varlong(value: int) -> bytes:
     """Returns the zig-zag varint of a signed 64-bit value; raises ValueError for others."""
     if not -(1 << 63) <= value < 1 << 63:
-        raise ValueError(f"{value} does not fit 64 bits")
+        raise ValueError(f"{value} does not fit into a signed 64-bit varint")
     return write_uvarint(((value << 1) ^ (value >> 63)) & _INT64_MASK)
 
 
@@ -106,10 +106,10 @@ def compress(codec: str, payload: bytes, *, magic: int = 2) -> bytes:
     Args:
         codec: none, gzip, snappy, lz4 or zstd.
         payload: The records of one batch, or the inner entries of one legacy wrapper.
-        magic: Magic of the batch; magic 0 has the old LZ4 header checksum.
+        magic: Magic of the batch. With magic 0, the LZ4 header checksum covers the magic, too.
 
     Raises:
-        ValueError: The codec is unknown, or zstd with magic 0 or 1.
+        ValueError: The codec is unknown, or is zstd with magic 0 or 1.
     """
     if magic < 2 and codec == "zstd":
         raise ValueError("message sets of magic 0 and 1 cannot use zstd")
@@ -160,7 +160,7 @@ def _lz4(payload: bytes, magic: int) -> bytes:
 def _zstd(payload: bytes) -> bytes:
     import zstandard
 
-    # Streamed, so the frame states no content size, as in Java.
+    # Compressed as a stream, so that the frame states no content size, as in Java.
     stream = zstandard.ZstdCompressor(level=3).compressobj()
     return stream.compress(payload) + stream.flush()
 
@@ -183,7 +183,8 @@ CONTROL_TYPES = {
 }
 """Type numbers of control records, by name."""
 
-# Values of control records that end no transaction: version, fields, no tagged fields.
+# Values of control records other than ABORT and COMMIT: the version, then the fields, then the
+# number of tagged fields, 0.
 _CONTROL_VALUES = {
     2: struct.pack(">hi", 0, 1) + b"\x01\x01\x00",  # leader 1, no voters, no granting voters
     3: struct.pack(">hq", 0, DEFAULT_TIMESTAMP_MS) + b"\x00",  # time of the snapshot's last record
@@ -205,7 +206,7 @@ class SimpleRecord:
         value: Bytes, or None for a null value (a tombstone).
         key: Bytes, or None for a null key, which differs from an empty one.
         headers: (key, value) in order; keys may repeat, values may be None.
-        timestamp: Milliseconds since the epoch; -1 is "no timestamp".
+        timestamp: Milliseconds since 1970; -1 for no timestamp.
         offset: Absolute offset; None means the offset after the previous record.
     """
 
@@ -217,7 +218,7 @@ class SimpleRecord:
 
 
 class HeaderFields(TypedDict, total=False):
-    """Header fields that `write_batch` and others pass to `frame_batch` unchanged."""
+    """Header fields that the functions of this module pass to `frame_batch` unchanged."""
 
     leader_epoch: int
     producer_id: int
@@ -226,7 +227,8 @@ class HeaderFields(TypedDict, total=False):
 
 
 def assign_offsets(records: Sequence[SimpleRecord], base_offset: int) -> list[int]:
-    """Returns the absolute offset of every record: its own, or the one after its predecessor.
+    """Returns the absolute offset of every record: its `offset`, or, if that is None, the offset
+    after the previous record.
 
     Raises:
         ValueError: The offsets do not strictly increase from `base_offset`.
@@ -236,7 +238,9 @@ def assign_offsets(records: Sequence[SimpleRecord], base_offset: int) -> list[in
     for record in records:
         offset = following if record.offset is None else record.offset
         if offset < following:
-            raise ValueError(f"offset {offset} after {following - 1}: offsets must increase")
+            raise ValueError(
+                f"offset {offset} follows offset {following - 1}, but offsets must increase"
+            )
         offsets.append(offset)
         following = offset + 1
     return offsets
@@ -261,24 +265,30 @@ def write_batch(
     """Returns one record batch of magic 2, as in a `.log` file.
 
     Args:
-        records: Records of the batch. Records with an `offset` make holes like compaction.
+        records: Records of the batch. A record's `offset` can leave a hole before it, as compaction
+            does.
         base_offset: First offset of the batch as it was produced.
         codec: none, gzip, snappy, lz4 or zstd.
-        timestamp_type: `CREATE_TIME`, or `LOG_APPEND_TIME`: then every record has the time
-            `max_timestamp`, and the records' own times are stale deltas, as on a broker.
-        max_timestamp: Header field; `None` takes the largest record time (-1 without records).
+        timestamp_type: `CREATE_TIME` or `LOG_APPEND_TIME`. With `LOG_APPEND_TIME`, readers return
+            `max_timestamp` for every record, and ignore the records' own timestamps, which are
+            still written, as on a broker.
+        max_timestamp: Header field; `None` means the largest timestamp of a record (-1 without
+            records).
         transactional: Sets attribute bit 4.
         control: Sets attribute bit 5; see `write_control_batch`.
-        last_offset_delta: Header field; `None` takes the last record's. A larger value stands for a
-            last record that compaction removed.
-        delete_horizon: Milliseconds; sets bit 6 and replaces the base timestamp.
-        base_timestamp: Header field; `None` takes the first record's time (-1 without records).
-        unused_attributes: Bit 7 and the high byte, which readers must ignore.
-        compressor: Replaces the Java producer's framing of `codec`.
+        last_offset_delta: Header field; `None` means the offset delta of the last record. A larger
+            value means that compaction removed the original last record.
+        delete_horizon: Milliseconds since 1970. Sets attribute bit 6 and replaces the base
+            timestamp.
+        base_timestamp: Header field; `None` means the timestamp of the first record (-1 without
+            records).
+        unused_attributes: Attribute bits that readers must ignore: bit 7 and the high byte.
+        compressor: Compresses the records instead of `compress`.
         **fields: See `HeaderFields`.
 
     Raises:
-        ValueError: The codec is unknown, offsets do not increase, or `last_offset_delta` is low.
+        ValueError: The codec is unknown, offsets do not increase, or `last_offset_delta` is below
+            the offset delta of the last record.
         struct.error: A number does not fit its field.
     """
     offsets = assign_offsets(records, base_offset)
@@ -310,7 +320,8 @@ def _last_delta(offsets: list[int], base_offset: int, last_offset_delta: int | N
         return min_delta
     if last_offset_delta < min_delta:
         raise ValueError(
-            f"last_offset_delta {last_offset_delta} is below the last record's {min_delta}"
+            f"last_offset_delta {last_offset_delta} is below the offset delta {min_delta} of the "
+            "last record"
         )
     return last_offset_delta
 
@@ -329,20 +340,22 @@ def frame_batch(
     producer_epoch: int = -1,
     base_sequence: int = -1,
 ) -> bytes:
-    """Returns a batch with correct length and checksum around any payload, valid or not.
+    """Returns a batch with the given payload, which may be invalid, and with correct length and
+    checksum.
 
     Args:
-        payload: Bytes after the header, already compressed as `attributes` state.
+        payload: Bytes after the header, already compressed with the codec in `attributes`.
         base_offset: First offset of the batch as it was produced.
-        record_count: The header's count, which the payload may contradict.
+        record_count: Header field; may differ from the number of records in the payload.
         last_offset_delta: Last offset of the batch minus `base_offset`.
-        attributes: All 16 bits.
-        leader_epoch: Epoch of the leader that appended it, -1 for none. Not under the checksum.
-        base_timestamp: Milliseconds, or the delete horizon.
-        max_timestamp: Milliseconds.
-        producer_id: -1 for none.
-        producer_epoch: -1 for none.
-        base_sequence: -1 for none.
+        attributes: All 16 attribute bits.
+        leader_epoch: Epoch of the leader that appended the batch, -1 if unknown. The checksum
+            does not cover it.
+        base_timestamp: Milliseconds since 1970: the base timestamp, or the delete horizon.
+        max_timestamp: Milliseconds since 1970.
+        producer_id: Id of the producer; -1 for no producer id.
+        producer_epoch: Epoch of the producer; -1 for no producer id.
+        base_sequence: Sequence number of the first record; -1 for no producer id.
     """
     checked = (
         _AFTER_CRC.pack(
@@ -389,7 +402,7 @@ def write_control_batch(
     value: bytes | None = None,
     **fields: Unpack[HeaderFields],
 ) -> bytes:
-    """Returns a control batch with its one record.
+    """Returns a control batch, which contains one record.
 
     Args:
         kind: A name of `CONTROL_TYPES`, or any type number.
@@ -397,10 +410,11 @@ def write_control_batch(
         coordinator_epoch: Written in the marker's value.
         timestamp: Milliseconds.
         transactional: True for markers; False for the control records of the metadata log.
-        delete_horizon: Milliseconds; compaction stamps it on a marker to be removed later.
-        key_suffix: Further key bytes, which readers must accept.
-        value: The record's value; `None` writes what such a record contains in version 0.
-        **fields: See `HeaderFields`; the producer epoch may be above that of the data.
+        delete_horizon: Time from which compaction may remove the marker, milliseconds since 1970.
+        key_suffix: Additional bytes at the end of the key, which readers must accept.
+        value: The record's value; `None` writes a value of version 0 for this type of record.
+        **fields: See `HeaderFields`. The producer epoch may be above the epoch of the producer's
+            data batches.
     """
     number = CONTROL_TYPES[kind] if isinstance(kind, str) else kind
     if value is None:
@@ -425,12 +439,12 @@ def write_empty_batch(
     control: bool = False,
     **fields: Unpack[HeaderFields],
 ) -> bytes:
-    """Returns a batch without records, as compaction keeps a producer's last batch.
+    """Returns a batch without records. Compaction keeps a producer's last batch in this form.
 
     Args:
         base_offset: First offset of the original batch.
         last_offset: Last offset of the original batch, inclusive.
-        max_timestamp: Milliseconds, of the original batch.
+        max_timestamp: Largest timestamp of the original batch, milliseconds since 1970.
         transactional: Attribute bit 4.
         control: Attribute bit 5.
         **fields: See `HeaderFields`.

@@ -1,12 +1,14 @@
-"""Writes message sets of magic 0 and 1: plain entries, and wrappers around inner entries.
+"""Writes message sets of magic 0 and 1: uncompressed entries, and compressed wrappers of inner
+entries.
 
     entry    i64 offset, i32 size (bytes after it), record
-    record   u32 crc (CRC-32 of what follows), i8 magic, i8 attributes, [i64 timestamp: magic 1],
-             i32 key length or -1, key, i32 value length or -1, value
+    record   u32 crc (CRC-32 of the bytes after it), i8 magic, i8 attributes, [i64 timestamp, only
+             in magic 1], i32 key length or -1, key, i32 value length or -1, value
 
-A wrapper's value is the compressed concatenation of inner entries. Magic 0 wrappers have absolute
-inner offsets, magic 1 wrappers relative ones; a wrapper's own offset is that of its last inner
-entry.
+A wrapper's value is the compressed concatenation of inner entries. Inner offsets are absolute in a
+wrapper of magic 0, and relative in a wrapper of magic 1. A wrapper's own offset is the offset of
+its last inner entry.
+
 Source: `org.apache.kafka.common.record.LegacyRecord`, `AbstractLegacyRecordBatch`.
 """
 
@@ -45,18 +47,19 @@ def write_message_set(
     """Returns a legacy message set: one entry per record, or one compressed wrapper.
 
     Args:
-        records: Keys, values and times, without headers. Own offsets make holes.
-        base_offset: Offset of the first record that has none of its own.
+        records: Records without headers. A record's `offset` can leave a hole before it.
+        base_offset: Offset of the first record, if it has no `offset` of its own.
         magic: 0 or 1.
         codec: none (one entry per record), gzip, snappy or lz4.
-        timestamp_type: Attribute bit 3 of magic 1. With `LOG_APPEND_TIME` the wrapper, or each
-            plain entry, has the time `log_append_time`.
-        log_append_time: Milliseconds.
-        inner_magic: Magic of the entries in a wrapper, if it differs as in KAFKA-4298.
+        timestamp_type: Attribute bit 3 of magic 1. With `LOG_APPEND_TIME`, the timestamp of the
+            wrapper, or of each uncompressed entry, is `log_append_time`.
+        log_append_time: Timestamp for `LOG_APPEND_TIME`, milliseconds since 1970.
+        inner_magic: Magic of the entries in a wrapper, if it differs from the wrapper's magic, as
+            in KAFKA-4298.
         inner_base_offset: First inner offset; None means `base_offset` for magic 0 (absolute) and
             the distance from the first record for magic 1 (relative).
-        wrapper_offset: The wrapper's offset; None means the last record's.
-        compressor: Replaces the Java producer's framing of `codec`.
+        wrapper_offset: The wrapper's offset; None means the offset of the last record.
+        compressor: Compresses the inner entries instead of `compress`.
 
     Raises:
         ValueError: The magic is not 0 or 1, a record has headers, the codec is zstd, or offsets do

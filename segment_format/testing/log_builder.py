@@ -1,4 +1,4 @@
-"""Builds a partition's log as a broker writes it, with the rows that readers must return.
+"""Builds a partition's log as a broker writes it, and the rows that readers must return.
 
 builder = LogBuilder(codec="zstd")
 builder.append([SimpleRecord(b"plain")])
@@ -51,19 +51,19 @@ class ExpectedRow:
 
     Attributes:
         offset: Absolute offset.
-        timestamp: Milliseconds; -1 for none.
-        timestamp_type: 0 CreateTime, 1 LogAppendTime, -1 none (magic 0).
+        timestamp: Milliseconds since 1970; -1 for no timestamp.
+        timestamp_type: 0 CreateTime, 1 LogAppendTime, -1 no timestamp (magic 0).
         key: Bytes or None.
         value: Bytes or None.
-        headers: In order; empty for none.
-        leader_epoch: Of the batch; -1 for none.
-        producer_id: -1 for none.
-        producer_epoch: -1 for none.
-        sequence: -1 for none.
+        headers: Headers in order; empty if the record has no headers.
+        leader_epoch: Leader epoch of the batch; -1 if unknown.
+        producer_id: Id of the producer; -1 if the batch has none.
+        producer_epoch: Epoch of the producer; -1 if the batch has none.
+        sequence: Sequence number of the record; -1 if the batch has no producer id.
         transactional: True if the batch is part of a transaction.
         batch_base_offset: Base offset of the batch.
         codec: Name of the batch's codec.
-        transaction: Position in the log's `transactions`; None outside of one.
+        transaction: Index into `BuiltLog.transactions`; None if the record is not in a transaction.
     """
 
     offset: int
@@ -87,9 +87,9 @@ class BuiltLog:
     """A partition's closed segments and the rows that readers must return.
 
     Attributes:
-        segments: In offset order, each ending where the next one begins.
-        all_rows: Every data record, in offset order, aborted ones included.
-        transactions: Every transaction with data, by first offset.
+        segments: Segments in offset order. Each segment ends where the next segment begins.
+        all_rows: All data records in offset order, including records of aborted transactions.
+        transactions: All transactions with data, in order of their first offsets.
         log_starts: For each segment, the log start offset when it was closed.
     """
 
@@ -99,14 +99,15 @@ class BuiltLog:
     log_starts: tuple[int, ...]
 
     def end_offset(self, segment_count: int | None = None) -> int:
-        """Returns the exclusive end of the first `segment_count` segments (None: of all)."""
+        """Returns the offset after the first `segment_count` segments; None means all segments."""
         return self._prefix(segment_count)[-1].next_offset
 
     def last_stable_offset(self, segment_count: int | None = None) -> int:
-        """Returns where read_committed stops if only the first `segment_count` segments are tiered.
+        """Returns the last stable offset if only the first `segment_count` segments are tiered;
+        None means all segments.
 
-        This is the first offset of the oldest transaction without a marker below the tier's end,
-        else that end.
+        This is the first offset of the oldest transaction that has no marker in these segments. If
+        there is no such transaction, it is the offset after these segments.
         """
         end = self.end_offset(segment_count)
         return min(
@@ -127,11 +128,12 @@ class BuiltLog:
         stop: int | None = None,
         segment_count: int | None = None,
     ) -> tuple[ExpectedRow, ...]:
-        """Returns the rows of `[start, stop)` that a reader of the first segments must return.
+        """Returns the rows with offsets in [start, stop) that a reader must return if only the
+        first `segment_count` segments are tiered.
 
         Args:
             isolation: `READ_COMMITTED` or `READ_UNCOMMITTED`.
-            start: First offset; None means the log start.
+            start: First offset, inclusive; None means the log start.
             stop: Exclusive end; None means the end of the tier.
             segment_count: Number of tiered segments; None means all.
 
@@ -158,7 +160,7 @@ class BuiltLog:
     def _prefix(self, segment_count: int | None) -> tuple[SegmentFiles, ...]:
         prefix = self.segments[:segment_count]
         if not prefix:
-            raise ValueError("a tier without segments has no end")
+            raise ValueError("there is no end offset, because segment_count is 0")
         return prefix
 
 
@@ -168,10 +170,10 @@ class LogBuilder:
     Args:
         start_offset: Base offset of the first segment.
         leader_epoch: Epoch of the first appends.
-        codec: Codec of batches that name none.
+        codec: Codec of batches that are appended without a codec.
         index_interval_bytes: Kafka's `index.interval.bytes`.
-        segment_bytes: Rolls before an append that would make a segment larger; None rolls only in
-            `roll` and `build`.
+        segment_bytes: Maximum size of a segment: an append that would exceed it begins a new
+            segment. With None, only `roll` and `build` close a segment.
     """
 
     def __init__(
@@ -208,16 +210,20 @@ class LogBuilder:
         self._files.begin_epoch(epoch)
 
     def skip_offsets(self, count: int) -> None:
-        """Leaves a hole of `count` offsets, as compaction does."""
+        """Skips the next `count` offsets, which leaves a hole, as compaction does."""
         self._files.next_offset += count
 
     def delete_records_before(self, offset: int) -> None:
-        """Moves the log start; later epoch checkpoints begin at it."""
+        """Moves the log start offset to `offset`. Leader epoch checkpoints that are written later
+        begin at it.
+        """
         self._files.log_start = max(self._files.log_start, offset)
 
     @contextmanager
     def one_append(self) -> Iterator[None]:
-        """Makes the batches written inside one append, as a follower writes a whole fetch."""
+        """Counts the batches written inside the `with` block as a single append for the indexes,
+        because a follower appends all batches of a fetch at once.
+        """
         with self._files.one_append():
             yield
 
@@ -238,16 +244,18 @@ class LogBuilder:
         """Appends a data batch and returns its base offset.
 
         Args:
-            records: The batch's records; those with offsets of their own make holes.
-            codec: None takes the builder's.
+            records: The batch's records. A record's `offset` can leave a hole before it.
+            codec: Name of the codec; None means the builder's codec.
             timestamp_type: `CREATE_TIME` or `LOG_APPEND_TIME`.
-            log_append_time: Milliseconds, for `LOG_APPEND_TIME`.
-            producer_id: -1 for none. Sequence numbers of other producers are counted.
-            producer_epoch: -1 takes the producer's newest, 0 for a new one.
+            log_append_time: Timestamp for `LOG_APPEND_TIME`, milliseconds since 1970.
+            producer_id: Id of the producer, whose sequence numbers continue; -1 for no producer id
+                and no sequence numbers.
+            producer_epoch: -1 means the producer's newest epoch, or 0 for a new producer.
             transactional: Opens the producer's transaction if none is open.
             last_offset_delta: See `write_batch`.
             delete_horizon: See `write_batch`.
-            base_offset: None takes `next_offset`; a larger one leaves a hole.
+            base_offset: Base offset of the batch; None means `next_offset`. A larger offset leaves
+                a hole.
         """
         codec = self._codec if codec is None else codec
         base = self._files.next_offset if base_offset is None else base_offset
@@ -325,10 +333,10 @@ class LogBuilder:
         control: bool = False,
         max_timestamp: int = DEFAULT_TIMESTAMP_MS,
     ) -> int:
-        """Appends a batch without records, as compaction leaves it; returns its base offset.
+        """Appends a batch without records, as compaction leaves it. Returns its base offset.
 
-        A transactional one opens a transaction like any batch. An empty control batch changes no
-        producer state.
+        A transactional batch opens a transaction, even without records. A control batch without
+        records does not change the producer's state.
         """
         base = self._files.next_offset
         last = base + offset_count - 1
@@ -359,7 +367,8 @@ class LogBuilder:
     ) -> int:
         """Appends messages of magic 0 or 1 and returns the first offset.
 
-        Without a codec each record is an entry; with one, a wrapper contains all.
+        With codec `none`, each record is an entry. With another codec, a wrapper contains all
+        records.
         """
         offsets = assign_offsets(records, self._files.next_offset)
         entries = [[number] for number in range(len(records))]
@@ -445,7 +454,7 @@ class LogBuilder:
         producer_epoch: int,
         transactional: bool,
     ) -> ExpectedRow:
-        """Returns a row with what all rows of the next batch share."""
+        """Returns an `ExpectedRow` with the fields that all rows of the next batch share."""
         sequence = -1
         if producer_id >= 0:
             producer_epoch = self._epoch_of(producer_id, producer_epoch)
@@ -467,7 +476,9 @@ class LogBuilder:
         )
 
     def _write_data(self, data: bytes, facts: ExpectedRow, last: int) -> int | None:
-        """Writes a data batch; returns the position of its transaction, if it has one."""
+        """Writes a data batch. Returns the index of its transaction, or None if it is not
+        transactional.
+        """
         base = facts.batch_base_offset
         self._files.write(data, base, last, facts.timestamp)
         if facts.producer_id < 0:

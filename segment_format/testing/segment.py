@@ -1,4 +1,4 @@
-"""Writes the files of closed segments, as a broker does while it appends to a partition.
+"""Writes the files of closed segments as a broker writes them when it appends to a partition.
 
     .index      8 bytes an entry: i32 offset - base offset, i32 file position
     .timeindex  12 bytes an entry: i64 timestamp, i32 offset - base offset
@@ -29,11 +29,11 @@ class AbortedTransaction:
     """One entry of a transaction index.
 
     Attributes:
-        producer_id: Its producer.
+        producer_id: Id of the transaction's producer.
         first_offset: Base offset of its first batch in the partition.
         last_offset: Offset of its abort marker.
-        last_stable_offset: First offset of the oldest other open transaction at that time, else the
-            marker's + 1.
+        last_stable_offset: First offset of the oldest transaction that is still open after the
+            abort marker; without one, the offset after the marker.
     """
 
     producer_id: int
@@ -51,10 +51,11 @@ class ProducerEntry:
         producer_epoch: Its newest epoch.
         last_sequence: Last sequence of its last batch; -1 if it wrote only markers.
         last_offset: Last offset of its last batch; -1 if it wrote only markers.
-        offset_delta: Last minus first offset of that batch.
-        timestamp: Milliseconds of its last batch or marker.
-        coordinator_epoch: From its last marker; -1 before any.
-        current_txn_first_offset: First offset of its open transaction; -1 for none.
+        offset_delta: Last offset minus first offset of its last batch.
+        timestamp: Largest timestamp of its last batch, or timestamp of its last marker if the
+            marker follows that batch; milliseconds since 1970.
+        coordinator_epoch: Coordinator epoch of its last marker; -1 if it has no marker.
+        current_txn_first_offset: First offset of its open transaction; -1 if none is open.
     """
 
     producer_id: int
@@ -103,10 +104,10 @@ SEQUENCE_LIMIT = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """One transaction that wrote data to the partition.
+    """A transaction that wrote data to the partition.
 
     Attributes:
-        producer_id: Its producer.
+        producer_id: Id of its producer.
         first_offset: Base offset of its first batch.
         marker_offset: Offset of the marker that ended it; None while it is open.
         committed: True if it was committed; None while it is open.
@@ -128,7 +129,9 @@ class ProducerStates:
         """Every transaction with data, in the order of their first offsets."""
 
     def epoch(self, producer_id: int) -> int | None:
-        """Returns the newest epoch of a producer; None if it wrote nothing."""
+        """Returns the newest epoch of a producer; None if the producer has not written to the
+        partition.
+        """
         entry = self._entries.get(producer_id)
         return None if entry is None else entry.producer_epoch
 
@@ -154,14 +157,18 @@ class ProducerStates:
         max_timestamp: int,
         transactional: bool,
     ) -> None:
-        """Records a data batch; a transactional one opens a transaction if none is open.
+        """Records a data batch. A transactional batch opens a transaction if the producer has no
+        open transaction.
 
         Raises:
             ValueError: The batch is not transactional, but the producer has an open transaction.
         """
         entry = self._entries.get(producer_id)
         if producer_id in self._open and not transactional:
-            raise ValueError(f"producer {producer_id} has a transaction open")
+            raise ValueError(
+                f"producer {producer_id} has an open transaction, so its batches must be "
+                "transactional"
+            )
         if transactional and producer_id not in self._open:
             self._open[producer_id] = len(self.transactions)
             self.transactions.append(Transaction(producer_id, base_offset))
@@ -189,7 +196,9 @@ class ProducerStates:
         timestamp: int,
         committed: bool,
     ) -> AbortedTransaction | None:
-        """Records a marker; returns the entry for the transaction index if it aborts data."""
+        """Records a marker. If it aborts a transaction that has data, returns the entry for the
+        transaction index.
+        """
         entry = self._entries.get(producer_id)
         if entry is None or entry.producer_epoch != producer_epoch:
             entry = ProducerEntry(
@@ -227,16 +236,17 @@ class SegmentFiles:
 
     Attributes:
         base_offset: First offset of the segment.
-        next_offset: Exclusive end: the base offset of the next segment, which can be above the end
-            of the last batch.
+        next_offset: End of the segment, exclusive: the base offset of the next segment. It can be
+            above the offset after the last batch.
         log: The `.log` file.
         index: The `.index` file.
         timeindex: The `.timeindex` file.
         txnindex: The `.txnindex` file; None when no transaction was aborted in the segment.
         snapshot: Producer snapshot at the segment's end.
-        leader_epoch_checkpoint: The lineage from the log start to `next_offset`.
+        leader_epoch_checkpoint: The `leader-epoch-checkpoint` file with the leader epochs from the
+            log start to `next_offset`.
         max_timestamp_ms: Largest batch timestamp; -1 if no batch has one.
-        epochs: (epoch, its first offset in this segment), ascending.
+        epochs: (leader epoch, its first offset in this segment), in ascending order.
     """
 
     base_offset: int
@@ -261,9 +271,9 @@ class BatchFacts:
     """The fields of a log entry that the indexes need.
 
     Attributes:
-        size: Bytes of the entry.
-        last_offset: Its last offset, inclusive.
-        max_timestamp: Its largest timestamp in ms; -1 for none.
+        size: Size of the entry in bytes.
+        last_offset: Last offset of the entry, inclusive.
+        max_timestamp: Largest timestamp of its records, ms since 1970; -1 if they have none.
     """
 
     size: int
@@ -274,9 +284,10 @@ class BatchFacts:
 class IndexBuilder:
     """Builds the offset, time and transaction index of one segment by the broker's rules.
 
-    An append after more than `interval_bytes` since the last entry adds one to the offset index
-    (last offset and position of the append), and one to the time index if the largest timestamp
-    grew. Closing adds a last entry to the time index.
+    An append adds index entries if more than `interval_bytes` were appended since the previous
+    entries. The entry of the offset index has the append's last offset and position. An entry is
+    added to the time index if the largest timestamp has increased. Closing the segment adds a last
+    entry to the time index.
     """
 
     def __init__(
@@ -293,12 +304,12 @@ class IndexBuilder:
 
     @property
     def size(self) -> int:
-        """Bytes of log so far."""
+        """Number of bytes that were appended to the segment's log so far."""
         return self._size
 
     @property
     def max_timestamp(self) -> int:
-        """Largest timestamp so far, -1 for none."""
+        """Largest timestamp so far, in ms since 1970; -1 if no batch has a timestamp."""
         return self._newest[0]
 
     def add_append(self, batches: list[BatchFacts]) -> None:
@@ -315,11 +326,13 @@ class IndexBuilder:
         self._since_entry += written
 
     def add_aborted(self, entry: AbortedTransaction) -> None:
-        """Adds a transaction aborted by a marker in this segment."""
+        """Adds the index entry of a transaction whose abort marker is in this segment."""
         self._aborted.append(entry)
 
     def close(self) -> tuple[bytes, bytes, bytes | None]:
-        """Returns the three files; the transaction index is None without entries."""
+        """Returns the contents of `.index`, `.timeindex` and `.txnindex`; the last is None if no
+        transaction was aborted in the segment.
+        """
         self._add_time()
         return (
             write_offset_index(self._offsets, base_offset=self._base_offset),
@@ -334,20 +347,22 @@ class IndexBuilder:
 
 
 class PartitionWriter:
-    """Cuts a stream of log entries into segments and writes the files that go with each.
+    """Splits log entries into segments, and builds the files of each segment.
 
     Attributes:
-        next_offset: Offset of the next entry; raise it to leave a hole.
-        log_start: The partition's log start offset; raise it as DeleteRecords does.
+        next_offset: Offset of the next entry. A caller may increase it to leave a hole.
+        log_start: The partition's log start offset. A caller may increase it, as DeleteRecords
+            does.
         segments: Closed segments.
-        log_starts: `log_start` when each of them was closed.
+        log_starts: For each closed segment, the value of `log_start` when it was closed.
 
     Args:
         producers: Producer states for snapshots.
         start_offset: Base offset of the first segment.
         leader_epoch: Epoch of the first appends.
         index_interval_bytes: Kafka's `index.interval.bytes`.
-        segment_bytes: Rolls before an append that would make a segment larger; None never does.
+        segment_bytes: Maximum size of a segment: an append that would exceed it begins a new
+            segment. With None, only `roll` closes a segment.
     """
 
     def __init__(
@@ -380,7 +395,9 @@ class PartitionWriter:
             ValueError: `epoch` is not higher than the one before.
         """
         if epoch <= self.leader_epoch:
-            raise ValueError(f"leader epoch {epoch} after {self.leader_epoch}")
+            raise ValueError(
+                f"leader epoch {epoch} follows {self.leader_epoch}, but epochs must increase"
+            )
         if self._lineage[-1][1] == self.next_offset:
             self._lineage.pop()
         self._lineage.append((epoch, self.next_offset))
@@ -393,7 +410,9 @@ class PartitionWriter:
     def write(
         self, data: bytes, base: int, last: int, max_timestamp: int, *, legacy: bool = False
     ) -> None:
-        """Writes an entry with offsets `base` to `last`, inclusive; legacy ones have no epoch."""
+        """Writes an entry with the offsets `base` to `last`, inclusive. `legacy` is true for magic
+        0 and 1, which have no leader epoch.
+        """
         limit = self._segment_bytes
         full = limit is not None and self._indexes.size + len(data) > limit
         if full and self._parts and not self._group:
@@ -412,12 +431,12 @@ class PartitionWriter:
             self._lineage = [(self.leader_epoch, self.next_offset)]
 
     def add_aborted(self, entry: AbortedTransaction) -> None:
-        """Adds a transaction aborted by the last entry written."""
+        """Adds the index entry of the transaction that the last written entry aborted."""
         self._indexes.add_aborted(entry)
 
     @contextmanager
     def one_append(self) -> Iterator[None]:
-        """Makes the entries written inside one append for the indexes."""
+        """Counts the entries written inside the `with` block as a single append for the indexes."""
         self._group = []
         try:
             yield
@@ -433,7 +452,7 @@ class PartitionWriter:
             ValueError: Called inside `one_append`.
         """
         if self._group:
-            raise ValueError("a segment cannot end inside one append")
+            raise ValueError("a segment cannot be closed inside `one_append`")
         if not self._parts:
             return None
         index, timeindex, txnindex = self._indexes.close()
@@ -459,7 +478,9 @@ class PartitionWriter:
         return segment
 
     def _epochs_from(self, offset: int) -> list[tuple[int, int]]:
-        """Returns the lineage cut off before `offset`, like the epoch cache."""
+        """Returns (leader epoch, start offset) of the epochs from `offset` on. As in Kafka's epoch
+        cache, the first of them starts at `offset`.
+        """
         end = self.next_offset
         kept = [(epoch, start) for epoch, start in self._lineage if offset < start < end]
         before = [epoch for epoch, start in self._lineage if start <= offset]

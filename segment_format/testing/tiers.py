@@ -5,11 +5,12 @@
     Local  kafka-tiered-storage/<topic>-<partition>-<topic id>/<base offset>-<segment id>.<suffix>
            with one file for each file of the segment
 
-Chunk indexes are `fixed` (all transformed chunks but the last have one size) without compression,
-else `variable`: base64 of a zstd frame with content size of the list of sizes:
+Without compression the chunk index is `fixed`: all transformed chunks except the last have the same
+size. With compression it is `variable`: it contains the list of transformed sizes as base64 of a
+zstd frame that states its content size:
 
-    list of sizes   i32 count; 1 size: i32; more: i32 base, i8 width, (size - base) of `width` bytes
-                    each for all but the last, i32 last
+    list of sizes   i32 count; for 1 size: i32 size; for more sizes: i32 base, i8 width, then
+                    (size - base) in `width` bytes for each size except the last, i32 last size
 
 Encryption uses a data key per segment, wrapped with an RSA public key:
 
@@ -58,7 +59,7 @@ def write_chunk_sizes(sizes: Sequence[int]) -> bytes:
         ValueError: A size is below 0 or above 2^31 - 1.
     """
     if any(not 0 <= size <= _INT_MAX for size in sizes):
-        raise ValueError("chunk sizes are 0 to 2^31 - 1")
+        raise ValueError("a chunk size is outside [0, 2^31 - 1]")
     if len(sizes) < 2:
         return struct.pack(f">i{len(sizes)}i", len(sizes), *sizes)
     *others, last = sizes
@@ -84,9 +85,9 @@ def transform_log(
 
     Args:
         log: The segment file.
-        chunk_size: Bytes of every original chunk but the last.
-        compression: One zstd frame per chunk, with its content size.
-        encrypt: Encrypts a chunk, which adds 28 bytes; None leaves it plain.
+        chunk_size: Size of the original chunks in bytes; the last chunk may be smaller.
+        compression: True to compress each chunk to a zstd frame that states its content size.
+        encrypt: Encrypts a chunk, which adds 28 bytes; None to store chunks without encryption.
     """
     import zstandard
 
@@ -124,8 +125,8 @@ class SegmentCipher:
 
     Args:
         key: Public key to encrypt for.
-        random_bytes: Source of the data key, the AAD, the OAEP seed and one IV per message, in this
-            order; a deterministic one makes the output repeatable.
+        random_bytes: Called with a number of bytes for the data key, the AAD, the OAEP seed and the
+            IV of each message, in this order. A deterministic function makes the output repeatable.
     """
 
     def __init__(self, key: EncryptionKey, random_bytes: Callable[[int], bytes]) -> None:
@@ -146,13 +147,15 @@ class SegmentCipher:
         return {"dataKey": self._data_key_text, "aad": base64.b64encode(self._aad).decode()}
 
     def encrypt(self, plain: bytes) -> bytes:
-        """Returns one message: IV, ciphertext, tag; 28 bytes longer than `plain`."""
+        """Encrypts `plain` and returns the message: IV, ciphertext and tag. It is 28 bytes longer
+        than `plain`.
+        """
         iv = self._random_bytes(_IV_BYTES)
         return iv + self._aes.encrypt(iv, plain, self._aad)
 
 
 def wrap_data_key(data_key: bytes, public_key_pem: bytes, *, seed: bytes) -> bytes:
-    """Encrypts a data key with RSA-OAEP; returns as many bytes as the modulus has.
+    """Encrypts a data key with RSA-OAEP. The result has as many bytes as the RSA modulus.
 
     Args:
         data_key: 32 bytes.
@@ -160,17 +163,17 @@ def wrap_data_key(data_key: bytes, public_key_pem: bytes, *, seed: bytes) -> byt
         seed: 64 random bytes.
 
     Raises:
-        ValueError: The key is not an RSA key, or too small for the data key.
+        ValueError: The public key is not an RSA key, or is too small to encrypt the data key.
     """
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
     from cryptography.hazmat.primitives.serialization import load_der_public_key
 
     armour = re.search(rb"-----BEGIN[^-]*-----(.+?)-----END", public_key_pem, re.DOTALL)
     if armour is None:
-        raise ValueError("not a PEM file")
+        raise ValueError("the public key is not a PEM file")
     key = load_der_public_key(base64.b64decode(b"".join(armour[1].split())))
     if not isinstance(key, RSAPublicKey):
-        raise ValueError("not an RSA public key")
+        raise ValueError("the public key is not an RSA key")
     numbers = key.public_numbers()
     size = (key.key_size + 7) // 8
     padding = size - len(data_key) - 2 * _HASH_BYTES - 2
@@ -204,7 +207,7 @@ class WrittenSegment:
     Attributes:
         segment_id: Id of the segment, 22 characters.
         keys: Keys of its objects, in the order of the uploads.
-        event_timestamp_ms: Start of the copy.
+        event_timestamp_ms: Time at which the copy started, ms since 1970.
     """
 
     segment_id: str
@@ -214,7 +217,7 @@ class WrittenSegment:
 
 @dataclass(frozen=True, slots=True)
 class EncryptionKey:
-    """The public key that segments are encrypted for.
+    """The public key with which the data keys of segments are wrapped.
 
     Attributes:
         key_id: Id of the key pair, written in every manifest.
@@ -234,12 +237,14 @@ class AivenTierWriter:
         partition: Partition number.
         topic_id: 22 characters or a UUID; None generates one.
         key_prefix: Prefix of every key; usually ends with "/".
-        chunk_size: Bytes of every original chunk but the last.
-        compression: One zstd frame per chunk.
-        encryption: Encrypts chunks and index blobs for this key; None leaves them plain.
-        broker_id: Written in manifests.
-        write_txn_idx_empty: Adds the member `txnIdxEmpty` of Kafka 4.
-        random_bytes: Source of ids, keys and IVs; a deterministic one makes the output repeatable.
+        chunk_size: Size of the original chunks in bytes; the last chunk may be smaller.
+        compression: True to compress each chunk to a zstd frame.
+        encryption: Public key with which chunks and side files are encrypted; None to store them
+            without encryption.
+        broker_id: Broker id that is written to manifests.
+        write_txn_idx_empty: True to write the manifest's member `txnIdxEmpty`, as Kafka 4 does.
+        random_bytes: Called with a number of bytes for ids, keys and IVs. A deterministic function
+            makes the output repeatable.
     """
 
     def __init__(
@@ -258,7 +263,7 @@ class AivenTierWriter:
         random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> None:
         if chunk_size < 1:
-            raise ValueError("chunk_size is at least 1")
+            raise ValueError("chunk_size must be at least 1")
         self._put = _putter(sink)
         self._random_bytes = random_bytes
         self._topic = topic
@@ -283,8 +288,8 @@ class AivenTierWriter:
         Args:
             segment: The broker's files.
             segment_id: 22 characters or a UUID; None generates one.
-            event_timestamp_ms: Start of the copy; None takes one second after the segment's largest
-                timestamp.
+            event_timestamp_ms: Time at which the copy started, ms since 1970; None means one second
+                after the segment's largest timestamp.
         """
         id_text = _id_text(segment_id, self._random_bytes)
         event = (
@@ -344,14 +349,15 @@ class AivenTierWriter:
 
 
 class LocalTierWriter:
-    """Writes segments as Kafka's own test storage, `LocalTieredStorage`: plain copies of the files.
+    """Writes segments as `LocalTieredStorage`, the storage of Kafka's own tests, does: unchanged
+    copies of the files.
 
     Args:
         sink: A folder, a dict of key to bytes, or a function called with key and bytes.
         topic: Topic name.
         partition: Partition number.
-        topic_id: 22 characters or a UUID; None makes one up.
-        random_bytes: Source of ids.
+        topic_id: 22 characters or a UUID; None generates one.
+        random_bytes: Called with a number of bytes for ids.
     """
 
     def __init__(
@@ -371,7 +377,7 @@ class LocalTierWriter:
     def write_segment(
         self, segment: SegmentFiles, *, segment_id: str | uuid.UUID | None = None
     ) -> WrittenSegment:
-        """Writes the files of one segment, without a transaction index if it has none."""
+        """Writes the files of one segment. If it has no transaction index, none is written."""
         id_text = _id_text(segment_id, self._random_bytes)
         stem = f"{self._folder}/{segment.base_offset:020d}-{id_text}"
         files = {

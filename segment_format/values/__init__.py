@@ -1,4 +1,5 @@
 """Decodes keys and values of records to Arrow columns: Avro, JSON and Protobuf.
 
-Decoders take the bytes of many values and their schemas. Looking up schemas is up to the caller.
+Decoders decode many values at once. The caller provides the schemas, or functions that look them
+up.
 """

@@ -1,4 +1,4 @@
-"""The interface of value decoders, and the decoder of UTF-8 text."""
+"""Defines the interface of value decoders, and a decoder for UTF-8 text."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ class BadValue:
     """A value that does not follow its schema.
 
     Attributes:
-        row: Index of the value.
-        path: Names of the fields down to the error, joined by dots; empty at the top.
-        reason: The error.
+        row: Index of the value in the decoded array.
+        path: Path of the field that is wrong: names joined by dots. Empty if the error is in the
+            value as a whole.
+        reason: Text of the error.
     """
 
     row: int
@@ -32,7 +33,7 @@ class DecodedValues:
     """Decoded values.
 
     Attributes:
-        array: One entry per value, of the decoder's type; null for null and bad values.
+        array: Array with one entry per value, of the decoder's type. Null and bad values are null.
         bad: The bad values, by ascending row.
     """
 
@@ -49,9 +50,10 @@ class ValueDecoder(Protocol):
         ...
 
     def decode(self, values: pa.Array) -> DecodedValues:
-        """Decodes a `pa.binary()` array, which may be a slice and have nulls.
+        """Decodes the values in a `pa.binary()` array, which may be a slice and have nulls.
 
-        A bad value becomes null and is listed in `bad`; other values are not affected.
+        A bad value becomes null in the result and is listed in `DecodedValues.bad`. Other values
+        are not affected.
         """
         ...
 
@@ -88,7 +90,8 @@ class Utf8Decoder:
         good = np.asarray(values.is_valid())
         good[[value.row for value in bad]] = False
         validity = copied(np.packbits(good, bitorder="little"))
-        # Bytes of nulls must be UTF-8, too, so the bytes of bad values are dropped.
+        # Arrow requires valid UTF-8 even in the bytes of null entries, so the bytes of bad values
+        # are removed.
         sizes = np.where(good, np.diff(value_bounds(values)), 0)
         ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
         data = b"".join(value.as_py() for value, keep in zip(values, good, strict=True) if keep)

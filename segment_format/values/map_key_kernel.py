@@ -1,4 +1,4 @@
-"""The kernel that finds equal keys in the same map."""
+"""The kernel that marks map entries whose key is repeated later in the same map."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def _end(ends: Address, number: Value) -> Value:
 
 @inlined
 def _key_start(keys: Address, width: Value, number: Value) -> Value:
-    """Returns the position of a key's first byte; the next key starts where this one ends."""
+    """Returns the position of the first byte of key `number`. A key ends where the next key
+    starts.
+    """
     if width == 0:
         return _end(keys, number)
     return width * number
@@ -61,9 +63,10 @@ def _hash(data: Address, keys: Address, width: Value, number: Value, seed: Value
 
 @helper
 def _mark_by_table(first: Value, stop: Value, frame: Frame) -> Value:
-    """Marks repeated keys in one map with a hash table; returns their number.
+    """Marks the entries of one map whose key is repeated later in it, and returns their number.
+    Uses a hash table.
 
-    The loop runs backwards, so the last of equal keys is kept.
+    The loop begins at the last entry, so the last one of several equal keys is not marked.
     """
     keys, width = np.uint64(frame[c.KEY_SLOT_KEYS]), frame[c.KEY_SLOT_WIDTH]
     data = np.uint64(frame[c.KEY_SLOT_DATA])
@@ -93,7 +96,7 @@ def _mark_by_table(first: Value, stop: Value, frame: Frame) -> Value:
 
 @kernel(types.int64(types.Array(types.int64, 1, "C")))
 def mark_repeated(frame: Frame) -> Value:
-    """Marks entries with a key that is repeated later in the same map; returns their number."""
+    """Marks the entries whose key is repeated later in the same map, and returns their number."""
     ends = np.uint64(frame[c.KEY_SLOT_ENDS])
     keys, width = np.uint64(frame[c.KEY_SLOT_KEYS]), frame[c.KEY_SLOT_WIDTH]
     data = np.uint64(frame[c.KEY_SLOT_DATA])

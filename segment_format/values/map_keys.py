@@ -1,4 +1,4 @@
-"""Builds map arrays in which the last of equal keys wins."""
+"""Builds Arrow map arrays. If a map has equal keys, only the entry of the last one is kept."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ class KeyMemory(NamedTuple):
     """Location of the keys of map entries.
 
     Attributes:
-        address: Address of the keys: int32 ends after a leading one for texts, else numbers.
-        width: Bytes of a number; 0 for texts.
-        data: Address of the texts' bytes.
+        address: Address of the keys if they are numbers. If they are texts, address of their int32
+            offsets: the start of the first text, then the end of each text.
+        width: Bytes of a number; 0 if the keys are texts.
+        data: Address of the bytes of the texts.
     """
 
     address: int
@@ -46,15 +47,15 @@ def make_map(
     entries: list[pa.Array],
     keys: KeyMemory,
 ) -> pa.Array:
-    """Returns an array of maps, each key once, with its last value.
+    """Returns an array of maps. A repeated key of a map appears once, with its last value.
 
     Args:
         kind: Type of the maps.
         rows: Number of maps.
-        present: A byte for each map, 0 for null; `None` if none is null.
-        ends: int32: ends of the maps' entries, after a leading 0.
-        entries: Keys, without nulls, and values.
-        keys: Memory of the keys.
+        present: A byte for each map: 0 if the map is null. `None` if no map is null.
+        ends: int32 offsets into the entries: 0, then the end of each map's entries.
+        entries: Two arrays: the keys, without nulls, and the values.
+        keys: Location of the keys in memory.
     """
     kept = _kept_entries(np.frombuffer(ends, np.int32), len(entries[0]), keys)
     if kept is not None:
@@ -68,7 +69,7 @@ def make_map(
 def _kept_entries(
     ends: NDArray[np.int32], entries: int, keys: KeyMemory
 ) -> NDArray[np.bool_] | None:
-    """Returns a mask of the entries to keep; `None` to keep all."""
+    """Returns a mask of the entries to keep; `None` if all are kept."""
     sizes = np.diff(ends)
     largest = int(sizes.max()) if len(sizes) else 0
     if largest < 2:
@@ -102,5 +103,7 @@ def _kernel() -> Callable[[NDArray[np.int64]], int]:
 
 
 def _seed() -> int:
-    """Returns a number that cannot be predicted from outside: the address of new memory."""
+    """Returns a seed for hashing that writers of data cannot predict, because it is the address of
+    newly allocated memory.
+    """
     return int(allocate(64).address)

@@ -1,4 +1,4 @@
-"""Headers that registry serializers put in front of a value to name the writer's schema.
+"""Reads the headers in which serializers of schema registries state the writer's schema of a value.
 
 | serializer | header |
 |---|---|
@@ -6,8 +6,8 @@
 | AWS Glue | byte 3, compression (0 none, 5 zlib), UUID of the schema version (16 bytes) |
 | Apicurio 2 | byte 0, schema id (8 bytes, big-endian) |
 
-The value follows the header, for Glue possibly compressed. Ids are above 0. GUIDs and UUIDs are
-represented as lower-case text with hyphens.
+The encoded value follows the header; with Glue it may be compressed. Ids are above 0. GUIDs and
+UUIDs are represented as lower-case text with hyphens.
 """
 
 from __future__ import annotations
@@ -85,10 +85,11 @@ class ConfluentHeaders:
     """Confluent headers of a batch of values.
 
     Attributes:
-        schemas: Distinct ids and GUIDs. A number up to 0 represents values without a header.
+        schemas: Distinct ids and GUIDs. Numbers of 0 or less are codes for values without a valid
+            header.
         schema_of: Index into `schemas` for each value; undefined for nulls.
-        invalid: Index into `schemas` -> why those values have no header.
-        sizes: Bytes of each value's header; 0 without one.
+        invalid: Index into `schemas` of such a code -> why its values have no valid header.
+        sizes: Size of each value's header in bytes; 0 if it has none.
     """
 
     schemas: Sequence[int | str]
@@ -98,7 +99,7 @@ class ConfluentHeaders:
 
 
 def read_confluent_headers(values: pa.Array) -> ConfluentHeaders:
-    """Reads the headers of `pa.binary()` values, possibly a slice."""
+    """Reads the headers of the values in a `pa.binary()` array, which may be a slice."""
     ids = _confluent_ids(values)
     by_guid = np.flatnonzero(ids == _BY_GUID)
     distinct, schema_of = np.unique(ids, return_inverse=True)
@@ -119,9 +120,10 @@ def read_confluent_headers(values: pa.Array) -> ConfluentHeaders:
 
 
 def read_confluent_header(value: bytes) -> tuple[int | str, int]:
-    """Returns the id or GUID of a value and the bytes of its header.
+    """Returns the id or GUID in the header of a value, and the size of the header in bytes.
 
-    This is the readable form of `read_confluent_headers`.
+    This function defines the result that the faster `read_confluent_headers` must have for each
+    value.
 
     Raises:
         ValueError: The value has no header.
@@ -139,7 +141,9 @@ def read_confluent_header(value: bytes) -> tuple[int | str, int]:
 
 
 def _confluent_ids(values: pa.Array) -> NDArray[np.int64]:
-    """Returns the id of each value, or one of the codes up to 0; undefined for nulls."""
+    """Returns the schema id of each value, or a code of 0 or less if its header does not have a
+    valid id. Undefined for nulls.
+    """
     header = leading_bytes(values, CONFLUENT_HEADER)
     ids = np.zeros(len(values), np.int64)
     if not len(values):
@@ -154,14 +158,15 @@ def _confluent_ids(values: pa.Array) -> NDArray[np.int64]:
 
 
 class FramedValues(NamedTuple):
-    """Values with the schemas that their headers name.
+    """Values, and the writer's schema that the header of each value names.
 
     Attributes:
-        values: `pa.binary()`.
-        prefix: Bytes of a header that is still in front of each value.
-        schemas: Distinct ids of writers' schemas.
+        values: A `pa.binary()` array.
+        prefix: Size in bytes of the header that each of `values` still has; 0 if the headers were
+            removed.
+        schemas: Distinct ids of writers' schemas, and codes for values without a schema.
         schema_of: Index into `schemas` for each value; undefined for nulls.
-        invalid: Index into `schemas` -> why those values have no schema.
+        invalid: Index into `schemas` of such a code -> why its values have no schema.
     """
 
     values: pa.Array
@@ -172,13 +177,13 @@ class FramedValues(NamedTuple):
 
 
 class Framing(NamedTuple):
-    """Format in which a serializer names a value's schema.
+    """Format of the header in which a serializer names the schema of a value.
 
     Attributes:
-        read: Reads the headers of `pa.binary()` values.
-        has_bare_bytes: True if values of the Avro schema `"bytes"` have no length in front.
-            Confluent's Java serializer writes them so, and its deserializer returns all bytes after
-            the header.
+        read: Function that reads the headers of a `pa.binary()` array.
+        has_bare_bytes: True if values of the Avro schema `"bytes"` are written without the length
+            that Avro requires before the bytes. Confluent's Java serializer does this, and its
+            deserializer returns all bytes after the header.
     """
 
     read: Callable[[pa.Array], FramedValues]
@@ -216,7 +221,9 @@ def _read_aws_glue(values: pa.Array) -> FramedValues:
 
 
 def _inflate(values: pa.Array, compressed: NDArray[np.bool_]) -> tuple[pa.Array, dict[int, str]]:
-    """Returns the values without Glue headers, and the rows that cannot be decompressed."""
+    """Removes the Glue headers, and decompresses the values that are compressed. Returns the
+    result, and a mapping from rows that cannot be decompressed to the reason.
+    """
     left = MAX_INFLATED_BATCH
     contents: list[bytes | None] = []
     failures: dict[int, str] = {}
@@ -262,10 +269,12 @@ APICURIO: Final = Framing(_read_apicurio)
 
 
 def leading_bytes(values: pa.Array, size: int) -> NDArray[np.uint8]:
-    """Returns the first `size` bytes of each value as a row; zeros where a value is shorter.
+    """Returns an array with the first `size` bytes of each value in a row. Rows of values that are
+    shorter than `size` are zeros.
 
     Args:
-        values: Possibly a slice. All values of a type other than `pa.binary()` count as short.
+        values: Values, which may be a slice. If the type is not `pa.binary()`, all values count as
+            too short.
         size: Number of bytes.
     """
     leading = np.zeros((len(values), size), np.uint8)
@@ -280,7 +289,9 @@ def leading_bytes(values: pa.Array, size: int) -> NDArray[np.uint8]:
 
 
 def value_bounds(values: pa.Array) -> NDArray[np.int64]:
-    """Returns the start of each value, then the end of the last one."""
+    """Returns the positions of the values in their data buffer: the start of each value, then the
+    end of the last value.
+    """
     _, ends, _ = values.buffers()
     if ends is None or not ends.size:
         return np.zeros(len(values) + 1, np.int64)
@@ -295,14 +306,14 @@ def _distinct_uuids(rows: NDArray[np.uint8]) -> tuple[list[str], NDArray[np.int6
 def without_headers(
     values: pa.Array, sizes: NDArray[np.int64], kept: NDArray[np.bool_]
 ) -> pa.Array:
-    """Returns the values after their headers, and null for values that are not kept.
+    """Returns the values without their headers. Values that are not in `kept` become null.
 
-    Arrow's own `binary_slice` refuses some arrays of short values.
+    Arrow's `binary_slice` is not used, because it raises for some arrays of short values.
 
     Args:
-        values: `pa.binary()`, at least one; possibly a slice.
-        sizes: Bytes of each header.
-        kept: Mask of the values to return. Without nulls.
+        values: A `pa.binary()` array of at least one value, which may be a slice.
+        sizes: Size of each value's header in bytes.
+        kept: Mask of the values to return. It must be false for nulls.
     """
     bounds = value_bounds(values)
     value_sizes = np.diff(bounds)
@@ -314,19 +325,20 @@ def without_headers(
 
 
 def insert_avro_lengths(values: pa.Array, rows: NDArray[np.bool_], prefix: int) -> pa.Array:
-    """Inserts the length that Avro's encoding of bytes starts with.
+    """Inserts the length with which Avro's encoding of bytes starts into values that lack it.
 
     Args:
-        values: `pa.binary()`, at least one; possibly a slice.
-        rows: Mask of the values that lack the length. Without nulls.
-        prefix: Bytes of the header in front of each of these values.
+        values: A `pa.binary()` array of at least one value, which may be a slice.
+        rows: Mask of the values that lack the length. It must be false for nulls.
+        prefix: Size in bytes of the header at the start of each of these values, after which the
+            length is inserted.
 
     Raises:
         ValueError: The result would exceed 2 GiB.
     """
     bounds = value_bounds(values)
     sizes = np.diff(bounds)
-    # Zig-zag varints, seven bits a byte, the lowest first.
+    # The lengths are zig-zag varints: seven bits per byte, the lowest bits first.
     shifts = np.arange(0, 35, 7)
     groups = (2 * (sizes[rows] - prefix))[:, None] >> shifts
     used = (groups > 0) | (shifts == 0)

@@ -254,9 +254,9 @@ PLAN_ERRORS: Final[dict[str, tuple[dict[str, str | None], str]]] = {
     ),
     "timestamp_above_end": (
         {"startingTimestamp": "99999999999999"},
-        "OffsetOutOfRangeError: orders-0: no record in the tier is dated at or after"
-        " 99999999999999 ms (startingOffsetsByTimestampStrategy=latest makes the range"
-        " empty instead) [topic orders, partition 0]",
+        "OffsetOutOfRangeError: orders-0: no record in the tier has a timestamp at or after"
+        " 99999999999999 ms. Set startingOffsetsByTimestampStrategy=latest to read nothing"
+        " instead [topic orders, partition 0]",
     ),
     "too_many_requests": (
         {"maxPlanRequests": "1"},
@@ -500,7 +500,7 @@ READ_ERRORS: Final[dict[Callable[[Path], None], str]] = {
     ),
     read_truncated_log: (
         "CorruptSegmentError: the chunks add up to 136 bytes, but the object"
-        " SEGMENT-5.log has 126: it was truncated, or belongs to another manifest"
+        " SEGMENT-5.log has 126: the object was truncated, or belongs to another manifest"
         " [topic orders, partition 0, offset 5, object file://TIER/SEGMENT-5.rsm-manifest]"
     ),
     read_damaged_batch: (
@@ -526,7 +526,7 @@ READ_ERRORS: Final[dict[Callable[[Path], None], str]] = {
         " file://TIER/SEGMENT-10.log]"
     ),
     read_encrypted_tier_with_wrong_key: (
-        "CorruptSegmentError: the data key does not open with the private key given for"
+        "CorruptSegmentError: the data key cannot be decrypted with the private key of key pair"
         " 'key1' [topic orders, partition 0, object file://TIER/SEGMENT-10.log]"
     ),
     read_value_of_wrong_type: (

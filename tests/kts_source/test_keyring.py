@@ -135,7 +135,7 @@ def test_wrong_key_and_changed_bytes_have_different_errors(tmp_path: Path) -> No
     wrong.write_bytes(private_pem(private_key()))
     with pytest.raises(CorruptSegmentError) as mistaken:
         scan({**tier_options("encrypted"), **{OPTION.format(k, "file"): str(wrong) for k in PEMS}})
-    assert "does not open with the private key" in str(mistaken.value)
+    assert "cannot be decrypted with the private key" in str(mistaken.value)
     assert "changed" not in str(mistaken.value)
 
 

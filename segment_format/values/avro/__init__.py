@@ -1,5 +1,6 @@
 """Decodes Avro to Arrow.
 
 `schema` parses schemas, `program` compiles a writer's and a reader's schema to a program, `kernel`
-runs it over the bytes, `runner` manages the buffers, and `decoder` has the public decoders.
+runs the program over the bytes of values, and `decoder` has the public decoders and manages the
+buffers.
 """

@@ -1,4 +1,4 @@
-"""Columns of a reader's schema, with the Arrow types of Spark's `from_avro`.
+"""Converts a reader's schema to Arrow columns, with the types that Spark's `from_avro` returns.
 
 | Avro | Arrow |
 |---|---|
@@ -13,10 +13,11 @@
 | record, array, map | struct, list, map |
 | union of null and a type | that type |
 | union of int and long, of float and double | int64, float64 |
-| other unions | struct of member0, member1, … (null not counted), all null but one |
+| other unions | struct of member0, member1, … without the type null; all but one are null |
 
-A column has a slot number, by which programs write to its buffers. Columns with the same rows (the
-values, or the items of one array) have the same level.
+A column has a slot number: the index of its entry in the table of buffers that programs write to.
+Columns with the same number of rows have the same level: level 0 has one row per decoded value, and
+each array or map has a level with one row per item.
 """
 
 from __future__ import annotations
@@ -72,13 +73,14 @@ class Column:
 
     Attributes:
         type: Arrow type.
-        kind: `NOTHING` to `STRUCT`.
+        kind: Kind of slot: one of the constants `NOTHING` to `STRUCT`.
         width: Bytes of a `FIXED` value; a bool takes one byte until it is packed.
-        slot: Slot number; the children have the numbers that follow.
-        level: Level of its rows; 0 for the values themselves.
-        nullable: True if it has validity of its own.
-        children: Fields, members of a union, the items, or keys and values.
-        items: Level of the children of `ITEMS`; else -1.
+        slot: Slot number. The slots of the children have the next numbers.
+        level: Level of its rows; 0 if it has one row per decoded value.
+        nullable: True if it has a validity buffer.
+        children: Columns of a record's fields, a union's members, an array's items, or a map's
+            keys and values.
+        items: Level of the children if the kind is `ITEMS`; else -1.
     """
 
     type: pa.DataType
@@ -92,18 +94,20 @@ class Column:
 
     @property
     def stop(self) -> int:
-        """The slot after the slots of the column and its children."""
+        """First slot number after the slots of the column and its children."""
         return self.children[-1].stop if self.children else self.slot + 1
 
 
 def columns_of(schema: Schema) -> Column:
-    """Returns the column of a reader's schema; the outermost column is nullable."""
+    """Returns the column of a reader's schema. The column is nullable, because bad values become
+    null.
+    """
     return _Numbering().column(schema, 0, nullable=True)
 
 
 def resolved_union(union: s.Union) -> tuple[bool, tuple[Schema, ...]]:
-    """Returns whether a union has null, and its other types; int and long, or float and double, are
-    merged.
+    """Returns whether a union has the type null, and its other types. If these other types are int
+    and long, they are merged to long; float and double are merged to double.
     """
     others = tuple(branch for branch in union.branches if branch != s.Primitive(s.NULL))
     nullable = len(others) < len(union.branches)
@@ -115,7 +119,7 @@ def resolved_union(union: s.Union) -> tuple[bool, tuple[Schema, ...]]:
 
 
 class _Numbering:
-    """Numbers slots and levels, in the order of the schema."""
+    """Assigns numbers to slots and levels, in the order of the schema."""
 
     def __init__(self) -> None:
         self._slots = 0
@@ -190,19 +194,18 @@ def _struct(
 
 
 def schema_logical(schema: Schema) -> str | None:
-    """Returns the name of the logical type, if there is one."""
+    """Returns the name of the schema's logical type; `None` if it has none."""
     if isinstance(schema, s.Primitive | s.Fixed) and schema.logical is not None:
         return schema.logical.name
     return None
 
 
 def projected(schema: Schema, paths: Sequence[str]) -> Schema:
-    """Returns the schema with only the fields of some paths, in the schema's order.
+    """Returns the schema with only the fields that `paths` select, in the schema's order.
 
     Args:
         schema: A record, or a union of null and a record.
-        paths: Names of fields, joined by dots for fields of nested records. The name of a record
-            selects all its fields.
+        paths: Paths of fields: names joined by dots. The path of a record selects all its fields.
 
     Raises:
         AvroSchemaError: A path does not name a field, or the schema has no fields.
@@ -239,6 +242,6 @@ def _projected(schema: Schema, paths: Sequence[tuple[str, ...]], above: tuple[st
         below = [path[1:] for path in paths if path[0] == field.name]
         if below:
             kind = _projected(field.type, below, (*above, field.name))
-            # A default may have fields that are not selected; they are ignored like in the type.
+            # A default may have fields that are not selected. They are ignored, as in the type.
             fields.append(replace(field, type=kind))
     return replace(schema, fields=tuple(fields))

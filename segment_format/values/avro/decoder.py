@@ -1,4 +1,4 @@
-"""Decodes Avro values of one writer's schema, or of the schemas that headers name.
+"""Decodes Avro values, either of one writer's schema or of the schemas that their headers name.
 
 Decoders run compiled programs that write a batch of values to the columns of a reader's schema.
 """
@@ -46,16 +46,18 @@ _BYTES_PER_ROW: Final = 16
 class AvroDecoder:
     """Decodes values that follow one writer's schema.
 
-    Fields of the writer that are not wanted are skipped: lengths, counts and branches are checked,
-    content (UTF-8, the range of an int, an enum's symbol) is not.
+    Fields that the writer's schema has but the result does not are skipped. Their lengths, counts
+    and union branches are checked. Their content is not checked: UTF-8, the range of an int, the
+    symbol of an enum.
 
     Args:
         reader: Schema of the result.
-        writer: Schema of the values; the reader's by default.
-        columns: Names of fields, joined by dots, to decode. All by default.
+        writer: Schema of the values; by default the reader's schema.
+        columns: Paths of the fields to decode: names joined by dots. By default all fields.
 
     Raises:
-        AvroSchemaError: The schemas do not resolve, or a column does not exist.
+        AvroSchemaError: The reader's schema cannot read the writer's values, or a column does not
+            exist.
     """
 
     def __init__(
@@ -88,8 +90,9 @@ class _Writer(NamedTuple):
     """A writer's schema, prepared for decoding.
 
     Attributes:
-        program: The program, or the reason why it cannot be compiled.
-        has_bare_bytes: True if its values are bytes without their length.
+        program: The compiled program, or the reason why it cannot be compiled.
+        has_bare_bytes: True if its values are of the Avro type bytes, but without the length that
+            Avro writes before the bytes.
     """
 
     program: Program | str
@@ -99,15 +102,17 @@ class _Writer(NamedTuple):
 class FramedAvroDecoder:
     """Decodes values that each name their writer's schema in a header.
 
-    Each row is decoded by the program of its writer, so rows stay in order.
+    Each value is decoded by the program of its writer's schema. The values of several writers may
+    be mixed; the result has the order of the values.
 
     Args:
         reader: Schema of the result.
-        writer_schema: Returns the schema of an id, GUID or UUID. If it raises LookupError or
-            AvroSchemaError, the values of that id are bad, with the error's text as reason, and the
-            next batch calls it again. Other errors propagate through `decode`.
+        writer_schema: Function that returns the schema for an id, GUID or UUID. If it raises
+            LookupError or AvroSchemaError, all values of a batch with this id are bad, with the
+            error's text as the reason. The next batch calls the function again. `decode` raises
+            other errors.
         framing: Format of the header.
-        columns: Names of fields, joined by dots, to decode. All by default.
+        columns: Paths of the fields to decode: names joined by dots. By default all fields.
 
     Raises:
         AvroSchemaError: A column does not exist.
@@ -180,7 +185,8 @@ class FramedAvroDecoder:
         try:
             schema = self._writer_schema(schema_id)
         except (LookupError, AvroSchemaError) as error:
-            # Not remembered: the caller decides for how long a schema counts as missing.
+            # A failed lookup is not cached, because the caller decides for how long a schema counts
+            # as missing.
             text = str(error.args[0]) if error.args else type(error).__name__
             return _Writer(f"schema {schema_id}: {text}")
         try:
@@ -197,15 +203,18 @@ class FramedAvroDecoder:
 
 
 def json_objects(values: pa.Array, prefix: int = 0) -> list[int]:
-    """Returns the rows with JSON objects that have members as values, in ascending order.
+    """Returns the indices of values that are the text of a JSON object with members, in ascending
+    order.
 
-    Some serializers, such as Apicurio's, can write Avro's JSON encoding, and no header says so.
-    Decoded as binary, the text of an object may even become a record of other values:
-    `{"n":1,"s":"hello"}` is a long of -62 and a string of 17 bytes. In turn, a binary value of at
-    least seven bytes that starts with the number -62 and is valid JSON counts as JSON.
+    Some serializers, such as Apicurio's, can write Avro's JSON encoding instead of the binary
+    encoding, and no header states which one. If such a text is decoded as binary, the result may be
+    a valid but wrong record: `{"n":1,"s":"hello"}` would be a long of -62 and a string of 17 bytes.
+    Therefore a value of at least seven bytes that starts with `{` (as binary the number -62) and is
+    a valid JSON object counts as JSON.
 
     Args:
-        values: Possibly a slice, with nulls. Types other than `pa.binary()` have no such rows.
+        values: Values, which may be a slice and have nulls. For types other than `pa.binary()`, the
+            result is empty.
         prefix: Bytes to skip in front of each value.
     """
     if values.type != pa.binary():
@@ -230,7 +239,7 @@ def json_objects(values: pa.Array, prefix: int = 0) -> list[int]:
 def is_json_object(value: bytes) -> bool:
     """Returns whether a value is the text of a JSON object with members.
 
-    This is the readable form of `json_objects`.
+    This function defines the result that the faster `json_objects` must have for each value.
     """
     if value[:1] != b"{" or value[-1:] != b"}":
         return False
@@ -241,7 +250,8 @@ def is_json_object(value: bytes) -> bool:
 
 
 class _Runner:
-    """Runs programs that write to the same columns.
+    """Runs programs of several writers' schemas, which all write to the columns of one reader's
+    schema.
 
     Args:
         reader: Schema of the columns.
@@ -251,16 +261,16 @@ class _Runner:
         self._reader = reader
         self._root = columns_of(reader)
         self._kernel = load_kernel()
-        # Several threads may run at the same time, so this is only replaced as a whole.
+        # Several threads may use this at the same time, so the list is replaced but never changed.
         self._shares: list[float] | None = None
 
     @property
     def type(self) -> pa.DataType:
-        """Type of the column."""
+        """Arrow type of the result."""
         return self._root.type
 
     def compiled(self, writer: Schema) -> Program:
-        """Returns the program for a writer's values.
+        """Returns the compiled program for the values of a writer's schema.
 
         Raises:
             AvroSchemaError: The reader's schema cannot read any of the writer's values.
@@ -280,14 +290,14 @@ class _Runner:
 
         Args:
             values: A `pa.binary()` array.
-            programs: The programs; empty if all values are bad or null.
+            programs: Programs to decode the values; empty if all values are bad or null.
             program_of: Index of each value's program, -1 for bad values; undefined for nulls. By
-                default the first program decodes all.
-            prefix: Bytes to skip in front of each value.
-            bad: Values that are bad already, by ascending row.
+                default the first program decodes all values.
+            prefix: Number of bytes to skip at the start of each value.
+            bad: Values that are already known to be bad, by ascending row.
 
         Raises:
-            TypeError: Not a `pa.binary()` array.
+            TypeError: `values` is not a `pa.binary()` array.
         """
         if values.type != pa.binary():
             raise TypeError(f"values are {values.type}, not binary")
@@ -299,7 +309,8 @@ class _Runner:
         columns = _FilledColumns(self._root, rows, self._shares, int(bounds[-1] - bounds[0]))
         max_loops = max((program.loops for program in programs), default=0)
         loops = np.zeros((1 + max_loops, o.LOOP_WIDTH), np.int64)
-        # One more: the kernel reads the first address before it knows whether a row needs it.
+        # The additional 0 ensures that the array is not empty, because the kernel always reads the
+        # first address, even if no row needs a program.
         addresses = np.array([*(program.code.ctypes.data for program in programs), 0], np.int64)
         frame = _frame_of(values, columns)
         frame[o.PROGRAMS] = addresses.ctypes.data
@@ -326,7 +337,9 @@ class _Runner:
 
 
 def _frame_of(values: pa.Array, columns: _FilledColumns) -> NDArray[np.int64]:
-    """Returns a frame with the addresses of input and output."""
+    """Returns the kernel's frame, filled with the addresses of the input values and of the output
+    buffers.
+    """
     validity, ends, data = values.buffers()
     frame = np.zeros(o.FRAME_SIZE, np.int64)
     frame[o.SLOTS] = columns.slots.ctypes.data
@@ -357,8 +370,8 @@ class _FilledColumns:
     Args:
         root: The outermost column.
         rows: Number of values.
-        ratios: `ratios` of an earlier batch; `None` without one.
-        input_size: Bytes of the values.
+        ratios: Result of `ratios` for an earlier batch; `None` if this is the first batch.
+        input_size: Total size of the values in bytes.
     """
 
     def __init__(
@@ -374,8 +387,8 @@ class _FilledColumns:
         self._text_levels = {
             column.slot: level for level, column in enumerate(self._texts, start=levels)
         }
-        # By bytes, not by rows: after a batch of one huge value, buffers for small values stay
-        # small.
+        # The sizes are relative to bytes and not to rows, so that after a batch of one huge value
+        # the buffers for small values are small.
         self._measure = max(input_size + _BYTES_PER_ROW * rows, 1)
         if ratios is None:
             text_bytes = input_size / max(len(self._texts), 1)
@@ -411,11 +424,11 @@ class _FilledColumns:
             self.slots[slot, o.CAPACITY] = capacities[level]
 
     def grow_data(self, slot: int, needed: int) -> None:
-        """Grows the buffer for the bytes of a slot."""
+        """Grows the buffer for the text bytes of a slot to at least `needed` bytes."""
         self._grow(self._text_levels[slot], needed, o.LARGEST)
 
     def grow_level(self, level: int, needed: int) -> None:
-        """Grows the buffers of a level."""
+        """Grows the buffers of a level to at least `needed` entries."""
         self._grow(level, needed, o.LARGEST - 1)
 
     def _grow(self, level: int, needed: int, limit: int) -> None:
@@ -424,9 +437,11 @@ class _FilledColumns:
         self._write_capacities()
 
     def ratios(self) -> list[float]:
-        """Returns ratios to the input size, to size the buffers of the next batch.
+        """Returns sizes per input byte, from which the next batch computes its initial buffer
+        sizes.
 
-        First the entries of each level, then the bytes of each text, per byte of the batch.
+        The list has the number of entries of each level, then the number of bytes of each text
+        column, each divided by the number of input bytes.
         """
         counts = [self._count(level) for level in range(len(self.levels))]
         counts += [self._text_size(column) for column in self._texts]
@@ -449,9 +464,9 @@ class _FilledColumns:
 
         Args:
             column: The column.
-            above: A byte for each row, 0 where the surrounding struct is null; `None` if it has no
-                nulls. Fields of null structs are null, too: some engines read a field without its
-                struct.
+            above: A byte for each row: 0 where the surrounding struct is null. `None` if that
+                struct has no nulls. Fields of null structs become null, too, because some engines
+                read a field without looking at its struct.
         """
         rows, first = self._count(column.level), column.slot * o.SLOT_WIDTH
         if column.kind == k.NOTHING:
@@ -492,7 +507,9 @@ def _walk(column: Column) -> Iterator[Column]:
 
 @lru_cache(1)
 def load_kernel() -> Callable[[NDArray[np.int64]], int]:
-    """Returns the compiled `run_avro`: linked from its object file, else by numba."""
+    """Returns the compiled `run_avro`: loaded from its object file if possible, else compiled by
+    numba.
+    """
     linked = object_code.load_of_frame("run_avro")
     if linked is not None:
         return linked

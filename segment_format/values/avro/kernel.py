@@ -1,10 +1,11 @@
-"""The kernel that runs programs over the bytes of many values, into column buffers.
+"""The kernel that runs programs over the bytes of many values and writes the result to column
+buffers.
 
-A row that fails becomes null: all counts are reset, so the next row overwrites the failed row's
-values. If a buffer is too small, the row is also undone, and decoded again after the buffer has
-grown.
+If a row fails, it becomes null. All counts are reset to their values before the row, so that the
+next row overwrites what the failed row has written. If a buffer is too small, the counts are reset
+in the same way, and the row is decoded again after the buffer has grown.
 
-Numbers are zig-zag varints of at most 10 bytes and 64 bits.
+Avro's numbers are zig-zag varints of at most 10 bytes and 64 bits.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ def _long_number(address: Address, stop: Address) -> Value:
 
 @inlined
 def read_long(address: Address, stop: Address) -> Value:
-    """Returns the number at `address`, and the address after it, `TRUNCATED` or `TOO_LONG`."""
+    """Returns the varint at `address`, and the address after it. On failure, the second result is
+    `TRUNCATED` or `TOO_LONG`.
+    """
     if stop - address >= np.uint64(2) and address < stop:
         first = load_u8(address)
         if first < _MORE:
@@ -92,12 +95,12 @@ def copy_decimal(target: Address, address: Address, size: Value, high: Value, lo
     Args:
         target: Address of the copy.
         address: Address of the number.
-        size: Bytes of the number, int64; no bytes are 0.
-        high: With `low`, the limit of the absolute value; uint64.
-        low: The lower half.
+        size: Number of bytes, int64. A number of 0 bytes is 0.
+        high: Upper 64 bits of the exclusive limit for the absolute value; uint64.
+        low: Lower 64 bits of this limit; uint64.
 
     Returns:
-        True if the number is below the limit.
+        True if the absolute value is below the limit.
     """
     negative = size > 0 and load_u8(address) >= _MORE
     fill = _FF if negative else _ZERO
@@ -154,7 +157,9 @@ def _entry(slot: Address, index: Value) -> Value:
 
 @helper
 def fill_null(slots: Address, first: Value, stop: Value, level: Value, index: Value) -> None:
-    """Writes null to the slots in a range that have a level, and zeros or empty values below it."""
+    """Writes null to row `index` of the slots from `first` to `stop`, exclusive, whose level is
+    `level`. Their values become zero or empty.
+    """
     for number in range(first, stop):
         slot = _slot(slots, number)
         if get(slot, o.SLOT_LEVEL) != level:
@@ -183,7 +188,9 @@ def run_value(
     levels: Address,
     loops: Address,
 ) -> Value:
-    """Runs a program over a value; returns `(status, instruction, argument, capacity needed)`."""
+    """Runs a program over a value. Returns `(status, instruction, argument, needed capacity)`; the
+    last three are for errors and for requests of larger buffers.
+    """
     here = program
     before_at = address
     before_stop = stop
@@ -441,9 +448,11 @@ _FRAME = types.Array(types.int64, 1, "C")
 
 @kernel(types.int64(_FRAME))
 def run_avro(frame: Frame) -> Value:
-    """Decodes rows until the driver must act; returns a status of `opcodes`.
+    """Decodes rows from ROW on. Returns `DONE` after the last row, or the status that explains why
+    the caller must act: a buffer is too small, or row ROW is bad.
 
-    After an error, row ROW is null. A row that needs a larger buffer is undone.
+    If row ROW is bad, it is already null. If it needs a larger buffer, nothing of it is kept, and
+    the caller must call again after growing the buffer.
     """
     slots = np.uint64(frame[o.SLOTS])
     levels = np.uint64(frame[o.LEVELS])

@@ -1,7 +1,8 @@
 """Layout of compiled programs, and of the frame that the kernel runs them with.
 
-A program is rows of `WIDTH` int64: an operation, the slot it writes to (-1: none), the level of
-the slot, and arguments. Its addresses point to the program's own constants.
+A program is a table with `WIDTH` int64 numbers per row. Each row is an instruction: an operation,
+the slot that it writes to (-1 for no slot), the level of that slot, and arguments. Arguments that
+are addresses point to constants that the program owns.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ B: Final = 4
 C: Final = 5
 D: Final = 6
 
-# --- Operations; they read the value at the current position --------------------------------------
+# --- Operations, which read at the current position in the value ----------------------------------
 END: Final = 0  # end of the value
 STRING: Final = 1
 LONG: Final = 2
@@ -103,7 +104,7 @@ FRAME_SIZE: Final = 18
 DONE: Final = 0
 GROW_BYTES: Final = 1  # slot FAILED_ARGUMENT needs NEEDED bytes
 GROW_LEVEL: Final = 2  # level FAILED_ARGUMENT needs NEEDED values
-# Errors of row ROW, which becomes null.
+# Statuses for errors in row ROW, which becomes null.
 ERROR_TRUNCATED: Final = 10
 ERROR_VARINT: Final = 11
 ERROR_INT: Final = 12

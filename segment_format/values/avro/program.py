@@ -1,16 +1,17 @@
 """Compiles a writer's and a reader's schema to a program for the kernel.
 
-Schema resolution follows Avro. Records, enums and fixed match by unqualified name, or by an alias
-in the reader's schema. Different logical types (milliseconds and microseconds, decimals of another
-scale) do not match, because values would change their meaning. In a reader's union, the branch of
-the writer's own type wins, then the first branch that matches.
+Schema resolution follows the Avro specification. Records, enums and fixed types match if their
+unqualified names are equal, or if the reader's type has the writer's name as an alias. Different
+logical types (milliseconds and microseconds, decimals of another scale) do not match, because
+values would change their meaning. In a reader's union, the branch with exactly the writer's type is
+used, else the first branch that matches.
 
 If the reader cannot represent a branch of a writer's union, only values of that branch fail. If it
 cannot represent any value, compilation fails.
 
 Defaults of the reader's fields are encoded as Avro, so the kernel decodes them like values. The
-default of a union belongs to the first branch that it fits; bytes and fixed are texts of code
-points up to 255.
+default of a union is encoded as the first branch whose type it has. In the JSON of a schema, a
+default of type bytes or fixed is a string whose code points, up to 255, are the bytes.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _PROMOTIONS: Final = {
 def mismatch(writer: Schema, reader: Schema) -> str | None:
     """Returns why a reader's type does not match a writer's; `None` if it does.
 
-    Types inside the two are not compared.
+    Types nested in these types are not compared.
 
     Args:
         writer: A type that is not a union.
@@ -89,7 +90,9 @@ def same_name(writer: str, reader: str, aliases: tuple[str, ...]) -> bool:
 
 
 def branch_for(writer: Schema, reader: s.Union) -> Schema | None:
-    """Returns the branch of a reader's union for a writer's type, which is not a union."""
+    """Returns the branch of a reader's union that reads a writer's type; `None` if no branch
+    matches. The writer's type must not be a union.
+    """
     fitting = [branch for branch in reader.branches if mismatch(writer, branch) is None]
     for branch in fitting:
         if _is_own(writer, branch):
@@ -98,7 +101,9 @@ def branch_for(writer: Schema, reader: s.Union) -> Schema | None:
 
 
 def _is_own(writer: Schema, reader: Schema) -> bool:
-    """Returns whether a branch is the writer's type itself, without promotion or renaming."""
+    """Returns whether a reader's type is the same as the writer's type: it matches without
+    promotion and has the same name.
+    """
     if isinstance(writer, s.Primitive) and isinstance(reader, s.Primitive):
         return writer.kind == reader.kind
     if isinstance(writer, s.Record | s.Enum | s.Fixed):
@@ -108,7 +113,9 @@ def _is_own(writer: Schema, reader: Schema) -> bool:
 
 
 def writer_fields(writer: s.Record, reader: s.Record) -> dict[str, s.Field]:
-    """Returns the reader's fields by the names of the writer's fields."""
+    """Returns a mapping from the names of the writer's fields to the matching fields of the reader.
+    Fields that only one of them has are omitted.
+    """
     names = {field.name for field in writer.fields}
     writer_fields_by_name = {field.name: field for field in reader.fields if field.name in names}
     for field in reader.fields:
@@ -123,7 +130,7 @@ def writer_fields(writer: s.Record, reader: s.Record) -> dict[str, s.Field]:
 
 
 def min_size(schema: Schema) -> int:
-    """Returns the minimal bytes of a value of a writer's type."""
+    """Returns the size in bytes of the smallest value of a writer's type."""
     if isinstance(schema, s.Record):
         return min(sum(min_size(field.type) for field in schema.fields), 2**31)
     if isinstance(schema, s.Union):
@@ -152,8 +159,9 @@ def default_bytes(schema: Schema, value: object) -> bytes:
         value: The default as parsed JSON.
 
     Raises:
-        AvroSchemaError: The default does not have the type, or takes more than 64 KiB: every row
-            may have it, and nested lists of defaults grow exponentially with the depth.
+        AvroSchemaError: The default does not have the type, or takes more than 64 KiB. The size is
+            limited because every row may have the default, and nested lists of defaults grow
+            exponentially with their depth.
     """
     return _Encoder().encoded(schema, value)
 
@@ -188,7 +196,7 @@ def _check(schema: Schema, path: str, seen: set[str]) -> None:
 
 
 class _Encoder:
-    """Encodes one default, up to `_MAX_BYTES`."""
+    """Encodes one default; raises if it has more than `_MAX_BYTES` bytes."""
 
     def __init__(self) -> None:
         self._left = _MAX_BYTES
@@ -309,12 +317,13 @@ class Program:
     """A program for the kernel.
 
     Attributes:
-        code: int64, rows of `WIDTH`.
-        paths: For each instruction, the names of the fields around it.
-        steps: For instructions that skip several fields, the end and path of each field.
-        messages: Messages of `FAIL`.
-        loops: Number of loops.
-        constants: Arrays that addresses in the code point to.
+        code: Instructions: int64 numbers with `WIDTH` numbers per instruction.
+        paths: For each instruction, the names of the fields that lead to its value.
+        steps: Instruction that skips several fields -> for each field, the number of steps or bytes
+            after it, and its path.
+        messages: Error messages of `FAIL` instructions.
+        loops: Number of loops over arrays and maps.
+        constants: Arrays to which addresses in the code point.
     """
 
     code: NDArray[np.int64]
@@ -325,11 +334,12 @@ class Program:
     constants: tuple[Any, ...]
 
     def path(self, instruction: int, argument: int) -> str:
-        """Returns the names of the fields down to where an instruction failed, joined by dots.
+        """Returns the path of the field at which an instruction failed: names joined by dots.
 
         Args:
             instruction: Number of the instruction.
-            argument: Steps or bytes that it had done, for instructions in `steps`.
+            argument: For instructions in `steps`, the number of steps or bytes that the instruction
+                had skipped before it failed.
         """
         names = self.paths[instruction]
         for end, path in self.steps.get(instruction, ()):
@@ -386,7 +396,9 @@ class _Compiler:
         return len(self.code) - 1
 
     def _here(self) -> int:
-        """Returns the next instruction's number, as the target of a jump."""
+        """Returns the number of the next instruction, and marks this instruction as the target of a
+        jump.
+        """
         self._target = len(self.code)
         return self._target
 
@@ -399,7 +411,7 @@ class _Compiler:
         return AvroSchemaError(f"{where}{message}")
 
     def value(self, writer: Schema, reader: Schema, column: Column) -> None:
-        """Compiles the decoding of a value into a column."""
+        """Adds the instructions that decode a value into a column."""
         if isinstance(writer, s.Union):
             self._from_union(writer, reader, column)
         elif isinstance(reader, s.Union):
@@ -433,7 +445,9 @@ class _Compiler:
             raise self._refuse(f"{writer} cannot be read as {reader}")
 
     def _branches(self, writer: s.Union, compile_branch: Callable[[Schema], T]) -> list[T]:
-        """Compiles the choice of a branch; returns what `compile_branch` returns for each."""
+        """Adds the instructions that select a branch of a union. Returns the result of
+        `compile_branch` for each branch.
+        """
         first = self.emit(o.UNION, a=len(writer.branches)) + 1
         for _ in writer.branches:
             self.emit(o.JUMP)
@@ -448,7 +462,9 @@ class _Compiler:
         return results
 
     def _branch(self, writer: Schema, reader: Schema, column: Column) -> bool:
-        """Compiles a branch of the writer's union; returns False if its values fail."""
+        """Adds the instructions for a branch of the writer's union. Returns False if the reader
+        cannot represent values of this branch, so that they are bad.
+        """
         before = len(self.code), len(self.messages), len(self.constants), self.loops, self._path
         try:
             self.value(writer, reader, column)
@@ -481,7 +497,9 @@ class _Compiler:
         self.value(writer, branch, column.children[chosen])
 
     def _plain(self, writer: Schema, reader: Schema, column: Column) -> None:
-        """Compiles matching types that are not unions."""
+        """Adds the instructions for a writer's and a reader's type that match and are not
+        unions.
+        """
         if isinstance(writer, s.Record):
             assert isinstance(reader, s.Record)
             self._record(writer, reader, column)
@@ -539,7 +557,9 @@ class _Compiler:
         self.emit(o.ENUM, column, a=len(symbols), b=table.ctypes.data)
 
     def _constant(self, data: bytes) -> int:
-        """Returns the address of a copy of bytes, with slack, that lives as long as the program."""
+        """Copies bytes to memory that lives as long as the program and has additional bytes at the
+        end, because the kernel may read after the constant. Returns its address.
+        """
         array = np.frombuffer(data + bytes(2 * o.SLACK), np.uint8)
         self.constants.append(array)
         return array.ctypes.data
@@ -587,7 +607,7 @@ class _Compiler:
         self.emit(o.RESUME)
 
     def _skip(self, writer: Schema) -> None:
-        """Compiles skipping of a value: its lengths are checked, its content is not."""
+        """Adds the instructions that skip a value. They check its lengths but not its content."""
         if isinstance(writer, s.Record):
             for field in writer.fields:
                 self._skip(field.type)
@@ -612,7 +632,9 @@ class _Compiler:
             self._step(o.SKIP_FIXED, _SIZES[writer.kind])
 
     def _step(self, op: int, argument: int) -> None:
-        """Adds a skipping step, merged with the previous instruction if that is the same."""
+        """Adds a step that skips bytes or values. If the previous instruction has the same
+        operation, the step is merged into it.
+        """
         if len(self.code) > self._target and self.code[-1][o.OP] == op:
             self.code[-1][o.A] += argument
         else:

@@ -1,9 +1,9 @@
-"""Avro schemas, parsed and checked.
+"""Parses and checks Avro schemas.
 
-Names are full names (`namespace.name`). A named type that is used again is the same object. A type
-that contains itself is rejected, because no Arrow type has unlimited depth. As in Avro, an unknown
-or impossible logical type is ignored. The size of a schema is limited: a few lines that refer to
-each other may describe more columns than fit into memory.
+Names are full names (`namespace.name`). All uses of a named type are the same object. A type that
+contains itself is rejected, because no Arrow type has unlimited depth. As the Avro specification
+requires, an unknown or invalid logical type is ignored. The number of types is limited, because a
+short schema whose types refer to each other may describe more columns than fit into memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any, Final, TypeAlias, TypeGuard
 
 
 class AvroSchemaError(ValueError):
-    """A schema is not valid or not supported, or two schemas do not resolve."""
+    """A schema is not valid or not supported, or a reader's schema cannot read a writer's
+    values.
+    """
 
 
 NULL: Final = "null"
@@ -45,9 +47,9 @@ class Logical:
     """A logical type.
 
     Attributes:
-        name: One of the constants of this module.
-        precision: Digits of a decimal; else 0.
-        scale: Scale of a decimal; else 0.
+        name: Name of the logical type, one of the constants of this module.
+        precision: Number of digits of a decimal; 0 for other types.
+        scale: Scale of a decimal; 0 for other types.
     """
 
     name: str
@@ -63,8 +65,8 @@ class Primitive:
     """A primitive type.
 
     Attributes:
-        kind: `NULL` to `STRING`.
-        logical: Logical type.
+        kind: Name of the type: one of the constants `NULL` to `STRING`.
+        logical: Logical type; `None` if it has none.
     """
 
     kind: str
@@ -76,7 +78,7 @@ class Primitive:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Bytes of one length.
+    """The type fixed: values of a constant number of bytes.
 
     Attributes:
         name: Full name.
@@ -96,13 +98,14 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Enum:
-    """One of several symbols.
+    """The type enum: a value is one of several symbols.
 
     Attributes:
         name: Full name.
         aliases: Other full names that a writer may use.
         symbols: Symbols in order.
-        default: Value that a reader uses for unknown symbols.
+        default: Symbol that a reader uses in place of unknown symbols; `None` if the schema has no
+            default.
     """
 
     name: str
@@ -116,7 +119,7 @@ class Enum:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """Items of one type, in order."""
+    """The type array: a value is a list of items of one type."""
 
     items: Schema
 
@@ -126,7 +129,7 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """Strings mapped to values of one type."""
+    """The type map: a value maps strings to values of one type."""
 
     values: Schema
 
@@ -136,7 +139,7 @@ class Map:
 
 @dataclass(frozen=True, slots=True)
 class Union:
-    """One of several types."""
+    """The type union: a value has one of several types."""
 
     branches: tuple[Schema, ...]
 
@@ -146,7 +149,7 @@ class Union:
 
 @dataclass(frozen=True, slots=True)
 class Default:
-    """Value that a reader uses for a field that the writer does not have.
+    """Default of a field: a reader uses it if the writer's schema does not have the field.
 
     Attributes:
         value: The value as parsed JSON.
@@ -163,7 +166,7 @@ class Field:
         name: Name of the field.
         aliases: Other names that a writer may use.
         type: Type of the field.
-        default: Default; `None` without one.
+        default: Default of the field; `None` if it has none.
     """
 
     name: str
@@ -174,7 +177,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Named fields, in order.
+    """The type record: a value has named fields in a fixed order.
 
     Attributes:
         name: Full name.
@@ -194,7 +197,7 @@ Schema: TypeAlias = Primitive | Fixed | Enum | Array | Map | Union | Record
 
 
 def simple_name(name: str) -> str:
-    """Returns a full name without its namespace."""
+    """Returns the part of a full name after the namespace."""
     return name.rpartition(".")[2]
 
 
@@ -225,8 +228,9 @@ def parse_avro(text: str | bytes, references: tuple[str | bytes, ...] = ()) -> S
     """Parses the JSON text of a schema.
 
     Args:
-        text: A schema.
-        references: Schemas with named types that it may use; each may use types of earlier ones.
+        text: JSON text of the schema.
+        references: JSON texts of schemas that define named types. The schema, and later
+            references, may use these types.
 
     Raises:
         AvroSchemaError: The schema is not valid, contains itself or is too large.
@@ -250,7 +254,8 @@ class _Parser:
     def parsed(self, text: str | bytes) -> Schema:
         try:
             document = json.loads(text)
-            # Names and symbols become UTF-8, which has no lone surrogates, unlike JSON.
+            # Refuses lone surrogates, which JSON can contain: names and symbols are encoded as
+            # UTF-8, which cannot represent them.
             json.dumps(document, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
             raise AvroSchemaError(f"not an Avro schema: {type(error).__name__}: {error}") from None
@@ -258,7 +263,9 @@ class _Parser:
         return self._schema(document, "")
 
     def _count(self, count: int, levels: int) -> None:
-        """Checks the size limits, before memory is allocated for the types."""
+        """Adds `count` types of a schema with `levels` levels, and raises if the schema exceeds the
+        size limits. This is called before memory is allocated for the types.
+        """
         self._parts += count
         self._deepest = max(self._deepest, self._depth + levels)
         if self._parts > MAX_TYPES:
@@ -320,7 +327,9 @@ class _Parser:
                 raise AvroSchemaError("a union is nested in a union")
             names.append(branch.kind if isinstance(branch, Primitive) else str(branch))
         if len(set(names)) < len(names):
-            raise AvroSchemaError(f"a union has a type twice: {', '.join(names)}")
+            raise AvroSchemaError(
+                f"a union contains the same type twice; its types are {', '.join(names)}"
+            )
         return Union(branches)
 
     def _named(self, kind: str, document: dict[str, Any], namespace: str) -> Schema:
@@ -373,7 +382,7 @@ class _Parser:
 def _enum(name: str, aliases: tuple[str, ...], document: dict[str, Any]) -> Enum:
     symbols = _texts(document, "symbols")
     if not symbols or len(set(symbols)) < len(symbols):
-        raise AvroSchemaError(f"enum {name} has no symbols, or repeated ones")
+        raise AvroSchemaError(f"enum {name} has no symbols, or has a symbol twice")
     default = document.get("default")
     if default is not None and default not in symbols:
         raise AvroSchemaError(f"the default of enum {name} is not one of its symbols")
@@ -388,7 +397,9 @@ def _fixed(name: str, aliases: tuple[str, ...], document: dict[str, Any]) -> Fix
 
 
 def _logical(document: dict[str, Any], kind: str | None, size: int | None) -> Logical | None:
-    """Returns the logical type of a primitive or fixed; `None` if unknown or impossible."""
+    """Returns the logical type of a primitive or fixed type; `None` if it has none, or if it is
+    unknown or invalid for this type.
+    """
     name = document.get("logicalType")
     if not isinstance(name, str):
         return None
@@ -410,7 +421,9 @@ def _decimal(document: dict[str, Any], size: int | None) -> Logical | None:
     if size is not None and 10 ** min(precision, 4 * size + 8) > 1 << max(8 * size - 1, 0):
         return None
     if precision > _MAX_DIGITS:
-        raise AvroSchemaError(f"a decimal has {precision} digits; the maximum is {_MAX_DIGITS}")
+        raise AvroSchemaError(
+            f"a decimal with {precision} digits is not supported; the maximum is {_MAX_DIGITS}"
+        )
     return Logical(DECIMAL, precision, scale)
 
 
@@ -419,7 +432,7 @@ def _is_int(value: Any) -> TypeGuard[int]:  # noqa: ANN401
 
 
 def _name_of(document: dict[str, Any], namespace: str) -> tuple[str, str]:
-    """Returns the full name, and the namespace of nested types."""
+    """Returns the full name of a type, and the namespace for the types nested in it."""
     name = document.get("name")
     if not isinstance(name, str) or not name or name in _PRIMITIVES:
         raise AvroSchemaError(f"a {document['type']} has no valid name: {_shown(name)}")

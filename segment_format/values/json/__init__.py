@@ -1,4 +1,4 @@
-"""Decodes JSON to Arrow: a kernel runs a compiled target type over the text, see `decoder`.
+"""Decodes JSON to Arrow columns of a given type; `decoder` has the public decoders.
 
-`ddl` reads and writes types as Spark's DDL, and infers a type from a sample.
+`ddl` parses and prints types in Spark's DDL, and infers a type from sample values.
 """

@@ -1,26 +1,27 @@
-"""Layout that Python and the JSON kernels share.
+"""Defines the memory layout that Python and the JSON kernels share.
 
-A target type is a program: one node of `NODE_SIZE` int64 for each type in it, in preorder. A
-struct's fields, a list's item, and a map's key and value are the nodes after their parent, each up
-to its own `STOP`.
+A target type is compiled to a program: one node of `NODE_SIZE` int64 numbers for each type in it,
+in preorder. The children of a node follow it: a struct's fields, a list's item, or a map's key and
+value. The node's slot `STOP` is the number of the first node after its children.
 
-Level 0 has the rows. Each list and map has a level of its own, for the items of all its entries,
-which grows as items are read. Each node has one item for each entry of its level: a presence byte
-and a value:
+Level 0 has one entry per row. Each list and map has a level of its own, with one entry per item of
+all its values; entries are added as items are read. Each node has a presence byte and a value for
+each entry of its level:
 
     bool                1 byte
     int32, date, float  4 bytes
     int64, timestamp,   8 bytes
     double
     decimal             16 bytes
-    string, binary      8 bytes: position << 32 | size << 1 | whether it is in the arena, not in the
-                        input. Binary is still base64.
-    list, map           8 bytes: first item << 32 | number of items
-    struct              nothing
+    string, binary      8 bytes: position << 32 | size << 1 | source, where source is 0 for the
+                        input and 1 for the arena. Binary is still base64.
+    list, map           8 bytes: entry of the first item << 32 | number of items
+    struct              only the presence byte
 
-All bytes are zero until they are written, so missing fields need no work, and repeated fields are
-overwritten. Items that a repeated field has replaced, and the earlier of equal map keys, are
-dropped when the Arrow column is built. The arena has unescaped strings.
+All bytes are zero until they are written, so nothing is written for missing fields. A repeated
+field overwrites its earlier value. Items of overwritten lists and maps, and the earlier entries of
+equal map keys, are dropped when the Arrow column is built. The arena is a buffer for strings that
+had to be unescaped.
 
 The module also has the hash of field names, so that types can be checked without numba, and a table
 of powers of ten:
@@ -30,8 +31,8 @@ of powers of ten:
     651 x 2 x uint64     for q from -342 to 308: the upper, then the lower half of the 128 most
                          significant bits of 5^q; truncated for q >= 0, rounded up for q < 0
 
-The last part is for the algorithm of Eisel and Lemire: D. Lemire, "Number parsing at a gigabyte per
-second", Software: Practice and Experience 51 (2021).
+The last part of the table is for the algorithm of Eisel and Lemire: D. Lemire, "Number parsing at a
+gigabyte per second", Software: Practice and Experience 51 (2021).
 """
 
 from __future__ import annotations
@@ -183,7 +184,9 @@ FIVES_AT: Final = DOUBLES_AT + 23 * 8
 
 @functools.cache
 def powers() -> NDArray[Any]:
-    """Returns the table of powers, as uint64."""
+    """Returns the table of powers of ten as uint64 numbers; the bits of doubles are stored
+    unchanged.
+    """
     tens = [10**n for n in range(20)]
     doubles = np.array([float(10**n) for n in range(23)]).view(np.uint64).tolist()
     fives = [half for q in range(MIN_POWER, MAX_POWER + 1) for half in divmod(_five(q), 1 << 64)]

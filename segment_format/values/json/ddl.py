@@ -1,13 +1,15 @@
-"""Types in Spark's DDL, such as `a bigint, b struct<c: string>, d decimal(10,2) not null`.
+"""Parses and prints types in Spark's DDL, such as `a bigint, b struct<c: string>, d decimal(10,2)
+not null`.
 
     columns = column *("," column)
     column  = name [":"] type ["not null"] ["comment" text]
     type    = word ["(" number ["," number] ")"]
             | "array" "<" type ">" | "map" "<" "string" "," type ">" | "struct" "<" [columns] ">"
-    name    = a word of letters, digits and underscores, or anything in backticks, doubled inside
+    name    = a word of letters, digits and underscores, or any text in backticks; a backtick in
+                  the text is doubled
 
-Keywords are case-insensitive, names are not. Comments are ignored. `infer` returns the type of a
-sample of JSON values.
+Keywords are case-insensitive, names are case-sensitive. Comments are ignored. `infer` returns a
+type that fits all JSON values of a sample.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ _NESTED: Final = ("array", "map", "struct")
 
 
 def parse_ddl(text: str) -> pa.DataType:
-    """Parses a DDL: columns, which become a struct, or a type alone, such as `array<int>`.
+    """Parses the DDL of columns, which become a struct, or of a single type, such as `array<int>`.
 
     Raises:
         ValueError: The DDL is malformed or has an unsupported type; the message has the position.
@@ -79,7 +81,9 @@ def parse_ddl(text: str) -> pa.DataType:
 
 
 class _Token(NamedTuple):
-    """A word, sign or quoted name that begins at `start`; `kind` is empty at the end."""
+    """A word, sign or quoted name that begins at character `start` of the text. `kind` is empty for
+    the end of the text.
+    """
 
     kind: str
     text: str
@@ -97,16 +101,16 @@ class _Reader:
         return self._tokens[self._index]
 
     def fail(self, wanted: str) -> NoReturn:
-        """Raises ValueError: something else is expected here."""
+        """Raises the ValueError that `wanted` is expected at the current token."""
         token = repr(self._token.text) if self._token.kind else "the end"
         raise ValueError(f"expected {wanted} at character {self._token.start}, not {token}")
 
     def at_end(self) -> bool:
-        """Returns whether everything is read."""
+        """Returns whether all tokens were read."""
         return not self._token.kind
 
     def at_type(self) -> bool:
-        """Returns whether a type may begin here, judging by its first word."""
+        """Returns whether the current token is a word with which a type can begin."""
         word = self._word()
         return word in _TYPES or word == "decimal" or word in _NESTED
 
@@ -164,7 +168,7 @@ class _Reader:
     def kind(self, depth: int) -> pa.DataType:
         """Parses a type."""
         if depth > _MAX_DEPTH:
-            raise ValueError(f"types are nested more than {_MAX_DEPTH} deep")
+            raise ValueError(f"types are nested more than {_MAX_DEPTH} levels deep")
         word = self._word()
         if not self.at_type():
             type_names = ", ".join((*_TYPES, "decimal", *_NESTED))
@@ -233,13 +237,13 @@ def _tokens(text: str) -> list[_Token]:
 
 
 def print_ddl(kind: pa.DataType) -> str:
-    """Returns the DDL of a type: the columns of a struct, or the type alone.
+    """Returns the DDL of a type: the columns if it is a struct, else the type.
 
-    For types that JSON can be decoded to, `parse_ddl` is the inverse, except for names and
-    nullability of the items of lists and maps.
+    For types to which JSON can be decoded, `parse_ddl` is the inverse. It does not restore the
+    names and nullability of the items of lists and maps, because DDL cannot express them.
 
     Raises:
-        ValueError: The type, or a type inside it, has no DDL.
+        ValueError: The type, or a type nested in it, cannot be expressed in DDL.
     """
     if pa.types.is_struct(kind) and kind.num_fields:
         return ", ".join(_column(field, " ") for field in kind)
@@ -248,7 +252,8 @@ def print_ddl(kind: pa.DataType) -> str:
 
 def _column(field: pa.Field, between: str) -> str:
     name = field.name
-    # A single column `array` would be parsed as a type.
+    # Backticks are also needed for names such as `array`: a single column with this name would be
+    # parsed as a type.
     if not _PLAIN_NAME.fullmatch(name) or name.lower() in _NESTED:
         name = "`" + name.replace("`", "``") + "`"
     rest = "" if field.nullable else " not null"
@@ -267,7 +272,7 @@ def _type(kind: pa.DataType) -> str:
     if pa.types.is_struct(kind):
         columns = ", ".join(_column(field, ": ") for field in kind)
         return f"struct<{columns}>"
-    raise ValueError(f"{kind} has no DDL")
+    raise ValueError(f"the type {kind} cannot be expressed in Spark's DDL")
 
 
 _INT64: Final = range(-(2**63), 2**63)
@@ -293,7 +298,9 @@ class _BadSampleError(Exception):
 
 @dataclass(slots=True)
 class _Seen:
-    """Content of the samples at a path: a kind, empty for only nulls, and the content below."""
+    """What the samples contain at a path: the kind of the values (empty if all are null), and what
+    their fields or items contain.
+    """
 
     path: str
     kind: str = ""
@@ -304,20 +311,20 @@ class _Seen:
 def infer(samples: Iterable[bytes | None]) -> pa.DataType:
     """Infers the common type of JSON values.
 
-    Integers become int64, or double if other numbers, or integers beyond int64, have the same path.
-    Objects become structs of all their fields, in order of appearance; arrays become lists of the
-    common type of their items. All fields and items are nullable.
+    Integers become int64. If the same path also has other numbers, or integers beyond int64, it
+    becomes double. Objects become structs of all their fields, in order of appearance. Arrays
+    become lists of the common type of their items. All fields and items are nullable.
 
     Other conflicts, such as a number and a string at the same path, are an error that names the
-    path, not a string that would silently represent both. Fields that are null, an empty array or
+    path. (Spark's inference would silently use a string.) Fields that are null, an empty array or
     an empty object in all samples are omitted.
 
     Args:
         samples: All values to consider. Nulls and values that are not valid JSON are ignored.
 
     Raises:
-        ValueError: The samples conflict, no sample shows a type, or they have more than 5,000
-            fields or 100 levels.
+        ValueError: The samples conflict, no sample has a value from which a type can be inferred,
+            or they have more than 5,000 fields or 100 levels.
     """
     root = _Seen("")
     fields = [0]
@@ -356,7 +363,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _look(seen: _Seen, value: Any, fields: list[int], depth: int) -> None:  # noqa: ANN401
-    """Adds a value to the content of the samples at its path."""
+    """Adds the kind of `value`, and of all values inside it, to `seen`."""
     if value is None:
         return
     if depth > _MAX_DEPTH:

@@ -1,4 +1,4 @@
-"""Decodes JSON values into an Arrow column of a given type."""
+"""Decodes JSON values to an Arrow column of a given type."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ _WANTED: Final = {
 
 
 def reason(code: int, node: Node, byte: bytes, position: int) -> str:
-    """Describes the error at a position of a text, without the data itself.
+    """Returns a description of the error at a position of a text, without quoting the text.
 
     Args:
-        code: Code of the kernel.
-        node: Type that was expected.
-        byte: Byte at the position.
-        position: Position in the text.
+        code: Error code of the kernel.
+        node: Node of the type that was expected.
+        byte: The byte at the position; empty at the end of the text.
+        position: Position in the text, in bytes from 0.
     """
     if code == c.WRONG_TYPE:
         first = byte.decode("latin-1")
@@ -108,7 +108,7 @@ _FIRST_ITEMS: Final = 4096
 
 
 class Batch:
-    """Memory that the kernels fill for a batch of rows: entries of a program's nodes.
+    """Buffers that the kernels fill for a batch of rows: the values of all nodes of a program.
 
     Args:
         program: Program of the target type.
@@ -163,7 +163,9 @@ class Batch:
 
     @property
     def bad(self) -> list[list[int]]:
-        """Row, code, node and position of each bad row so far."""
+        """(row, error code, number of the node, position in the text) of each bad row found so
+        far.
+        """
         bad: list[list[int]] = self._bad[: self.frame[c.BAD_COUNT]].tolist()
         return bad
 
@@ -174,7 +176,9 @@ class Batch:
         self.frame[c.BAD_COUNT] = count + 1
 
     def grow(self, status: int) -> bool:
-        """Allocates what the kernel requests; returns False if that exceeds the limit."""
+        """Allocates the memory that the kernel requested with `status`. Returns False if it would
+        exceed the limit.
+        """
         wanted = int(self.frame[c.WANTED])
         if status == c.GROW_LEVEL:
             return self._grow_level(int(self.frame[c.WANTED_LEVEL]), wanted)
@@ -202,7 +206,9 @@ class Batch:
         return True
 
     def _item_bytes(self, level: int, capacity: int) -> int:
-        """Returns the bytes of all items if a level has `capacity` entries."""
+        """Returns the total bytes of the items of all lists and maps if a level had `capacity`
+        entries.
+        """
         return sum(
             (1 + node.width)
             * (capacity if node.level == level else int(self._capacities[node.level]))
@@ -212,12 +218,14 @@ class Batch:
 
     @property
     def undecided_numbers(self) -> list[list[int]]:
-        """Node, entry, position, size and row of numbers that the kernel could not round."""
+        """(number of the node, entry, position in the input, size in bytes, row) of each number
+        that the kernel could not round.
+        """
         numbers: list[list[int]] = self._open[: self.frame[c.OPEN_COUNT]].tolist()
         return numbers
 
     def present(self, node: Node) -> NDArray[np.bool_]:
-        """Returns a mask of the entries of a node that have a value."""
+        """Returns a mask of the entries in which a node has a value."""
         slot = node.number * c.NODE_SIZE + c.PRESENT
         mask: NDArray[np.bool_] = self._buffers.numbers(slot, self.count(node), np.bool_)
         return mask
@@ -227,21 +235,21 @@ class Batch:
         return int(self._code[node.number, c.DATA])
 
     def values(self, node: Node) -> pa.Buffer:
-        """Returns the values of a node."""
+        """Returns the buffer with the values of a node."""
         slot = node.number * c.NODE_SIZE + c.DATA
         return self._buffers.filled(slot, self.count(node) * node.width)
 
     def numbers(self, node: Node, dtype: type[np.generic]) -> NDArray[Any]:
-        """Returns a view of the values of a node."""
+        """Returns the values of a node as a NumPy array that shares the memory."""
         return self._buffers.numbers(node.number * c.NODE_SIZE + c.DATA, self.count(node), dtype)
 
     def count(self, node: Node) -> int:
-        """Returns the number of entries of a node."""
+        """Returns the number of entries in the level of a node."""
         return int(self._counts[node.level]) if node.level else self._rows
 
     @property
     def arena(self) -> pa.Buffer:
-        """Unescaped strings."""
+        """Buffer with the strings that had to be unescaped."""
         return self._arena
 
 
@@ -251,11 +259,11 @@ _EMPTY: Final = allocate(0)
 
 
 class Columns:
-    """Builds Arrow columns of decoded entries.
+    """Builds Arrow arrays from the buffers of a batch.
 
     Args:
-        batch: The entries.
-        source: The input, which texts refer to.
+        batch: The decoded batch.
+        source: Buffer with the JSON texts, to which the locations of strings refer.
     """
 
     def __init__(self, batch: Batch, source: pa.Buffer | None) -> None:
@@ -263,7 +271,7 @@ class Columns:
         self._source = _EMPTY if source is None else source
 
     def build(self, node: Node) -> pa.Array:
-        """Returns all entries of a node."""
+        """Returns the array with the values of a node."""
         count = self._batch.count(node)
         present = None if node.required else self._batch.present(node)
         if node.op == c.STRUCT:
@@ -304,12 +312,12 @@ class Columns:
         count = int(offsets[-1])
         if count < len(items[0]):
             taken = np.arange(count) + np.repeat((ranges >> _FIRST_SHIFT) - (ends - sizes), sizes)
-            # Not `pa.array`: its first call imports pandas.
+            # Does not call `pa.array`, because its first call imports pandas.
             indices = make_array(pa.int64(), count, None, [copied(taken)])
             items = [array.take(indices) for array in items]
         if node.op == c.LIST:
             return make_array(node.type, len(ranges), present, [copied(offsets)], items)
-        # Arrays that `take` returns may lack buffers if they are empty.
+        # The address is 0 if there is no buffer: empty arrays that `take` returns may have none.
         key_ends, key_data = (buffer.address if buffer else 0 for buffer in items[0].buffers()[1:])
         keys = KeyMemory(key_ends, 0, key_data)
         return make_map(node.type, len(ranges), present, copied(offsets), items, keys)
@@ -321,21 +329,23 @@ _OPEN_SINGLE_BITS: Final = 0x3FFFFF
 
 
 class JsonDecoder:
-    """Decodes values that are JSON texts (RFC 8259, UTF-8), each checked as a whole.
+    """Decodes JSON texts (RFC 8259, UTF-8). Each text is checked completely, including parts that
+    are not decoded.
 
     Conversions:
 
     * `true` and `false` to bool; strings to string, unescaped.
-    * Numbers to int32, int64 and decimal128 if they are exactly such a value: `1.0` and `1e2` are
-      integers, `1.5` is not, and `1.50` is a decimal of scale 1. Nothing is rounded.
-    * Numbers to the nearest float or double, ties to even, with -0; a number that rounds to
-      infinity is an error.
+    * Numbers to int32, int64 and decimal128, if the type can represent them exactly: `1.0` and
+      `1e2` are integers, `1.5` is not, and `1.50` fits a decimal of scale 1. Nothing is rounded.
+    * Numbers to the nearest float or double; ties are rounded to even, and -0 keeps its sign. A
+      number that would be rounded to infinity is an error.
     * base64 (RFC 4648, with padding) to binary.
-    * `YYYY-MM-DD` to date; ISO 8601 with a zone to timestamp[us, UTC], without one to
-      timestamp[us]. Seconds are optional; of up to 9 digits of a second, 6 are kept. Numbers are
-      not timestamps, because their unit is unknown.
-    * Objects to struct. Missing and `null` fields are null, and an error if the field is not
-      nullable. Other keys are skipped, and checked to be JSON. Names are case-sensitive.
+    * `YYYY-MM-DD` to date. ISO 8601 with a zone to timestamp[us, UTC], and without a zone to
+      timestamp[us]. Seconds are optional. Fractions of a second may have up to 9 digits, of which 6
+      are kept. Numbers are not accepted as timestamps, because their unit is unknown.
+    * Objects to struct. Missing and `null` fields are null, or an error if the field is not
+      nullable. Fields that the struct does not have are skipped, but must be valid JSON. Names are
+      case-sensitive.
     * Arrays to list; objects to map with string keys.
 
     If a key is repeated, its last value counts, also in maps. A wrong type, a number out of range,
@@ -343,16 +353,17 @@ class JsonDecoder:
     after the value, and more than 512 nested objects and arrays make the row bad: it is null and
     listed in `bad`. The text `null` is null and not bad.
 
-    Memory is of the order of the texts' size times the bytes of a list's item. A row whose items
-    exceed 1 GiB per call is bad.
+    Memory grows with the size of the texts times the decoded size of a list's item. A row is bad if
+    it would make the items of one call exceed 1 GiB.
 
     Args:
         type: Type of the column.
-        columns: Names of fields, joined by dots for fields of nested structs, to decode in the
-            order of the type. Types of other fields are not checked. All by default.
+        columns: Paths of the fields to decode: names joined by dots. The result has the fields in
+            the order of the type. The types of other fields are not checked. By default all fields.
 
     Raises:
-        ValueError: JSON cannot be decoded to the type, or it does not have a column.
+        ValueError: JSON cannot be decoded to the type, or the type does not have one of the
+            columns.
     """
 
     def __init__(self, type: pa.DataType, columns: Sequence[str] | None = None) -> None:
@@ -367,7 +378,7 @@ class JsonDecoder:
         """See `ValueDecoder.decode`.
 
         Raises:
-            TypeError: `values` is not of `pa.binary()`.
+            TypeError: `values` is not a `pa.binary()` array.
         """
         if values.type != pa.binary():
             raise TypeError(f"values must be binary, not {values.type}")
@@ -383,7 +394,8 @@ class JsonDecoder:
         frame[c.ENDS] = offsets.address + 4 * values.offset
         frame[c.VALID] = 0 if validity is None else validity.address
         frame[c.VALID_FIRST] = values.offset
-        # Kernels read past a row's end, so the last rows are read from a padded copy.
+        # The last rows are read from a copy with padding, because kernels read a few bytes after a
+        # row.
         safe = int(np.searchsorted(ends[1:], data.size - c.READ_AHEAD, side="right"))
         _read(batch, data.address, safe)
         if safe < rows:
@@ -402,7 +414,9 @@ class JsonDecoder:
         return BadValue(row, node.path, reason(code, node, byte, position))
 
     def _decide(self, batch: Batch, data: pa.Buffer, ends: NDArray[np.int32]) -> list[list[int]]:
-        """Rounds the numbers that the kernel could not round; returns all bad rows."""
+        """Rounds the numbers that the kernel could not round. Returns all bad rows, see
+        `Batch.bad`.
+        """
         bad = {row[0]: row for row in batch.bad}
         for index, (number, entry, address, size, row) in enumerate(batch.undecided_numbers):
             text = data.slice(address, size).to_pybytes()
@@ -435,7 +449,7 @@ def _padded(data: pa.Buffer) -> pa.Buffer:
 
 
 def _read(batch: Batch, base: int, stop: int) -> None:
-    """Reads rows up to `stop`."""
+    """Runs the kernel up to row `stop`, exclusive, and grows buffers when it requests memory."""
     frame = batch.frame
     frame[c.BASE] = base
     frame[c.ROW_STOP] = stop
@@ -449,7 +463,9 @@ def _read(batch: Batch, base: int, stop: int) -> None:
 
 
 def nearest_single(text: bytes) -> float:
-    """Returns the float32 nearest to a number, ties to even, as a double."""
+    """Returns the float32 that is nearest to a number in decimal digits, as a Python float. Ties
+    are rounded to even.
+    """
     nearest = float(text)
     with np.errstate(over="ignore"):
         single = np.float32(nearest)
@@ -465,18 +481,19 @@ def nearest_single(text: bytes) -> float:
 
 
 def _middle(first: float, second: float) -> float:
-    """Returns the midpoint of two float32; infinity counts as 2^128."""
+    """Returns the midpoint of two float32 numbers. Infinity counts as 2^128."""
     beyond = math.ldexp(1.0, 128)
     return (max(first, -beyond) + min(second, beyond)) / 2
 
 
 class ConfluentJsonDecoder:
-    """Decodes JSON after Confluent's header with a schema id or GUID.
+    """Decodes JSON values that start with Confluent's header, which has a schema id or GUID.
 
-    The header is required, but the schema is not looked up.
+    A value without this header is bad, but the schema that the header names is not looked up.
 
     Args:
-        decoder: Decoder of the JSON; positions in its reasons are counted from the header's end.
+        decoder: Decoder for the JSON after the header. Positions in its error texts are counted
+            from the end of the header.
     """
 
     def __init__(self, decoder: JsonDecoder) -> None:

@@ -1,19 +1,20 @@
-"""Converts a JSON Schema to a type.
+"""Converts a JSON Schema to an Arrow type.
 
 | JSON Schema | becomes |
 |---|---|
 | boolean, integer, number, string | bool, int64, double, string |
 | integer of format int32; number of format float | int32; float |
 | string of format date, date-time; of contentEncoding base64 | date, timestamp[us, UTC]; binary |
-| object with properties | struct; a property that is required and never null is not null |
-| object without, of additionalProperties | map |
+| object with properties | struct; a required property that does not allow null is not nullable |
+| object without properties, with additionalProperties | map |
 | array of items | list |
 | enum, const | the type of its values |
-| several types, oneOf, anyOf | the one that is not null; double where they are integer and number |
+| several types, oneOf, anyOf | the type besides null; double if they are integer and number |
 | $ref within the document | the type that it refers to |
 
-Items and a map's values are nullable, because types are passed on as DDL, which cannot express
-otherwise. Restrictions of values (minimum, pattern, the texts of an enum, …) are ignored.
+Items of lists and values of maps are nullable, because the type is passed on as DDL, which cannot
+express that they are not. Restrictions of values (minimum, pattern, the values of an enum, …) are
+ignored.
 """
 
 from __future__ import annotations
@@ -79,10 +80,10 @@ def json_schema_type(text: str) -> pa.DataType:
 
 
 class _Reader:
-    """Reads a document.
+    """Converts the schemas of one document.
 
     Args:
-        document: The whole document, which references point into.
+        document: The whole document, in which references are looked up.
     """
 
     def __init__(self, document: Any) -> None:  # noqa: ANN401  # any JSON
@@ -138,7 +139,7 @@ class _Reader:
         return _PLAIN[kind] if named is None else named, nullable
 
     def _kinds(self, schema: dict[str, Any]) -> tuple[set[str], bool]:
-        """Returns the types that values may have, except null, and whether they may be null."""
+        """Returns the types other than null that a schema allows, and whether it allows null."""
         declared = schema.get("type")
         if isinstance(declared, str):
             names = {declared}

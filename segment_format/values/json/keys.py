@@ -1,10 +1,10 @@
-"""Keys of objects, and the skipping of unwanted values, inside the kernels.
+"""Kernel functions that parse keys of objects and skip unwanted values.
 
-Producers write the same keys in the same order, so each struct remembers the bytes from the comma
-(or brace) before a key to the start of its value, and the field of that key. The next object
-usually has the same bytes, and comparing 32 of them at once is all that a key costs. Otherwise the
-key is parsed, looked up in the struct's hash table, and remembered. Unwanted values are checked to
-be valid JSON.
+Producers usually write the same keys in the same order. Therefore each struct remembers, for each
+key, the bytes from the comma or brace before the key to the start of its value, and the field with
+this name. If the next object has the same bytes, one comparison of 32 bytes finds the field.
+Otherwise the key is parsed, looked up in the struct's hash table, and remembered. Unwanted values
+are skipped, but must be valid JSON.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ def begins_number(byte: Value) -> Value:
 
 @inlined
 def is_bracket(byte: Value) -> Value:
-    """Returns whether a byte begins an object or an array; both brackets differ in one bit."""
+    """Returns whether a byte is `{` or `[`, which differ in one bit."""
     return byte | _CASE == OBJECT
 
 
 @inlined
 def skip_false(address: Address, stop: Address) -> Value:
-    """Returns the address after `false`, or a code."""
+    """Returns the address after the word `false` at `address`, or an error code."""
     if (
         is_word(address, stop, FALSE_WORD)
         and stop - address > _FOUR
@@ -87,7 +87,9 @@ def skip_false(address: Address, stop: Address) -> Value:
 
 @helper
 def skip_scalar(address: Address, stop: Address) -> Value:
-    """Returns the address after the string, number or name at `address`, or a code."""
+    """Returns the address after the string, number, `true`, `false` or `null` at `address`, or an
+    error code.
+    """
     byte = load_u8(address)
     if byte == QUOTE:
         end, _ = scan_string(address + ONE, stop)
@@ -103,7 +105,9 @@ def skip_scalar(address: Address, stop: Address) -> Value:
 
 @helper
 def skip_key(address: Address, stop: Address) -> Value:
-    """Skips a key, its colon and white space; returns (next address or a code, where it failed)."""
+    """Skips a key, its colon and the white space after it. Returns (next address or an error code,
+    address of the error).
+    """
     if address >= stop:
         return np.uint64(c.BAD_END), address
     if load_u8(address) != QUOTE:
@@ -122,10 +126,10 @@ def skip_key(address: Address, stop: Address) -> Value:
 
 @helper
 def skip_value(address: Address, stop: Address, depth: Value, stack: Address) -> Value:
-    """Skips a value; returns (next address or a code, where it failed).
+    """Skips a value. Returns (next address or an error code, address of the error).
 
     Args:
-        address: Start of white space or of the value.
+        address: Start of the value, or of white space before it.
         stop: End of the input.
         depth: Number of containers around the value (int64).
         stack: `MAX_DEPTH` bytes of memory.
@@ -192,7 +196,7 @@ OBJECT_DONE = np.uint64(1)
 
 @inlined
 def _hash(address: Address, size: Value) -> Value:
-    """Computes `contract.name_hash`."""
+    """Returns the same hash as `contract.name_hash`."""
     value = size * _FACTOR
     while size > _NOTHING:
         word = load_word(address)
@@ -208,7 +212,9 @@ def _hash(address: Address, size: Value) -> Value:
 
 @helper
 def find_field(frame: Address, struct: Address, address: Address, size: Value) -> Value:
-    """Returns the node of the field with a name, or `NO_FIELD`."""
+    """Returns the node of the struct's field whose name is the `size` bytes at `address`, or
+    `NO_FIELD`.
+    """
     mask = np.uint64(load_word(struct + np.uint64(8 * c.TABLE_MASK)))
     table = load_word(frame + np.uint64(8 * c.TABLES))
     table += load_word(struct + np.uint64(8 * c.TABLE)) * np.uint64(8 * c.TABLE_SIZE)
@@ -228,7 +234,7 @@ def find_field(frame: Address, struct: Address, address: Address, size: Value) -
 
 @inlined
 def is_token(entry: Address, address: Address, stop: Address) -> Value:
-    """Returns whether the remembered bytes of a key are at `address`."""
+    """Returns whether the bytes at `address` equal the bytes of the remembered key `entry`."""
     size = load_word(entry + _EIGHT)
     if size == _NOTHING or size > stop - address:
         return False
@@ -240,10 +246,12 @@ def is_token(entry: Address, address: Address, stop: Address) -> Value:
 
 @helper
 def skip_unwanted(keys: Address, number: Value, address: Address, stop: Address) -> Value:
-    """Skips unwanted fields with remembered keys and plain strings, numbers or names as values.
+    """Skips unwanted fields as long as their keys are remembered and their values are numbers,
+    `true`, `false`, `null` or short strings without escapes.
 
-    Returns (next address, number of keys up to there). The main loop reads other fields. This loop
-    is separate because it takes twice as long inside the main loop.
+    Returns (address of the first field that was not skipped, number of the next remembered key).
+    The caller reads that field. This is a separate function because the same code takes twice as
+    long inside the caller's loop.
     """
     while True:
         entry = keys + np.uint64(number) * _KEY_BYTES
@@ -277,8 +285,9 @@ def _remember(keys: Address, number: Value, token: Address, size: Value, field: 
         return
     entry = keys + np.uint64(number) * _KEY_BYTES
     last = keys + np.uint64(c.MAX_KEYS - 1) * _KEY_BYTES
-    # The new key is inserted before the key expected here, which may follow it in the next object.
-    # The first key is replaced instead, because no other key follows a brace.
+    # The new key is inserted before the key that was expected here, because both may follow each
+    # other in the next object. Key 0 is replaced instead, because its bytes begin with the brace,
+    # and only one key follows a brace.
     if number > 0 and load_word(last + _EIGHT) == _NOTHING:
         to = last
         while to > entry:
@@ -295,16 +304,18 @@ def _remember(keys: Address, number: Value, token: Address, size: Value, field: 
 def next_key(
     frame: Address, struct: Address, keys: Address, number: Value, address: Address, stop: Address
 ) -> Value:
-    """Parses the next key; sets `KEY_FIELD` and `KEY_NEXT` in the frame.
+    """Parses the next key of an object, and sets `KEY_FIELD` and `KEY_NEXT` in the frame.
 
-    Returns (start of its value, address after the object at its end, or a code; error address).
+    Returns two numbers. The first is the address of the key's value, the address after the object
+    if it has no further key, or an error code. The second is the address of the error.
 
     Args:
         frame: See `contract`.
         struct: Node of the object.
-        keys: Keys that the node remembers.
-        number: Number of remembered keys before this one.
-        address: Address of the brace before the first key, else after a value.
+        keys: Address of the keys that the node remembers.
+        number: Number of the remembered key that is expected here, from 0.
+        address: Address of the opening brace if this is the first key, else the address after the
+            previous value.
         stop: End of the input.
     """
     token = address
@@ -353,7 +364,9 @@ def next_key(
 
 @inlined
 def arena_has(frame: Address, size: Value) -> Value:
-    """Returns whether `size` (uint64) more bytes fit into the arena; if not, sets `WANTED`."""
+    """Returns whether `size` (uint64) more bytes fit into the arena. If not, sets `WANTED` in the
+    frame to request memory.
+    """
     wanted = load_i64_native(frame + np.uint64(8 * c.ARENA_SIZE)) + np.int64(size)
     if wanted <= load_i64_native(frame + np.uint64(8 * c.ARENA_CAPACITY)):
         return True

@@ -38,15 +38,15 @@ class Node:
     """A type inside a target type.
 
     Attributes:
-        number: Number in preorder, from 0.
+        number: Number of the node in preorder, from 0.
         type: Arrow type.
-        path: Names of the fields down to it, joined by dots.
-        level: Level of its entries.
+        path: Path of the field: names joined by dots.
+        level: Level of its entries, see `contract`.
         required: True if null is an error.
         op: Kind of value, see `contract`.
-        width: Bytes of a value.
+        width: Size of a value in bytes.
         children: A struct's fields, a list's item, or a map's key and value.
-        items: Level of a list's or map's items; else 0.
+        items: Level of the items of a list or map; 0 for other types.
     """
 
     number: int
@@ -74,11 +74,11 @@ class Program:
         root: Node of the whole type.
         nodes: All nodes, by number.
         levels: Number of levels.
-        depth: Nesting of containers.
+        depth: Maximum number of nested objects and arrays.
         code: The nodes in the layout of `contract`, without addresses.
         tables: Hash tables of the structs' fields.
-        names: Bytes of the fields' names, with padding.
-        structs: Number of struct nodes, which remember keys.
+        names: Bytes of the names of all fields, with padding at the end.
+        structs: Number of struct nodes, for each of which the kernel remembers keys.
     """
 
     root: Node
@@ -92,7 +92,7 @@ class Program:
 
 
 class _Builder:
-    """Numbers the nodes and levels of a type."""
+    """Builds the nodes of a type, and assigns numbers to nodes and levels."""
 
     def __init__(self) -> None:
         self.levels = 1
@@ -103,7 +103,7 @@ class _Builder:
         self.depth = max(self.depth, depth)
         if depth > _MAX_TYPE_DEPTH:
             raise ValueError(
-                f"types nested more than {_MAX_TYPE_DEPTH} deep are not decoded from JSON"
+                f"types nested more than {_MAX_TYPE_DEPTH} levels deep are not decoded from JSON"
             )
         self._number += 1
         number = self._number
@@ -151,7 +151,7 @@ def compiled(kind: pa.DataType) -> Program:
     """Compiles a type.
 
     Raises:
-        ValueError: JSON cannot be decoded to the type, or to a type inside it.
+        ValueError: JSON cannot be decoded to the type, or to a type nested in it.
     """
     builder = _Builder()
     root = builder.node(kind, "", 0, False, 0)
@@ -188,7 +188,9 @@ def compiled(kind: pa.DataType) -> Program:
 
 
 def _table(node: Node, names: bytearray) -> list[tuple[int, int, int]]:
-    """Returns a hash table of a struct's fields, at most half full; appends to `names`."""
+    """Returns a hash table of the fields of a struct, which is at most half full, and appends the
+    names of the fields to `names`.
+    """
     size = 2
     while size < 2 * len(node.children):
         size *= 2
@@ -212,12 +214,12 @@ def _where(path: str) -> str:
 
 
 def projected(kind: pa.DataType, columns: Sequence[str]) -> pa.DataType:
-    """Returns the type with only the fields of some paths, in the type's order.
+    """Returns the type with only the fields that `columns` select, in the type's order.
 
     Args:
         kind: A struct.
-        columns: Names of fields, joined by dots for fields of nested structs. The name of a struct
-            selects all its fields. Names may contain dots.
+        columns: Paths of fields: names joined by dots. The path of a struct selects all its fields.
+            Names may contain dots.
 
     Raises:
         ValueError: A path does not name a field, or the type has no fields.

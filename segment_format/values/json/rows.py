@@ -1,4 +1,5 @@
-"""The kernel that reads JSON values, one per row, and kernels that gather strings for Arrow.
+"""The kernel that reads JSON values, one per row, and the kernels that copy strings to Arrow
+buffers.
 
 The reader is one loop without recursion: it reads a value, then the comma or bracket after it.
 Wanted objects and arrays are pushed onto a stack; unwanted ones are skipped as a whole.
@@ -89,7 +90,7 @@ def _size(packed: Value) -> Value:
 
 @kernel("int64(uint64, int64)")
 def texts_size(data: Address, count: Value) -> Value:
-    """Returns the total bytes of `count` strings."""
+    """Returns the total size of `count` strings in bytes."""
     total = np.uint64(0)
     for entry in range(count):
         total += _size(load_word(data + np.uint64(8 * entry)))
@@ -106,16 +107,17 @@ def gather_texts(
     ends: Address,
     to: Address,
 ) -> None:
-    """Copies strings and writes their ends after a leading 0.
+    """Copies strings to an Arrow array: their bytes one after the other, and int32 offsets (0, then
+    the end of each string).
 
     Args:
-        data: Locations of the strings.
+        data: Address of the locations of the strings, see `contract`.
         count: Number of strings.
-        base: The input.
+        base: Address of the input.
         stop: End of the input; nothing after it is read.
-        arena: Unescaped strings; 32 bytes after it may be read.
-        ends: int32 to write.
-        to: Bytes to write; 32 more may be written.
+        arena: Address of the unescaped strings; up to 32 bytes after them may be read.
+        ends: Address to which the offsets are written.
+        to: Address to which the bytes are written; up to 32 bytes more may be written.
     """
     start = to
     store_i32(ends, 0)
@@ -139,7 +141,9 @@ def gather_texts(
 def gather_base64(
     data: Address, count: Value, base: Address, arena: Address, ends: Address, to: Address
 ) -> None:
-    """Decodes strings of base64, like `gather_texts`; the result is never longer."""
+    """Decodes base64 strings and writes the result like `gather_texts`. It is never longer than the
+    strings.
+    """
     start = to
     store_i32(ends, 0)
     for entry in range(count):
@@ -176,7 +180,7 @@ def _wrong(frame: Address, code: Value, node: Address, address: Address) -> Valu
 
 @helper
 def _missing(frame: Address, struct: Address, entry: Value) -> Value:
-    """Returns the first required field that is null, or `NO_FIELD`."""
+    """Returns the node of the struct's first required field that is null, or `NO_FIELD`."""
     nodes = address_in(frame, c.NODES)
     stop = nodes + address_in(struct, c.STOP) * _NODE_BYTES
     node = struct + _NODE_BYTES
@@ -189,7 +193,9 @@ def _missing(frame: Address, struct: Address, entry: Value) -> Value:
 
 @inlined
 def _new_item(frame: Address, container: Address) -> Value:
-    """Returns the entry of the next item; negative if the level is full."""
+    """Adds an entry for the next item of a list or map and returns it; negative if the level is
+    full.
+    """
     level = get(container, c.ITEMS)
     counts = address_in(frame, c.COUNTS)
     entry = get(counts, level)
@@ -203,7 +209,7 @@ def _new_item(frame: Address, container: Address) -> Value:
 
 @helper
 def _map_key(frame: Address, key: Address, entry: Value, address: Address, stop: Address) -> Value:
-    """Reads a map key; returns (start of its value or a code, where it failed)."""
+    """Reads a key of a map. Returns (start of its value or an error code, address of the error)."""
     if address >= stop:
         return np.uint64(c.BAD_END), address
     if load_u8(address) != QUOTE:
@@ -224,7 +230,9 @@ def _map_key(frame: Address, key: Address, entry: Value, address: Address, stop:
 
 @helper
 def _read_row(frame: Address, address: Address, stop: Address, row: Value) -> Value:
-    """Reads the value of a row; returns a status. Errors set `ERROR_NODE` and `ERROR_AT`."""
+    """Reads the value of a row and returns a status. On an error, sets `ERROR_NODE` and `ERROR_AT`
+    in the frame.
+    """
     nodes = address_in(frame, c.NODES)
     table = address_in(frame, c.POWERS)
     stack = address_in(frame, c.STACK)
@@ -380,7 +388,7 @@ def _read_row(frame: Address, address: Address, stop: Address, row: Value) -> Va
                 if state > 0 and address < stop and load_u8(address) == OBJECT_END:
                     address += ONE
                 elif state < c.MAX_KEYS and is_token(token + _KEY_BYTES, address, stop):
-                    # The key in between is missing this time.
+                    # A key that was expected before this one is missing in this object.
                     address += address_in(token + _KEY_BYTES, 1)
                     node = address_in(token + _KEY_BYTES, 2)
                     state += 2
@@ -450,9 +458,11 @@ def _is_null(frame: Address, row: Value) -> Value:
 
 @kernel("int64(uint64)")
 def read_rows(frame: Address) -> Value:
-    """Reads rows from `ROW` up to `ROW_STOP`; returns `DONE` or a request for more memory.
+    """Reads rows from `ROW` to `ROW_STOP`, exclusive. Returns `DONE`, or the status of a request
+    for more memory.
 
-    After a request for memory, nothing of row `ROW` is written.
+    Before it requests memory, the kernel clears what it has written for row `ROW`, so that the next
+    call reads this row again.
     """
     base = address_in(frame, c.BASE)
     ends = address_in(frame, c.ENDS)

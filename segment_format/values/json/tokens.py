@@ -1,16 +1,17 @@
-"""Strings and numbers of RFC 8259 inside the kernels.
+"""Kernel functions that parse strings and numbers of JSON (RFC 8259).
 
-Functions that return an address return a code of `contract` instead if they fail; no address is as
-small as a code.
+Functions that return an address return an error code of `contract` instead if they fail. Codes and
+addresses cannot be confused, because all codes are smaller than any address.
 
     number = [ "-" ] ( "0" / digit1-9 *digit ) [ "." 1*digit ]
              [ ( "e" / "E" ) [ "+" / "-" ] 1*digit ]
 
-A double is computed from the digits as an integer w and a power of ten q: by one exact product or
-quotient if both are exact (Clinger), else by a product of 128 bits (Eisel and Lemire). If there are
-more than 19 digits, w is truncated, and w and w + 1 usually give the same double. If they do not,
-the result is `OPEN`, and Python's `float` rounds the number later. Parsing the digits as text by
-Arrow's cast instead takes 12 % more time on records of ten fields with two doubles.
+A double is computed as w * 10^q, where w is the integer of all digits. If w and 10^|q| are exact
+doubles, one product or quotient gives the nearest double (Clinger); otherwise a product of 128 bits
+is used (Eisel and Lemire). If there are more than 19 digits, w is truncated to the first 19.
+Usually w and w + 1 give the same double, which is then the result. If not, the result is `OPEN`,
+and Python's `float` rounds the number later. Using Arrow's cast from text instead takes 12 % more
+time on records of ten fields with two doubles.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ _SURROGATE_STOP = np.int64(0xE000)
 
 @inlined
 def skip_space(address: Address, stop: Address) -> Value:
-    """Returns the address of the next byte that is not white space, or the end."""
+    """Returns the address of the next byte that is not white space, or `stop` if there is none."""
     while address < stop:
         byte = load_u8(address)
         if byte > SPACE or (byte != SPACE and byte != _LINE and byte != _RETURN and byte != _TAB):
@@ -76,9 +77,9 @@ def skip_space(address: Address, stop: Address) -> Value:
 
 @inlined
 def scan_string(address: Address, stop: Address) -> Value:
-    """Scans the string that begins at `address`, after its opening quote.
+    """Scans a string; `address` is the first byte after its opening quote.
 
-    Returns (address of the closing quote or a code, whether there are escapes).
+    Returns (address of the closing quote or an error code, whether the string has escapes).
     """
     cursor = address
     mask = special_mask(cursor)
@@ -96,7 +97,9 @@ def scan_string(address: Address, stop: Address) -> Value:
 
 @helper
 def _scan_rest(start: Address, address: Address, stop: Address) -> Value:
-    """Continues `scan_string` at the first special byte."""
+    """Scans the rest of a string for `scan_string`, from its first byte that is not plain ASCII
+    text.
+    """
     escaped = np.int64(0)
     high = _NOTHING
     cursor = address
@@ -141,7 +144,7 @@ def _hex_digit(byte: Value) -> Value:
 
 @inlined
 def _hex(address: Address) -> Value:
-    """Returns the number of four hexadecimal digits; negative if they are malformed."""
+    """Returns the number that four hexadecimal digits represent; negative if they are malformed."""
     first = _hex_digit(load_u8(address))
     second = _hex_digit(load_u8(address + ONE))
     third = _hex_digit(load_u8(address + _TWO))
@@ -153,7 +156,9 @@ def _hex(address: Address) -> Value:
 
 @inlined
 def _plain_escape(kind: Value) -> Value:
-    """Returns the byte for the letter after a backslash, except u; negative if it is invalid."""
+    """Returns the byte that an escape represents, from the byte `kind` after its backslash;
+    negative if it is invalid. Escapes of code points (u and four digits) are not handled here.
+    """
     if kind == np.uint64(ord("n")):
         return np.int64(10)
     if kind == QUOTE:
@@ -175,7 +180,9 @@ def _plain_escape(kind: Value) -> Value:
 
 @helper
 def _escape_end(address: Address, stop: Address) -> Value:
-    """Returns the address after an escape, or a code; a surrogate pair is one escape."""
+    """Returns the address after an escape, or an error code. A surrogate pair counts as one
+    escape.
+    """
     if stop - address < _TWO:
         return np.uint64(c.BAD_STRING_END)
     kind = load_u8(address + ONE)
@@ -203,7 +210,7 @@ def _escape_end(address: Address, stop: Address) -> Value:
 
 @inlined
 def _put_utf8(to: Address, point: Value) -> Value:
-    """Writes a code point; returns the address after it."""
+    """Writes a code point as UTF-8, and returns the address after it."""
     if point < 0x80:
         store_u8(to, point)
         return to + ONE
@@ -225,9 +232,10 @@ def _put_utf8(to: Address, point: Value) -> Value:
 
 @helper
 def unescape(address: Address, end: Address, to: Address) -> Value:
-    """Writes the unescaped string that `scan_string` has accepted; returns the address after it.
+    """Unescapes a string that `scan_string` has accepted and writes the result. Returns the address
+    after the result.
 
-    It is never longer than the escaped one.
+    The result is never longer than the string with escapes.
     """
     while address < end:
         cursor = address
@@ -259,13 +267,13 @@ def unescape(address: Address, end: Address, to: Address) -> Value:
 
 @inlined
 def is_word(address: Address, stop: Address, word: Value) -> Value:
-    """Returns whether the four bytes at `address` equal `word`, big-endian."""
+    """Returns whether the four bytes at `address`, as a big-endian number, equal `word`."""
     return stop - address >= _FOUR and load_u32(address) == word
 
 
 @inlined
 def same_bytes(first: Address, second: Address, size: Value) -> Value:
-    """Returns whether `size` (uint64) bytes are equal."""
+    """Returns whether the `size` (uint64) bytes at two addresses are equal."""
     left = size
     while left >= np.uint64(8):
         if load_word(first) != load_word(second):
@@ -311,14 +319,16 @@ OPEN = np.uint64((1 << 64) - 1)
 
 @inlined
 def _digits_of(word: Value) -> Value:
-    """Returns how many of eight bytes are digits, from the first on."""
+    """Returns the number of digits at the start of eight bytes."""
     others = ((word & _HIGH_HALVES) ^ _ZEROS) | (((word + _SIXES) & _HIGH_HALVES) ^ _ZEROS)
     return trailing_zeros(others) >> np.uint64(3)
 
 
 @inlined
 def _value_of(digits: Value) -> Value:
-    """Returns the number of eight digits, each given as its value in a byte."""
+    """Returns the number that eight digits represent; each byte of `digits` is the value of a
+    digit.
+    """
     digits = digits * np.uint64(10) + (digits >> _EIGHT)
     first = (digits & _PAIRS) * _FIRST_FACTORS
     second = ((digits >> np.uint64(16)) & _PAIRS) * _SECOND_FACTORS
@@ -327,7 +337,7 @@ def _value_of(digits: Value) -> Value:
 
 @inlined
 def take_digits(address: Address, stop: Address, value: Value, table: Address) -> Value:
-    """Appends the digits at `address` to a value.
+    """Appends the decimal digits at `address` to `value`.
 
     Returns (value modulo 2^64, address after the digits).
     """
@@ -356,9 +366,9 @@ def _skip_digits(address: Address, stop: Address) -> Value:
 
 @inlined
 def skip_number(address: Address, stop: Address) -> Value:
-    """Like `take_number`, without the value.
+    """Skips a number, with the same checks as `take_number`.
 
-    Returns the address after the number at `address`, or a code.
+    Returns the address after the number at `address`, or an error code.
     """
     if address < stop and load_u8(address) == MINUS:
         address += ONE
@@ -377,7 +387,9 @@ def skip_number(address: Address, stop: Address) -> Value:
 
 @inlined
 def take_exponent(address: Address, stop: Address) -> Value:
-    """Parses what follows an "e"; returns (limited exponent, address after it or a code)."""
+    """Parses the exponent after the "e" of a number. Returns (the exponent, limited so that it
+    cannot overflow; address after it or an error code).
+    """
     negative = False
     if address < stop:
         sign = load_u8(address)
@@ -404,7 +416,7 @@ def take_number(address: Address, stop: Address, table: Address) -> Value:
     """Parses the number at `address`, ignoring its sign.
 
     Returns (all digits as an integer modulo 2^64, number of digits, exponent of ten, address after
-    the number or a code).
+    the number or an error code).
     """
     if address < stop and load_u8(address) == MINUS:
         address += ONE
@@ -436,7 +448,8 @@ def double_of(
 ) -> Value:
     """Returns the bits of the double nearest to a number that `take_number` has parsed.
 
-    Returns the bits of infinity if the number exceeds all doubles, and `OPEN` if it is undecided.
+    Returns the bits of infinity if the number exceeds all doubles, and `OPEN` if the nearest double
+    cannot be determined here.
     """
     if (
         count <= np.uint64(19)
@@ -512,7 +525,9 @@ def nearest(value: Value, exponent: Value, table: Address) -> Value:
 
 @helper
 def _nearest_of_many(address: Address, end: Address, exponent: Value, table: Address) -> Value:
-    """Computes `double_of` without the sign, from the first 19 significant digits."""
+    """Returns the result of `double_of` without the sign for a number of more than 19 digits. Uses
+    the first 19 significant digits.
+    """
     value = _NOTHING
     taken = np.int64(0)
     dropped = np.int64(0)
@@ -540,10 +555,11 @@ def _nearest_of_many(address: Address, end: Address, exponent: Value, table: Add
 
 @helper
 def exact_number(address: Address, end: Address, scale: Value) -> Value:
-    """Computes a valid number times 10^scale, without its sign, as an integer of 128 bits.
+    """Multiplies the absolute value of a valid number by 10^scale, and returns it as an integer of
+    128 bits.
 
-    Returns (upper half, lower half, status). The status is the number of digits, at most 38, or a
-    negated code: `NOT_EXACT` or `OUT_OF_RANGE`.
+    Returns (upper half, lower half, status). The status is the number of digits, at most 38, or one
+    of the negated error codes `NOT_EXACT` and `OUT_OF_RANGE`.
     """
     stop = address
     last = _NOTHING  # address after the last digit that is not 0

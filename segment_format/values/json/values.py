@@ -1,12 +1,13 @@
-"""Functions of the kernels that write and clear values in entries of nodes.
+"""Kernel functions that write and clear the values of nodes.
 
-Functions named `put_…` return a status. Values that JSON writes as strings:
+Functions named `put_…` return a status. Format of values that JSON represents as strings:
 
     date        YYYY-MM-DD
     timestamp   date ("T" / " ") hh:mm [":" ss ["." 1*9digit]] [zone]
     zone        "Z" / ("+" / "-") hh [[":"] mm], at most 18 hours
 
-Years are 0001 to 9999, without leap seconds and 24:00. Digits below a microsecond are dropped.
+Valid years are 0001 to 9999. Leap seconds and the time 24:00 are invalid. Digits after the
+microseconds are dropped.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def _clear(node: Address, first: Value, count: Value) -> None:
 
 @helper
 def clear_value(frame: Address, node: Address, entry: Value) -> None:
-    """Clears an entry of a node, and of its fields."""
+    """Clears the value of a node in an entry, including the fields of a struct."""
     nodes = address_in(frame, c.NODES)
     level = get(node, c.LEVEL)
     stop = nodes + address_in(node, c.STOP) * _NODE_BYTES
@@ -70,7 +71,7 @@ def clear_value(frame: Address, node: Address, entry: Value) -> None:
 
 @helper
 def save_counts(frame: Address, levels: Value) -> None:
-    """Saves the number of entries before a row."""
+    """Saves the number of entries of each level, before a row is read."""
     counts, saved = address_in(frame, c.COUNTS), address_in(frame, c.SAVED)
     for level in range(levels):
         put(saved, level, get(counts, level))
@@ -78,7 +79,9 @@ def save_counts(frame: Address, levels: Value) -> None:
 
 @helper
 def clear_row(frame: Address, row: Value) -> None:
-    """Clears a row, with all items since `save_counts`."""
+    """Clears all values of row `row`, including all entries that its lists and maps have added
+    since `save_counts`, and restores the saved numbers of entries.
+    """
     node = address_in(frame, c.NODES)
     counts, saved = address_in(frame, c.COUNTS), address_in(frame, c.SAVED)
     for _ in range(get(frame, c.NODE_COUNT)):
@@ -95,7 +98,9 @@ def clear_row(frame: Address, row: Value) -> None:
 
 @kernel("void(uint64, int64)")
 def discard_row(frame: Address, row: Value) -> None:
-    """Clears a row after all rows were read; its items are left unused."""
+    """Clears the value of row `row` after all rows were read. The entries that its lists and maps
+    have added remain, but no row refers to them.
+    """
     save_counts(frame, get(frame, c.LEVELS))
     clear_row(frame, row)
 
@@ -116,7 +121,7 @@ ZONE = np.int64(1)
 
 @inlined
 def _two_digits(address: Address) -> Value:
-    """Returns the number of two digits; negative if they are not digits."""
+    """Returns the number that two digits represent; negative if the bytes are not digits."""
     first = np.int64(load_u8(address)) - 48
     second = np.int64(load_u8(address + ONE)) - 48
     if first < 0 or first > 9 or second < 0 or second > 9:
@@ -149,7 +154,7 @@ def days_of(address: Address, end: Address) -> Value:
         days = np.int64(30)
     if day > days:
         return none
-    # Years begin in March, so the leap day is the last.
+    # Counts years from March, so that the leap day is the last day of a year.
     if month <= 2:
         year -= 1
         month += 12
@@ -258,7 +263,9 @@ def _six_bits(byte: Value) -> Value:
 
 @helper
 def base64_size(address: Address, end: Address) -> Value:
-    """Returns the size of padded base64 (RFC 4648) when decoded; negative if it is invalid."""
+    """Returns the decoded size in bytes of a base64 text with padding (RFC 4648); negative if the
+    text is invalid.
+    """
     size = end - address
     if size & _THREE != _NOTHING:
         return np.int64(-1)
@@ -279,7 +286,7 @@ def base64_size(address: Address, end: Address) -> Value:
 
 @helper
 def decode_base64(address: Address, size: Value, to: Address) -> None:
-    """Decodes base64 that `base64_size` has accepted to `size` bytes."""
+    """Decodes `size` bytes from a base64 text that `base64_size` has accepted."""
     while size > 0:
         first = _six_bits(load_u8(address))
         second = _six_bits(load_u8(address + ONE))
@@ -312,7 +319,9 @@ _OPEN_SINGLE_BITS = np.uint64(0x3FFFFF)
 def put_text(
     frame: Address, node: Address, entry: Value, address: Address, end: Address, escaped: Value
 ) -> Value:
-    """Writes the location of a string, which is unescaped first if necessary."""
+    """Writes the location of a string as the value of a node. If the string has escapes, unescapes
+    it to the arena first.
+    """
     packed = (address - address_in(frame, c.BASE)) << np.uint64(32) | (end - address) << ONE
     status = np.int64(c.DONE)
     if escaped:
@@ -325,7 +334,7 @@ def put_text(
 
 @helper
 def _unescaped(frame: Address, address: Address, end: Address) -> Value:
-    """Unescapes a string; returns (its location in the arena, status)."""
+    """Unescapes a string to the arena. Returns (location of the result, status)."""
     if not arena_has(frame, end - address):
         return _NOTHING, np.int64(c.GROW_ARENA)
     first = arena_end(frame)
@@ -339,7 +348,7 @@ def _unescaped(frame: Address, address: Address, end: Address) -> Value:
 def _integer(
     address: Address, end: Address, value: Value, count: Value, exponent: Value, limit: Value
 ) -> Value:
-    """Returns (the number, status); valid are integers from `-limit - 1` to `limit`."""
+    """Returns (the number, status). Integers from `-limit - 1` to `limit`, inclusive, are valid."""
     status = np.int64(c.DONE)
     if exponent != 0 or count > _NINETEEN:
         value, status = _exact_integer(address, end)
@@ -362,7 +371,9 @@ def put_number(
     exponent: Value,
     table: Address,
 ) -> Value:
-    """Writes a number that `take_number` has parsed from `address` to `end`."""
+    """Writes a number as the value of a node. `take_number` has parsed it from `address` to
+    `end`.
+    """
     op = get(node, c.OP)
     data = address_in(node, c.DATA)
     if op == c.INT64:
@@ -382,7 +393,9 @@ def put_number(
 
 @helper
 def _exact_integer(address: Address, end: Address) -> Value:
-    """Returns (magnitude, status)."""
+    """Returns (absolute value of the number, status). The status is an error if the number is not
+    an integer below 2^64.
+    """
     high, low, status = exact_number(address, end, 0)
     if status < 0:
         return low, -status
@@ -395,7 +408,9 @@ def _exact_integer(address: Address, end: Address) -> Value:
 def _no_double(
     frame: Address, node: Address, entry: Value, address: Address, end: Address, bits: Value
 ) -> Value:
-    """Returns (bits of infinity, or a NaN with the index of the undecided number; status)."""
+    """Handles a number for which `double_of` returned infinity or `OPEN`. Returns (`bits` if it is
+    infinity, else a NaN that contains the index of the undecided number; status).
+    """
     if bits != OPEN:
         return bits, np.int64(c.OUT_OF_RANGE)
     number, status = _add_undecided(frame, node, entry, address, end)
@@ -406,7 +421,9 @@ def _no_double(
 def _add_undecided(
     frame: Address, node: Address, entry: Value, address: Address, end: Address
 ) -> Value:
-    """Appends an undecided number; returns (its index, status)."""
+    """Adds a number to the list of undecided numbers, which Python rounds later. Returns (its
+    index, status).
+    """
     number = get(frame, c.OPEN_COUNT)
     if number >= get(frame, c.OPEN_CAPACITY):
         put(frame, c.WANTED, number + 1)
@@ -459,9 +476,10 @@ def _put_other(
 
 @helper
 def _single_of(bits: Value) -> Value:
-    """Returns the bits of the float32 nearest to a number, from the bits of the nearest double.
+    """Returns the bits of the float32 nearest to a number, given the bits of the double nearest to
+    it.
 
-    Returns `OPEN` if the double is halfway between two float32.
+    Returns `OPEN` if the double is halfway between two float32 numbers.
     """
     number = bits_double(bits & _MAGNITUDE)
     single = single_bits(number)
@@ -516,7 +534,7 @@ def _put_decimal(
 def put_quoted(
     frame: Address, node: Address, entry: Value, address: Address, end: Address, escaped: Value
 ) -> Value:
-    """Writes a date, timestamp or binary value, which JSON writes as a string."""
+    """Writes a date, timestamp or binary value, which JSON represents as a string."""
     packed = (address - address_in(frame, c.BASE)) << np.uint64(32) | (end - address) << ONE
     before = get(frame, c.ARENA_SIZE)
     if escaped:

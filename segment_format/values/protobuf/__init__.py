@@ -1,7 +1,7 @@
 """Decodes Protobuf to Arrow.
 
-A message is fields in any order, each a tag (8 * field number + wire type) and a value: 0 varint, 1
-eight bytes, 2 a length and bytes, 3 and 4 start and end of a group, 5 four bytes. `schema` reads
-descriptors, `program` compiles them to tables, `kernel` runs these over values, `decoder` builds
-Arrow arrays.
+A message consists of fields in any order. Each field is a tag (8 * field number + wire type) and a
+value. The wire types are: 0 varint, 1 eight bytes, 2 a length and that many bytes, 3 start of a
+group, 4 end of a group, 5 four bytes. `schema` reads descriptors, `program` compiles them to
+tables, `kernel` decodes values by these tables, and `decoder` builds Arrow arrays.
 """

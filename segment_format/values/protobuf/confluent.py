@@ -1,10 +1,10 @@
-"""Protobuf values in Confluent's wire format.
+"""Decodes Protobuf values in Confluent's wire format.
 
-A value starts with a head: Confluent's header (see `registry_framing`), then the message index,
-which is the path to the message type in its file as zigzag varints: a count, then an index into the
-file's messages, then into those nested in that message, and so on. A lone 0 means the first
-message. Most values of a batch have the same head: heads are compared as bytes, and only new ones
-are parsed.
+A value starts with a head: Confluent's header (see `registry_framing`), then the message index. The
+message index is the path to the message type in its file, as zigzag varints: the number of indices,
+an index into the messages of the file, an index into the messages nested in that message, and so
+on. A count of 0 without indices means the first message of the file. Most values of a batch have
+the same head, so the bytes of heads are compared, and each distinct head is parsed only once.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ FIRST: Final = (0,)
 
 
 def read_message_index(data: bytes, position: int = 0) -> tuple[tuple[int, ...], int]:
-    """Returns the path to a message type, and the position of the message.
+    """Parses a message index. Returns the path to the message type, and the position after the
+    index, where the message begins.
 
     Args:
-        data: A value.
-        position: Position of the index.
+        data: The value, from its first byte.
+        position: Position of the message index in the value.
 
     Raises:
         ValueError: The index is invalid.
@@ -48,7 +49,7 @@ def read_message_index(data: bytes, position: int = 0) -> tuple[tuple[int, ...],
     if count == 0:
         return FIRST, position
     if not 0 < count <= MAX_INDEXES:
-        raise ValueError(f"a message index has {count} numbers; 1 to {MAX_INDEXES} are valid")
+        raise ValueError(f"a message index has {count} numbers, but must have 1 to {MAX_INDEXES}")
     path = []
     for _ in range(count):
         index, position = _read_zigzag(data, position)
@@ -73,8 +74,8 @@ class _Head:
     """The bytes in front of a message.
 
     Attributes:
-        data: The bytes; empty if the head is invalid.
-        refused: Why the message cannot be read; `None` if it can.
+        data: Bytes of the head; empty if the head is invalid.
+        refused: Why messages with this head cannot be decoded; `None` if they can.
     """
 
     data: bytes
@@ -82,17 +83,18 @@ class _Head:
 
 
 class ConfluentProtobufDecoder:
-    """Decodes values that each name their writer's schema by its id, or its GUID.
+    """Decodes values whose header states the id or GUID of the writer's schema.
 
-    Fields are identified by numbers, so the writer's schema only determines the message type.
+    The writer's schema is only needed to determine the message type, because Protobuf identifies
+    fields by numbers.
 
     Args:
-        decoder: Decoder of the expected message type.
-        message_of: Returns the full name of the message type for an id, or a GUID as text, and a
-            message index. If it raises LookupError, the values with that head are bad, with the
-            error's text as reason, and the next batch calls it again. Without the function, the
-            index is looked up in the reader's file, which is right as long as writers have the same
-            messages in the same order.
+        decoder: Decoder of the expected message type. Values of other message types are bad.
+        message_of: Returns the full name of the message type for two arguments: a schema id (or
+            GUID as text), and a message index. If it raises LookupError, all values of a batch with
+            this head are bad, with the error's text as the reason; the next batch calls the
+            function again. If it is `None`, the index is looked up in the reader's file. This is
+            only correct if the writers' files have the same messages in the same order.
     """
 
     def __init__(
@@ -147,7 +149,9 @@ class ConfluentProtobufDecoder:
         return decoder.decode_from(values, starts, reasons)
 
     def _first_head(self, values: pa.Array, rows: NDArray[np.intp]) -> _Head | None:
-        """Returns the head of the first row that has one."""
+        """Returns the head of the first of these rows whose value has a valid head; `None` if no
+        value has one.
+        """
         for row in rows.tolist():
             head = self._head(values, row)
             if head.data:
@@ -155,7 +159,7 @@ class ConfluentProtobufDecoder:
         return None
 
     def _head(self, values: pa.Array, row: int) -> _Head:
-        """Returns the head of a value."""
+        """Parses and returns the head of the value in a row."""
         _, ends, data = values.buffers()
         start, stop = np.frombuffer(ends, np.int32, 2, 4 * (values.offset + row)).tolist()
         value = b""
@@ -187,7 +191,9 @@ class ConfluentProtobufDecoder:
 
 
 def _match(values: pa.Array, heads: list[_Head]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Returns the start of each message, and the index of its head; -1 without one."""
+    """Returns the position of the message in each value, and the index of the value's head in
+    `heads`. Both are -1 if the value has none of these heads.
+    """
     starts = np.full(len(values), -1, np.int32)
     which = np.full(len(values), -1, np.int32)
     if heads:
@@ -213,17 +219,18 @@ def match_heads(
     starts: Address,
     which: Address,
 ) -> Value:
-    """Sets start and head of each value with a known head; no head is a prefix of another.
+    """Finds the head with which each value starts, and writes its index and the start of the
+    message. No head is a prefix of another head.
 
     Args:
-        ends: int32: start of each value, then the end of the last.
+        ends: Address of int32 numbers: start of each value, then the end of the last value.
         rows: Number of values.
-        data: Bytes of the values.
-        heads: Bytes of all heads.
-        bounds: int64: start of each head, then the end of the last.
+        data: Address of the bytes of the values.
+        heads: Address of the bytes of all heads.
+        bounds: Address of int64 numbers: start of each head, then the end of the last head.
         count: Number of heads.
-        starts: int32 of each value.
-        which: int32 of each value.
+        starts: Address of an int32 per value, to which the position of the message is written.
+        which: Address of an int32 per value, to which the index of the head is written.
     """
     last = np.int64(0)
     for row in range(rows):

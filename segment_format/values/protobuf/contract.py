@@ -1,18 +1,21 @@
-"""Layout of programs, and of the state that the kernel works on: rows of int64 numbers.
+"""Defines the memory layout of programs, and of the state that the kernel reads and changes. Both
+are tables of int64 numbers.
 
-A *level* counts entries: level 0 the values, one level the elements of each list or map, and one
-the bytes of each text. All columns of a level have one item per entry, so the columns of a nested
-message that is not repeated have the level of the outer message. Each level except 0 has offsets:
-for each entry of its parent level, the start of its entries.
+A *level* is a set of columns of the same length; each position in them is an entry of the level.
+Level 0 has an entry per value. Each list or map has a level with an entry per element, and each
+text has a level with an entry per byte. The columns of a nested message that is not repeated are in
+the level of the outer message, because they have the same length. Each level except 0 has a parent
+level and offsets: for each entry of the parent level, the index of its first entry in this level.
 
-A *node* is a message type at a position in the tree. Its fields are *entries*, ascending by number.
+A *node* is a message type at a position in the tree of fields. The table of entries has a row for
+each of its fields, in ascending order of field numbers.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-# The state: addresses of the program and of the columns, and the progress.
+# Slots of the state: addresses of the program and of the columns, and the progress of the kernel.
 NODES: Final = 0
 DENSE: Final = 1
 ENTRIES: Final = 2
@@ -45,14 +48,14 @@ BAD_ENTRY: Final = 28  # entry of the malformed field, -1 for an unknown one
 BAD_DEPTH: Final = 29
 STATE_SIZE: Final = 30
 
-# Of a node.
+# Slots of a node.
 NODE_DENSE: Final = 0  # its first index in the table from numbers to entries
 NODE_DENSE_SIZE: Final = 1
 NODE_ENTRY: Final = 2  # its first entry
 NODE_ENTRY_COUNT: Final = 3
 NODE_SIZE: Final = 4
 
-# Of an entry.
+# Slots of an entry, which describes a field.
 NUMBER: Final = 0
 OP: Final = 1
 WIRE: Final = 2
@@ -73,15 +76,15 @@ ENUM_SIZE: Final = 16
 DROPS: Final = 17  # 1: a number that its enum does not have drops the map entry
 ENTRY_SIZE: Final = 18
 
-# Of a column: bytes of an entry, and its level.
+# Slots of a column: bytes per entry, and its level.
 COLUMN_SIZE: Final = 2
-# Of a level: its parent, and the position of its children.
+# Slots of a level: its parent level, and where the table of child levels lists its children.
 PARENT: Final = 0
 KID: Final = 1
 KID_COUNT: Final = 2
 LEVEL_SIZE: Final = 3
 
-# Of an open message.
+# Slots of the stack frame of a message that is being decoded.
 FRAME_NODE: Final = 0
 FRAME_STOP: Final = 1
 FRAME_GROUP: Final = 2  # number of the group that ends it; 0 for none
@@ -90,7 +93,7 @@ FRAME_DROPPED: Final = 4
 FRAME_SIZE: Final = 5
 MAX_DEPTH: Final = 100
 
-# Ops; numbers, which may be packed, come first.
+# Operations that decode a field. Operations for numbers, which may be packed, come first.
 INT32: Final = 0
 INT64: Final = 1
 UINT32: Final = 2
@@ -108,7 +111,7 @@ BINARY: Final = 13
 MESSAGE: Final = 14
 GROUP: Final = 15
 
-# Statuses: a request of the kernel, or the reason why a value is bad.
+# Statuses that the kernel returns: DONE, a request for memory, or the reason why a value is bad.
 DONE: Final = 0
 GROW: Final = 1
 BAD_TAG: Final = 2

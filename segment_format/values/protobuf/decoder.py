@@ -36,21 +36,24 @@ _MAX_FIRST_BYTES: Final = 64 << 20
 class ProtobufDecoder:
     """Decodes messages of one type.
 
-    Fields become columns by their names. Enums become their values' names, `uint32` int64, `uint64`
-    decimal(20, 0), Timestamp and Duration microseconds, and wrappers their value or null. An absent
-    field becomes its declared default; without one, null if Protobuf distinguishes absent from
-    default (also in a oneof, and for required fields), else zero. Fields that are not wanted are
-    skipped unchecked.
+    Each field becomes a column with its name. An enum becomes the name of its value, `uint32`
+    becomes int64, `uint64` becomes decimal(20, 0), Timestamp and Duration become microseconds, and
+    a wrapper becomes its value or null. An absent field becomes its declared default. If it has no
+    declared default, it becomes null if Protobuf distinguishes an absent field from its default
+    (also in a oneof, and if it is required), else zero. Fields that are not selected are skipped
+    without checks.
 
-    Numbers that an enum does not name are text, such as `"7"`; for an enum of proto2 they count as
-    absent, as in Protobuf. Text that is not UTF-8 makes a value bad, also in proto2.
+    A number that the enum does not have becomes text, such as `"7"`. If the enum is of proto2, the
+    field counts as absent, as in Protobuf. Text that is not UTF-8 makes a value bad, also in
+    proto2.
 
     Args:
-        descriptors: A `FileDescriptorSet` with the message's file and its imports; Timestamp,
-            Duration and wrappers may be missing.
+        descriptors: A serialized `FileDescriptorSet` with the message's file and its imports. The
+            files of Timestamp, Duration and the wrappers may be missing.
         message: Full name of the message type.
-        columns: Fields to decode, such as `amount` or `user.id`. Lists are addressed like single
-            fields, maps by `key` and `value`. `None` for all. The result has the message's order.
+        columns: Paths of the fields to decode, such as `amount` or `user.id`; `None` for all.
+            Fields in the elements of a list have the same paths as in a single message; `key` and
+            `value` select the parts of a map. The result has the order of the message type.
 
     Raises:
         ValueError: The descriptors cannot be read, a type or a field is missing, or a message
@@ -82,7 +85,9 @@ class ProtobufDecoder:
 
     @property
     def message_index(self) -> tuple[int, ...]:
-        """Path to the message type in its file, as in Confluent's header."""
+        """Path to the message type in its file, as in the message index of Confluent's wire
+        format.
+        """
         return self._path
 
     def decode(self, values: pa.Array) -> DecodedValues:
@@ -96,12 +101,12 @@ class ProtobufDecoder:
     def decode_from(
         self, values: pa.Array, starts: NDArray[np.int32], reasons: Mapping[int, str]
     ) -> DecodedValues:
-        """Decodes values that have a header in front of the message.
+        """Decodes values in which a header precedes the message.
 
         Args:
-            values: As for `decode`.
+            values: A `pa.binary()` array, which may be a slice and have nulls.
             starts: Position of the message in each value; -1 for bad values, undefined for nulls.
-            reasons: Row -> why the value is bad, for those values.
+            reasons: Row -> why its value is bad, for each value whose start is -1.
 
         Raises:
             TypeError: Not a `pa.binary()` array.
@@ -128,8 +133,8 @@ class ProtobufDecoder:
         )
 
     def _first_capacities(self, rows: int) -> list[int]:
-        """Returns initial capacities: the entries of each level in the last batch, and an eighth
-        more.
+        """Returns the initial capacity of each level, in entries. It is computed from the entries
+        per value in the last batch, plus one eighth.
         """
         last = self._last_counts
         capacities = [count * rows // last[0] * 9 // 8 + _MIN_CAPACITY for count in last]
@@ -168,7 +173,7 @@ of the input: two bytes may be a message of a thousand columns.
 
 
 class ColumnMemory:
-    """Columns, offsets and texts of a batch, and the kernel's state.
+    """Memory for the columns, offsets and texts of a batch, and for the kernel's state.
 
     Columns are zero until the kernel writes them, and zero means an absent field.
 
@@ -176,7 +181,7 @@ class ColumnMemory:
         program: Program of the message type.
         rows: Number of values.
         capacities: Initial capacity of each level, in entries.
-        size: Bytes of the values.
+        size: Total size of the values in bytes, which determines the limit for memory.
     """
 
     def __init__(self, program: Program, rows: int, capacities: Sequence[int], size: int) -> None:
@@ -188,7 +193,7 @@ class ColumnMemory:
         ]
         self._parents = program.levels.reshape(-1, c.LEVEL_SIZE)[:, c.PARENT].tolist()
         levels = len(self._parents)
-        # The state, then the tables; the state has their addresses.
+        # One array with the state, then the tables, whose addresses are in the state.
         tables = (
             (c.BASES, len(columns)),
             (c.OFFSETS, levels),
@@ -236,17 +241,19 @@ class ColumnMemory:
             yield BufferSpec(self._table_at[c.BYTES] + level, level, 1)
 
     def count(self, level: int) -> int:
-        """Returns the entries of a level so far."""
+        """Returns the number of entries that a level has so far."""
         count: int = self.state[self._table_at[c.COUNTS] + level]
         return count
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Entries of each level so far."""
+        """Number of entries that each level has so far."""
         return tuple(self.count(level) for level in range(len(self._parents)))
 
     def grow(self) -> bool:
-        """Allocates what the kernel requests; returns False if that exceeds the limit."""
+        """Allocates the memory that the kernel requested in the state. Returns False if it would
+        exceed the limit.
+        """
         level, wanted = self.state[c.LEVEL_WANTED], self.state[c.CAPACITY_WANTED]
         old_capacity = self._buffers.capacities[level]
         capacity = min(max(wanted, 2 * old_capacity), _MAX_ENTRIES)
@@ -259,31 +266,35 @@ class ColumnMemory:
         return True
 
     def bad_entries(self) -> list[int]:
-        """Returns the entries down to the field where a value is malformed."""
+        """Returns the indices of the entries of the fields that lead to the malformed field, from
+        the outermost field on.
+        """
         start = self._table_at[c.STACK] + c.FRAME_ENTRY
         stop = start + c.FRAME_SIZE * (self.state[c.BAD_DEPTH] + 1)
         entries = [*self.state[start : stop : c.FRAME_SIZE].tolist(), self.state[c.BAD_ENTRY]]
         return [entry for entry in entries if entry >= 0]
 
     def values(self, column: int, level: int, width: int) -> pa.Buffer:
-        """Returns the numbers of a column."""
+        """Returns the buffer with the numbers of a column."""
         return self._buffers.filled(self._table_at[c.BASES] + column, self.count(level) * width)
 
     def numbers(self, column: int, level: int, dtype: type[np.generic]) -> NDArray[Any]:
-        """Returns a view of the numbers of a column."""
+        """Returns the numbers of a column as a NumPy array that shares the memory."""
         return self._buffers.numbers(self._table_at[c.BASES] + column, self.count(level), dtype)
 
     def offsets(self, level: int) -> pa.Buffer:
-        """Returns int32 offsets: 0, then for each parent entry the end of its entries."""
+        """Returns the buffer with the int32 offsets of a level: 0, then for each entry of the
+        parent level the end of its entries in this level.
+        """
         count = self.count(self._parents[level]) + 1
         return self._buffers.filled(self._table_at[c.OFFSETS] + level, 4 * count)
 
     def text(self, level: int) -> pa.Buffer:
-        """Returns the bytes of texts."""
+        """Returns the buffer with the bytes of the texts of a level."""
         return self._buffers.filled(self._table_at[c.BYTES] + level, self.count(level))
 
     def row_of(self, level: int, index: int) -> int:
-        """Returns the row of the value to which an entry belongs."""
+        """Returns the row of the value that contains entry `index` of a level."""
         while level:
             ends = np.frombuffer(self.offsets(level), np.int32)
             index = int(np.searchsorted(ends, index, side="right")) - 1
@@ -302,7 +313,8 @@ class ArrayBuilder:
     """Builds arrays from the values that the kernel has decoded.
 
     Attributes:
-        bad: Row -> path and reason, for values that turned out to be bad.
+        bad: Row -> (path of the field, reason), for values that are found to be bad while the
+            arrays are built.
     """
 
     def __init__(self, memory: ColumnMemory) -> None:
@@ -310,7 +322,7 @@ class ArrayBuilder:
         self.bad: dict[int, tuple[str, str]] = {}
 
     def build(self, root: Column) -> pa.Array:
-        """Returns the array of all values; null where one is missing or bad."""
+        """Returns the array of all values; null values and bad values are null."""
         array = self._array(root, "", None)
         if self.bad:
             self._memory.numbers(root.present, 0, np.bool_)[list(self.bad)] = False
@@ -322,9 +334,10 @@ class ArrayBuilder:
 
         Args:
             column: The column.
-            path: Names of the fields down to it.
-            above: Mask of the rows in which the surrounding struct is not null; `None` for all.
-                Fields of null structs are null, too: some engines read a field without its struct.
+            path: Path of its field: names joined by dots.
+            above: Mask of the rows in which the surrounding struct is not null; `None` if it has no
+                nulls. Fields of null structs become null, too, because some engines read a field
+                without looking at its struct.
         """
         count = self._memory.count(column.level)
         present = self._present(column)
@@ -369,7 +382,9 @@ class ArrayBuilder:
         return None if present.all() else present
 
     def _enum_names(self, column: Column, path: str, present: NDArray[np.bool_] | None) -> pa.Array:
-        """Returns the names of an enum's numbers; a number without a name is its own name."""
+        """Returns the names of the enum's values. A number that the enum does not name becomes
+        text, such as `"7"`.
+        """
         assert column.enum is not None
         numbers: NDArray[Any] = self._memory.numbers(column.values, column.level, np.int32)
         named = np.array(sorted(column.enum.values), np.int32)
@@ -388,7 +403,7 @@ class ArrayBuilder:
             self._mark_bad(column, np.flatnonzero(is_beyond), path, _TOO_MANY_NAMES)
             shown &= ~is_beyond
         indices = make_array(pa.int32(), len(name_of), shown, [copied(name_of)])
-        # Not `pa.array`: its first call imports pandas, which takes long.
+        # Does not call `pa.array`, because its first call imports pandas, which takes long.
         offsets = copied(np.concatenate(([0], np.cumsum(sizes))).astype(np.int32))
         text = copied(np.frombuffer(b"".join(encoded), np.uint8))
         array = make_array(pa.string(), len(names), None, [offsets, text]).take(indices)
@@ -431,7 +446,7 @@ class ArrayBuilder:
 
 
 def _with_nulls(array: pa.Array, kept: NDArray[np.bool_]) -> pa.Array:
-    """Returns an array without nulls of its own, null where `kept` is False."""
+    """Returns a copy of an array without nulls that is null where `kept` is False."""
     return make_array(array.type, len(array), kept, array.buffers()[1:])
 
 

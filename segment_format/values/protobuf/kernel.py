@@ -1,14 +1,16 @@
 """The kernel that decodes messages into columns.
 
-Fields come in any order and may be repeated. Numbers are stored at the current entry and replaced
-by later ones, a repeated message is merged into the earlier one, and elements are appended. Absent
-fields are zero, because all columns are zero at first. Offsets are written when an entry ends. A
-bad value, and a member of a oneof that another member replaces, are cleared, back to where their
-elements begin. If a buffer is full, the kernel returns before it touches the field, and resumes
-there.
+The fields of a message may have any order and may occur several times. A number is stored at the
+current entry of its level and replaces an earlier number of the same field. A message is merged
+into an earlier message of the same field. Elements of lists and maps are appended. Absent fields
+are zero, because all columns are zero at first. Offsets are written when an entry ends. If a value
+is bad, or if a member of a oneof is replaced by another member, what it has written is cleared,
+including its elements. If a buffer is full, the kernel returns before it changes anything for the
+current field, and the next call continues with this field.
 
-Readers never read at or after the stop. They return the value and the next address, which is 0 on
-failure. Limits equal Google's upb: five bytes for tags and lengths, ten for numbers.
+Functions named `read_…` never read at or after `stop`. They return the value and the next address,
+which is 0 on failure. The limits are those of Google's upb: five bytes for tags and lengths, ten
+bytes for numbers.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ _MAX_SIZE = np.uint64(0x7FFFFFFF)
 
 @inlined
 def read_u64(address: Address, stop: Address) -> Value:
-    """Reads a number of up to 64 bits; further bits are dropped."""
+    """Reads a varint of up to ten bytes as a number of 64 bits; higher bits are dropped."""
     if address < stop:
         first = load_u8(address)
         if first < _CONTINUED:
@@ -62,7 +64,7 @@ def read_u64(address: Address, stop: Address) -> Value:
 
 @inlined
 def read_u32(address: Address, stop: Address) -> Value:
-    """Reads a tag: a number of up to 32 bits."""
+    """Reads a tag or a length: a varint of up to 32 bits."""
     if address < stop:
         first = load_u8(address)
         if first < _CONTINUED:
@@ -75,7 +77,9 @@ def read_u32(address: Address, stop: Address) -> Value:
 
 @inlined
 def read_size(address: Address, stop: Address) -> Value:
-    """Reads a length; returns it and the address of the content, which ends before the stop."""
+    """Reads a length. Returns it and the address of the content. A content that would end after
+    `stop` is a failure.
+    """
     size, start = read_u32(address, stop)
     if start == NOWHERE or size > _MAX_SIZE or size > stop - start:
         return size, NOWHERE
@@ -84,13 +88,13 @@ def read_size(address: Address, stop: Address) -> Value:
 
 @inlined
 def low_32(raw: Value) -> Value:
-    """Returns the low 32 bits, signed."""
+    """Returns the low 32 bits of `raw` as a signed number."""
     return np.int64(np.int32(raw & _MAX_U32))
 
 
 @helper
 def count_varints(address: Address, stop: Address) -> Value:
-    """Counts the complete numbers in a packed field."""
+    """Counts the complete varints between two addresses."""
     count = np.int64(0)
     while address < stop:
         count += np.int64(load_u8(address) < _CONTINUED)
@@ -100,7 +104,9 @@ def count_varints(address: Address, stop: Address) -> Value:
 
 @inlined
 def _skip_plain(wire: Value, address: Address, stop: Address) -> Value:
-    """Skips an unknown field that is not a group; returns (reason, next address)."""
+    """Skips the value of an unknown field that is not a group. Returns (`DONE` or the reason why it
+    is malformed, next address).
+    """
     if wire == BYTES:
         size, start = read_size(address, stop)
         if start == NOWHERE:
@@ -157,17 +163,19 @@ def _skip_group(
 def skip_field(
     number: Value, wire: Value, address: Address, stop: Address, stack: Address, depth: Value
 ) -> Value:
-    """Skips an unknown field after its tag; returns (reason, next address).
+    """Skips the value of an unknown field. Returns (`DONE` or the reason why it is malformed, next
+    address).
 
-    As in upb, field number 0 is not checked inside groups.
+    As in upb, the invalid field number 0 is accepted inside groups.
 
     Args:
         number: Field number.
         wire: Wire type.
         address: Address after the tag.
         stop: End of the message.
-        stack: Frames; groups are pushed above the frames of the open messages.
-        depth: Number of open messages.
+        stack: Address of the stack frames. Groups are pushed above the frames of the messages that
+            are being decoded.
+        depth: Index of the top frame.
     """
     if wire == GROUP:
         return _skip_group(number, address, stop, stack, depth)
@@ -180,13 +188,15 @@ _MASK_32 = np.uint64(0xFFFFFFFF)
 
 @inlined
 def at_i32(base: Address, index: Value) -> Value:
-    """Returns an int32 of the array at an address."""
+    """Returns element `index` of the int32 array at address `base`."""
     return np.int64(load_u32_native(base + (np.uint64(index) << np.uint64(2))))
 
 
 @inlined
 def end_entry(state: Address, level: Value) -> None:
-    """Ends the current entry of a level: writes the ends of its children."""
+    """Ends the current entry of a level: writes to the offsets of each child level where the
+    entry's elements end.
+    """
     counts = np.uint64(get(state, c.COUNTS))
     index = get(counts, level) + 1
     row = np.uint64(get(state, c.LEVELS)) + np.uint64(8 * c.LEVEL_SIZE) * np.uint64(level)
@@ -205,10 +215,10 @@ def end_entry(state: Address, level: Value) -> None:
 def clear_entries(
     state: Address, column: Value, stop_column: Value, first_level: Value, stop_level: Value
 ) -> None:
-    """Clears ranges of columns and levels in the current entries.
+    """Clears what the current entry has written to a range of columns and a range of levels.
 
-    The levels restart where they began in the current entry of their parent. Columns of other
-    levels are cleared at the current entry.
+    Each level of the range loses all entries that belong to the current entry of its parent level.
+    A column in another level is only cleared at the current entry of that level.
     """
     counts = np.uint64(get(state, c.COUNTS))
     before = np.uint64(get(state, c.BEFORE))
@@ -235,7 +245,7 @@ def clear_entries(
 
 @helper
 def has_number(state: Address, entry: Address, number: Value) -> Value:
-    """Returns whether a closed enum has a number."""
+    """Returns whether the closed enum of a field has a number."""
     low = get(entry, c.ENUM)
     high = low + get(entry, c.ENUM_SIZE)
     enums = np.uint64(get(state, c.ENUMS))
@@ -270,7 +280,9 @@ def _search(state: Address, first: Value, count: Value, number: Value) -> Value:
 
 @inlined
 def find_entry(state: Address, node: Address, number: Value) -> Value:
-    """Returns the entry of a field number, or -1."""
+    """Returns the index of the entry for a field number of a node, or -1 if the node does not have
+    this field.
+    """
     if number < get(node, c.NODE_DENSE_SIZE):
         return get(np.uint64(get(state, c.DENSE)), get(node, c.NODE_DENSE) + number)
     if get(node, c.NODE_DENSE_SIZE) > 0:
@@ -280,13 +292,13 @@ def find_entry(state: Address, node: Address, number: Value) -> Value:
 
 @inlined
 def node_at(state: Address, index: Value) -> Address:
-    """Returns the address of a node."""
+    """Returns the address of node `index`."""
     return np.uint64(get(state, c.NODES)) + np.uint64(8 * c.NODE_SIZE) * np.uint64(index)
 
 
 @inlined
 def store_number(op: Value, target: Address, raw: Value) -> None:
-    """Stores a number in the format of its column."""
+    """Converts a number by operation `op` and stores it at `target`."""
     if op == c.INT64 or op == c.RAW64:
         store_i64(target, np.int64(raw))
     elif op == c.INT32 or op == c.RAW32 or op == c.CLOSED_ENUM:
@@ -306,7 +318,9 @@ def store_number(op: Value, target: Address, raw: Value) -> None:
 
 @inlined
 def has_capacity(state: Address, level: Value, more: Value) -> Value:
-    """Returns whether more entries fit into a level; if not, requests memory in the state."""
+    """Returns whether `more` more entries fit into a level. If not, writes a request for memory to
+    the state.
+    """
     wanted = get(np.uint64(get(state, c.COUNTS)), level) + more
     if wanted <= get(np.uint64(get(state, c.CAPACITIES)), level):
         return True
@@ -333,7 +347,9 @@ def _replace_member(state: Address, base: Address, index: Value, level_index: Va
 
 @inlined
 def mark_present(state: Address, entry: Address, index: Value, level_index: Value) -> None:
-    """Marks a field that is not repeated as present, and clears the other members of its oneof."""
+    """Marks a field that is not repeated as present. If it is in a oneof, clears the other
+    members.
+    """
     bases = np.uint64(get(state, c.BASES))
     present = get(entry, c.PRESENT)
     oneof = get(entry, c.ONEOF)
@@ -363,7 +379,9 @@ def _read_number(wire: Value, address: Address, stop: Address) -> Value:
 
 @helper
 def _packed(state: Address, entry: Address, address: Address, stop: Address) -> Value:
-    """Reads a packed field after its tag; returns (reason, next address)."""
+    """Reads the value of a packed field. Returns (`DONE`, `GROW` or the reason why it is malformed;
+    next address).
+    """
     size, address = read_size(address, stop)
     if address == NOWHERE:
         return c.BAD_LENGTH, NOWHERE
@@ -400,7 +418,9 @@ def _packed(state: Address, entry: Address, address: Address, stop: Address) -> 
 def _text(
     state: Address, entry: Address, address: Address, stop: Address, readable: Address
 ) -> Value:
-    """Reads a text after its tag, replacing an earlier one; returns (reason, next address)."""
+    """Reads the value of a text field, which replaces an earlier value. Returns (`DONE`, `GROW` or
+    the reason why it is malformed; next address).
+    """
     size, address = read_size(address, stop)
     if address == NOWHERE:
         return c.BAD_LENGTH, NOWHERE
@@ -426,7 +446,9 @@ def _text(
 def _begin_message(
     state: Address, index: Value, entry: Address, address: Address, stop: Address, depth: Value
 ) -> Value:
-    """Pushes the frame of a message or group after its tag; returns (reason, next address)."""
+    """Begins to decode the value of a message or group field: pushes its frame. Returns (`DONE` or
+    the reason why it is malformed, address of its first field).
+    """
     op = get(entry, c.OP)
     group = np.int64(0)
     if op == c.MESSAGE:
@@ -449,7 +471,7 @@ def _begin_message(
 
 @inlined
 def _end_message(state: Address, frame: Address) -> None:
-    """Ends the message of a frame."""
+    """Finishes the message of a frame when all of its fields are decoded."""
     index = get(frame, c.FRAME_ENTRY)
     if index < 0:
         end_entry(state, np.int64(0))
@@ -469,7 +491,9 @@ def _end_message(state: Address, frame: Address) -> None:
 
 @inlined
 def _begin_value(state: Address, row: Value) -> Value:
-    """Pushes the frame of a row's value; returns (whether it is not null, reason, first byte)."""
+    """Begins to decode the value of a row: pushes its frame. Returns (false if the value is null,
+    `DONE` or the reason why it is bad, address of the message).
+    """
     valid = np.uint64(get(state, c.VALID))
     if valid != NOWHERE:
         bit = np.uint64(row + get(state, c.VALID_SHIFT))
@@ -507,10 +531,11 @@ def _read_field(
     readable: Address,
     depth: Value,
 ) -> Value:
-    """Reads a known field after its tag; returns (reason, next address, depth).
+    """Reads the value of a known field. Returns (`DONE`, `GROW` or the reason why it is malformed;
+    next address; depth).
 
-    The depth is one more if a message begins, and -1 if the field counts as unknown because of its
-    wire type.
+    The returned depth is `depth + 1` if the field is a message or group, whose fields follow. It is
+    -1 if the field has an unexpected wire type, so that the caller must skip it as unknown.
     """
     entry = np.uint64(get(state, c.ENTRIES)) + ENTRY_BYTES * np.uint64(index)
     op = get(entry, c.OP)
@@ -553,10 +578,10 @@ def _read_field(
 
 @kernel("int64(uint64)")
 def decode_values(state: Address) -> Value:
-    """Decodes values until all are done, a buffer is full, or a value is bad; resumes at the next
-    call.
+    """Decodes values until all are decoded, a buffer is full, or a value is bad. The next call
+    continues.
 
-    Returns `DONE`, `GROW` or the reason.
+    Returns `DONE`, `GROW` if a buffer is full, or the reason why a value is bad.
 
     Args:
         state: Address of the state, see `contract`.

@@ -1,4 +1,4 @@
-"""Compiles a message type to the tables that the kernel runs by, and to Arrow columns."""
+"""Compiles a message type to tables for the kernel and to a tree of Arrow columns."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Selection = dict[str, "Selection | None"]
 
 
 class Kind(Enum):
-    """How a column is built from decoded values."""
+    """Method by which an Arrow column is built from decoded values."""
 
     NUMBER = auto()
     BOOL = auto()
@@ -50,20 +50,21 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """An Arrow column and the kernel's columns that it is built from.
+    """An Arrow column, and the columns of the kernel from which it is built.
 
     Attributes:
         kind: Method of building the column.
         name: Name of its field.
         type: Arrow type.
-        level: Level of its rows.
-        present: Kernel column of presence; -1 if all rows are present.
-        values: Kernel column of numbers; -1 without. For a moment, the seconds; the nanoseconds
-            follow.
-        child_level: Level of a text's bytes, or of the elements of a list or map; -1 without.
+        level: Level whose entries are its rows, see `contract`.
+        present: Index of the kernel column that states whether each row is present; -1 if all are.
+        values: Index of the kernel column with its numbers; -1 if it has none. A Timestamp or
+            Duration has its seconds in this column and its nanoseconds in the next column.
+        child_level: Level of a text's bytes, or of the elements of a list or map; -1 for other
+            types.
         children: Fields of a struct, the element of a list, or key and value of a map.
-        enum: Enum that provides its names.
-        default: Value of absent rows; `None` for null.
+        enum: Enum that has the names of its values; `None` for other types.
+        default: Value of rows in which the field is absent; `None` if they are null.
     """
 
     kind: Kind
@@ -80,12 +81,12 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """How numbers of a type are decoded.
+    """How numbers of a Protobuf type are decoded.
 
     Attributes:
-        op: Operation of the kernel.
+        op: Operation of the kernel that decodes the number.
         wire: Wire type.
-        width: Bytes of a decoded number.
+        width: Size of a decoded number in bytes.
         type: Arrow type.
     """
 
@@ -139,7 +140,7 @@ WRAPPERS: Final = {
 
 
 def implicit_field(name: str, number: int, kind: FieldType) -> Field:
-    """Returns a field of a well-known type. Its descriptor may be missing."""
+    """Returns a field of a well-known type, such as Timestamp, whose descriptor may be missing."""
     return Field(name, number, kind, "", repeated=False, has_presence=False, oneof=-1, default=None)
 
 
@@ -150,7 +151,9 @@ MOMENT_FIELDS: Final = (
 
 
 def selection_of(columns: Iterable[str]) -> Selection:
-    """Returns the tree of paths such as `user.id`; a path selects everything below it."""
+    """Converts paths such as `user.id` to a tree of names. A path selects a field with all fields
+    in it.
+    """
     selection: Selection = {}
     for path in columns:
         *parents, last = path.split(".")
@@ -164,7 +167,7 @@ def selection_of(columns: Iterable[str]) -> Selection:
 
 
 def default_of(field: Field, column: Column) -> pa.Scalar | None:
-    """Returns the declared default of a field that is not repeated.
+    """Returns the declared default of a field that is not repeated; `None` if it has none.
 
     Raises:
         ValueError: The default does not have the type of the field.
@@ -200,17 +203,18 @@ class Program:
     """A compiled message type; `contract` has the layout of the tables.
 
     Attributes:
-        root: Column of the values.
+        root: Column of the decoded values.
         nodes: Table of nodes.
-        dense: For each node, its entries by field number, up to a limit; -1 for none.
+        dense: For each node, the index of the entry for each field number up to a limit; -1 if the
+            node does not have the field.
         entries: Table of entries.
         names: Name of each entry's field.
         columns: Table of kernel columns.
         levels: Table of levels.
         kids: For each level, its child levels.
         enums: For each closed enum, its numbers in ascending order.
-        text_levels: Levels that count bytes.
-        entry_bytes: For each level, the bytes of an entry.
+        text_levels: Levels whose entries are the bytes of texts.
+        entry_bytes: For each level, the bytes of an entry in all of its columns.
     """
 
     root: Column
@@ -237,9 +241,10 @@ def compile_message(schema: Schema, name: str, selection: Selection | None) -> P
 
 
 class _Compiler:
-    """Numbers columns, levels and entries in the order of the tree.
+    """Assigns numbers to columns, levels and entries in the order of the tree of fields.
 
-    So the columns and levels that are cleared with a field are ranges.
+    Because of this order, the columns and levels that must be cleared with a field are a range of
+    numbers.
     """
 
     def __init__(self, schema: Schema) -> None:
@@ -300,7 +305,9 @@ class _Compiler:
         return len(self._parents) - 1
 
     def _node(self, fields: Sequence[Field]) -> tuple[int, int]:
-        """Adds a node for ascending fields; returns the numbers of the node and its first entry."""
+        """Adds a node for fields, which must be in ascending order of their numbers. Returns the
+        index of the node and the index of its first entry.
+        """
         node, first = len(self._nodes), len(self._entries)
         numbers = [field.number for field in fields]
         last = max(numbers, default=-1)
@@ -318,14 +325,15 @@ class _Compiler:
     def _message(
         self, name: str, path: str, level: int, selection: Selection | None, trail: tuple[str, ...]
     ) -> tuple[Column, int]:
-        """Returns column and node of a message; the caller sets the column of presence.
+        """Compiles a message type. Returns its column and the index of its node. The caller must
+        set `present` of the column.
 
         Args:
-            name: Name of its type.
-            path: Path for errors.
+            name: Full name of the message type.
+            path: Path of the field, for errors.
             level: Level of its columns.
-            selection: Wanted fields.
-            trail: Types around it.
+            selection: Tree of the selected fields; `None` for all.
+            trail: Names of the message types that contain it.
         """
         if selection == {} and trail:  # only presence
             return Column(Kind.STRUCT, "", pa.struct([]), level), self._node(())[0]
@@ -432,7 +440,9 @@ class _Compiler:
         selection: Selection | None,
         trail: tuple[str, ...],
     ) -> Column:
-        """Returns the column of a field's value; sets how its entry is decoded."""
+        """Returns the column of a field's value, and sets in the table of entries how the field is
+        decoded.
+        """
         row = self._entries[entry]
         row.update({c.LEVEL: level, c.ONEOF: -1, c.PRESENT: -1})
         if field.type in (FieldType.MESSAGE, FieldType.GROUP):
@@ -473,7 +483,9 @@ class _Compiler:
 
 
 def _wanted(message: Message, path: str, selection: Selection | None) -> list[Field]:
-    """Returns the selected fields, and those in a oneof with them, ascending by number."""
+    """Returns the selected fields and the other members of their oneofs, in ascending order of
+    their numbers.
+    """
     if selection is None:
         return sorted(message.fields, key=lambda field: field.number)
     names = {field.name for field in message.fields}
@@ -486,5 +498,5 @@ def _wanted(message: Message, path: str, selection: Selection | None) -> list[Fi
 
 
 def _numbers(numbers: Sequence[int]) -> Numbers:
-    # Never empty, so that it has an address.
+    # The array is never empty, so that it has an address.
     return np.array(numbers or _NO_NUMBERS, np.int64)

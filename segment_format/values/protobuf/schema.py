@@ -1,7 +1,8 @@
 """Reads a `FileDescriptorSet`, as `protoc --descriptor_set_out` writes it.
 
-It is itself Protobuf: field numbers equal `google/protobuf/descriptor.proto`. Extensions,
-services and options except `map_entry` are ignored, so extended fields are unknown fields.
+A `FileDescriptorSet` is itself a Protobuf message; the field numbers in this module are those of
+`google/protobuf/descriptor.proto`. Extensions, services, and all options except `map_entry` are
+ignored, so fields of extensions count as unknown fields.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _MASK_64: Final = 2**64 - 1
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Returns an unsigned 64-bit number, and the position after it.
+    """Returns the unsigned 64-bit varint at `position`, and the position after it.
 
     Raises:
         ValueError: The number has more than ten bytes, or the data ends.
@@ -40,7 +41,8 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def read_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yields number and value of each field of a message: a number for varints, else bytes.
+    """Yields (field number, value) of each field of a message. The value is an int for varints,
+    else bytes.
 
     Raises:
         ValueError: The message is malformed, or has groups.
@@ -60,7 +62,7 @@ def read_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         else:
             raise ValueError(f"wire type {wire} at byte {position} is not supported")
         if size > len(data) - position:
-            raise ValueError(f"{size} bytes at byte {position} exceed the data")
+            raise ValueError(f"a field of {size} bytes at byte {position} exceeds the data")
         yield number, data[position : position + size]
         position += size
 
@@ -71,7 +73,7 @@ _Message = dict[int, list[int | bytes]]
 
 
 class FieldType(IntEnum):
-    """`FieldDescriptorProto.Type`."""
+    """Types of fields; the numbers are those of `FieldDescriptorProto.Type`."""
 
     DOUBLE = 1
     FLOAT = 2
@@ -110,11 +112,12 @@ class Field:
         name: Declared name.
         number: Field number.
         type: Type of the value.
-        type_name: Full name of its message or enum; empty for other types.
+        type_name: Full name of its message type or enum type; empty for other types.
         repeated: True if it is a list or a map.
         has_presence: True if messages distinguish an absent field from its default.
-        oneof: Index of its oneof in the message; -1 for none.
-        default: Declared default as text, see `FieldDescriptorProto.default_value`; `None` without.
+        oneof: Index of its oneof in the message; -1 if it is not in a oneof.
+        default: Declared default as text, see `FieldDescriptorProto.default_value`; `None` if it
+            has none.
     """
 
     name: str
@@ -136,8 +139,8 @@ class Message:
         fields: Fields in declared order.
         is_map_entry: True if it is the entry type of a map.
         file: Name of its file.
-        path: Index into the file's messages, then into those nested in that message, and so on,
-            including entry types of maps.
+        path: Index into the messages of the file, then an index into the messages nested in that
+            message, and so on. Entry types of maps count as nested messages.
     """
 
     name: str
@@ -153,9 +156,10 @@ class Enum:
 
     Attributes:
         name: Full name, without a leading dot.
-        values: Number -> first name with that number.
+        values: Number -> name; the first name if several names have the same number.
         numbers: Name -> number.
-        is_closed: True if it is of proto2, where other numbers count as unknown fields.
+        is_closed: True if its file has syntax proto2. Numbers that a closed enum does not have
+            count as unknown fields.
     """
 
     name: str
@@ -190,7 +194,7 @@ def read_schema(descriptors: bytes) -> Schema:
 def _read_file(file: _Message, schema: Schema) -> None:
     name, package, syntax = _text(file, 1), _text(file, 2), _text(file, 12)
     if syntax not in _SYNTAXES:
-        raise ValueError(f"{name} has syntax {syntax!r}; supported are proto2 and proto3")
+        raise ValueError(f"{name} has syntax {syntax!r}, but only proto2 and proto3 are supported")
     is_proto3 = syntax == "proto3"
     scope = f"{package}." if package else ""
     for index, message in enumerate(_parts(file, 4)):
@@ -205,7 +209,7 @@ def _read_message(
     file, path, is_proto3 = location
     name = scope + _text(message, 1)
     if len(path) > _DEEPEST:
-        raise ValueError(f"messages are nested more than {_DEEPEST} deep")
+        raise ValueError(f"messages are nested more than {_DEEPEST} levels deep")
     if name in schema.messages:
         raise ValueError(f"message {name} is defined twice")
     fields = tuple(_field(field, is_proto3) for field in _parts(message, 2))

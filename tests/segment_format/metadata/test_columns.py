@@ -180,7 +180,7 @@ def test_error_without_offsets_names_the_value() -> None:
 
 
 def test_invalid_arrays_raise() -> None:
-    with pytest.raises(ValueError, match="1 null values of 2"):
+    with pytest.raises(ValueError, match="1 of 2 values are null"):
         parse_metadata_columns(pa.array([REAL[0], None], pa.binary()))
     with pytest.raises(TypeError, match="expected binary values, not string"):
         parse_metadata_columns(pa.array(["a"]))

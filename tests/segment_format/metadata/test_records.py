@@ -185,15 +185,21 @@ def patched(value: bytes, position: int, new: str) -> bytes:
 
 REFUSED = {
     "empty": (b"", "frame version: the varint runs past the end"),
-    "frame version 0": (patched(TYPE0, 0, "00"), "frame version 0; supported: 1"),
-    "record type 4": (patched(TYPE0, 1, "04"), "record type 4; supported: 0, 1, 2, 3"),
-    "record version 2": (patched(TYPE0, 2, "02"), "version 2 of record type 0; supported: 0, 1"),
+    "frame version 0": (patched(TYPE0, 0, "00"), "frame version 0 is not supported; supported: 1"),
+    "record type 4": (
+        patched(TYPE0, 1, "04"),
+        "record type 4 is not supported; supported: 0, 1, 2, 3",
+    ),
+    "record version 2": (
+        patched(TYPE0, 2, "02"),
+        "version 2 of record type 0 is not supported; supported: 0, 1",
+    ),
     "bytes behind": (TYPE0 + b"\0", "1 bytes after the end"),
     "cut": (TYPE0[:-1], "tagged fields: the varint runs past the end"),
     "null topic": (patched(TYPE0, 3, "00"), "null where text"),
     "topic longer than the record": (patched(TYPE0, 3, "ff7f"), "topic: 16382 bytes wanted"),
     "topic not UTF-8": (patched(TYPE0, 4, "ff"), "invalid UTF-8"),
-    "negative partition": (patched(TYPE0, 23, "ffffffff"), "partition -1"),
+    "negative partition": (patched(TYPE0, 23, "ffffffff"), "partition is negative: -1"),
     "negative start": (patched(TYPE0, SEGMENT_END, "ff" * 8), "invalid offsets -1 to"),
     "end before start": (patched(TYPE0, SEGMENT_END, "00" * 7 + "64"), "invalid offsets 100 to 99"),
     "null epochs": (patched(TYPE0, EPOCHS_AT, "00"), "null where an array"),
@@ -203,8 +209,8 @@ REFUSED = {
     ),
     "epoch twice": (patched(TYPE0, EPOCHS_AT + 14, "00000000"), "epoch 0 occurs twice"),
     "epochs out of order": (patched(TYPE0, EPOCHS_AT + 5, "00" * 7 + "51"), "2 starts before"),
-    "negative epoch": (patched(TYPE0, EPOCHS_AT + 1, "ffffffff"), "negative leader epoch"),
-    "negative size": (patched(TYPE0, EPOCHS_AT + 27, "ffffffff"), "negative segment size -1"),
+    "negative epoch": (patched(TYPE0, EPOCHS_AT + 1, "ffffffff"), "start offset is negative"),
+    "negative size": (patched(TYPE0, EPOCHS_AT + 27, "ffffffff"), "segment size is negative: -1"),
     "unknown state": (patched(TYPE0, EPOCHS_AT + 32, "04"), "segment state 4"),
     "no epochs": (
         TYPE0[:EPOCHS_AT] + b"\1" + TYPE0[EPOCHS_AT + 27 :],

@@ -188,7 +188,7 @@ def test_append_stays_in_one_segment() -> None:
     with builder.one_append():
         builder.append(ONE)
         builder.append(ONE)
-        with pytest.raises(ValueError, match="inside one append"):
+        with pytest.raises(ValueError, match="inside `one_append`"):
             builder.roll()
     assert [len(segment.log) for segment in builder.build().segments] == [3 * SIZE]
 
@@ -253,9 +253,9 @@ def plain_in_transaction(builder: LogBuilder) -> object:
     ("mistake", "message"),
     [
         (backwards, "must increase"),
-        (short_range, "below the last record"),
-        (old_epoch, "leader epoch 3 after 3"),
-        (plain_in_transaction, "has a transaction open"),
+        (short_range, "below the offset delta"),
+        (old_epoch, "leader epoch 3 follows 3"),
+        (plain_in_transaction, "has an open transaction"),
         (lambda builder: builder.append(ONE, codec="brotli"), "brotli"),
         (lambda builder: builder.append_message_set(ONE, magic=1, codec="zstd"), "zstd"),
         (lambda builder: builder.append_message_set(ONE, magic=2), "magic 0 or 1"),
