@@ -1,8 +1,9 @@
-"""Compares the columns of the rows that an export writes with the columns of its table.
+"""Compares the columns of the rows that an export writes with the columns of the table.
 
-A table keeps the columns that it was created with. With schema evolution, fields that only the rows
-have are added to the table as its last, nullable fields. Fields that only the table has are null in
-the new rows. Every other difference is an error: types do not change.
+A table keeps the columns with which it was created. With schema evolution, fields that only the
+rows have are added to the end of the table's fields, as nullable fields. Fields that only the table
+has become null in the new rows. Every other difference is an error, because types of columns never
+change.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ _NOT_IN_NAMES: Final = "space, tab, line break, . , ; = { } ( )"
 
 
 def compacted_schema(columns: Sequence[str]) -> pa.Schema:
-    """Returns the columns of the rows that compactions merge and write."""
+    """Returns the schema of the rows that a compaction reads from the table and writes."""
     return read_schema(columns).append(pa.field(TOPIC_ID, pa.string()))
 
 
 def check_typed(options: ScanOptions, settings: ExportSettings) -> None:
-    """Checks that decoded keys and values fit the settings of an export.
+    """Checks that the formats of keys and values fit the settings of an export.
 
     Raises:
-        InvalidOptionError: JSON has no schema, the export compacts or uses a `RowTransform`, or
-            tables cannot store a field.
+        InvalidOptionError: A format needs a schema and has none; or the export compacts or uses a
+            `RowTransform`, although keys or values are decoded; or tables cannot store a field.
     """
     if not options.formats:
         if settings.schema_evolution != NO_EVOLUTION:
@@ -51,7 +52,8 @@ def check_typed(options: ScanOptions, settings: ExportSettings) -> None:
         return
     for column_format in options.formats:
         if column_format.needs_type:
-            # Types inferred from samples differ from run to run, and a table keeps its fields.
+            # A type that is inferred from a sample may differ from run to run, but a table keeps
+            # its fields.
             raise InvalidOptionError(
                 f"an export needs option '{column_format.column}.schema': `kts schema` prints"
                 " the schema of a sample"
@@ -68,7 +70,7 @@ def check_typed(options: ScanOptions, settings: ExportSettings) -> None:
         )
     if settings.transform is not None and settings.schema_evolution != NO_EVOLUTION:
         raise InvalidOptionError(
-            "schema_evolution works with no transform: it compares decoded columns only"
+            "schema_evolution cannot be combined with a transform: remove one of them"
         )
     schema = read_schema(options.columns, options.formats)
     for name in typed_columns(options):
@@ -77,19 +79,19 @@ def check_typed(options: ScanOptions, settings: ExportSettings) -> None:
 
 
 def typed_columns(options: ScanOptions) -> tuple[str, ...]:
-    """Returns the names of the columns that are decoded."""
+    """Returns the names of the columns that are decoded to a type: `key`, `value`, or both."""
     return tuple(form.column for form in options.formats if form.column in options.columns)
 
 
 def _check_writable(path: str, kind: pa.DataType, table_format: str) -> None:
-    """Checks a decoded column before any record is read."""
-    advice = f"leave it out with option '{path.partition('.')[0]}.columns', or export bytes"
+    """Checks that a table can store a decoded column. Called before any record is read."""
+    advice = f"drop it with option '{path.partition('.')[0]}.columns', or export bytes"
     for inner, inner_kind in _nested_types(path, kind):
         reason = type_fault(inner_kind, table_format)
         if pa.types.is_null(inner_kind):
             reason = "is always null"
         if reason:
-            raise InvalidOptionError(f"{inner} {reason}, and tables cannot hold it: {advice}")
+            raise InvalidOptionError(f"{inner} {reason}, so a table cannot store it: {advice}")
         for field in inner_kind if pa.types.is_struct(inner_kind) else ():
             if not _NAME.fullmatch(field.name):
                 raise InvalidOptionError(
@@ -111,7 +113,7 @@ def _check_types(schema: pa.Schema, table_format: str) -> None:
 
 
 def _nested_types(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
-    """Yields a type and all types in it, with their paths."""
+    """Yields a type and, recursively, all types inside it, each with its path."""
     yield path, kind
     if isinstance(kind, pa.BaseExtensionType):
         yield from _nested_types(path, kind.storage_type)
@@ -124,11 +126,12 @@ def _nested_types(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataTy
 
 
 def type_fault(kind: pa.DataType, table_format: str) -> str | None:
-    """Returns why a table cannot store a type, ignoring nested types; `None` if it can.
+    """Returns why a table cannot store a type; `None` if it can. Does not check the types of fields
+    and items inside the type.
 
-    Parquet files store no Arrow schema, so a duration would become a number without a unit. The
-    libraries of Delta and Iceberg reject some types only after all rows were written, and read
-    unsigned numbers as signed numbers.
+    Files are written without an Arrow schema, so a duration would become a number without a unit.
+    The libraries of Delta and Iceberg reject some types only after all rows were written, and they
+    read unsigned numbers as signed numbers.
     """
     if fault := _parquet_fault(kind):
         return fault
@@ -144,7 +147,9 @@ def type_fault(kind: pa.DataType, table_format: str) -> str | None:
 
 
 def _names_fault(names: Sequence[str], table_format: str) -> str | None:
-    """Returns names of one level that a table cannot distinguish; `None` if there are none."""
+    """Returns a text about column names, or names of a struct's fields, that a table cannot
+    distinguish; `None` if it can distinguish all of them.
+    """
     before: dict[str, str] = {}
     for name in names:
         same = name.lower() if table_format == DELTA else name
@@ -170,7 +175,9 @@ def _parquet_fault(kind: pa.DataType) -> str | None:
 
 
 def _table_fault(kind: pa.DataType, name: str) -> str | None:
-    """Returns why neither Delta nor Iceberg can store a type."""
+    """Returns why a Delta or Iceberg table cannot store a type, for types that neither of them
+    supports; otherwise `None`. `name` is the format for the text.
+    """
     if pa.types.is_unsigned_integer(kind):
         return f"is {kind}, and tables have signed numbers only"
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
@@ -210,10 +217,11 @@ def _iceberg_fault(kind: pa.DataType) -> str | None:
 
 
 def schema_without_rows(options: ScanOptions, settings: ExportSettings) -> pa.Schema | None:
-    """Returns the columns that an export would write; `None` if they depend on the rows.
+    """Returns the columns that an export would write; `None` if they cannot be known without rows.
 
-    A transform that is a function may return other types for zero rows, so functions are not
-    called. A `RowTransform` is called, unless it fails or returns columns without a type.
+    A `RowTransform` is called with zero rows. If it fails or returns a column of nulls only, the
+    result is `None`. A transform that is a function is not called, because it may return other
+    types for zero rows than for real rows.
     """
     if settings.compaction is not None:
         return compacted_schema(options.columns)
@@ -235,7 +243,7 @@ def schema_without_rows(options: ScanOptions, settings: ExportSettings) -> pa.Sc
 
 
 def check_columns(schema: pa.Schema, settings: ExportSettings, values_in: ValuesIn) -> None:
-    """Compares the columns of the rows with the settings.
+    """Checks that the columns of the rows fit the settings of the export.
 
     Raises:
         InvalidOptionError: The rows cannot be sorted or partitioned according to the settings.
@@ -258,12 +266,13 @@ def check_columns(schema: pa.Schema, settings: ExportSettings, values_in: Values
     names = {field.name for field in settings.partition_by}
     if values_in != "file" and names >= set(schema.names):
         raise InvalidOptionError(
-            "partition_by names every column of the rows, so files would have no column. Name fewer"
+            "partition_by contains all columns of the rows, so files would have no column: remove"
+            " one of them"
         )
 
 
 def _is_typed(kind: pa.DataType) -> bool:
-    """Returns whether neither the type nor a type in it is null."""
+    """Returns whether neither the type itself nor any type inside it is the null type."""
     inner = (kind.field(number).type for number in range(kind.num_fields))
     return not pa.types.is_null(kind) and all(_is_typed(inner_type) for inner_type in inner)
 
@@ -274,21 +283,22 @@ _BYTES: Final = (pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_
 
 
 class _ContradictionError(Exception):
-    """Two types that cannot become one column."""
+    """A type of the table and a type of the rows cannot become one column."""
 
 
 def unite_schemas(
     table: pa.Schema, rows: pa.Schema, typed: Iterable[str], uri: str, *, evolves: bool
 ) -> pa.Schema:
-    """Merges the columns of a table and of new rows.
+    """Merges the columns of a table with the columns of new rows.
 
-    Only `typed` columns are compared. `evolves` accepts fields that the table or the rows lack.
+    Only the columns in `typed` are compared. If `evolves` is True, the table or the rows may lack
+    fields.
 
     Returns:
-        The columns of the rows, with the fields of both.
+        The columns of the rows. Compared columns have the fields of the table and of the rows.
 
     Raises:
-        SchemaChangedError: A type differs, or the fields differ and `evolves` is false.
+        SchemaChangedError: A type differs, or the fields differ and `evolves` is False.
     """
     for name in typed:
         if name not in table.names or name not in rows.names:
@@ -306,7 +316,9 @@ def unite_schemas(
 
 
 def lacks_fields(table: pa.Schema, columns: pa.Schema, typed: Iterable[str]) -> bool:
-    """Returns whether the table lacks a field of a typed column in the merged `columns`."""
+    """Returns whether the table lacks a field that the merged `columns` have. Only the columns in
+    `typed` are compared.
+    """
     types = [
         (table.field(name).type, columns.field(name).type, name)
         for name in typed
@@ -316,7 +328,7 @@ def lacks_fields(table: pa.Schema, columns: pa.Schema, typed: Iterable[str]) -> 
 
 
 def conform_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Casts the columns of rows; fields that they lack become null."""
+    """Casts the columns of rows to `schema`. Fields that the rows lack become null."""
     columns = [
         column if column.type.equals(field.type) else column.cast(field.type)
         for column, field in zip(batch.columns, schema, strict=True)
@@ -325,7 +337,9 @@ def conform_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _same(first: pa.DataType, other: pa.DataType) -> bool:
-    """Returns whether merged types have the same fields, in any order, at any depth."""
+    """Returns whether two types have the same fields, in any order and at any depth. Other
+    differences are ignored, because the types were already merged.
+    """
     if pa.types.is_struct(first):
         return {field.name for field in first} == {field.name for field in other} and all(
             _same(field.type, other.field(field.name).type) for field in first
@@ -348,7 +362,7 @@ def _united(there: pa.DataType, here: pa.DataType, path: str) -> pa.DataType:
         element = _field(there.value_field, here.value_field, f"{path}.element")
         return pa.list_(element.with_name(here.value_field.name))
     if _plain(there) != _plain(here):
-        raise _ContradictionError(f"{path} is {there} there and {here} in the rows")
+        raise _ContradictionError(f"{path} is {there} in the table and {here} in the rows")
     return _plain(here)
 
 
@@ -366,23 +380,29 @@ def _united_struct(there: pa.DataType, here: pa.DataType, path: str) -> pa.DataT
         if name in existing:
             continue
         if (other := by_case.setdefault(name.lower(), name)) != name:
-            raise _ContradictionError(f"{path}.{name} and {path}.{other} differ in case only")
+            raise _ContradictionError(f"{path}.{name} and {path}.{other} differ only in case")
         fields.append(field.with_nullable(True))
     missing = [name for name, field in existing.items() if name not in new and not field.nullable]
     if missing:
-        raise _ContradictionError(f"{path}.{missing[0]} must not be null, and the rows lack it")
+        raise _ContradictionError(
+            f"{path}.{missing[0]} must not be null in the table, but the rows lack it"
+        )
     return pa.struct(fields)
 
 
 def _field(there: pa.Field, here: pa.Field, path: str) -> pa.Field:
     if here.nullable and not there.nullable:
-        raise _ContradictionError(f"{path} must not be null there and may be null in the rows")
+        raise _ContradictionError(
+            f"{path} must not be null in the table, but may be null in the rows"
+        )
     kind = _united(there.type, here.type, path)
     return pa.field(here.name, kind, nullable=there.nullable)
 
 
 def _canonical(kind: pa.DataType) -> pa.DataType:
-    """Replaces the type variants of table libraries by the types that decoders return."""
+    """Replaces types such as large_string, which table libraries return, by the types that decoders
+    return.
+    """
     return _united(kind, kind, "")
 
 
