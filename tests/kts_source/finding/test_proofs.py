@@ -1,4 +1,6 @@
-"""False claims that a certificate must not make; each test covers one possible cause."""
+"""Checks that the certificate of a search makes no false claim; each test covers one possible
+cause.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,8 @@ def certify_search(
     return search.certificate
 
 
-def test_concurrent_searches_have_separate_unread_ranges(tmp_path: Path) -> None:
-    """The first search reads the damaged segment before the second search begins."""
+def test_concurrent_runs_of_a_search_have_separate_unread_ranges(tmp_path: Path) -> None:
+    """The first run reads the damaged segment before the second run begins."""
     tier = write_tier(tmp_path, healthy_segments())
     tier.flip(2, "log", 100)
     options = options_of(tier, targetPartitionBytes="1")
@@ -82,14 +84,14 @@ def test_certificate_excludes_segments_copied_after_the_listing(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("threads", [0, -1])
-def test_search_refuses_less_than_one_thread(tmp_path: Path, threads: int) -> None:
+def test_search_refuses_fewer_than_one_thread(tmp_path: Path, threads: int) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     search = kts_source.find(options_of(tier, targetPartitionBytes="1"), keys=[None])
     with pytest.raises(ValueError, match="is invalid: use 1"):
         search.to_table(threads=threads)
 
 
-def test_plan_that_lacks_a_segment_leaves_its_range_unread(tmp_path: Path) -> None:
+def test_certificate_lists_range_of_missing_slice_as_unread(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     plan = kts_source.scan(options_of(tier, targetPartitionBytes="1")).plan
     slices = [task_slice for task in plan.tasks for task_slice in task.slices]
@@ -110,7 +112,7 @@ def write_two_topic_ids(root: Path) -> DamagedTier:
     return old
 
 
-def test_exhaustive_search_covers_log_and_unserved_objects(tmp_path: Path) -> None:
+def test_search_is_exhaustive_only_if_it_covers_all_records_of_the_topic(tmp_path: Path) -> None:
     tier = write_tier(tmp_path / "healthy", healthy_segments())
     certificate = certify_search(tier)
     assert certificate.exhaustive
@@ -135,7 +137,7 @@ def test_exhaustive_search_covers_log_and_unserved_objects(tmp_path: Path) -> No
     assert json.loads(certificate.to_json())["outside"] == list(certificate.outside)
 
 
-def test_search_is_exhaustive_whichever_library_reads_the_objects(
+def test_search_is_exhaustive_even_if_the_store_has_a_remark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remark = "s3fs reads the bucket orders: AWS_ENDPOINT_URL is set"
@@ -147,8 +149,8 @@ def test_search_is_exhaustive_whichever_library_reads_the_objects(
     assert certificate.outside == ()
 
 
-def test_search_with_segment_of_replaced_branch_is_not_exhaustive(tmp_path: Path) -> None:
-    """After an unclean election, the old segment has offsets after the next epoch's start."""
+def test_search_with_segment_of_dead_branch_is_not_exhaustive(tmp_path: Path) -> None:
+    """After an unclean leader election, the log no longer has the last records of the old segment."""
     old = LogBuilder()
     old.append([SimpleRecord(b"v", b"k") for _ in range(10)])
     old.append([SimpleRecord(b"v", b"dead") for _ in range(10)])
@@ -167,7 +169,7 @@ def test_search_with_segment_of_replaced_branch_is_not_exhaustive(tmp_path: Path
     assert "[0, 10)" in unserved.reason
 
 
-def test_malformed_records_are_not_skipped(tmp_path: Path) -> None:
+def test_malformed_records_are_never_skipped_silently(tmp_path: Path) -> None:
     builder = LogBuilder()
     builder.append([SimpleRecord(b'{"a":1}', b"k"), SimpleRecord(b"{", b"k")])
     builder.roll()
@@ -189,7 +191,9 @@ def test_malformed_records_are_not_skipped(tmp_path: Path) -> None:
     assert (certificate.matches, text in certificate.assumptions) == (1, True)
 
 
-def test_certificate_lists_timestamp_bounds_as_assumption(tmp_path: Path) -> None:
+def test_certificate_lists_correct_timestamps_as_assumption_of_timestamp_bounds(
+    tmp_path: Path,
+) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     text = "Timestamps in manifests, time indexes"
     certificate = certify_search(tier, startingTimestamp="0")
@@ -208,14 +212,14 @@ def test_certificate_lists_missing_partition_as_fault(tmp_path: Path) -> None:
 
 
 class _UnversionedStore(LocalStore):
-    """Store without object versions."""
+    """A store that reports no object versions."""
 
     def list_objects(self, prefix: str, **arguments: Any) -> Iterator[ObjectInfo]:  # noqa: ANN401
         for info in super().list_objects(prefix, **arguments):
             yield dataclasses.replace(info, version=None)
 
 
-def test_certificate_lists_store_without_versions_as_assumption(
+def test_certificate_lists_missing_object_versions_as_assumption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tier = write_tier(tmp_path / "tier", healthy_segments())
@@ -231,7 +235,7 @@ def test_certificate_lists_store_without_versions_as_assumption(
 
 
 class _ArchivingStore(LocalStore):
-    """Store with an archived object; reading the object fails the test."""
+    """A store with one archived object. A read of this object fails the test."""
 
     archived = ""
 
@@ -278,7 +282,7 @@ def test_certificate_lists_partition_that_cannot_be_planned_as_fault(
 
     def refuse(options: Any, source_log: Any, *arguments: Any, **options_by_name: Any) -> Any:  # noqa: ANN401
         if source_log.place.partition == 1:
-            raise DataLossError("nothing tells what there is")
+            raise DataLossError("the partition cannot be planned")
         return planned(options, source_log, *arguments, **options_by_name)
 
     from kts_source.planning import planner
@@ -295,10 +299,10 @@ def test_certificate_lists_partition_that_cannot_be_planned_as_fault(
         plan_scan(kts_source.options.parse_options(options_of(tier)))
 
 
-def test_segment_deleted_during_indexing_has_no_filter(
+def test_segment_deleted_during_indexing_has_no_key_filter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the segment is restored in the same version, an incomplete filter would hide keys."""
+    """If the segment is restored with the same version, an incomplete filter would hide its keys."""
     tier = write_tier(tmp_path / "tier", healthy_segments())
     path = tier.path(2, "log")
     moved = path.with_suffix(".moved")

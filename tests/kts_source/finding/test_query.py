@@ -1,4 +1,4 @@
-"""Accepted keys of a query, and the bytes that a regular expression searches."""
+"""Checks which values the conditions of a query accept, and which record values match a pattern."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from tests.golden_data import tier_options
         ("(?i)mü", [0, 1]),
     ],
 )
-def test_value_matches_searches_text_and_bytes(pattern: str, matching: list[int]) -> None:
+def test_value_matches_condition_finds_valid_and_invalid_utf8(
+    pattern: str, matching: list[int]
+) -> None:
     values = ["MÜLLER".encode(), "Müller".encode(), b"M\xfcller", b"x", None]
     batch = pa.record_batch({"value": pa.array([b"before", *values], pa.binary())}).slice(1)
     mask = query_of(value_matches=pattern).mask(batch)
@@ -45,6 +47,6 @@ def test_value_matches_searches_text_and_bytes(pattern: str, matching: list[int]
         ({"producer_ids": [-1]}, "a producer id is negative"),
     ],
 )
-def test_invalid_condition_types_are_refused(conditions: Any, text: str) -> None:  # noqa: ANN401
+def test_invalid_condition_values_are_refused(conditions: Any, text: str) -> None:  # noqa: ANN401
     with pytest.raises(InvalidOptionError, match=text):
         kts_source.find(tier_options("codecs"), **conditions)

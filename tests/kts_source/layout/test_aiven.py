@@ -1,4 +1,4 @@
-"""The fast parser of Aiven listings agrees with a parser that checks each name separately."""
+"""Compares the fast parser of Aiven listings with a parser that parses each file name separately."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ names = st.one_of(
 
 @st.composite
 def listings(draw: st.DrawFn) -> list[ObjectInfo]:
-    """Draws listings of complete segments with files missing, added and renamed.
+    """Draws listings of complete segments in which some files are missing, added or renamed.
 
     Most listings are in key order.
     """
@@ -68,7 +68,7 @@ def listings(draw: st.DrawFn) -> list[ObjectInfo]:
 
 
 class Listing:
-    """A store that returns the given listing."""
+    """A store that always returns the listing from its constructor."""
 
     def __init__(self, listing: Sequence[ObjectInfo]) -> None:
         self._listing = listing
@@ -85,9 +85,10 @@ def list_partition(listing: Sequence[ObjectInfo]) -> PartitionListing:
 def parse_listing(
     listing: Sequence[ObjectInfo], prefix: str
 ) -> dict[tuple[int, str], dict[str, str]]:
-    """Returns keys by segment and suffix, from each name alone.
+    """Parses each file name separately.
 
-    The entry of `(-1, "")` has the unknown files.
+    Returns the object keys by segment (base offset and id) and by file suffix. The entry of segment
+    `(-1, "")` contains the unknown files.
     """
     keys_by_segment: dict[tuple[int, str], dict[str, str]] = defaultdict(dict)
     for info in listing:
@@ -121,12 +122,12 @@ def check(listed: PartitionListing, listing: Sequence[ObjectInfo], prefix: str) 
 
 @settings(max_examples=400, deadline=None)
 @given(listings())
-def test_listing_with_random_names_matches_parsed_names(listing: list[ObjectInfo]) -> None:
+def test_listing_of_random_names_equals_separately_parsed_names(listing: list[ObjectInfo]) -> None:
     check(list_partition(listing), listing, f"{FOLDER.folder}12/")
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_listing_of_golden_tier_matches_parsed_names(topic: str) -> None:
+def test_listing_of_golden_tier_equals_separately_parsed_names(topic: str) -> None:
     layout, store = AivenLayout(), LocalStore(TIER)
     for folder in layout.topic_folders(store, KEY_PREFIX, topic):
         for number in layout.partitions(store, folder):
@@ -139,7 +140,7 @@ def test_listing_of_golden_tier_matches_parsed_names(topic: str) -> None:
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("unknown_files", [[], ["zebra"]])
 def test_listing_contains_every_copy_of_segment(unknown_files: list[str], order: int) -> None:
-    """The leader changed during an upload, so two segments have the same base offset."""
+    """Several leaders uploaded the same segment, so several copies have the same base offset."""
     stems = [f"{base:020d}-{name}" for base in (0, 5) for name in IDS][::order]
     listing = make_infos(
         [*(f"{stem}.{suffix}" for stem in stems for suffix in SUFFIXES), *unknown_files]

@@ -1,4 +1,4 @@
-"""The layout plugin of the documentation works when it is installed as a separate package."""
+"""Checks that the layout plugin of the documentation works as a separately installed package."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEXT = (Path(__file__).resolve().parents[3] / "docs" / "layout-plugin.md").read_
 
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Installs the documented example as a distribution with an entry point."""
+    """Installs the plugin of the documentation as a distribution with an entry point."""
     (code,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     assert len(code.splitlines()) <= 60
     (name, target) = re.findall(r'(\S+) = "(named_files:\w+)"', TEXT)[0]
@@ -79,13 +79,13 @@ def test_documented_plugin_raises_error_for_unknown_format_version(tmp_path: Pat
         scan({"path": str(tmp_path / "tier"), "subscribe": "orders", "layout": "named-files"})
 
 
-def test_find_layout_lists_available_layouts_if_name_is_unknown() -> None:
+def test_unknown_layout_error_lists_available_layouts() -> None:
     with pytest.raises(InvalidOptionError, match=r"aiven.*local-tiered-storage"):
         find_layout("nosuch")
 
 
 @pytest.mark.usefixtures("plugin")
-def test_find_layout_lists_plugins_if_name_is_unknown() -> None:
+def test_unknown_layout_error_lists_installed_plugins() -> None:
     with pytest.raises(InvalidOptionError, match="named-files"):
         find_layout("nosuch")
 

@@ -1,4 +1,8 @@
-"""Segments of `LocalTieredStorage` have the broker metadata; incomplete copies are orphans."""
+"""Checks the layout of `LocalTieredStorage`.
+
+The layout returns the metadata that the broker has of each segment, and reports incomplete copies
+as orphans.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ def write_segments(
     topic_id: str = ID,
     segment_id: str | None = None,
 ) -> None:
-    """Writes every segment of the log."""
+    """Writes every segment of the log to a tier in folder `root`."""
     writer = LocalTierWriter(root, topic=topic, partition=partition, topic_id=topic_id)
     for segment in builder.build().segments:
         writer.write_segment(segment, segment_id=segment_id)
@@ -64,7 +68,7 @@ def test_find_layout_returns_local_tiered_layout() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "kafka-tiered-storage/"])
-def test_topic_folders_are_found_with_and_without_plugin_folder(prefix: str) -> None:
+def test_topic_folders_are_found_with_and_without_plugin_folder_in_prefix(prefix: str) -> None:
     store = LocalStore(LOCAL_TIER / "tier")
     root = "kafka-tiered-storage/"
     txn = TopicFolder("txn", "h6E3T0qxTBWvCFM3wG8kig", root)

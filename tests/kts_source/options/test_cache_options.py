@@ -1,6 +1,4 @@
-"""Tests the cache options: the broker's defaults, −1 for no limit, and one switch for all
-caches.
-"""
+"""Tests the options of the caches: their defaults, -1 for no limit, and `cache=false`."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ def settings(**source_options: str) -> CacheSettings:
     return parse_options({"path": "s3://b", "subscribe": "t", **source_options}).cache
 
 
-def test_cache_defaults_match_broker() -> None:
-    # Schemas never change, so they have no time to live.
+def test_cache_limits_default_to_the_defaults_of_the_broker() -> None:
+    # Schemas never change, so cached schemas do not expire.
     assert settings() == CacheSettings(
         index=CacheLimits(1 << 30, 900), chunks=None, schemas=CacheLimits(64 << 20, None)
     )
@@ -35,14 +33,14 @@ def test_cache_limits_are_parsed() -> None:
     assert settings(cacheDir="/some/where").folder == "/some/where"
 
 
-def test_cache_plaintext_needs_chunk_cache() -> None:
+def test_option_cache_plaintext_needs_a_chunk_cache() -> None:
     assert not settings(chunkCacheBytes="1g").plaintext
     assert settings(chunkCacheBytes="1g", cachePlaintext="true").plaintext
     with pytest.raises(InvalidOptionError, match="cachePlaintext needs option chunkCacheBytes"):
         settings(cachePlaintext="true")
 
 
-def test_cache_waits_at_most_for_the_read_timeout() -> None:
+def test_cache_waits_no_longer_than_the_read_timeout() -> None:
     assert settings(fetchReadTimeoutMs="700").patience_seconds == 0.7
 
 
@@ -63,12 +61,12 @@ def test_cache_false_disables_all_caches() -> None:
         ("cacheDir", " "),
     ],
 )
-def test_contradicting_cache_options_are_refused(name: str, text: str) -> None:
+def test_invalid_cache_options_are_refused(name: str, text: str) -> None:
     with pytest.raises(InvalidOptionError, match=name):
         settings(**{name: text})
 
 
-def test_open_tier_uses_caches_only_for_remote_stores(tmp_path: object) -> None:
+def test_local_store_is_cached_only_if_option_cache_dir_is_set(tmp_path: object) -> None:
     source_options = {"path": f"file://{tmp_path}", "subscribe": "t"}
     tier = open_tier(parse_options(source_options))
     assert isinstance(tier.store, LocalStore)

@@ -1,5 +1,6 @@
-"""Checks that every accepted number works, and that every other one raises with the option's
-name.
+"""Checks all options that are numbers.
+
+A scan works with each accepted number. The error for a rejected number names the option.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def tier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_table_of_numbers_contains_all_number_options() -> None:
+def test_list_of_number_options_is_complete() -> None:
     def takes_a_number(name: str) -> bool:
         try:
             parse_options({"path": "/", "subscribe": "t", "chunkCacheBytes": "1g", name: "x"})
@@ -74,7 +75,7 @@ def test_table_of_numbers_contains_all_number_options() -> None:
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_invalid_number_raises_error_that_names_the_option(
+def test_number_option_works_or_raises_error_that_names_it(
     name: str, tier: Path, tmp_path: Path
 ) -> None:
     source_options = {"path": str(tier), "subscribe": "t", "cacheDir": str(tmp_path / "cache")}
@@ -108,7 +109,7 @@ def test_invalid_number_raises_error_that_names_the_option(
 
 
 @pytest.mark.parametrize(("minimum", "maximum"), [("61", "2147483647")])
-def test_max_batch_bytes_limits_are_checked(minimum: str, maximum: str) -> None:
+def test_max_batch_bytes_outside_its_limits_is_refused(minimum: str, maximum: str) -> None:
     for text in ("60", "2g", "4g", "10"):
         match = rf"maxBatchBytes.*{minimum}.*{maximum}.*{text}"
         with pytest.raises(InvalidOptionError, match=match):
@@ -120,7 +121,7 @@ def test_max_batch_bytes_limits_are_checked(minimum: str, maximum: str) -> None:
 
 @pytest.mark.parametrize("name", ["s3.connect-timeout", "s3.request-timeout"])
 @pytest.mark.parametrize("text", ["0", "-1", "1e300", "1e3", "inf", "nan", "9223372036854775807"])
-def test_s3_timeouts_are_checked(name: str, text: str) -> None:
+def test_invalid_s3_timeouts_are_refused(name: str, text: str) -> None:
     options = {name: text, "s3.region": "x", "s3.anonymous": "true"}
     if text == "1e3":
         open_store("s3://bucket", storage_options_from(options)).close()

@@ -1,4 +1,4 @@
-"""Checks that invalid options fail before any I/O, with advice."""
+"""Checks that invalid options raise an error with advice before any I/O."""
 
 from __future__ import annotations
 
@@ -117,11 +117,13 @@ def test_misspelled_option_raises_error_that_suggests_the_right_name(option: str
         ({"planFile": "/\ud800"}, "'planfile' has a zero byte or half of a surrogate pair"),
     ],
 )
-def test_errors_of_options_explain_the_fix(changes: dict[str, str | None], words: str) -> None:
+def test_error_of_invalid_option_explains_the_fix(
+    changes: dict[str, str | None], words: str
+) -> None:
     assert words in refused(**changes)
 
 
-def test_isolation_level_has_an_alias() -> None:
+def test_kafka_isolation_level_is_an_alias_of_isolation_level() -> None:
     options = parse_options({**BASE, "kafka.isolation.level": "read_uncommitted"})
     assert not options.read_committed
     assert options.given == {"path", "subscribe", "isolationLevel"}  # can contradict a plan file
@@ -144,7 +146,7 @@ def test_option_and_alias_with_equal_values_are_accepted(
     assert f"'{alias}' must be" in refused(**{alias: "x"})
 
 
-def test_kafka_options_have_no_effect_without_brokers() -> None:
+def test_kafka_options_have_no_effect_without_bootstrap_servers() -> None:
     kafka_options = {"kafka.ssl.truststore.location": "/gone", "kafkaConsumer.pollTimeoutMs": "5"}
     options = parse_options({**BASE, **kafka_options})
     assert options.ignored == ("kafka.ssl.truststore.location", "kafkaconsumer.polltimeoutms")
@@ -178,7 +180,7 @@ def test_topic_selections_are_parsed() -> None:
     assert assign == Assign({"b": (0, 1), "a": (3,)})
 
 
-def test_bounds_have_the_same_precedence_as_in_sparks_source() -> None:
+def test_offset_options_have_the_same_precedence_as_in_sparks_kafka_source() -> None:
     options = {**BASE, "startingOffsets": '{"orders":{"0":5}}'}
     assert parse_options(options).starting == OffsetsBound({"orders": {0: 5}})
     options["startingOffsetsByTimestamp"] = '{"orders":{"0":1000}}'
@@ -225,7 +227,9 @@ def test_options_hide_secrets() -> None:
         ({"catalog": "topic"}, "must be listing or metadata-topic"),
     ],
 )
-def test_invalid_values_of_catalog_are_refused(changes: dict[str, str | None], text: str) -> None:
+def test_metadata_topic_catalog_with_unusable_options_is_refused(
+    changes: dict[str, str | None], text: str
+) -> None:
     catalog_options = {"catalog": "metadata-topic", "kafka.bootstrap.servers": "b:9092", **changes}
     assert text in refused(**catalog_options)
 

@@ -1,4 +1,4 @@
-"""Tests the options `value.schema-registry.…` and `value.subject`, and the resulting schema."""
+"""Tests options `value.schema-registry.…` and `value.subject`, and the schema that they select."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_latest_version_is_the_reader_schema_of_a_scan(server: Registry, tmp_pat
         "schema": json.dumps({**CART, "fields": more}),
         "id": 22,
     }
-    # A running query keeps its schema version; the next query uses the new one.
+    # A running query keeps its schema version. The next query uses the new version.
     assert scan.to_table()["value"].to_pylist() == [{"a": 1, "line": {"n": 2}}]
     again = kts_source.scan(options).to_table()
     assert again["value"].to_pylist() == [{"a": 1, "line": {"n": 2}, "b": 7}]
@@ -81,7 +81,7 @@ def test_latest_version_is_the_reader_schema_of_a_scan(server: Registry, tmp_pat
         ({"subscribe": "orders,others"}, {"value.subject": "x"}, "x"),
     ],
 )
-def test_subject_defaults_to_the_topic(
+def test_subject_is_value_subject_or_derived_from_the_topic(
     server: Registry, topics: dict[str, str], subject_options: dict[str, str], subject: str
 ) -> None:
     server.documents[f"/subjects/{subject}/versions/latest"] = {"schema": '"int"', "id": 1}
@@ -91,16 +91,16 @@ def test_subject_defaults_to_the_topic(
 
 @pytest.mark.parametrize("topics", [{"subscribe": "a,b"}, {"subscribePattern": "orders"}])
 def test_default_subject_needs_a_single_topic(server: Registry, topics: dict[str, str]) -> None:
-    with pytest.raises(InvalidOptionError, match=r"'value.schema' or 'value.subject' is needed"):
+    with pytest.raises(InvalidOptionError, match=r"set option 'value.schema' or 'value.subject'"):
         parsed(topics, **confluent(server))
     assert server.asked == []
 
 
-def test_unusable_subject_raises_error_that_names_it(server: Registry) -> None:
+def test_unusable_subject_raises_error(server: Registry) -> None:
     with pytest.raises(InvalidOptionError, match="has no subject 'none-value'"):
         parsed({"subscribe": "none"}, **confluent(server))
     server.documents[LATEST] = {"schema": "{}", "schemaType": "JSON", "id": 2}
-    with pytest.raises(InvalidOptionError, match="'orders-value' cannot be used: it is of JSON"):
+    with pytest.raises(InvalidOptionError, match="'orders-value' cannot be used: its kind is JSON"):
         parsed(**confluent(server))
     server.documents[LATEST] = {"schema": '{"type": "what"}', "id": 2}
     with pytest.raises(InvalidOptionError, match=r"'value.subject': .*what"):
@@ -123,7 +123,9 @@ def test_json_schema_of_the_registry_defines_the_columns(server: Registry) -> No
         parsed(**options)
 
 
-def test_protobuf_message_index_uses_the_writer_file(server: Registry, tmp_path: Path) -> None:
+def test_protobuf_message_index_refers_to_the_writer_schema(
+    server: Registry, tmp_path: Path
+) -> None:
     file = sample_file("proto3")
     text = base64.b64encode(file.SerializeToString()).decode()
     document = {"schema": text, "schemaType": "PROTOBUF", "id": 5}
@@ -132,7 +134,7 @@ def test_protobuf_message_index_uses_the_writer_file(server: Registry, tmp_path:
     options = confluent(server) | {"value.format": "protobuf-confluent"}
     (form,) = parsed(**options).formats
     assert form.message == f"{file.package}.{first}"
-    # Another file with the messages in another order.
+    # The second writer schema has the same messages in another order.
     other = sample_file("proto3")
     other.message_type.add(name="New")
     moved = [other.message_type[-1], *other.message_type[:-1]]
@@ -176,7 +178,7 @@ def test_descriptor_folder_is_used_as_registry(tmp_path: Path) -> None:
     assert "the folder has no schema 8" in reasons[1]
 
 
-def test_schema_folder_with_uuids_is_used_as_registry(
+def test_folder_of_schemas_named_by_uuid_is_used_as_registry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fields = [{"name": name, "type": "int"} for name in ("a", "b")]
@@ -196,7 +198,7 @@ def test_schema_folder_with_uuids_is_used_as_registry(
     assert "the folder has no schema 00000000-0000-0000-0000-000000000008" in str(
         table["valueError"][1]
     )
-    # Decoders of the condition and of the table share the cache of missing schemas.
+    # The decoders of option `where` and of the table share one cache of missing schemas.
     (folder / "00000000-0000-0000-0000-000000000008.avsc").write_text(schema)
     again = kts_source.scan(options | {"columns": "value,offset", "where": "value.a IS NULL"})
     assert again.to_table()["value"].to_pylist() == [None]
@@ -215,7 +217,7 @@ def test_schema_folder_with_uuids_is_used_as_registry(
         ({"url": "http://a:hidden@x", "bearer.auth.token": "hidden"}, "set only one of them"),
         ({"url": "http://x", "basic.auth.user.info": "a:hidden", "bearer.auth.token": "hidden"},
          "set only one of them"),
-        ({"url": "http://x", "basic.auth.user.info": "hidden"}, "is not user:password"),
+        ({"url": "http://x", "basic.auth.user.info": "hidden"}, "must have the form user:password"),
         ({"url": "http://x", "bearer.auth.token": "hidden\nX: y"}, "HTTP headers cannot contain"),
         ({"url": "http://x", "bearer.auth.logical.cluster": "l"}, "needs option .*token"),
         ({"url": "http://x", "ssl.ca.location": "/y"}, "needs https"),
@@ -225,7 +227,7 @@ def test_schema_folder_with_uuids_is_used_as_registry(
         ({"url": "https://x", "ssl.certificate.location": "/y"}, "needs option .*key"),
     ],
 )  # fmt: skip
-def test_contradicting_options_are_refused(options: dict[str, str], reason: str) -> None:
+def test_invalid_registry_options_are_refused(options: dict[str, str], reason: str) -> None:
     named = {f"value.schema-registry.{name}": text for name, text in options.items()}
     if "url" not in options or options["url"] != "/x" or len(options) > 1:
         named["value.schema"] = RECORD
@@ -258,7 +260,9 @@ def test_contradicting_options_are_refused(options: dict[str, str], reason: str)
          "must be globalid or contentid"),
     ],
 )  # fmt: skip
-def test_tls_options_without_effect_are_refused(options: dict[str, str], reason: str) -> None:
+def test_registry_options_that_do_not_fit_the_format_are_refused(
+    options: dict[str, str], reason: str
+) -> None:
     with pytest.raises(InvalidOptionError, match=reason):
         parsed(**options)
 

@@ -1,4 +1,4 @@
-"""Tests the values of the options `key.…` and `value.…`."""
+"""Tests the options `key.…` and `value.…`, which define the formats of keys and values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_formats_default_to_raw() -> None:
     assert parsed(value__format="RAW", key__format="raw").formats == ()
 
 
-def test_schema_text_or_file_is_read_only_once(tmp_path: Path) -> None:
+def test_schema_of_file_equals_schema_in_option_text(tmp_path: Path) -> None:
     file = tmp_path / "r.avsc"
     file.write_text(RECORD)
     (of_file,) = parsed(value__format="avro", value__schema=str(file)).formats
@@ -39,7 +39,7 @@ def test_schema_text_or_file_is_read_only_once(tmp_path: Path) -> None:
     assert of_file.schema == RECORD
 
 
-def test_protobuf_types_are_resolved_without_protoc(tmp_path: Path) -> None:
+def test_types_of_formats_are_resolved_without_loading_numba(tmp_path: Path) -> None:
     file = tmp_path / "order.desc"
     file.write_bytes(descriptor_set(sample_file("proto2")))
     every = [
@@ -56,7 +56,7 @@ for given in {every!r}:
     assert {"numba", "llvmlite"} & loaded == set()
 
 
-def test_too_large_schema_raises(tmp_path: Path) -> None:
+def test_schema_file_above_16_mib_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "large"
     with file.open("wb") as out:
         out.truncate((16 << 20) + 1)
@@ -103,7 +103,7 @@ def test_too_large_schema_raises(tmp_path: Path) -> None:
         ({"value__formt": "avro"}, "did you mean 'value.format'"),
     ],
 )  # fmt: skip
-def test_contradicting_options_are_refused(options: dict[str, str], reason: str) -> None:
+def test_invalid_format_options_are_refused(options: dict[str, str], reason: str) -> None:
     with pytest.raises(InvalidOptionError, match=reason):
         parsed(**options)
 

@@ -18,7 +18,10 @@ from tests.kts_source.layout.kafka_logs.disk import (
     build_transactions,
     list_expected_offsets,
 )
-from tests.kts_source.layout.kafka_logs.test_lost_files import set_aside, write_checkpoint
+from tests.kts_source.layout.kafka_logs.test_lost_files import (
+    copy_to_unserved_folder,
+    write_checkpoint,
+)
 from tests.kts_source.layout.kafka_logs.test_uneven_replicas import drop_first, drop_last
 from tests.kts_source.planning.test_tail import TierAndDisk
 
@@ -142,8 +145,8 @@ def test_checkpoint_of_missing_folder_with_higher_offset_raises_data_loss_error(
 def test_future_delete_and_stray_folders_are_reported(scene: TierAndDisk, state: str) -> None:
     scene.copy(LOG, 0, 1)
     disk = scene.disk.write(LOG)
-    set_aside(disk, state, number=1)
-    set_aside(disk, state, number=2, topic_id="AAAAAAAAAAAAAAAAAAAAAQ")
+    copy_to_unserved_folder(disk, state, number=1)
+    copy_to_unserved_folder(disk, state, number=2, topic_id="AAAAAAAAAAAAAAAAAAAAAQ")
     assert scene.read_offsets() == list_expected_offsets(LOG)
     notes = "\n".join(plan(scene.make_options()).notes)
     for number in (1, 2):

@@ -1,4 +1,4 @@
-"""Writes a broker's log directory from a built log, and reads it with a scan."""
+"""Writes generated logs into a broker's log directory, and reads the directory with a scan."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ LOG_STARTS = "log-start-offset-checkpoint"
 
 
 def build_transactions(*, segments: int = 3, rounds: int = 4, undecided: bool = True) -> BuiltLog:
-    """Builds segments with transactions that cross their borders.
+    """Builds a log with transactions that continue across segment borders.
 
     Args:
-        segments: Count of segments.
-        rounds: Count of rounds of batches in each segment.
-        undecided: If true, the last transactions stay open.
+        segments: Number of segments.
+        rounds: Number of times that a segment repeats the same sequence of batches.
+        undecided: Whether the last transactions stay open.
     """
     builder = LogBuilder(index_interval_bytes=300)
     number = 0
@@ -52,17 +52,17 @@ def build_transactions(*, segments: int = 3, rounds: int = 4, undecided: bool = 
 
 @dataclass(frozen=True)
 class Disk:
-    """A log directory.
+    """A broker's log directory with one partition, orders-0.
 
     Attributes:
-        root: Folder of the log directory.
+        root: Path of the log directory.
     """
 
     root: Path
 
     @property
     def folder(self) -> Path:
-        """Folder of the partition."""
+        """Folder of the partition in the log directory."""
         return self.root / f"{TOPIC}-0"
 
     def write(
@@ -73,14 +73,17 @@ class Disk:
         high_watermark: int | None = None,
         recovery_point: int = 0,
     ) -> Disk:
-        """Writes all segments like a broker; the last one is the active segment.
+        """Writes all segments as a broker stores them. The last segment is the active segment.
 
         Args:
             log: The log to write.
-            clean: `False` is the state after a crash: the indexes of the active segment have
-                their preallocated size, and no snapshot of its end exists.
-            high_watermark: High watermark in the checkpoint; `None` is the end of the log.
-            recovery_point: Recovery point in the checkpoint; only used if not `clean`.
+            clean: Whether the broker was shut down cleanly. After a crash, the indexes of the
+                active segment have their preallocated size, and no producer snapshot of the log's
+                end exists.
+            high_watermark: Offset in the high watermark checkpoint. The default is the end of the
+                log.
+            recovery_point: Offset in the recovery point checkpoint if `clean` is false. After a
+                clean shutdown, this checkpoint contains the end of the log.
         """
         self.folder.mkdir(parents=True)
         for segment in log.segments:
@@ -112,17 +115,17 @@ class Disk:
         return path
 
     def checkpoint(self, name: str, offset: int | None) -> None:
-        """Writes a checkpoint file with one entry, or with none if `offset` is `None`."""
+        """Writes a checkpoint file that contains `offset` of the partition, or no entry for `None`."""
         lines = [] if offset is None else [f"{TOPIC} 0 {offset}"]
         (self.root / name).write_text("\n".join(["0", str(len(lines)), *lines, ""]))
 
     def files(self, kind: str) -> list[Path]:
-        """Returns the files of the partition with this suffix, ordered by offset."""
+        """Returns the files of the partition with suffix `kind`, ordered by base offset."""
         return sorted(self.folder.glob(f"*.{kind}"))
 
 
 def read_offsets(root: Path, level: str = "read_committed", **extra: str) -> list[int]:
-    """Returns the offsets that a scan reads, in the order of the scan."""
+    """Returns the offsets that a scan at isolation level `level` reads, in the order of the scan."""
     options = {"path": str(root), "layout": "kafka-logs", "subscribe": TOPIC, **extra}
     rows: list[int] = scan({"isolationLevel": level, **options})["offset"].to_pylist()
     return rows
@@ -131,7 +134,7 @@ def read_offsets(root: Path, level: str = "read_committed", **extra: str) -> lis
 def list_expected_offsets(
     log: BuiltLog, level: str = "read_committed", *, stop: int | None = None
 ) -> list[int]:
-    """Returns the offsets that a broker serves below `stop`, according to the log's writer."""
+    """Returns the offsets below `stop` that a consumer would receive, computed from the built log."""
     end = log.end_offset() if stop is None else stop
     stable = end
     if level == "read_committed":

@@ -1,4 +1,7 @@
-"""A scan of a real broker's disk after a crash returns what the broker serves after its restart."""
+"""Checks that a scan of a crashed broker's disk returns the rows that the broker served later.
+
+The broker served these rows after its restart.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ SERVED = json.loads((GOLDEN / "served.json").read_text())
 
 @pytest.mark.parametrize("level", ["read_uncommitted", "read_committed"])
 @pytest.mark.parametrize("target", ["1g", "9000"])
-def test_scan_returns_rows_served_by_broker(level: str, target: str) -> None:
+def test_scan_returns_rows_that_broker_served_after_restart(level: str, target: str) -> None:
     options = {"isolationLevel": level, "targetPartitionBytes": target, "failOnDataLoss": "false"}
     names = ("topic", "partition", "offset", "timestamp", "key", "value")
     rows = [
@@ -39,7 +42,7 @@ def test_scan_returns_rows_served_by_broker(level: str, target: str) -> None:
     assert sorted(rows, key=lambda row: row[:3]) == SERVED[level]
 
 
-def test_describe_reports_log_start_and_end_of_broker() -> None:
+def test_describe_reports_log_start_and_end_offsets_of_broker() -> None:
     partitions = describe({**OPTIONS, "isolationLevel": "read_committed"}).partitions
     bounds = []
     for partition in partitions:

@@ -1,4 +1,4 @@
-"""Offsets that are recorded on the disk but have no log file cause an error or a warning."""
+"""Checks that scans report offsets that a broker's disk records but whose log file is missing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OTHER_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
 
 
 def build_small_log(segments: int = 3) -> LogBuilder:
-    """Builds segments of three records, which are too small for offset index entries."""
+    """Builds segments of three records. They are too small to have offset index entries."""
     builder = LogBuilder()
     for number in range(segments):
         if number:
@@ -43,24 +43,26 @@ def build_small_log(segments: int = 3) -> LogBuilder:
 
 
 def write_checkpoint(root: Path, name: str, **marks: int) -> None:
-    """Writes a checkpoint file; key `orders_1` is partition orders-1."""
+    """Writes a checkpoint file. For example, `orders_1=7` writes offset 7 of partition orders-1."""
     lines = [f"{key.replace('_', ' ')} {offset}" for key, offset in marks.items()]
     (root / name).write_text("\n".join(["0", str(len(lines)), *lines, ""]))
 
 
-def set_aside(disk: Disk, state: str, *, number: int, topic_id: str = TOPIC_ID) -> None:
-    """Copies the partition to a folder that Kafka does not use as a partition."""
+def copy_to_unserved_folder(
+    disk: Disk, state: str, *, number: int, topic_id: str = TOPIC_ID
+) -> None:
+    """Copies the partition to a folder with a suffix like `-delete`, which brokers do not serve."""
     folder = disk.root / f"{TOPIC}-{number}.{'0a' * 16}-{state}"
     shutil.copytree(disk.folder, folder)
     (folder / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}")
 
 
-# -- lost logs
+# -- lost log files
 
 
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("log", [LOG, build_small_log().build()], ids=["indexed", "small"])
-def test_lost_last_log_raises_data_loss_error_with_end_of_log(
+def test_lost_last_log_above_high_watermark_raises_only_with_option_end_of_log(
     tmp_path: Path, log: object, *, clean: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert isinstance(log, type(LOG))
@@ -77,7 +79,7 @@ def test_lost_last_log_raises_data_loss_error_with_end_of_log(
 
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("kind", ["index", "timeindex", "snapshot", "empty log"])
-def test_last_segment_with_one_file_left_raises_error_or_warns(
+def test_last_segment_with_one_remaining_file_raises_error_or_warns(
     tmp_path: Path, kind: str, *, clean: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     last = LOG.segments[-1]
@@ -145,10 +147,12 @@ def test_partition_folder_without_files_raises_data_loss_error(tmp_path: Path) -
         read_offsets(tmp_path)
 
 
-def test_index_without_log_of_empty_last_segment_is_not_data_loss(
+def test_missing_log_of_empty_last_segment_is_not_data_loss(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Stores without empty objects contain no log of a new segment without records."""
+    """Some object stores drop empty files, so a copied disk can lack the log of a new, empty
+    segment.
+    """
     disk = Disk(tmp_path).write(LOG)
     disk.put(f"{END:020d}.index", bytes(4096))
     disk.put(f"{END:020d}.timeindex", bytes(4096))
@@ -175,7 +179,7 @@ def test_partition_listed_only_in_checkpoint_raises_data_loss_error(
     assert partition.partition == 0
 
 
-def test_checkpoint_without_offsets_of_missing_partition_warns(
+def test_checkpoint_with_offset_0_of_missing_partition_warns(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Disk(tmp_path).write(LOG)
@@ -184,7 +188,7 @@ def test_checkpoint_without_offsets_of_missing_partition_warns(
     assert "it names no offsets of orders-1, and that folder is not there" in caplog.text
 
 
-def test_lost_replica_with_copy_in_other_log_directory_warns(
+def test_lost_partition_folder_warns_if_other_log_directory_has_its_offsets(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Disk(tmp_path / "a").write(LOG)
@@ -211,16 +215,16 @@ def test_subscribed_topic_listed_only_in_checkpoint_raises_data_loss_error(
     assert "checkpoints or folders set aside, of topics gone" in caplog.text
 
 
-# -- folders that Kafka set aside
+# -- folders with the suffix -future, -delete or -stray
 
 
 @pytest.mark.parametrize("state", ["future", "delete", "stray"])
-def test_partition_is_reported_if_its_only_folder_is_future_delete_or_stray(
+def test_partition_with_only_future_delete_or_stray_folder_is_reported(
     tmp_path: Path, state: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = Disk(tmp_path).write(LOG)
-    set_aside(disk, state, number=1)
-    set_aside(disk, state, number=2, topic_id=OTHER_ID)
+    copy_to_unserved_folder(disk, state, number=1)
+    copy_to_unserved_folder(disk, state, number=2, topic_id=OTHER_ID)
     assert read_offsets(tmp_path) == list_expected_offsets(LOG)
     for number in (1, 2):
         assert f"orders-{number}.{'0a' * 16}-{state}/ (a -{state} folder" in caplog.text
@@ -232,9 +236,9 @@ def test_partition_is_reported_if_its_only_folder_is_future_delete_or_stray(
 
 
 def test_checkpoint_entry_of_deleted_folder_is_not_data_loss(tmp_path: Path) -> None:
-    """The broker renamed the folder but has not rewritten its checkpoints yet."""
+    """The broker renamed the folder, but has not removed its entry from the checkpoints yet."""
     disk = Disk(tmp_path).write(LOG)
-    set_aside(disk, "delete", number=1)
+    copy_to_unserved_folder(disk, "delete", number=1)
     write_checkpoint(tmp_path, HIGH_WATERMARKS, orders_0=END, orders_1=END)
     assert read_offsets(tmp_path) == list_expected_offsets(LOG)
 
@@ -273,7 +277,7 @@ def test_log_directory_without_metadata_files_is_recognized_by_its_segments(tmp_
     assert read_offsets(tmp_path, endOfLog="true") == list_expected_offsets(LOG)
 
 
-def test_folders_below_search_depth_are_reported(
+def test_folders_deeper_than_the_search_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Disk(tmp_path / "b1").write(LOG)
@@ -292,7 +296,7 @@ def collect_offsets(stream: Checkpointed) -> list[int]:
     return [offset for batch in batches for offset in batch["offset"].to_pylist()]
 
 
-def test_stream_reads_new_copy_of_disk(tmp_path: Path) -> None:
+def test_stream_continues_with_newer_copy_of_disk(tmp_path: Path) -> None:
     root = tmp_path / "logs"
     builder = build_small_log(2)
     Disk(root).write(builder.build())

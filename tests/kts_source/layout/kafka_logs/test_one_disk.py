@@ -1,4 +1,4 @@
-"""Scans of the disk of one broker, after a clean shutdown and after a crash."""
+"""Checks scans of one broker's disk, after a clean shutdown and after a crash."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ END = LOG.end_offset()
 
 
 def list_batches(data: bytes) -> list[tuple[int, int]]:
-    """Returns the base offset and position of every batch."""
+    """Returns the base offset and the byte position of each batch in the content of a log file."""
     return [(entry.offset, entry.position) for entry in iter_entries(data)]
 
 
@@ -53,14 +53,16 @@ def test_scan_stops_at_high_watermark(tmp_path: Path, level: str, *, clean: bool
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_option_end_of_log_reads_all_complete_batches(tmp_path: Path, level: str) -> None:
+def test_scan_with_option_end_of_log_reads_all_complete_batches(tmp_path: Path, level: str) -> None:
     Disk(tmp_path).write(LOG, clean=False, high_watermark=3)
     assert read_offsets(tmp_path, level, endOfLog="true") == list_expected_offsets(LOG, level)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kind", ["cut", "zeros", "flipped"])
-def test_log_ends_before_torn_batch(tmp_path: Path, level: str, kind: str) -> None:
+def test_scan_with_option_end_of_log_stops_before_damaged_batch(
+    tmp_path: Path, level: str, kind: str
+) -> None:
     last = LOG.segments[-1]
     for number, (base, position) in enumerate(list_batches(last.log)):
         data = bytearray(last.log)
@@ -79,11 +81,11 @@ def test_log_ends_before_torn_batch(tmp_path: Path, level: str, kind: str) -> No
         ), base
 
 
-def test_log_ends_before_batch_with_flipped_header_bit(tmp_path: Path) -> None:
+def test_scan_with_option_end_of_log_stops_before_flipped_header_bit(tmp_path: Path) -> None:
     last = LOG.segments[-1]
     base, position = list_batches(last.log)[2]
     rows = list_expected_offsets(LOG, "read_uncommitted", stop=base)
-    # The checksum does not cover offset and epoch. Other magic bytes are other formats.
+    # Skips the bytes of the base offset and leader epoch, which the checksum does not cover.
     for bit in (*range(8 * 8, 12 * 8), *range(16 * 8, HEADER_SIZE * 8)):
         data = bytearray(last.log)
         data[position + bit // 8] ^= 1 << bit % 8
@@ -114,7 +116,7 @@ def test_segments_after_incomplete_segment_are_not_read(tmp_path: Path) -> None:
     assert read_offsets(tmp_path, endOfLog="true") == list_expected_offsets(LOG, stop=base)
 
 
-def test_preallocated_zeros_are_ignored(tmp_path: Path) -> None:
+def test_zero_bytes_after_last_batch_are_ignored(tmp_path: Path) -> None:
     disk = Disk(tmp_path).write(LOG, clean=False)
     log = disk.files("log")[-1]
     log.write_bytes(log.read_bytes() + bytes(1 << 20))
@@ -138,7 +140,7 @@ def test_torn_batch_below_high_watermark_raises_data_loss_error_with_position(
     assert rows == list_expected_offsets(LOG, "read_uncommitted", stop=base)
 
 
-def test_end_of_log_raises_data_loss_error_for_torn_batch_below_recovery_point(
+def test_torn_batch_below_recovery_point_raises_data_loss_error_with_option_end_of_log(
     tmp_path: Path,
 ) -> None:
     disk = Disk(tmp_path).write(LOG, clean=False, high_watermark=0, recovery_point=END)
@@ -160,7 +162,7 @@ def test_corrupt_batch_below_recovery_point_raises_corrupt_segment_error(tmp_pat
 
 @pytest.mark.parametrize("missing", ["", "index", "snapshot"])
 def test_corrupt_batch_after_clean_shutdown_raises_error(tmp_path: Path, missing: str) -> None:
-    """Also if the log is parsed, because the high watermark cuts it or a side file is missing."""
+    """Planning parses a log that the high watermark cuts, and logs with a missing side file."""
     for number in range(len(LOG.segments)):
         root = tmp_path / str(number)
         disk = Disk(root).write(LOG, high_watermark=END - 3)
@@ -172,7 +174,7 @@ def test_corrupt_batch_after_clean_shutdown_raises_error(tmp_path: Path, missing
         log.write_bytes(bytes(data))
         with pytest.raises((CorruptSegmentError, DataLossError), match=log.name):
             read_offsets(root, "read_uncommitted")
-    # Parsing the log detects the damage, whichever transactions are aborted.
+    # Planning parses the log and detects the damage at either isolation level.
     with pytest.raises(DataLossError, match=log.name):
         read_offsets(root)
 
@@ -224,10 +226,10 @@ def test_log_start_is_read_from_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [b"0 17", b"1 17", b"2 50"])
-def test_log_start_ignores_leader_epochs_if_checkpoint_was_not_flushed(
-    tmp_path: Path, first: bytes
-) -> None:
-    """A broker that starts on such a disk serves the deleted records again."""
+def test_log_start_after_crash_is_not_read_from_leader_epochs(tmp_path: Path, first: bytes) -> None:
+    """The broker did not flush its log start before the crash, so it serves the deleted records
+    again.
+    """
     builder = LogBuilder()
     for epoch in range(3):
         if epoch:
@@ -246,7 +248,7 @@ def test_log_start_ignores_leader_epochs_if_checkpoint_was_not_flushed(
         assert read_offsets(tmp_path) == list_expected_offsets(log)
 
 
-def test_missing_high_watermark_requires_end_of_log(tmp_path: Path) -> None:
+def test_missing_high_watermark_checkpoint_requires_option_end_of_log(tmp_path: Path) -> None:
     disk = Disk(tmp_path).write(LOG, clean=False)
     (tmp_path / HIGH_WATERMARKS).unlink()
     with pytest.raises(DataLossError, match="endOfLog"):
@@ -254,7 +256,7 @@ def test_missing_high_watermark_requires_end_of_log(tmp_path: Path) -> None:
     assert read_offsets(disk.root, endOfLog="true") == list_expected_offsets(LOG)
 
 
-def test_partition_missing_in_checkpoint_has_no_replicated_records(tmp_path: Path) -> None:
+def test_partition_without_high_watermark_has_no_replicated_records(tmp_path: Path) -> None:
     Disk(tmp_path).write(LOG, clean=False).checkpoint(HIGH_WATERMARKS, None)
     assert read_offsets(tmp_path) == []
     assert read_offsets(tmp_path, endOfLog="true") == list_expected_offsets(LOG)

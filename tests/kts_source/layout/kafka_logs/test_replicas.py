@@ -1,4 +1,7 @@
-"""Disks of several brokers: which replica is read, and where its log ends."""
+"""Checks which replica is read from the disks of several brokers, and where its log ends.
+
+A dead branch is the end of a replica's log that an unclean leader election made invalid.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ END = LOG.end_offset()
 
 
 def build_branch(*epochs: tuple[int, int], name: str) -> BuiltLog:
-    """Builds a log from pairs of leader epoch and record count, with one record in each batch."""
+    """Builds a log from pairs of leader epoch and record count, with one record in each batch.
+
+    The values of the records start with `name`.
+    """
     builder = LogBuilder()
     for epoch, count in epochs:
         if epoch:
@@ -40,7 +46,7 @@ def build_branch(*epochs: tuple[int, int], name: str) -> BuiltLog:
 
 
 def read_values(root: Path, **extra: str) -> list[bytes]:
-    """Returns the values that a scan reads."""
+    """Returns the record values that a scan reads."""
     from tests.kts_source.planning.scanning import scan
 
     options = {"path": str(root), "layout": "kafka-logs", "subscribe": TOPIC, **extra}
@@ -49,7 +55,7 @@ def read_values(root: Path, **extra: str) -> list[bytes]:
 
 
 def list_directories_read(root: Path, **extra: str) -> set[str]:
-    """Returns the log directories that a plan reads."""
+    """Returns the names of the log directories whose log files a plan reads."""
     options = {"path": str(root), "layout": "kafka-logs", "subscribe": TOPIC, **extra}
     return {
         task_slice.objects.log.key.split("/")[0]
@@ -66,7 +72,7 @@ def test_log_directories_below_root_are_found(tmp_path: Path, subfolder: str) ->
     assert read_offsets(tmp_path, keyPrefix="broker-1") == list_expected_offsets(LOG)
 
 
-def test_root_folder_with_partition_name_is_not_partition(tmp_path: Path) -> None:
+def test_log_directory_with_partition_name_is_read_as_log_directory(tmp_path: Path) -> None:
     Disk(tmp_path / f"{TOPIC}-1").write(LOG)
     assert read_offsets(tmp_path) == list_expected_offsets(LOG)
 
@@ -81,8 +87,8 @@ def test_longest_replica_of_highest_epoch_is_read(tmp_path: Path) -> None:
     assert "a" not in list_directories_read(tmp_path)
 
 
-def test_high_watermark_of_lagging_replica_is_used(tmp_path: Path) -> None:
-    """The longest replica may have written its high watermark earlier than a lagging replica."""
+def test_highest_high_watermark_of_all_replicas_is_used(tmp_path: Path) -> None:
+    """The replica that is read may have an older high watermark checkpoint than another replica."""
     Disk(tmp_path / "a").write(LOG, high_watermark=10)
     Disk(tmp_path / "b").write(LOG, high_watermark=29)
     assert read_offsets(tmp_path, "read_uncommitted") == list_expected_offsets(
@@ -115,7 +121,7 @@ def test_dead_branch_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert "from offset 5 on of a branch that died" in caplog.text
 
 
-def test_torn_batch_is_read_from_other_disk(tmp_path: Path) -> None:
+def test_records_of_torn_batch_are_read_from_other_disk(tmp_path: Path) -> None:
     torn = Disk(tmp_path / "a").write(LOG, clean=False)
     log = torn.files("log")[-1]
     log.write_bytes(log.read_bytes()[:-100])
@@ -124,7 +130,7 @@ def test_torn_batch_is_read_from_other_disk(tmp_path: Path) -> None:
     assert list_directories_read(tmp_path) == {"b"}
 
 
-def test_records_below_high_watermark_missing_on_all_replicas_raise_data_loss_error(
+def test_replicas_that_all_end_below_high_watermark_raise_data_loss_error(
     tmp_path: Path,
 ) -> None:
     Disk(tmp_path / "a").write(LOG, high_watermark=END + 5)
@@ -170,7 +176,7 @@ def test_unreadable_checkpoint_raises_corrupt_segment_error(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["__consumer_offsets", "__cluster_metadata"])
 def test_subscribe_pattern_skips_internal_topics(tmp_path: Path, name: str) -> None:
-    # Internal topics are on the same disks. Consumers skip them for patterns, too.
+    # Internal topics are on the same disks. Kafka consumers also skip internal topics for patterns.
     Disk(tmp_path).write(LOG).folder.rename(tmp_path / f"{name}-0")
     Disk(tmp_path).write(LOG)
     lines = ("0", "2", f"{TOPIC} 0 {END}", f"{name} 0 {END}", "")
@@ -182,9 +188,9 @@ def test_subscribe_pattern_skips_internal_topics(tmp_path: Path, name: str) -> N
 
 @pytest.fixture
 def log_directories(tmp_path: Path) -> tuple[Disk, Disk]:
-    """Writes two log directories without a common folder.
+    """Writes two log directories in different folders.
 
-    One partition is in both directories, another one only in the second directory.
+    Partition orders-0 is in both directories, and partition orders-1 only in the second directory.
     """
     first = Disk(tmp_path / "mnt" / "a" / "kafka").write(LOG, high_watermark=0)
     second = Disk(tmp_path / "srv" / "deep" / "down" / "kafka").write(LOG)
@@ -207,7 +213,7 @@ def test_several_paths_are_read_together(
         (1, END),
     ]
     rows = list_expected_offsets(LOG)
-    # `kts_source.scan` reads like a worker with only the options and the tasks.
+    # `kts_source.scan` reads like a Spark worker, which receives only the options and the tasks.
     assert kts_source.scan(options).to_table()["offset"].to_pylist() == rows * 2
     plan_file = tmp_path / "plan.json"
     plan_file.write_text(scan_plan.to_json())
@@ -218,7 +224,7 @@ def test_several_paths_are_read_together(
         plan({**options, "path": str(first.root), "planFile": str(plan_file)})
 
 
-def test_path_without_log_directory_raises_error(
+def test_invalid_path_in_list_of_paths_raises_error(
     log_directories: tuple[Disk, Disk], tmp_path: Path
 ) -> None:
     first, _ = log_directories

@@ -1,4 +1,7 @@
-"""Replicas with different offsets of one log: which rows are read, and what is reported."""
+"""Checks scans of replicas that have different offsets of one log.
+
+The tests check which rows are read and which replicas are reported.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ LOG = build_transactions(segments=5)
 
 
 def drop_first(disk: Disk, log: BuiltLog, count: int, *, log_start: int | None = 0) -> None:
-    """Deletes the first segments, like on a replica of a tiered topic that was added later."""
+    """Deletes the first `count` segments of a replica.
+
+    The result looks like a replica that was added to a tiered topic later.
+    """
     for segment in log.segments[:count]:
         for path in disk.folder.glob(f"{segment.base_offset:020d}.*"):
             path.unlink()
@@ -45,7 +51,7 @@ def drop_first(disk: Disk, log: BuiltLog, count: int, *, log_start: int | None =
 
 
 def drop_last(disk: Disk, log: BuiltLog, count: int) -> None:
-    """Deletes the last segments, like on a replica that lags."""
+    """Deletes the last `count` segments of a replica, as if the replica lagged."""
     for segment in log.segments[-count:]:
         for path in disk.folder.glob(f"{segment.base_offset:020d}.*"):
             path.unlink()
@@ -53,7 +59,10 @@ def drop_last(disk: Disk, log: BuiltLog, count: int) -> None:
 
 
 def build_log(values: str, *, segments: int = 4, epochs: tuple[int, ...] = ()) -> BuiltLog:
-    """Builds segments of three batches; a nonzero epoch begins with its segment."""
+    """Builds segments of three batches with one record each.
+
+    A nonzero entry of `epochs` is a leader epoch that starts at the segment with the same number.
+    """
     builder = LogBuilder()
     for number in range(segments):
         if number < len(epochs) and epochs[number]:
@@ -66,7 +75,7 @@ def build_log(values: str, *, segments: int = 4, epochs: tuple[int, ...] = ()) -
 
 
 def list_slices(root: Path, **extra: str) -> list[tuple[str, int, int]]:
-    """Returns the log directory and offsets of every slice, in plan order."""
+    """Returns the log directory, start offset and stop offset of each slice, in plan order."""
     options = {"path": str(root), "layout": "kafka-logs", "subscribe": TOPIC, **extra}
     return [
         (task_slice.objects.log.key.split("/")[0], task_slice.start_offset, task_slice.stop_offset)
@@ -86,7 +95,7 @@ def test_golden_disks_with_late_replica_are_read_as_one_log(
                 for record in batch.records:
                     value = hashlib.sha256(bytes(record.value or b"")).hexdigest()
                     row = (record.timestamp, value)
-                    # Both replicas have the same branch.
+                    # Both replicas have the same records.
                     assert expected_rows.setdefault(record.offset, row) == row
     options = {"path": str(GOLDEN), "layout": "kafka-logs", "subscribe": "uneven"}
     table = scan({**options, "isolationLevel": level})
@@ -106,7 +115,7 @@ def test_golden_disks_with_late_replica_are_read_as_one_log(
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("missing_segments", [0, 1])
-def test_older_rows_are_read_from_longer_replica(
+def test_rows_missing_on_late_replica_are_read_from_older_replica(
     tmp_path: Path, level: str, *, clean: bool, missing_segments: int
 ) -> None:
     full = Disk(tmp_path / "a").write(LOG, clean=clean)
@@ -130,8 +139,8 @@ def test_older_rows_are_read_from_longer_replica(
         ], start
 
 
-def test_older_rows_are_read_if_late_replica_is_empty(tmp_path: Path) -> None:
-    """The replica was added and has not copied any record yet."""
+def test_rows_are_read_from_full_replica_if_late_replica_is_empty(tmp_path: Path) -> None:
+    """The late replica was added to the partition, but has not copied any record yet."""
     full = Disk(tmp_path / "a").write(LOG, high_watermark=3)
     full.checkpoint(LOG_STARTS, 0)
     late = Disk(tmp_path / "b").write(LOG)
@@ -144,7 +153,7 @@ def test_older_rows_are_read_if_late_replica_is_empty(tmp_path: Path) -> None:
     assert read_offsets(tmp_path) == list_expected_offsets(LOG)
 
 
-def test_three_replicas_are_chained(tmp_path: Path) -> None:
+def test_rows_of_three_partial_replicas_are_combined(tmp_path: Path) -> None:
     for name, first, last in (("a", 0, 3), ("b", 1, 1), ("c", 3, 0)):
         disk = Disk(tmp_path / name).write(LOG)
         if last:
@@ -156,7 +165,7 @@ def test_three_replicas_are_chained(tmp_path: Path) -> None:
     assert {piece[0] for piece in list_slices(tmp_path)} == {"a", "b", "c"}
 
 
-def test_replica_with_different_batch_at_border_is_reported_and_not_read(
+def test_replica_with_different_batch_where_other_starts_is_reported_and_not_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Disk(tmp_path / "a").write(build_log("other")).checkpoint(LOG_STARTS, 0)
@@ -169,7 +178,7 @@ def test_replica_with_different_batch_at_border_is_reported_and_not_read(
 
 
 @pytest.mark.parametrize("history", ["cut", "whole", "same epoch"])
-def test_replica_without_overlap_is_read_only_if_leader_epoch_confirms_it(
+def test_replica_without_overlap_is_read_only_if_leader_epochs_prove_its_history(
     tmp_path: Path, history: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     epochs = (0, 0, 0 if history == "same epoch" else 1, 0)
@@ -192,7 +201,7 @@ def test_replica_without_overlap_is_read_only_if_leader_epoch_confirms_it(
         assert rows == list(range(12))
 
 
-def test_dead_branch_is_not_read_before_live_replica(
+def test_dead_branch_below_start_of_live_replica_is_not_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     dead = build_log("dead")
@@ -203,7 +212,7 @@ def test_dead_branch_is_not_read_before_live_replica(
     assert "offsets [0, 6) are not read: they are of another branch" in caplog.text
 
 
-def test_replica_with_gap_at_border_is_reported_with_offsets(
+def test_replica_that_ends_before_the_other_starts_is_reported_and_not_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     stale = Disk(tmp_path / "a").write(LOG, high_watermark=2)
@@ -219,10 +228,13 @@ def test_replica_with_gap_at_border_is_reported_with_offsets(
     assert f"it holds [0, {stale_end}), which does not reach offset {first}" in caplog.text
 
 
-def test_rows_below_log_start_of_untiered_topic_are_reported(
+def test_rows_below_start_of_late_replica_of_untiered_topic_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Retention has not run on the other broker yet, or its disk is old."""
+    """The other replica still has these rows.
+
+    Retention has not run on its broker yet, or its disk is an older copy.
+    """
     Disk(tmp_path / "a").write(LOG, high_watermark=3)
     drop_first(Disk(tmp_path / "b").write(LOG), LOG, 2, log_start=None)
     first = LOG.segments[2].base_offset
@@ -259,7 +271,7 @@ def test_complete_replica_is_preferred_to_replica_with_lost_log(
 
 @pytest.mark.parametrize("lost", ["a", "b"])
 @pytest.mark.parametrize("damage", ["no files", "cut"])
-def test_replica_with_all_bytes_is_preferred(tmp_path: Path, lost: str, damage: str) -> None:
+def test_replica_without_lost_bytes_is_preferred(tmp_path: Path, lost: str, damage: str) -> None:
     for name in ("a", "b"):
         disk = Disk(tmp_path / name).write(LOG, high_watermark=None if name == lost else 0)
         path = disk.files("log")[2]
@@ -276,7 +288,7 @@ def test_replica_with_all_bytes_is_preferred(tmp_path: Path, lost: str, damage: 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_lost_log_of_longest_replica_is_read_from_other_replica(
+def test_offsets_of_lost_log_of_longest_replica_are_read_from_other_replica(
     tmp_path: Path, level: str, number: int, *, clean: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     drop_last(Disk(tmp_path / "a").write(LOG, clean=clean), LOG, 1)
@@ -287,14 +299,14 @@ def test_lost_log_of_longest_replica_is_read_from_other_replica(
     assert "are read from a/orders-0/" in caplog.text
 
 
-def test_lost_logs_of_two_replicas_are_read_from_each_other(tmp_path: Path) -> None:
+def test_two_replicas_with_different_lost_logs_are_combined(tmp_path: Path) -> None:
     Disk(tmp_path / "a").write(LOG).files("log")[1].unlink()
     Disk(tmp_path / "b").write(LOG).files("log")[3].unlink()
     for level in LEVELS:
         assert read_offsets(tmp_path, level) == list_expected_offsets(LOG, level)
 
 
-def test_lost_log_is_not_read_from_replica_with_different_batches_below(tmp_path: Path) -> None:
+def test_lost_log_is_not_read_from_replica_with_different_earlier_batches(tmp_path: Path) -> None:
     right, other = LogBuilder(), LogBuilder()
     for builder, value in ((right, b"right"), (other, b"other")):
         for number in range(4):
@@ -313,7 +325,7 @@ def test_lost_log_is_not_read_from_replica_with_different_batches_below(tmp_path
 def test_lost_log_without_later_snapshot_raises_data_loss_error(
     tmp_path: Path,
 ) -> None:
-    """Rebuilt indexes would report transactions as open that end in the lost log."""
+    """Rebuilt indexes would report a transaction as open if its marker was in the lost log."""
     drop_last(Disk(tmp_path / "a").write(LOG), LOG, 1)
     disk = Disk(tmp_path / "b").write(LOG, clean=False)
     disk.files("log")[1].unlink()
@@ -323,7 +335,10 @@ def test_lost_log_without_later_snapshot_raises_data_loss_error(
 
 
 def test_random_disks_return_all_rows_or_raise_data_loss_error(tmp_path: Path) -> None:
-    """Replicas start and end at random segments, lack logs, and were shut down cleanly or not."""
+    """Each replica starts and ends at a random segment and can lack a log file.
+
+    Its broker was shut down cleanly or crashed.
+    """
     outcomes = {"complete": 0, "partial": 0, "lost": 0}
     for seed in range(60):
         source = random.Random(seed)
@@ -368,7 +383,7 @@ def test_random_disks_return_all_rows_or_raise_data_loss_error(tmp_path: Path) -
 
 
 def write_short_and_long(tmp_path: Path) -> tuple[Disk, Disk]:
-    """Writes two replicas of `LOG`; the first lacks the last segment."""
+    """Writes two replicas of `LOG`. The first replica lacks the last segment."""
     short, long = Disk(tmp_path / "b1").write(LOG), Disk(tmp_path / "b2").write(LOG)
     drop_last(short, LOG, 1)
     end = LOG.segments[-1].base_offset
@@ -378,7 +393,10 @@ def write_short_and_long(tmp_path: Path) -> tuple[Disk, Disk]:
 
 
 def damage_segment(disk: Disk, kind: str, number: int) -> None:
-    """Damages a segment of a replica so that its own files do not record the full loss."""
+    """Damages a segment of a replica so that its remaining files do not show the full loss.
+
+    Depending on `kind`, deletes all files, empties the log, or removes the second half of the log.
+    """
     stem = f"{LOG.segments[number].base_offset:020d}"
     if kind == "all files":
         for path in disk.folder.glob(f"{stem}.*"):
@@ -394,7 +412,7 @@ def damage_segment(disk: Disk, kind: str, number: int) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kind", ["all files", "empty log", "end of log"])
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_records_lost_between_logs_are_read_from_other_replica(
+def test_records_lost_inside_a_replica_are_read_from_other_replica(
     tmp_path: Path, *, kind: str, level: str, is_clean: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, long = write_short_and_long(tmp_path)
@@ -408,7 +426,7 @@ def test_records_lost_between_logs_are_read_from_other_replica(
     assert "are read from b1/" in caplog.text
 
 
-def test_lost_records_with_different_copy_in_other_replica_raise_data_loss_error(
+def test_lost_records_raise_data_loss_error_if_other_replica_has_different_batches(
     tmp_path: Path,
 ) -> None:
     Disk(tmp_path / "b1").write(build_log("other", segments=5))
@@ -420,7 +438,7 @@ def test_lost_records_with_different_copy_in_other_replica_raise_data_loss_error
         read_offsets(tmp_path)
 
 
-def test_segment_lost_below_lost_log_is_read_from_other_replica(tmp_path: Path) -> None:
+def test_two_adjacent_lost_segments_are_read_from_other_replica(tmp_path: Path) -> None:
     _, long = write_short_and_long(tmp_path)
     damage_segment(long, "all files", 2)
     (long.folder / f"{LOG.segments[3].base_offset:020d}.log").unlink()

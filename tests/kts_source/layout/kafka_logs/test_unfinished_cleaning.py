@@ -1,4 +1,7 @@
-"""Interrupted cleaning or deletion is completed or undone as in Kafka's `LogLoader`."""
+"""Checks that scans complete or undo an interrupted cleaning or deletion of segments.
+
+Scans follow the rules of Kafka's `LogLoader`.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,12 @@ KINDS = ("log", "index", "timeindex", "txnindex")
 
 @pytest.fixture(params=[True, False])
 def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Disk:
-    """Writes a complete disk, shut down cleanly or not."""
+    """Writes a broker's disk with all segments, as after a clean shutdown or as after a crash."""
     return Disk(tmp_path).write(LOG, clean=request.param)
 
 
 def copy_files(disk: Disk, number: int, state: str) -> list[Path]:
-    """Copies a segment's files with a suffix that Kafka uses for unfinished changes."""
+    """Copies a segment's files to names with suffix `state`, which marks an unfinished change."""
     paths = []
     for kind in KINDS:
         path = disk.folder / f"{LOG.segments[number].base_offset:020d}.{kind}"
@@ -46,7 +49,7 @@ def test_deleted_and_cleaned_files_are_ignored(disk: Disk, state: str) -> None:
 
 
 def test_swap_files_replace_their_source_segments(disk: Disk) -> None:
-    """The cleaner merged two segments into one; the broker stopped before it removed them."""
+    """The cleaner merged two segments. The broker stopped before it removed the two old segments."""
     first, second = LOG.segments[1:3]
     swaps = copy_files(disk, 1, "swap")
     (swap,) = [path for path in swaps if ".log" in path.name]
