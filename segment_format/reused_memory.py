@@ -74,7 +74,9 @@ class _Pool:
                 self.lock.release()
 
     def shrink(self, max_bytes: int) -> None:
-        """Releases idle mappings to the system until `max_bytes` are left."""
+        """Releases idle mappings to the operating system, the oldest first, until the remaining
+        ones have at most `max_bytes` in total.
+        """
         with self.lock:
             self._collect(max_bytes)
 

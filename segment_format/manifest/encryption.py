@@ -55,7 +55,7 @@ class PublicKey:
 
     @property
     def size(self) -> int:
-        """Length of the modulus and of every ciphertext, in bytes."""
+        """Size in bytes of the modulus, and of every number encrypted with this key."""
         return (self.modulus.bit_length() + 7) // 8
 
     def __repr__(self) -> str:
@@ -105,15 +105,17 @@ def load_private_key(pem: bytes) -> PrivateKey:
     try:
         key = load_der_private_key(der, password=None)
     except TypeError:
-        _refuse("encrypted private key; decrypt it: openssl pkcs8 -topk8 -nocrypt")
+        _refuse("the private key: it is encrypted. Decrypt it: openssl pkcs8 -topk8 -nocrypt")
     except (ValueError, UnsupportedAlgorithm):
         _refuse("the private key file: it is not PKCS#8")
     if not isinstance(key, RSAPrivateKey):
         _refuse("the private key: it is not an RSA key")
     if _RSA_ALGORITHM not in der[:_HEAD_BYTES]:
-        _refuse("private key in PKCS#1 form; convert it: openssl pkcs8 -topk8 -nocrypt")
+        _refuse("the private key: it is PKCS#1. Convert it: openssl pkcs8 -topk8 -nocrypt")
     if key.key_size > _MAX_KEY_BITS:
-        _refuse(f"private key of {key.key_size} bits")
+        _refuse(
+            f"the private key: it has {key.key_size} bits; at most {_MAX_KEY_BITS} are supported"
+        )
     numbers = key.private_numbers()
     public = PublicKey(numbers.public_numbers.n, numbers.public_numbers.e)
     crt = numbers.p, numbers.q, numbers.dmp1, numbers.dmq1, numbers.iqmp
@@ -127,17 +129,19 @@ def _refuse(what: str) -> NoReturn:
 
 def _der(pem: bytes, what: str) -> bytes:
     if len(pem) > MAX_PEM_BYTES:
-        _refuse(f"{what} file of {len(pem)} bytes")
+        _refuse(
+            f"the {what} file: it has {len(pem)} bytes, but at most {MAX_PEM_BYTES} are supported"
+        )
     match = _PEM.search(pem)
     if match is None:
-        _refuse(f"{what} file that is not PEM")
+        _refuse(f"the {what} file: it is not PEM")
     body = match[2]
     if b":" in body:
-        _refuse(f"{what} file with PEM headers (an encrypted PKCS#1 key?)")
+        _refuse(f"the {what} file: it has PEM headers, so it may be an encrypted PKCS#1 key")
     try:
         return base64.b64decode(b"".join(body.split()), validate=True)
     except binascii.Error:
-        _refuse(f"{what} file whose content is not base64")
+        _refuse(f"the {what} file: its content is not base64")
 
 
 DATA_KEY_SIZE = 32
@@ -164,7 +168,7 @@ class WrappedDataKey:
 
     @classmethod
     def from_text(cls, text: str) -> WrappedDataKey:
-        """Parses `<key pair id>:<base64>`.
+        """Parses the text `<key pair id>:<base64>` of a manifest.
 
         Raises:
             InvalidManifestError: The text does not have this form.
@@ -187,7 +191,7 @@ class WrappedDataKey:
         return cls(key_id, ciphertext)
 
     def to_text(self) -> str:
-        """Returns the text for a manifest.
+        """Returns the text `<key pair id>:<base64>` for a manifest.
 
         Raises:
             InvalidManifestError: The id is blank or has a colon, or the ciphertext is empty.
@@ -208,10 +212,11 @@ class Encryption:
 
 
 def unwrap_data_key(wrapped: WrappedDataKey, private_key: PrivateKey) -> bytes:
-    """Returns the AES data key of a segment, 32 bytes. Costs milliseconds: cache the result.
+    """Decrypts the AES data key of a segment and returns its 32 bytes. Callers should cache the
+    result, because this takes milliseconds.
 
     Raises:
-        DecryptionError: `wrapped` belongs to another key, or was changed.
+        DecryptionError: `wrapped` was encrypted for another key pair, or was changed.
     """
     failure = (
         f"the data key cannot be decrypted with the private key of key pair {wrapped.key_id[:80]!r}"

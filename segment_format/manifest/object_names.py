@@ -68,7 +68,7 @@ _FILE: Final = re.compile(rf"(\d{{20}})\.({'|'.join(FILE_KINDS)})(?:\.(deleted|c
 
 @dataclass(frozen=True, slots=True)
 class PartitionDirectory:
-    """A partition's directory in a log directory.
+    """Parts of the name of a partition's directory in a broker's log directory.
 
     Attributes:
         state: Empty for a partition in use; else `future`, `delete` or `stray`.

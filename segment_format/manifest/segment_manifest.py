@@ -245,7 +245,8 @@ class SegmentIndexes:
         timestamp: Time index (`.timeindex`).
         producer_snapshot: Producer state at the segment's end (`.snapshot`).
         leader_epoch: Leader epoch checkpoint from the log's start to the segment's end.
-        transaction: Transaction index (`.txnindex`); `None` if the segment has no abort marker.
+        transaction: Transaction index (`.txnindex`); `None` if no transaction was aborted in the
+            segment.
     """
 
     offset: IndexRange

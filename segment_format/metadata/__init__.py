@@ -1,1 +1,1 @@
-"""Events about tiered segments in the topic `__remote_log_metadata`."""
+"""Parses the events about tiered segments that the topic `__remote_log_metadata` contains."""

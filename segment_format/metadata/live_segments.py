@@ -132,7 +132,9 @@ class LiveSegments:
 
     @property
     def dropped(self) -> DroppedEvents:
-        """Events that were not applied; a large number shows that events are missing."""
+        """Events that were not applied. A large number of them shows that earlier events are
+        missing.
+        """
         self._fold()
         return self._dropped
 

@@ -1,4 +1,5 @@
-"""Values in records of `__remote_log_metadata`: tiered segments and their states (KIP-405).
+"""Defines the values of records of `__remote_log_metadata`: tiered segments and their states
+(KIP-405).
 
 Source: `org.apache.kafka.server.log.remote.storage.RemoteLogSegmentMetadata` and related classes.
 """

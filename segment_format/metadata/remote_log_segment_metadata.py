@@ -156,7 +156,9 @@ def _state(reader: MessageReader, states: type[_State], what: str = "segment sta
 
 
 def _body(reader: MessageReader, make: Callable[..., _Segment]) -> _Segment:
-    """Reads the fields that types 0 and 3 share and passes them to `make`."""
+    """Reads the fields that record types 0 and 3 have in common, and returns `make(...)` of
+    them.
+    """
     start_offset = reader.i64("start offset")
     end_offset = reader.i64("end offset")
     broker_id = reader.i32("broker id")
@@ -247,7 +249,8 @@ DEFAULT_METADATA_PARTITIONS = 50
 def metadata_partition(
     topic_id: uuid.UUID, partition: int, num_partitions: int = DEFAULT_METADATA_PARTITIONS
 ) -> int:
-    """Returns the metadata partition with the events of a user partition.
+    """Returns the number of the partition of `__remote_log_metadata` that has the events of a user
+    partition.
 
     Args:
         topic_id: Id of the topic.

@@ -217,7 +217,9 @@ class RecordBatchHeader:
 
     @property
     def last_offset(self) -> int:
-        """Last offset of the original batch, inclusive; compaction may have removed its record."""
+        """Last offset of the original batch, inclusive. Compaction may have removed the record of
+        this offset.
+        """
         return self.base_offset + self.last_offset_delta
 
     def require_record_count(self, position: int) -> None:

@@ -237,10 +237,10 @@ def _with_plain_header(view: memoryview, *, check: bool) -> memoryview:
     with the correct header checksum.
     """
     if len(view) < 7 or bytes(view[:4]) != _LZ4_MAGIC:
-        raise DecompressionError("lz4: not an LZ4 frame", position=0)
+        raise DecompressionError("lz4: the payload is not an LZ4 frame", position=0)
     flags = view[4]
     if flags >> 6 != 1 or flags & _RESERVED_FLAGS:
-        raise DecompressionError(f"lz4: invalid frame flags {flags:#04x}", position=4)
+        raise DecompressionError(f"lz4: the frame flags {flags:#04x} are invalid", position=4)
     header_size = 15 if flags & _CONTENT_SIZE_FLAG else 7
     if len(view) < header_size:
         raise DecompressionError("lz4: the frame header is cut", position=len(view))
@@ -269,7 +269,9 @@ def _plain_header(flags: int, block_descriptor: int) -> bytes:
         content_checksum=bool(flags & _CONTENT_CHECKSUM_FLAG),
     )
     if header[4:6] != bytes((flags, block_descriptor)):
-        raise DecompressionError(f"lz4: invalid descriptor {block_descriptor:#04x}", position=5)
+        raise DecompressionError(
+            f"lz4: the block descriptor {block_descriptor:#04x} is invalid", position=5
+        )
     return header
 
 

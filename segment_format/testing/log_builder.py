@@ -205,7 +205,7 @@ class LogBuilder:
         """Sets the leader epoch of the following appends.
 
         Raises:
-            ValueError: `epoch` is not higher than the one before.
+            ValueError: `epoch` is not higher than the previous leader epoch.
         """
         self._files.begin_epoch(epoch)
 

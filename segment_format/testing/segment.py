@@ -143,7 +143,9 @@ class ProducerStates:
         return (entry.last_sequence + 1) % SEQUENCE_LIMIT
 
     def open_transaction(self, producer_id: int) -> int | None:
-        """Returns the position in `transactions` of the producer's open transaction, or None."""
+        """Returns the index in `transactions` of the producer's open transaction; None if none is
+        open.
+        """
         return self._open.get(producer_id)
 
     def add_data(
@@ -392,7 +394,7 @@ class PartitionWriter:
         """Begins a leader epoch at `next_offset`; an epoch without entries is not recorded.
 
         Raises:
-            ValueError: `epoch` is not higher than the one before.
+            ValueError: `epoch` is not higher than the previous leader epoch.
         """
         if epoch <= self.leader_epoch:
             raise ValueError(

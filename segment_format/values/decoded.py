@@ -46,7 +46,7 @@ class ValueDecoder(Protocol):
 
     @property
     def type(self) -> pa.DataType:
-        """Type of the decoded column."""
+        """Arrow type of the decoded column."""
         ...
 
     def decode(self, values: pa.Array) -> DecodedValues:
@@ -74,7 +74,7 @@ class Utf8Decoder:
         """See `ValueDecoder.decode`.
 
         Raises:
-            TypeError: Not a `pa.binary()` array.
+            TypeError: `values` is not a `pa.binary()` array.
         """
         if values.type != _BINARY:
             raise TypeError(f"values are {values.type}, not binary")

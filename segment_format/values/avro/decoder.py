@@ -75,7 +75,7 @@ class AvroDecoder:
         """See `ValueDecoder.decode`.
 
         Raises:
-            TypeError: Not a `pa.binary()` array.
+            TypeError: `values` is not a `pa.binary()` array.
         """
         texts = json_objects(values)
         program_of = None
@@ -141,7 +141,7 @@ class FramedAvroDecoder:
         """See `ValueDecoder.decode`.
 
         Raises:
-            TypeError: Not a `pa.binary()` array.
+            TypeError: `values` is not a `pa.binary()` array.
         """
         if values.type != pa.binary():
             raise TypeError(f"values are {values.type}, not binary")

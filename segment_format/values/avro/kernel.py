@@ -145,13 +145,15 @@ def _slot(slots: Address, number: Value) -> Value:
 
 @inlined
 def level_at(levels: Address, number: Value) -> Value:
-    """Returns the address of a level's row in the table of levels."""
+    """Returns the address of row `number` in the table of levels."""
     return levels + np.uint64(8 * o.LEVEL_WIDTH * number)
 
 
 @inlined
 def _entry(slot: Address, index: Value) -> Value:
-    """Returns the address of the int32 where an entry begins; the next int32 is its end."""
+    """Returns the address of the int32 number that states where entry `index` of a slot begins. The
+    next int32 number states where the entry ends.
+    """
     return address_in(slot, o.VALUES) + np.uint64(4 * index)
 
 

@@ -85,7 +85,9 @@ def _logical_mismatch(writer: s.Primitive | s.Fixed, reader: s.Primitive | s.Fix
 
 
 def same_name(writer: str, reader: str, aliases: tuple[str, ...]) -> bool:
-    """Returns whether a writer's name is the reader's name or alias, ignoring namespaces."""
+    """Returns whether the writer's name equals the reader's name or one of its aliases, ignoring
+    namespaces.
+    """
     return simple_name(writer) in map(simple_name, (reader, *aliases))
 
 
@@ -597,7 +599,9 @@ class _Compiler:
 
     def _default(self, field: s.Field, column: Column) -> None:
         if field.default is None:
-            raise self._refuse("the writer does not have the field, and it has no default")
+            raise self._refuse(
+                "the writer's schema lacks the field, and the reader's has no default for it"
+            )
         try:
             data = default_bytes(field.type, field.default.value)
         except AvroSchemaError as error:

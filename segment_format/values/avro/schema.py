@@ -447,7 +447,7 @@ def _full_name(name: str, namespace: str) -> str:
 
 def _need(document: dict[str, Any], member: str) -> Any:  # noqa: ANN401
     if member not in document:
-        raise AvroSchemaError(f"the schema has no {member!r}: {_shown(document)}")
+        raise AvroSchemaError(f"the schema has no member {member!r}: {_shown(document)}")
     return document[member]
 
 

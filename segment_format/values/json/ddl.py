@@ -130,7 +130,9 @@ class _Reader:
             self.fail(repr(text))
 
     def columns(self, stop: str, depth: int) -> list[pa.Field]:
-        """Parses columns up to the token `stop`, or to the end."""
+        """Parses columns separated by commas. There may be no column if the next token is `stop`,
+        which is not consumed.
+        """
         fields: list[pa.Field] = []
         names: set[str] = set()
         while not (stop and not fields and self._token.text == stop):

@@ -231,7 +231,7 @@ class Batch:
         return mask
 
     def address(self, node: Node) -> int:
-        """Returns the address of a node's values."""
+        """Returns the address of the buffer with the values of a node."""
         return int(self._code[node.number, c.DATA])
 
     def values(self, node: Node) -> pa.Buffer:
@@ -302,7 +302,9 @@ class Columns:
         return [ends, to.slice(0, size)]
 
     def _items(self, node: Node, present: NDArray[np.bool_] | None) -> pa.Array:
-        """Returns lists or maps, without items that a repeated field has replaced."""
+        """Returns the array of a list or map node. Omits items of values that a repeated field has
+        overwritten.
+        """
         items = [self.build(child) for child in node.children]
         ranges = self._batch.numbers(node, np.int64)
         sizes = ranges & _SIZE_MASK
@@ -508,7 +510,7 @@ class ConfluentJsonDecoder:
         """See `ValueDecoder.decode`.
 
         Raises:
-            TypeError: Not a `pa.binary()` array.
+            TypeError: `values` is not a `pa.binary()` array.
         """
         if not len(values) or values.type != pa.binary():
             return self._decoder.decode(values)  # rejects other types

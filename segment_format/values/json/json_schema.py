@@ -59,13 +59,14 @@ Found = tuple[pa.DataType | None, bool]
 
 
 def json_schema_type(text: str) -> pa.DataType:
-    """Returns the type of the values of a JSON Schema, of any draft from 4 on.
+    """Returns the Arrow type of values that follow a JSON Schema. All drafts from 4 on are
+    supported.
 
     Args:
-        text: The document.
+        text: JSON text of the JSON Schema.
 
     Raises:
-        ValueError: The document is not valid, or columns cannot represent it.
+        ValueError: The text is not a valid JSON Schema, or columns cannot represent its values.
     """
     try:
         document = json.loads(text)

@@ -63,7 +63,7 @@ LETTER_E = np.uint64(ord("e"))
 
 @inlined
 def begins_number(byte: Value) -> Value:
-    """Returns whether a number may begin with a byte."""
+    """Returns whether a byte is a digit or a minus sign, with which a number begins."""
     return (byte >= _ZERO and byte <= _NINE) or byte == MINUS
 
 

@@ -1,4 +1,4 @@
-"""Compiles a target type to a program, see `contract`."""
+"""Compiles a target type to a program, whose layout `contract` defines."""
 
 from __future__ import annotations
 

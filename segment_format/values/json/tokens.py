@@ -356,7 +356,7 @@ def take_digits(address: Address, stop: Address, value: Value, table: Address) -
 
 @inlined
 def _skip_digits(address: Address, stop: Address) -> Value:
-    """Returns the address after the digits at `address`."""
+    """Returns the address of the first byte from `address` on that is not a digit, or `stop`."""
     while True:
         count = min(_digits_of(load_word(address)), stop - address)
         address += count

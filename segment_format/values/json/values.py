@@ -131,7 +131,7 @@ def _two_digits(address: Address) -> Value:
 
 @helper
 def days_of(address: Address, end: Address) -> Value:
-    """Parses the 10 bytes of a date; returns (days since 1970-01-01, whether it is valid)."""
+    """Parses a date of 10 bytes. Returns (days since 1970-01-01, whether the date is valid)."""
     none = np.int64(0), False
     if end - address < _DATE_SIZE:
         return none
@@ -219,7 +219,7 @@ def micros_of(address: Address, end: Address) -> Value:
 
 @inlined
 def _zone_of(address: Address, end: Address) -> Value:
-    """Parses a zone; returns (minutes east of UTC, whether it is valid)."""
+    """Parses a time zone. Returns (offset in minutes east of UTC, whether the zone is valid)."""
     none = np.int64(0), False
     sign = load_u8(address)
     address += ONE
@@ -246,7 +246,9 @@ def _zone_of(address: Address, end: Address) -> Value:
 
 @inlined
 def _six_bits(byte: Value) -> Value:
-    """Returns the value of a base64 character; negative for other characters."""
+    """Returns the six bits (0 to 63) that a base64 character represents; negative for other
+    characters.
+    """
     code = np.int64(byte)
     if code >= 97 and code <= 122:
         return code - 71

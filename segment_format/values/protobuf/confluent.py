@@ -115,7 +115,7 @@ class ConfluentProtobufDecoder:
         """See `ValueDecoder.decode`.
 
         Raises:
-            TypeError: Not a `pa.binary()` array.
+            TypeError: `values` is not a `pa.binary()` array.
         """
         decoder = self._decoder
         if not len(values) or values.type != pa.binary():

@@ -94,7 +94,7 @@ class ProtobufDecoder:
         """See `ValueDecoder.decode`.
 
         Raises:
-            TypeError: Not a `pa.binary()` array.
+            TypeError: `values` is not a `pa.binary()` array.
         """
         return self._decode(values, None, {})
 
@@ -109,7 +109,7 @@ class ProtobufDecoder:
             reasons: Row -> why its value is bad, for each value whose start is -1.
 
         Raises:
-            TypeError: Not a `pa.binary()` array.
+            TypeError: `values` is not a `pa.binary()` array.
         """
         return self._decode(values, starts, reasons)
 

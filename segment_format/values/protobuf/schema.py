@@ -170,7 +170,7 @@ class Enum:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """All types of a descriptor set, by full name."""
+    """All message types and enum types of a descriptor set, by full name."""
 
     messages: dict[str, Message]
     enums: dict[str, Enum]
@@ -294,5 +294,5 @@ def _number(message: _Message, number: int) -> int:
 
 def _as_bytes(value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise TypeError(f"expected bytes, not the number {value}")
+        raise TypeError(f"a field that must be bytes is the number {value}")
     return value
