@@ -150,7 +150,7 @@ def test_search_is_exhaustive_even_if_the_store_has_a_remark(
 
 
 def test_search_with_segment_of_dead_branch_is_not_exhaustive(tmp_path: Path) -> None:
-    """After an unclean leader election, the log no longer has the last records of the old segment."""
+    """After an unclean election, the log no longer has the last records of the old segment."""
     old = LogBuilder()
     old.append([SimpleRecord(b"v", b"k") for _ in range(10)])
     old.append([SimpleRecord(b"v", b"dead") for _ in range(10)])
@@ -302,7 +302,7 @@ def test_certificate_lists_partition_that_cannot_be_planned_as_fault(
 def test_segment_deleted_during_indexing_has_no_key_filter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the segment is restored with the same version, an incomplete filter would hide its keys."""
+    """If the segment is restored with the same version, an incomplete filter would hide keys."""
     tier = write_tier(tmp_path / "tier", healthy_segments())
     path = tier.path(2, "log")
     moved = path.with_suffix(".moved")

@@ -1,4 +1,4 @@
-"""Compares the fast parser of Aiven listings with a parser that parses each file name separately."""
+"""Compares the fast parser of Aiven listings with a parser that parses each name separately."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Simulates one partition on a small cluster and the objects that it leaves in a tier.
+"""Simulates one partition on a small cluster, and the objects that its brokers copy to a tier.
 
-All replicas in sync append the same entries. If an unclean election makes a lagging replica the
-leader, the other replicas keep the removed records as a dead branch, and so do their uploads. Every
-replica rolls segments independently. Copies can fail at every stage, can be repeated, and can come
-from former leaders. Deletions can stop before they are complete.
+All in-sync replicas append the same entries. An unclean election can make a lagging replica the
+leader. The other replicas and their uploads then still contain records that are no longer part of
+the log (a dead branch). Each replica rolls its segments independently. A copy can fail at any step,
+can be repeated, and can come from a former leader. A deletion can stop before it is complete.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ lineage" has all epochs of the checkpoint, including epochs that end below the s
 
 
 def _damage_file(data: bytes, kind: int) -> bytes:
-    """Returns a side file that is empty, garbage, truncated or of an unknown version."""
+    """Returns damaged content of a side file.
+
+    Depending on `kind`, the content is empty, garbage, truncated, or of an unknown version.
+    """
     match kind:
         case 0:
             return b""
@@ -58,19 +61,20 @@ def _damage_file(data: bytes, kind: int) -> bytes:
 
 @dataclass(eq=False, slots=True)
 class Upload:
-    """A copy of a segment, complete or not.
+    """A complete or incomplete copy of a segment in the tier.
 
     Attributes:
         log: Log of the broker that made the copy, up to the end of the segment.
-        base: First offset.
-        stop: One past the last offset.
+        base: First offset of the segment.
+        stop: One past the last offset of the segment.
         log_start: Log start of the broker when the copy began.
         event_timestamp_ms: Time when the copy began.
-        keys: Keys of its objects.
-        finished: True if the cluster has its finished event and has not begun to delete it.
-        files: The copied files.
+        keys: Keys of the objects of the copy.
+        finished: Whether the cluster knows that the copy is finished, and has not started to delete
+            it.
+        files: Files of the segment.
         segment_id: Segment id of the copy.
-        spoiled: Damaged side files.
+        spoiled: Names of the damaged side files.
     """
 
     log: tuple[Entry, ...]
@@ -86,7 +90,7 @@ class Upload:
 
     @property
     def last_epoch(self) -> int:
-        """Newest epoch of the leader-epoch checkpoint."""
+        """Newest leader epoch of the copied log."""
         return self.log[-1].epoch
 
     def __str__(self) -> str:
@@ -98,15 +102,15 @@ class Upload:
 
 
 class PartitionLife:
-    """A partition with its replicas and uploads.
+    """Simulates a partition with its replicas and its uploads to the tier.
 
     Args:
-        store: Store of the objects.
-        writer: Writer of the tier.
+        store: Objects of the tier by key.
+        writer: Writes segments to `store`.
         interval: Kafka's `index.interval.bytes`.
-        only_stable: Copies only offsets below the last stable offset, like a broker.
-        epochs: Leader epochs in manifests.
-        clock: Start time in seconds.
+        only_stable: Whether brokers copy only offsets below the last stable offset, as Kafka does.
+        epochs: Which leader epochs a manifest contains.
+        clock: Time in seconds at the start of the simulation.
     """
 
     def __init__(
@@ -132,7 +136,7 @@ class PartitionLife:
         self.clock = clock
 
     def append(self, kind: EntryKind, producer_id: int, count: int, codec: str) -> None:
-        """Appends an entry to the leader and all replicas in sync."""
+        """Appends an entry to the leader and to all in-sync replicas."""
         self.clock += 1
         base = self.leader.end
         size = count if kind in ("plain", "send") else 1
@@ -141,27 +145,31 @@ class PartitionLife:
             replica.entries.append(entry)
 
     def roll(self, which: int) -> None:
-        """Rolls the replicas in sync that the bits of `which` select; usually also the leader."""
+        """Starts a new segment on some in-sync replicas.
+
+        These are each replica n for which bit n of `which` is set, and the leader if `which` is
+        above 3.
+        """
         for number, replica in enumerate(self.replicas):
             is_selected = which >> number & 1 or (replica is self.leader and which > 3)
             if is_selected and replica.in_sync:
                 replica.roll()
 
     def lag(self, number: int) -> None:
-        """Removes a follower from the replicas in sync."""
+        """Removes a follower from the in-sync replicas. The leader always stays in sync."""
         replica = self.replicas[number % REPLICAS]
         replica.in_sync = replica is self.leader
 
     def catch_up(self, number: int) -> None:
-        """Brings a follower back in sync."""
+        """Copies the leader's log to a lagging follower, which is in sync afterwards."""
         replica = self.replicas[number % REPLICAS]
         if not replica.in_sync:
             replica.follow(self.leader)
 
     def elect(self, number: int, gap: int) -> None:
-        """Elects a leader.
+        """Elects replica `number` as leader. An odd `gap` skips a leader epoch.
 
-        If it lags, its shorter log becomes valid, and the other replicas lag.
+        If this replica was not in sync, its shorter log becomes valid, and all other replicas lag.
         """
         chosen = self.replicas[number % REPLICAS]
         self.epoch += 1 + gap % 2
@@ -172,7 +180,10 @@ class PartitionLife:
         self.leader = chosen
 
     def elect_unclean(self, number: int, lost: int) -> None:
-        """Elects a follower without the last appends."""
+        """Elects a follower that lacks the last entries of the log.
+
+        An in-sync follower first loses its last `lost` entries.
+        """
         chosen = self.replicas[number % REPLICAS]
         if chosen is self.leader or not chosen.entries:
             return
@@ -182,14 +193,16 @@ class PartitionLife:
         self.elect(number, lost)
 
     def upload(self, number: int, forgetful: bool, fate: int) -> None:
-        """Copies the next segment of a broker.
+        """Copies the next segment of a broker to the tier.
 
         Args:
-            number: Number of the broker. A former leader can finish one pending copy. Other numbers
-                select the leader.
-            forgetful: If true, the broker does not know the last finished copy.
-            fate: 6 and 7 crash before the manifest is written, 5 crashes after it, before the
-                cluster has the finished event.
+            number: Number of the broker, from 0 to 2. Other numbers select the leader. A former
+                leader makes at most one copy after it lost the leadership.
+            forgetful: If true, the broker ignores the last finished copy, so it can repeat this
+                copy.
+            fate: How the copy ends. Below 5, it is finished. With 5, all objects exist, but the
+                cluster does not know that the copy is finished. With 6, the last two objects are
+                missing, and with 7, the last object is missing.
         """
         broker = self.replicas[number] if number < REPLICAS else self.leader
         if broker is not self.leader:
@@ -245,8 +258,8 @@ class PartitionLife:
             return
         copy = copies[number % len(copies)]
         data: bytes | None = getattr(copy.files, name)
-        # An empty transaction index is valid, so a reader cannot detect that entries were lost. The
-        # same is true if repeated truncation leaves only complete entries.
+        # An empty transaction index is valid, so a reader cannot detect lost entries. The same is
+        # true if repeated truncation leaves only complete entries.
         if data is None or name in copy.spoiled or (name == "txnindex" and kind % 4 == 0):
             return
         changes: dict[str, Any] = {name: _damage_file(data, kind % 4)}
@@ -260,7 +273,11 @@ class PartitionLife:
         self._move_log_start(self.leader.log_start + span * share // 24)
 
     def retain(self, count: int, remaining: int) -> None:
-        """Removes the oldest segments: moves the log start, then deletes some of their objects."""
+        """Applies retention to the oldest `count` finished uploads.
+
+        Moves the log start to the end of these uploads and deletes their objects. The bits of
+        `remaining` select objects to keep.
+        """
         finished = [
             (min(copy.stop, divergence(copy.log, self.leader.entries)), copy)
             for copy in self.uploads
@@ -275,7 +292,7 @@ class PartitionLife:
             self._remove(copy, remaining)
 
     def clean_up(self, number: int, remaining: int) -> None:
-        """Deletes objects of an upload that is below the log start or whose copy failed."""
+        """Deletes objects of an upload that is below the log start or incomplete."""
         useless = [
             copy
             for copy in self.uploads
@@ -286,28 +303,31 @@ class PartitionLife:
             self._remove(useless[number % len(useless)], remaining)
 
     def lose(self, number: int, remaining: int) -> None:
-        """Deletes objects of an upload by mistake."""
+        """Deletes objects of any upload, as an operator might do by mistake."""
         if self.uploads:
             self._remove(self.uploads[number % len(self.uploads)], remaining)
 
     def complete(self) -> list[Upload]:
-        """Returns the uploads with all their objects."""
+        """Returns the uploads of which all objects exist."""
         return [copy for copy in self.uploads if self._is_complete(copy)]
 
     def has(self, copy: Upload, suffix: str = "") -> bool:
-        """Returns whether an object of an upload exists, optionally with a given suffix."""
+        """Returns whether the upload has an object whose key ends with `suffix`."""
         return any(key in self._store for key in copy.keys if key.endswith(suffix))
 
     def is_described(self, copy: Upload) -> bool:
-        """Returns whether the object exists that marks a finished copy."""
+        """Returns whether the last object of an upload exists, which marks a finished copy."""
         return self.has(copy, ".snapshot" if self.is_local else ".rsm-manifest")
 
     def has_checkpoint(self, copy: Upload) -> bool:
-        """Returns whether the leader-epoch checkpoint of an upload exists."""
+        """Returns whether the object with the leader-epoch checkpoint of an upload exists."""
         return self.has(copy, ".leader_epoch_checkpoint" if self.is_local else ".indexes")
 
     def proven_stop(self, copy: Upload) -> int:
-        """Returns one past the last offset that the remaining objects of an upload prove."""
+        """Returns the end of an upload that a reader can determine from its remaining objects.
+
+        The end is one past the last offset.
+        """
         if not self.is_local or self.has(copy, ".log"):
             return copy.stop
         last_offsets = [copy.base]

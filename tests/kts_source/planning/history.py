@@ -1,7 +1,7 @@
-"""Random histories of a tiered topic: lists of steps that are drawn, replayed and shortened.
+"""Generates, replays and shortens random histories of a tiered topic.
 
-A step that is not possible in the current state does nothing. So any list of steps is a valid
-history, also after steps were removed.
+A history is a list of steps. A step that is not possible in the current state does nothing. So any
+list of steps is a valid history, even after some of its steps were removed.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ KINDS: Final = tuple(WEIGHTS)
 
 _DATA: Final = ("append", "send", "send")
 _END: Final = ("commit", "abort", "settle", "append")
-# Sequences that random steps rarely produce. One kind is drawn for each position.
+# Sequences that random steps rarely produce. Each position lists kinds, of which one is drawn.
 MOTIFS: Final[tuple[tuple[tuple[str, ...], ...], ...]] = (
     (_DATA, _DATA, _END, ("roll",), ("upload",)),
     (("send",), ("roll",), _DATA, ("settle",), ("roll",), ("upload",), ("upload",)),
-    # A dead branch with copies, and a different transaction outcome on the live branch.
+    # Segments of a dead branch are copied. The live branch has another outcome of a transaction.
     (
         *(("send",), ("send", "roll"), _DATA, _END, ("settle", "roll"), ("roll",)),
         *(("upload",), ("upload",), ("elect_unclean",)),
@@ -63,13 +63,13 @@ MOTIFS: Final[tuple[tuple[tuple[str, ...], ...], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An event of a partition. The meaning of the numbers depends on the kind.
+    """An event of a partition.
 
     Attributes:
         kind: One of `KINDS`.
-        a: 0 to 15.
-        b: 0 to 15.
-        c: 0 to 15.
+        a: First parameter, from 0 to 15. The kind defines its meaning.
+        b: Second parameter, from 0 to 15.
+        c: Third parameter, from 0 to 15.
         partition: Partition number, modulo the partition count of the topic.
     """
 
@@ -85,14 +85,14 @@ class Shape:
     """Settings that do not change during a history.
 
     Attributes:
-        partitions: Partition count of the first incarnation.
-        chunk_size: Chunk size of the plugin.
+        partitions: Number of partitions of the topic before it is first recreated.
+        chunk_size: Chunk size of the tiered storage plugin in bytes.
         interval: Kafka's `index.interval.bytes`.
-        compression: Compresses chunks.
-        codec: Codec of every second producer.
-        only_stable: Brokers copy only offsets below the last stable offset.
-        local: Copies segments like `LocalTieredStorage` instead of the Aiven plugin.
-        epochs: Leader epochs in manifests.
+        compression: Whether the plugin compresses chunks.
+        codec: Compression codec of about half of the batches.
+        only_stable: Whether brokers copy only offsets below the last stable offset.
+        local: Whether segments are copied like by `LocalTieredStorage` instead of the Aiven plugin.
+        epochs: Which leader epochs a manifest contains.
     """
 
     partitions: int = 1
@@ -107,7 +107,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A shape and steps, which together reproduce a tier."""
+    """Settings and steps that together reproduce a tier."""
 
     shape: Shape
     steps: tuple[Step, ...]
@@ -118,7 +118,10 @@ class History:
 
 
 def random_history(source: random.Random) -> History:
-    """Returns a history of 15 to 100 steps; some histories lose objects at the end."""
+    """Returns a random history, mostly of about 15 to 100 steps.
+
+    Some histories end with steps that lose or damage objects.
+    """
     if source.random() < 0.1:
         return _make_long_open_history(source)
     shape = Shape(
@@ -142,7 +145,7 @@ def random_history(source: random.Random) -> History:
         for kinds in motif or ((*source.choices(KINDS, weights),),):
             a, b, c = (source.randrange(16) for _ in range(3))
             steps.append(Step(source.choice(kinds), a, b, c, partition))
-    # Objects that are lost early are mostly below the log start at the end.
+    # Most objects that are lost early are below the log start at the end of the history.
     for _ in range(source.choice((0, 0, 0, 1, 2, 4))):
         a, b, c = (source.randrange(16) for _ in range(3))
         kind = source.choice(("lose", "spoil"))
@@ -156,9 +159,10 @@ def random_history(source: random.Random) -> History:
 
 
 def _make_long_open_history(source: random.Random) -> History:
-    """Returns a history with an open transaction below many plain segments.
+    """Returns a history in which a transaction stays open while plain segments follow.
 
-    Snapshots are damaged from a random segment on, and a segment can be lost.
+    The snapshots of a random segment and of all later segments are damaged. In half of the
+    histories, one segment is lost.
     """
     steps = [Step("send", 1, 1)]
     count = source.randint(8, 14)
@@ -176,8 +180,9 @@ class World:
     """The tier that a history produces, and its simulated partitions.
 
     Attributes:
-        store: Objects by key.
-        incarnations: Partitions by topic id, oldest incarnation first.
+        store: Objects of the tier by key.
+        incarnations: Partitions of each incarnation of the topic by topic id, oldest incarnation
+            first.
         lives: Partitions of the newest incarnation.
     """
 
@@ -191,7 +196,7 @@ class World:
             self.take(step)
 
     def take(self, step: Step) -> None:
-        """Applies a step."""
+        """Applies a step to its partition, or recreates the topic."""
         if step.kind == "recreate":
             clock = max(life.clock for life in self.lives)
             self.lives = self._create(step.a % len(self.lives) + 1, clock=clock)
@@ -292,7 +297,7 @@ def _apply(step: Step, life: PartitionLife, shape: Shape) -> None:
 
 
 def shortened(history: History, fails: Callable[[History], bool]) -> History:
-    """Removes steps that are not needed to make the history fail."""
+    """Returns a shorter history without unneeded steps, for which `fails` is still true."""
     steps: Sequence[Step] = history.steps
     size = max(1, len(steps) // 2)
     while True:
@@ -307,7 +312,7 @@ def shortened(history: History, fails: Callable[[History], bool]) -> History:
 
 
 def count_kinds(histories: Iterable[History]) -> dict[str, int]:
-    """Counts the steps of each kind."""
+    """Returns the number of steps of each kind."""
     counts = dict.fromkeys(KINDS, 0)
     for history in histories:
         for step in history.steps:

@@ -1,7 +1,7 @@
 """Reads a simulated topic from tier and brokers and compares the rows with the leader's log.
 
-The tier has lost objects as in the simulation; a fake broker serves the leader's log. So no row is
-missing, and no read fails.
+Objects of the tier are lost or damaged. A fake broker serves the leader's complete log, so no row
+may be missing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,11 @@ if TYPE_CHECKING:
 
 
 def served(life: PartitionLife, reach: int) -> tuple[FakePartition, BuiltLog | None]:
-    """Returns the partition of the leader for the fake broker, and the expected log."""
+    """Returns the partition for the fake broker, and the log that readers must return.
+
+    `reach` is the number of offsets after a response for which the broker also lists aborted
+    transactions.
+    """
     leader = life.leader
     if not leader.entries:
         return FakePartition(empty_log(), epoch=life.epoch), None
@@ -66,7 +70,7 @@ def served(life: PartitionLife, reach: int) -> tuple[FakePartition, BuiltLog | N
 
 @contextlib.contextmanager
 def in_one_thread() -> Iterator[None]:
-    """Plans and reads in the current thread, without a limit of lost slices."""
+    """Plans and reads in the current thread, and removes the limit of slices that may fail."""
     with (
         without_threads(),
         mock.patch.object(broker_rows, "_MAX_SAME_FAILURES", 1 << 30),
@@ -82,18 +86,18 @@ def check_hybrid(
     *,
     by_metadata_topic: bool = False,
 ) -> None:
-    """Reads tier and brokers at both isolation levels.
+    """Reads tier and brokers at both isolation levels and checks the rows.
 
     Args:
         history: History of the topic.
         seed: Seed of random choices, such as lost objects.
-        outcomes: Counters of outcomes.
-        cluster: Cluster to reuse.
-        by_metadata_topic: Reads a tier that cannot be listed. Some records of the metadata topic
-            are lost, repeated or out of order.
+        outcomes: Counter of outcomes by name. The function increments it.
+        cluster: Fake cluster to use. By default, a new cluster is created.
+        by_metadata_topic: Whether the tier cannot be listed, so that the scan uses the metadata
+            topic. Some records of this topic are lost, repeated or out of order.
 
     Raises:
-        AssertionError: Rows are wrong.
+        AssertionError: The rows differ from the leader's log.
     """
     if cluster is None:
         with FakeCluster() as opened:
@@ -133,10 +137,10 @@ def check_hybrid(
 def _serve(
     world: World, source: random.Random, cluster: FakeCluster, *, by_metadata_topic: bool
 ) -> tuple[_Disks, list[tuple[BuiltLog | None, int]]]:
-    """Creates the newest topic of a world in a cluster.
+    """Creates the newest incarnation of the simulated topic in a fake cluster.
 
     Returns:
-        The brokers' disks, and the expected log and log start of each partition.
+        The disks of the brokers, and the expected log and log start of each partition.
     """
     topic_id, lives = list(world.incarnations.items())[-1]
     served_partitions = [served(life, source.choice((0, 0, 3, 100))) for life in lives]
@@ -159,7 +163,7 @@ def _make_options(
     *,
     by_metadata_topic: bool,
 ) -> dict[str, str]:
-    """Returns options of a scan of tier and brokers, with small limits."""
+    """Returns options of a scan of tier and brokers, with random sizes of requests and tasks."""
     options = {
         "path": "/",
         "subscribe": TOPIC,
@@ -181,11 +185,11 @@ def _make_options(
 
 
 class _Disks:
-    """Local log starts of old brokers; offsets below are only in the tier.
+    """Changes the local log starts of old brokers. Offsets below them are only in the tier.
 
     Args:
-        partitions: Partitions of the brokers.
-        source: Decides the offsets.
+        partitions: Partitions of the fake brokers.
+        source: Random generator for the offsets.
     """
 
     def __init__(self, partitions: list[FakePartition], source: random.Random) -> None:
@@ -226,13 +230,15 @@ def _read_rows(
         try:
             batches += read_task(task, reader, settings, meter=meter)
         except ObjectNotFoundError as error:
-            # Only the offset index has the position where a partial slice ends.
+            # Only the offset index contains the position where a partial slice ends, so the slice
+            # cannot be read from brokers.
             is_index = (error.uri or "").endswith((".indexes", ".index"))
             if not is_index or all(task_slice.is_whole for task_slice in task.slices):
                 raise
             return None, [*facts, "boundaries lost"]
         except DataLossError:
-            # Positions count from the segment start, which is below the log start.
+            # The position of the slice is relative to the segment start. If the segment starts
+            # below the log start, brokers cannot return its first records.
             starts = {
                 partition.partition: partition.surviving.log_start for partition in plan.partitions
             }
@@ -258,7 +264,10 @@ def _read_rows(
 
 
 def _lose(store: dict[str, bytes], source: random.Random, share: float, only: str = "") -> None:
-    """Deletes some objects, and damages some logs."""
+    """Deletes or damages a random share of the objects whose keys end with `only`.
+
+    Only log objects are damaged.
+    """
     for key in sorted(store) if share else ():
         if key.endswith(only) and source.random() < share:
             if key.endswith(".log") and source.random() < 0.3:
@@ -270,7 +279,10 @@ def _lose(store: dict[str, bytes], source: random.Random, share: float, only: st
 
 
 def _write_metadata(cluster: FakeCluster, world: World, source: random.Random) -> None:
-    """Writes metadata records of the copies and deletions of a history, with some errors."""
+    """Writes metadata records of all copies and deletions of a history.
+
+    Some records are lost, repeated or out of order.
+    """
     share = source.choice((0.0, 0.0, 0.05, 0.3))
     records: dict[Place, list[bytes | None]] = {}
     for topic_id, lives in world.incarnations.items():

@@ -1,4 +1,4 @@
-"""A tier in memory, for fast tests."""
+"""Provides an object store in memory, for fast tests."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 
 class MemoryStore:
-    """`ObjectStore` over a mapping of keys to bytes, which may change between calls.
+    """`ObjectStore` that returns the bytes of a mapping. The mapping may change between calls.
 
     Args:
-        objects: Objects by key.
-        modified: Modification times in ms by key; missing keys have no modification time.
+        objects: Bytes by key.
+        modified: Modification times in ms by key. Objects that are not in this mapping have no
+            modification time.
     """
 
     def __init__(
@@ -55,14 +56,15 @@ class MemoryStore:
         self.head(key)
         data = self._objects[key][start:stop]
         if len(data) != stop - start:
-            raise TruncatedObjectError(f"{len(data)} bytes of [{start}, {stop})", uri=self.uri(key))
+            text = f"the object has only {len(data)} bytes of range [{start}, {stop})"
+            raise TruncatedObjectError(text, uri=self.uri(key))
         return data
 
     def head(self, key: str) -> ObjectInfo:
         if key not in self._objects:
-            raise ObjectNotFoundError("no such object", uri=self.uri(key))
+            raise ObjectNotFoundError("the object does not exist", uri=self.uri(key))
         size = len(self._objects[key])
         return ObjectInfo(key, size, version="1", last_modified_ms=self._modified.get(key))
 
     def close(self) -> None:
-        """Does nothing; the store has no resources."""
+        """Does nothing, because the store has no resources."""

@@ -1,4 +1,4 @@
-"""Writes events of `__remote_log_metadata` to a fake broker."""
+"""Builds records of topic `__remote_log_metadata` and writes them to a fake cluster."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ Place = tuple[str, str, int]
 
 
 class UnlistableStore(MemoryStore):
-    """A store that answers reads and lookups of keys, and rejects listings.
+    """A store that allows reads and lookups of keys, but refuses listings.
 
     Args:
-        objects: Objects by key.
-        hides: Whether lookups of missing keys are rejected, too, like in S3 without the list
+        objects: Bytes by key.
+        hides: Whether lookups of missing keys are also refused, as in S3 without the list
             permission.
     """
 
@@ -49,22 +49,22 @@ class UnlistableStore(MemoryStore):
         self.looked_up: list[str] = []
 
     def list_folders(self, prefix: str) -> list[str]:
-        raise AccessDeniedError("listing is refused", uri=self.uri(prefix))
+        raise AccessDeniedError("listing of objects is refused", uri=self.uri(prefix))
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
-        raise AccessDeniedError("listing is refused", uri=self.uri(prefix))
+        raise AccessDeniedError("listing of objects is refused", uri=self.uri(prefix))
 
     def head(self, key: str) -> ObjectInfo:
         self.looked_up.append(key)
         if self._hides and key not in self._objects:
-            raise AccessDeniedError("refused", uri=self.uri(key))
+            raise AccessDeniedError("access to the key is refused", uri=self.uri(key))
         return super().head(key)
 
 
 def make_copy_started(
     topic_partition: Place, files: SegmentFiles, segment_id: str, **changed: int
 ) -> RemoteLogSegmentMetadata:
-    """Returns the event that begins a copy."""
+    """Returns the event for the start of a copy. `changed` replaces fields of the event."""
     fields: dict[str, Any] = {
         "segment_id": _make_segment_id(topic_partition, segment_id),
         "start_offset": files.base_offset,
@@ -84,7 +84,7 @@ def make_update(
     state: RemoteLogSegmentState,
     custom: bytes | None = None,
 ) -> RemoteLogSegmentMetadataUpdate:
-    """Returns the event of a state change."""
+    """Returns the event that changes the state of a segment."""
     return RemoteLogSegmentMetadataUpdate(
         _make_segment_id(topic_partition, segment_id), 1, 2, custom, state
     )
@@ -93,7 +93,7 @@ def make_update(
 def copied(
     topic_partition: Place, files: SegmentFiles, segment_id: str, *states: RemoteLogSegmentState
 ) -> list[bytes]:
-    """Returns the records of a copy that began and then had the given states."""
+    """Returns the records of a copy that started and then changed to each of `states`."""
     started = write_metadata_record(make_copy_started(topic_partition, files, segment_id))
     updates = (make_update(topic_partition, segment_id, state) for state in states)
     return [started, *map(write_metadata_record, updates)]
@@ -102,7 +102,7 @@ def copied(
 def create_metadata_topic(
     cluster: FakeCluster, records: Mapping[Place, Sequence[bytes | None]], count: int = 3
 ) -> list[FakePartition]:
-    """Creates the metadata topic; records are in the partitions that Kafka uses for them."""
+    """Creates the metadata topic. Each record is in the partition that Kafka chooses for it."""
     values_by_partition: dict[int, list[bytes | None]] = {number: [] for number in range(count)}
     for (_, topic_id, partition), values in records.items():
         values_by_partition[metadata_partition(uuid_from_text(topic_id), partition, count)] += (
@@ -116,7 +116,7 @@ def create_metadata_topic(
 
 
 def build_metadata_log(values: Iterable[bytes | None]) -> FakeLog:
-    """Builds the log of one metadata partition, with three records in each batch."""
+    """Builds the log of one partition of the metadata topic, with three records in each batch."""
     records = [SimpleRecord(value) for value in values]
     if not records:
         return empty_log()

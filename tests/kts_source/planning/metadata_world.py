@@ -1,4 +1,4 @@
-"""A topic in a tier that cannot be listed, its brokers, and its metadata records."""
+"""Builds a tier that cannot be listed, a broker of its topic, and the metadata records."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class World:
-    """A topic with four closed segments in a tier and an active segment on a broker.
+    """A topic with closed segments in a tier and an active segment on a broker.
 
     Attributes:
-        records: Metadata records of the copy of each segment.
+        records: Metadata records of each closed segment.
     """
 
     cluster: FakeCluster
@@ -48,7 +48,7 @@ class World:
     place: Place = ("t", "", 0)
 
     def __post_init__(self) -> None:
-        """Copies the closed segments."""
+        """Copies the closed segments to the tier and creates the topic in the cluster."""
         writer: LocalTierWriter | AivenTierWriter = (
             LocalTierWriter(self.store, topic="t")
             if self.local
@@ -64,20 +64,20 @@ class World:
 
     @property
     def closed(self) -> tuple[SegmentFiles, ...]:
-        """Segments in the tier."""
+        """Closed segments of the log, which are in the tier."""
         return self.log.segments[:-1]
 
     def keys(self, number: int) -> list[str]:
-        """Returns the keys of one segment."""
+        """Returns the keys of the objects of closed segment `number`."""
         return [key for key in self.store if self.segment_ids[number] in key]
 
     def write_metadata(self, *extra: bytes | None) -> list[FakePartition]:
-        """Creates the metadata topic with `records`, followed by more records."""
+        """Creates the metadata topic with the records of all segments, followed by `extra`."""
         values = [value for records in self.records for value in records]
         return create_metadata_topic(self.cluster, {self.place: [*values, *extra]})
 
     def plan(self, store: UnlistableStore | None = None, **extra: str) -> ScanPlan:
-        """Plans a scan of a tier that cannot be listed, and checks the rows that it reads."""
+        """Plans a scan without listing the tier, and checks the rows that the scan reads."""
         option_texts = {
             "path": "/",
             "keyPrefix": self.key_prefix,
@@ -106,7 +106,10 @@ class World:
 
 
 def five_segments() -> BuiltLog:
-    """Builds five segments of twelve records, two in each batch; the last segment is not closed."""
+    """Builds a log of five segments with six batches of two records each.
+
+    The last segment is not closed.
+    """
     builder = LogBuilder()
     for segment in range(5):
         for number in range(6):

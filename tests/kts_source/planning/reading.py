@@ -1,4 +1,4 @@
-"""Reads the tier of a history with different options and compares with the expected rows."""
+"""Reads the tier of a history with different options, and compares the rows with the expectation."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ T = TypeVar("T")
 
 
 class Reading:
-    """Reads a tier with different options and counts the outcomes.
+    """Reads a tier with different options, checks the rows and counts the outcomes.
 
     Args:
-        world: The tier.
-        source: Decides ranges and task sizes.
-        outcomes: Counters of outcomes.
+        world: Simulated tier.
+        source: Random generator for ranges and task sizes.
+        outcomes: Counter of outcomes by name.
     """
 
     def __init__(self, world: World, source: random.Random, outcomes: Counter[str]) -> None:
@@ -76,7 +76,10 @@ class Reading:
         self._outcomes = outcomes
 
     def check(self) -> None:
-        """Fails on the first wrong row, missing error or unexpected error."""
+        """Reads the tier at both isolation levels.
+
+        Raises `AssertionError` for a wrong row, a missing error or an unexpected error.
+        """
         if self._in_doubt:
             options = {"path": "/", "subscribe": TOPIC, **self._layout}
             # Unreadable checkpoints raise CorruptSegmentError.
@@ -104,7 +107,7 @@ class Reading:
                 self._read_dates(isolation)
 
     def _read_offsets(self, isolation: str) -> None:
-        """Reads a random range of offsets."""
+        """Reads a random range of offsets of each partition and checks the rows."""
         bounds = {}
         for number, truth in self._truth.items():
             limit = truth.stop
@@ -121,7 +124,7 @@ class Reading:
         self._read(isolation, bounds, offset_options, has_offsets=True)
 
     def _read_dates(self, isolation: str) -> None:
-        """Reads a random time range of all partitions."""
+        """Reads a random range of timestamps and checks the rows."""
         dates = sorted({date for truth in self._truth.values() for date in truth.dates})
         first, last = sorted(self._random.choice(dates) + self._random.randint(-1, 1) for _ in "ab")
         time_options = {
@@ -159,7 +162,8 @@ class Reading:
     ) -> list[Row]:
         """Returns the rows that a read must return.
 
-        With a damaged snapshot, a read may return fewer rows, so that depends on the rows read.
+        With a damaged snapshot, a read may end earlier. If `rows` ends there, the expected rows end
+        there, too.
         """
         committed = isolation == "read_committed"
         expected: list[Row] = []
@@ -206,19 +210,27 @@ class Reading:
             plan, rows = self._scan_rows(options)
         except CorruptSegmentError as error:
             if not spoiled & _REQUIRED:
-                raise AssertionError(f"{options}: {spoiled} have substitutes") from error
+                raise AssertionError(
+                    f"{options}: the read failed, but {spoiled} can be rebuilt"
+                ) from error
             if error.partition is None or error.uri is None:
-                raise AssertionError(f"{options}: no partition or object is named") from error
+                raise AssertionError(
+                    f"{options}: the error names no partition or object"
+                ) from error
             self._outcomes["CorruptSegmentError"] += 1
             return
         except DataLossError as error:
             if "Segments would be skipped because of it" in str(error):
                 if not self._truth[error.partition or 0].is_start_unsure:
-                    raise AssertionError(f"{options}: the evidence is clear") from error
+                    raise AssertionError(
+                        f"{options}: the read failed, but the log start is certain"
+                    ) from error
                 self._outcomes["ambiguous"] += 1
                 return
             if not may_fail:
-                raise AssertionError(f"{options}: nothing is missing") from error
+                raise AssertionError(
+                    f"{options}: the read failed, but nothing is missing"
+                ) from error
             if not isinstance(error, OffsetOutOfRangeError) and not hidden[0]:
                 self._check_names(error, ranges)
             self._outcomes[type(error).__name__] += 1
@@ -237,17 +249,20 @@ class Reading:
         self._outcomes["rows"] += len(rows)
 
     def _starts_after_proven_end(self, ranges: Mapping[int, Range]) -> bool:
-        """Returns whether a range starts after the last offset that the tier proves.
+        """Returns whether a range starts after the last offset that a reader can find in the tier.
 
-        LocalTieredStorage records the end of a segment only in its .log. If the last .log is lost,
-        the tier proves only the first offset of that segment.
+        LocalTieredStorage records the end of a segment only in its log file. If the last log file
+        is lost, a reader finds only the first offset of that segment.
         """
         return "layout" in self._layout and any(
             start > self._truth[number].present_stop + 1 for number, (start, _) in ranges.items()
         )
 
     def _is_undecided(self, number: int, bound: Range) -> tuple[bool, bool]:
-        """Returns whether a range of offsets can end, and does end, in undecided offsets."""
+        """Returns whether a range may end, and whether it must end, in undecided offsets.
+
+        Offsets are undecided if the outcome of a transaction below them is unknown.
+        """
         truth = self._truth[number]
         ends = [truth.decided_stop]
         if "snapshot" in truth.spoiled:
@@ -262,15 +277,16 @@ class Reading:
             if any(max(low, start) < min(high, stop) for low, high in truth.missing):
                 return True, True
             if committed and start < stop:
-                # Without usable snapshots, open transactions after a hole are unknown. A damaged
-                # transaction index also requires snapshots, even if the range ends in its segment.
+                # Without usable snapshots, open transactions after a hole are unknown. If a
+                # transaction index is damaged, a read needs snapshots, even if the range ends in
+                # the segment of the index.
                 may = may or bool(truth.missing and truth.spoiled & {"snapshot", "txnindex"})
                 may_here, must_here = truth.lost_outcomes(start, stop)
                 may, must = may or may_here, must or must_here
         return may, must
 
     def _check_names(self, error: DataLossError, ranges: Mapping[int, Range]) -> None:
-        """Checks that the error lists every missing range."""
+        """Checks that the error names every missing offset range of its partition."""
         truth = self._truth[error.partition or 0]
         start, stop = ranges[truth.number]
         for low, high in truth.missing:
@@ -280,7 +296,10 @@ class Reading:
     def _read_with_loss_allowed(
         self, options: Mapping[str, str], ranges: Mapping[int, Range], isolation: str
     ) -> None:
-        """Checks that a read with loss allowed skips only holes and transactions ending there."""
+        """Checks a read with `failOnDataLoss=false`.
+
+        The read may skip only missing offsets, and transactions that end in missing offsets.
+        """
         damaged = {name for truth in self._truth.values() for name in truth.spoiled} & _REQUIRED
         try:
             _, rows = self._scan_rows(options)
@@ -290,7 +309,8 @@ class Reading:
             return
         row_set = set(rows)
         assert len(row_set) == len(rows), f"{options}: rows twice"
-        # The plan skips segments that it cannot describe. Without the newest one, the log differs.
+        # The plan skips segments with damaged metadata. Without the newest segment, it reads
+        # another log.
         for number, (start, stop) in () if damaged else ranges.items():
             truth = self._truth[number]
             rows_due = truth.rows(isolation, start, stop)
@@ -298,10 +318,10 @@ class Reading:
             allowed_rows = present_rows
             spoiled = "snapshot" in truth.spoiled
             if isolation == "read_committed" and (spoiled or truth.present_stop < truth.stop):
-                # If a transaction ends in a hole, it is lost and the other rows are read. If the
-                # last offsets are in a segment of a dead branch, its snapshot is of another log.
-                # Then open transactions without data after the log start are unknown, like with
-                # damaged snapshots.
+                # A transaction that ends in a hole is skipped, and all other rows are read. If the
+                # last offsets are in a segment of a dead branch, the snapshot of this segment
+                # belongs to another log. Then the reader does not find open transactions without
+                # data after the log start, as with damaged snapshots.
                 select_rows = (
                     truth.committed_rows if spoiled and truth.missing else truth.decided_rows
                 )
@@ -354,7 +374,7 @@ def _describe_difference(options: Mapping[str, str], rows: list[Row], expected: 
 
 
 class InTurn(Executor):
-    """Executor that runs tasks in `submit`; much faster than threads for small tasks."""
+    """Executor that runs each task inside `submit`. Threads are much slower for small tasks."""
 
     def __init__(self, *_: object, **__: object) -> None:
         super().__init__()
@@ -381,12 +401,12 @@ def without_threads() -> Iterator[None]:
 
 
 def check_history(history: History, seed: int, outcomes: Counter[str] | None = None) -> World:
-    """Reads the tier of a history.
+    """Builds the tier of a history, reads it with different options and checks the rows.
 
     Args:
         history: History of the topic.
         seed: Seed of the ranges and the task sizes.
-        outcomes: Counters of outcomes.
+        outcomes: Counter of outcomes by name. The function increments it.
 
     Raises:
         AssertionError: A row or an error is wrong.

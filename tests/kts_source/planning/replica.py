@@ -1,7 +1,7 @@
-"""Log of a partition on one broker: appended entries and segment borders.
+"""Simulates the log of a partition on one broker.
 
-All logs with the same append share one `Entry` object. So tests compare logs at an offset by
-identity, not by epoch.
+Replicas that received the same append share one `Entry` object. So tests compare entries of two
+logs by identity, not by leader epoch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIRST_TIMESTAMP_MS = 1_700_000_000_000
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Entry:
-    """A batch or marker with offsets [base, stop)."""
+    """A record batch or a transaction marker with offsets [base, stop)."""
 
     kind: EntryKind
     epoch: int
@@ -50,13 +50,13 @@ class Entry:
         )
 
     def date(self, offset: int) -> int:
-        """Returns the timestamp of a record. Timestamps are not ordered within the log."""
+        """Returns the timestamp of a record in ms. Timestamps do not ascend with offsets."""
         late = 5000 if self.serial % 5 == 0 else 0
         return FIRST_TIMESTAMP_MS + self.serial * 1000 - offset % 3 - late
 
 
 def build(entries: Sequence[Entry], index_interval: int) -> LogBuilder:
-    """Builds a log of these entries without closing the last segment."""
+    """Returns the builder of a log with these entries in one segment, which is not closed."""
     builder = LogBuilder(
         start_offset=entries[0].base,
         leader_epoch=entries[0].epoch,
@@ -67,12 +67,12 @@ def build(entries: Sequence[Entry], index_interval: int) -> LogBuilder:
 
 
 def extend(builder: LogBuilder, entries: Sequence[Entry], epoch: int) -> int:
-    """Appends entries to a log; returns the new last epoch.
+    """Appends entries to a log and returns the leader epoch of the last entry.
 
     Args:
-        builder: Log.
+        builder: Builder of the log.
         entries: Entries to append.
-        epoch: Last epoch of the log.
+        epoch: Current leader epoch of the log.
     """
     for entry in entries:
         if entry.epoch != epoch:
@@ -83,7 +83,7 @@ def extend(builder: LogBuilder, entries: Sequence[Entry], epoch: int) -> int:
 
 
 def divergence(log: Sequence[Entry], other: Sequence[Entry]) -> int:
-    """Returns the first offset at which two logs of a partition have different batches."""
+    """Returns the first offset at which two logs differ, or the end of the shorter log."""
     for entry, other_entry in zip(log, other, strict=False):
         if entry is not other_entry:
             return entry.base
@@ -92,7 +92,7 @@ def divergence(log: Sequence[Entry], other: Sequence[Entry]) -> int:
 
 @dataclass(slots=True)
 class Replica:
-    """Log of one broker: entries and segment borders."""
+    """Log of a partition on one broker."""
 
     interval: int
     entries: list[Entry] = field(default_factory=list)
@@ -111,7 +111,9 @@ class Replica:
 
     @property
     def last_stable_offset(self) -> int:
-        """First offset of the oldest open transaction, or the end of the log."""
+        """First offset of the oldest open transaction, or the end of the log without open
+        transactions.
+        """
         open_transactions: dict[int, int] = {}
         for entry in self.entries:
             if entry.kind == "send":
@@ -158,7 +160,11 @@ class Replica:
         return self._segments
 
     def epochs(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Returns the epochs of offsets [start, stop), truncated like the leader epoch cache."""
+        """Returns the leader epochs of offsets [start, stop), each with its start offset.
+
+        An epoch that begins below `start` is returned with start offset `start`, as in Kafka's
+        leader epoch cache.
+        """
         epochs_seen: list[tuple[int, int]] = []
         for entry in self.entries:
             if entry.base < stop and (not epochs_seen or epochs_seen[-1][0] != entry.epoch):

@@ -1,4 +1,4 @@
-"""Writes the broker disks of a simulated partition next to its tier."""
+"""Writes the broker disks of a simulated partition into the store of its tier."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def build_local_segments(replica: Replica, interval: int) -> tuple[SegmentFiles, ...]:
-    """Returns all segments that the replica has ever had; the active segment is last."""
+    """Returns all segments of a replica, including segments that the broker can delete.
+
+    The active segment is last.
+    """
     builder: LogBuilder | None = None
     epoch = next_offset = 0
     for stop in dict.fromkeys([*replica.rolls, replica.end]):
@@ -35,7 +38,7 @@ def build_local_segments(replica: Replica, interval: int) -> tuple[SegmentFiles,
 
 
 def find_copied_stop(life: PartitionLife, replica: Replica) -> int:
-    """Returns the end of the tiered offsets; a broker may delete its segments below."""
+    """Returns the end of the tiered offsets. A broker may delete its segments below this offset."""
     return max(
         (
             min(copy.stop, divergence(copy.log, replica.entries))
@@ -51,7 +54,7 @@ class DiskWriter:
     """Writes the log directory of one broker.
 
     Args:
-        store: Store of the files; option `tailPath` reads it.
+        store: Receives the files by key. Scans read them with option `tailPath`.
         topic: Topic name.
         topic_id: Topic id.
         number: Number of the broker.
@@ -73,7 +76,7 @@ class DiskWriter:
         high_watermark: int,
         source: random.Random,
     ) -> int:
-        """Writes a replica; returns the first offset on the disk."""
+        """Writes the partition folder of a replica. Returns the first offset on the disk."""
         folder = f"{beside(self.number)}{self.topic}-{partition}/"
         segments = build_local_segments(replica, life.interval)
         deletable_stop = max(find_copied_stop(life, replica), replica.log_start)
@@ -120,7 +123,7 @@ class DiskWriter:
         return local_start
 
     def close(self) -> None:
-        """Writes the files of the log directory that are not in partition folders."""
+        """Writes the files of the log directory that are outside the partition folders."""
         for name, lines in self._marks.items():
             text = "\n".join(["0", str(len(lines)), *lines, ""])
             self.store[f"{beside(self.number)}{name}"] = text.encode()

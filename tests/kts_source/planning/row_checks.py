@@ -14,7 +14,7 @@ Row = tuple[int, int, bytes | None, bytes | None, int]
 
 
 def list_surviving_rows(partition: int, log: BuiltLog, isolation: str, start: int) -> list[Row]:
-    """Returns the rows of a partition from offset `start` on."""
+    """Returns the rows of a log that a reader returns from offset `start` on."""
     return [
         (partition, row.offset, row.key, row.value, row.timestamp * 1000)
         for row in log.rows(isolation, start=start)
@@ -24,7 +24,7 @@ def list_surviving_rows(partition: int, log: BuiltLog, isolation: str, start: in
 def require_same_rows(
     options: Mapping[str, str], rows: Sequence[Row], expected: Sequence[Row]
 ) -> None:
-    """Fails with some missing and extra rows if the rows are not the expected ones."""
+    """Checks that the rows equal the expected rows. The error shows missing and additional rows."""
     missing = sorted(set(expected) - set(rows))[:4]
     extra = sorted(set(rows) - set(expected))[:4]
     assert sorted(rows) == expected, (

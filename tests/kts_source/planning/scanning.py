@@ -26,7 +26,7 @@ def scan(option_texts: Mapping[str, str]) -> pa.Table:
 
 
 def run(plan: ScanPlan, option_texts: Mapping[str, str], tier: Tier | None = None) -> pa.Table:
-    """Returns the rows of a plan."""
+    """Reads all tasks of a plan, returns their rows in task order, and closes the tier."""
     options = parse_options(option_texts)
     tier = tier or open_tier(options)
     reader = SegmentSource(tier, options.key_ring)

@@ -23,7 +23,10 @@ def make_segment(
     event_timestamp_ms: int = 0,
     end_is_exact: bool = True,
 ) -> RemoteSegment:
-    """Returns a segment of offsets start … end (inclusive); by default, its only epoch is 0."""
+    """Returns the metadata of a segment with offsets `start` to `end`, including both.
+
+    By default, all records have leader epoch 0.
+    """
     key = name or f"{start:020d}-{end}"
     log = ObjectRef(f"{key}.log", 100, None)
     indexes = ObjectRef(f"{key}.indexes", 0, None)

@@ -59,9 +59,11 @@ def _is_complete(life: PartitionLife, local_starts: list[int]) -> bool:
 
 
 def _list_allowed_starts(life: PartitionLife) -> set[int]:
-    """Returns the leader's log start and later log starts recorded on its branch.
+    """Returns the log starts that a scan may use.
 
-    After an unclean election, a leader can miss that records were deleted.
+    These are the leader's log start, and higher log starts of other replicas and uploads with the
+    same records up to there. After an unclean election, the leader may not know that records were
+    deleted.
     """
     leader = life.leader
     starts = {copy.log_start: divergence(copy.log, leader.entries) for copy in life.uploads} | {
@@ -77,7 +79,7 @@ def _write_disks(
     """Writes the disks of the leaders and of some other brokers.
 
     Returns:
-        By partition, the first offsets of the disks that reach the leader's end.
+        For each partition, the first offset of each disk that contains the end of the leader's log.
     """
     brokers = [number for number in range(3) if source.random() < 0.4]
     local_starts: list[list[int]] = [[] for _ in lives]
@@ -100,12 +102,12 @@ def _write_disks(
 
 
 def check_tail(history: History, seed: int, outcomes: Counter[str]) -> None:
-    """Reads tier and disks at both isolation levels.
+    """Reads tier and disks at both isolation levels and checks the rows.
 
     Args:
         history: History of the topic.
         seed: Seed of the state of the disks.
-        outcomes: Counters of outcomes.
+        outcomes: Counter of outcomes by name. The function increments it.
 
     Raises:
         AssertionError: Rows are wrong.
@@ -158,9 +160,10 @@ def check_tail(history: History, seed: int, outcomes: Counter[str]) -> None:
 
 
 def check_older_disks(history: History, seed: int, outcomes: Counter[str]) -> None:
-    """Reads the tier together with disks that were copied before the end of the history.
+    """Reads the tier together with a disk that was copied before the end of the history.
 
-    If the log continues from the end of the disks, all rows that are read are in the leader's log.
+    Checks that all rows are in the leader's log. Skips histories in which the leader's log does not
+    continue the log on the disk.
 
     Raises:
         AssertionError: Rows are wrong.
@@ -217,7 +220,7 @@ def check_older_disks(history: History, seed: int, outcomes: Counter[str]) -> No
 
 
 def _continues(entries: list[Entry], life: PartitionLife) -> bool:
-    """Returns whether the leader has all entries of a disk and of the newest copy in the tier."""
+    """Returns whether the leader has all entries of a disk and of the newest upload."""
     log = life.leader.entries
     if entries and divergence(entries, log) < entries[-1].stop:
         return False
@@ -227,14 +230,18 @@ def _continues(entries: list[Entry], life: PartitionLife) -> bool:
 
 
 def _is_on_branch(copy: Upload, life: PartitionLife) -> bool:
-    """Returns whether the leader's branch has all entries of a copy."""
+    """Returns whether the leader's log has all entries of an upload."""
     return divergence(copy.log, life.leader.entries) >= copy.stop
 
 
 def _read_rows(
     option_texts: Mapping[str, str], store: dict[str, bytes]
 ) -> tuple[list[Row], tuple[PartitionPlan, ...], list[str]]:
-    """Returns the rows, the partitions of the plan, and the kind of each slice."""
+    """Plans and reads a scan.
+
+    Returns:
+        The rows, the partitions of the plan, and "disk" or "tier" for each slice.
+    """
     options = parse_options(option_texts)
     tier = Tier(MemoryStore(store))
     plan = plan_scan(options, tier)

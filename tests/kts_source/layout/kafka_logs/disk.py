@@ -115,7 +115,7 @@ class Disk:
         return path
 
     def checkpoint(self, name: str, offset: int | None) -> None:
-        """Writes a checkpoint file that contains `offset` of the partition, or no entry for `None`."""
+        """Writes a checkpoint file with the partition's `offset`, or without entries for `None`."""
         lines = [] if offset is None else [f"{TOPIC} 0 {offset}"]
         (self.root / name).write_text("\n".join(["0", str(len(lines)), *lines, ""]))
 
@@ -125,7 +125,7 @@ class Disk:
 
 
 def read_offsets(root: Path, level: str = "read_committed", **extra: str) -> list[int]:
-    """Returns the offsets that a scan at isolation level `level` reads, in the order of the scan."""
+    """Returns the offsets that a scan at isolation level `level` reads, in scan order."""
     options = {"path": str(root), "layout": "kafka-logs", "subscribe": TOPIC, **extra}
     rows: list[int] = scan({"isolationLevel": level, **options})["offset"].to_pylist()
     return rows
@@ -134,7 +134,7 @@ def read_offsets(root: Path, level: str = "read_committed", **extra: str) -> lis
 def list_expected_offsets(
     log: BuiltLog, level: str = "read_committed", *, stop: int | None = None
 ) -> list[int]:
-    """Returns the offsets below `stop` that a consumer would receive, computed from the built log."""
+    """Returns the offsets below `stop` that a consumer would receive, according to the log."""
     end = log.end_offset() if stop is None else stop
     stable = end
     if level == "read_committed":

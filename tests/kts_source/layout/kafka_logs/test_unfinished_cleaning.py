@@ -49,7 +49,7 @@ def test_deleted_and_cleaned_files_are_ignored(disk: Disk, state: str) -> None:
 
 
 def test_swap_files_replace_their_source_segments(disk: Disk) -> None:
-    """The cleaner merged two segments. The broker stopped before it removed the two old segments."""
+    """The cleaner merged two segments. The broker stopped before it removed the old segments."""
     first, second = LOG.segments[1:3]
     swaps = copy_files(disk, 1, "swap")
     (swap,) = [path for path in swaps if ".log" in path.name]
