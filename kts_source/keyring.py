@@ -65,7 +65,7 @@ class KeyRing:
                     " remove one of the two options"
                 )
             if source == "callback" and not is_callback(text):
-                raise InvalidOptionError(f"option {name} must be written module:function")
+                raise InvalidOptionError(f"option {name} must have the form module:function")
             sources[key_id] = source, text
         return cls(Secret(sources))
 

@@ -1,4 +1,4 @@
-"""Settings of an export: the arguments of `backfill`, checked."""
+"""Checks the arguments of `backfill`, and returns them as the settings of an export."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def export_settings(
         TypeError: An argument is unknown.
     """
     if unknown := arguments.keys() - ExportArguments.__annotations__.keys():
-        raise TypeError(f"an export takes no argument {', '.join(sorted(unknown))}")
+        raise TypeError(f"unknown arguments of an export: {', '.join(sorted(unknown))}")
     values: dict[str, Any] = dict(arguments)
     for name in ("partition_by", "sort_within_files"):
         columns = values.get(name, ())

@@ -1,4 +1,4 @@
-"""Values that the driver of an export sends to its tasks, and their reports."""
+"""The values that the driver of an export sends to its tasks, and the reports that tasks return."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class RunnableTask(Protocol):
         ...
 
     def run(self, job: ExportJob) -> TaskReport:
-        """Runs one attempt."""
+        """Runs one attempt of the task."""
         ...
 
 

@@ -329,7 +329,7 @@ _BATCHES: Final = BatchLimits(16384, 8 << 20)
 
 @dataclass(frozen=True, slots=True)
 class ExportTask:
-    """Writes the rows of a scan task.
+    """Reads the records of a scan task and writes them to Parquet files.
 
     Attributes:
         topic_ids: Topic id by topic and partition, for all slices.
@@ -340,11 +340,11 @@ class ExportTask:
     topic_ids: Mapping[tuple[str, int], str]
 
     def run(self, job: ExportJob) -> TaskReport:
-        """Writes the files.
+        """Runs the task and returns the report with its files.
 
         Raises:
-            TieredKafkaError: The bytes differ from the plan, the transform fails, or the store
-                does not accept the files.
+            TieredKafkaError: The bytes differ from the plan, the transform fails, or the store does
+                not accept the files.
         """
         with TaskWriter(self.number, self.topic_ids, job) as writer:
             set_aside = None if job.settings.dead_letters is None else writer.set_aside

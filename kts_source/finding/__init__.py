@@ -1,1 +1,1 @@
-"""Searches for records, with a certificate of completeness."""
+"""Searches for records, and certifies which offsets were searched."""

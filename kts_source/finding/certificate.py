@@ -1,4 +1,4 @@
-"""The certificate of a search: searched and unread offsets, and assumptions."""
+"""The certificate of a search. It lists searched offsets, unread offsets and assumptions."""
 
 from __future__ import annotations
 

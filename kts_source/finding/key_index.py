@@ -203,7 +203,9 @@ class IndexedSegment:
     crc: int
 
     def covers(self, task_slice: SegmentSlice) -> bool:
-        """Returns whether the filter covers all offsets of a slice, for the same object version."""
+        """Returns whether the filter covers all offsets of a slice, and was built from the same
+        version of the log object.
+        """
         ref = task_slice.objects.log
         same = (ref.key, ref.size, ref.version) == (self.key, self.size, self.version)
         return (
@@ -228,12 +230,12 @@ class PartitionIndex:
     segments: dict[str, IndexedSegment]
 
     def segment_of(self, task_slice: SegmentSlice) -> IndexedSegment | None:
-        """Returns the entry that covers a slice."""
+        """Returns the entry that covers a slice; `None` if there is no such entry."""
         segment = self.segments.get(task_slice.objects.log.key)
         return segment if segment is not None and segment.covers(task_slice) else None
 
     def filter_bytes(self, segment: IndexedSegment) -> bytes | None:
-        """Returns the bytes of a filter; `None` if they are damaged."""
+        """Reads the bytes of a segment's filter; returns `None` if they are damaged."""
         try:
             with self.path.open("rb") as file:
                 file.seek(segment.at)
@@ -366,15 +368,15 @@ def _read(file: Path) -> PartitionIndex:
     with file.open("rb") as data:
         end = data.seek(0, os.SEEK_END)
         if end < _TAIL.size:
-            raise ValueError("it is too short")
+            raise ValueError("the file is too short")
         data.seek(end - _TAIL.size)
         size, crc, magic = _TAIL.unpack(data.read(_TAIL.size))
         if magic != _MAGIC or size > min(end - _TAIL.size, _MAX_TABLE_BYTES):
-            raise ValueError("its last bytes do not belong to an index")
+            raise ValueError("the last bytes of the file are not those of an index")
         data.seek(end - _TAIL.size - size)
         table = data.read(size)
     if len(table) != size or google_crc32c.value(table) != crc:
-        raise ValueError("its table is damaged")
+        raise ValueError("the table in the file is damaged")
     document: dict[str, Any] = json.loads(table)
     segments = [IndexedSegment(**fields) for fields in document["segments"]]
     salt, check = (bytes.fromhex(document[name]) for name in ("salt", "check"))

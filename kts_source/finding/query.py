@@ -122,11 +122,11 @@ class Query:
         if any(producer_id < 0 for producer_id in self.producer_ids):
             raise InvalidOptionError("a producer id is negative: ids are 0 or greater")
         if self.key_index is not None and self.keys is None:
-            raise InvalidOptionError("key_index needs keys: give keys, or leave out key_index")
+            raise InvalidOptionError("key_index needs keys: give keys, or remove key_index")
         by_value = self.value_contains is not None or self.value_matches is not None
         if by_value and any(column_format.column == "value" for column_format in options.formats):
             raise InvalidOptionError(
-                "value_contains and value_matches search the bytes of values: leave out"
+                "value_contains and value_matches search the bytes of encoded values: remove"
                 " value.format, or use option where on the fields"
             )
         if self.value_matches is not None:
@@ -146,11 +146,12 @@ class Query:
             return
         if self.keys is None or self.keys.has_null:
             raise InvalidOptionError(
-                "partitionerPruning needs keys: records without a key may be in any partition"
+                "partitionerPruning needs keys and none of them may be None, because records"
+                " without a key may be in any partition"
             )
         if self.num_partitions is not None and self.num_partitions < 1:
             raise InvalidOptionError(
-                f"num_partitions={self.num_partitions} is invalid: a topic has 1 or more"
+                f"num_partitions={self.num_partitions} is invalid: a topic has 1 or more partitions"
             )
 
     @property
@@ -221,7 +222,7 @@ def query_of(**conditions: Unpack[Conditions]) -> Query:
     text = conditions.get("value_contains")
     headers = conditions.get("headers", ())
     if isinstance(headers, str):
-        raise InvalidOptionError("headers is a string: give a list, also for one header")
+        raise InvalidOptionError("headers is a string: give a list, even for a single header")
     secret = conditions.get("key_index_secret")
     return Query(
         None if keys is None else KeySet.of(keys),
@@ -242,7 +243,7 @@ def query_of(**conditions: Unpack[Conditions]) -> Query:
 
 def _keys(values: Iterable[bytes | None]) -> set[bytes | None]:
     if isinstance(values, str | bytes | bytearray | memoryview):
-        raise InvalidOptionError("keys is a single value: give a list, also for one key")
+        raise InvalidOptionError("keys is a single value: give a list, even for a single key")
     keys: set[bytes | None] = set()
     for key in values:
         if key is not None and not isinstance(key, bytes):

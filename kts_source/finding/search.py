@@ -178,7 +178,7 @@ class TaskSearch:
         """Yields the matching rows in order. Close the generator to cancel reads.
 
         Raises:
-            InvalidOptionError: The options are invalid for the data.
+            InvalidOptionError: The options do not fit the data, such as a schema.
         """
         readable = [
             task_slice
@@ -403,7 +403,7 @@ class Search:
         query: Conditions in addition to option `where`.
 
     Raises:
-        InvalidOptionError: Options that a search does not support.
+        InvalidOptionError: A search does not support one of the options.
     """
 
     def __init__(self, options: ScanOptions, query: Query) -> None:

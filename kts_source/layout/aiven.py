@@ -75,7 +75,7 @@ class AivenLayout:
         return tuple(sorted(folders, key=lambda folder: (folder.topic, folder.topic_id)))
 
     def partitions(self, store: ObjectStore, folder: TopicFolder) -> tuple[int, ...]:
-        """Returns the partition numbers in the names of the topic's folders."""
+        """Returns the partition numbers, which are the names of the folders in a topic's folder."""
         names = (key[len(folder.folder) : -1] for key in store.list_folders(folder.folder))
         return tuple(sorted(int(name) for name in names if name.isascii() and name.isdigit()))
 
@@ -193,8 +193,8 @@ def segment_of(entry: SegmentEntry, manifest: SegmentManifest) -> RemoteSegment:
     metadata = manifest.metadata
     if metadata is None:
         raise InvalidManifestError(
-            "manifest without remoteLogSegmentMetadata (written before September 2023): its"
-            " offsets are unknown"
+            "the manifest has no remoteLogSegmentMetadata, like manifests written before September"
+            " 2023, so the offsets of the segment are unknown"
         )
     named = metadata.segment_id.topic_id_partition
     expected = (entry.topic, entry.partition, entry.base_offset)
@@ -220,8 +220,8 @@ def segment_of(entry: SegmentEntry, manifest: SegmentManifest) -> RemoteSegment:
     ref = ObjectRef(key, size, None) if log is None else ObjectRef.of(log)
     if size != ref.size:
         raise InvalidManifestError(
-            f"the chunks add up to {size} bytes, but the object {ref.key} has {ref.size}:"
-            f" it was truncated, or belongs to another manifest"
+            f"the chunks add up to {size} bytes, but the object {ref.key} has {ref.size}: the"
+            " object was truncated, or belongs to another manifest"
         )
     indexes = entry.object(INDEXES_SUFFIX)
     return RemoteSegment(

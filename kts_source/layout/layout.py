@@ -306,5 +306,5 @@ def read_whole(
 ) -> bytes:
     """Reads a listed object; raises `too_large` if it has more than `at_most` bytes."""
     if info.size > at_most:
-        raise too_large(f"{info.key} has {info.size} bytes; at most {at_most} are read")
+        raise too_large(f"{info.key} has {info.size} bytes, but may have at most {at_most} bytes")
     return bytes(store.get_range(info.key, 0, info.size, version=info.version))

@@ -40,7 +40,7 @@ _PLAIN_CHUNK_BYTES: Final = 4 << 20
 
 
 class IndexType(Enum):
-    """The side files of a segment (`RemoteStorageManager.IndexType`)."""
+    """The kinds of side files of a segment (`RemoteStorageManager.IndexType`)."""
 
     OFFSET = "offset"
     TIMESTAMP = "timestamp"
@@ -70,7 +70,7 @@ class ObjectRef:
 
     @classmethod
     def of(cls, info: ObjectInfo) -> ObjectRef:
-        """Returns the listed version."""
+        """Returns the version of an object that a listing shows."""
         return cls(info.key, info.size, info.version, info.storage_class)
 
 
@@ -165,7 +165,7 @@ class RemoteSegment:
 
     @property
     def stop_offset(self) -> int:
-        """One past the last offset."""
+        """One past the last offset of the segment."""
         return self.end_offset + 1
 
 

@@ -1,4 +1,4 @@
-"""The options of one `load()`, checked before any I/O."""
+"""Parses and checks the options of one `load()` before any I/O."""
 
 from kts_source.options.option_table import (
     OPTIONS,

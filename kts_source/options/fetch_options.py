@@ -144,7 +144,7 @@ def _or_no_bound(parse: Callable[[str, str], int]) -> Callable[[str, str], int]:
         try:
             return parse(name, text)
         except InvalidOptionError as error:
-            raise InvalidOptionError(f"{error}; {_NO_BOUND} means no bound") from None
+            raise InvalidOptionError(f"{error}; {_NO_BOUND} means no limit") from None
 
     return parse_bound
 

@@ -109,7 +109,7 @@ def parse_byte_size(name: str, text: str, *, least: int = 1, most: int = MAX_INT
 
 def parse_time_zone(name: str, text: str) -> tzinfo:
     """Parses a time zone by its name or offset."""
-    # Not at import time: sqlglot takes a quarter of a second.
+    # Do not import sqlglot at module level, because the import takes a quarter of a second.
     from kts_source.predicate.literals import time_zone
 
     try:
@@ -122,7 +122,10 @@ def parse_timestamp_range(name: str, text: str) -> tuple[Compare, ...]:
     """Parses `start,stop` in milliseconds since the epoch. One bound may be empty."""
     sides = [side.strip() for side in text.split(",", 1)]
     if len(sides) < 2 or not any(sides):
-        raise InvalidOptionError(f"option {name!r} must be like 1700000000000,1700003600000")
+        raise InvalidOptionError(
+            f"option {name!r} must be start,stop in ms since 1970, such as"
+            " 1700000000000,1700003600000"
+        )
     start, stop = (parse_int(name, side) if side else None for side in sides)
     if start is not None and stop is not None and start > stop:
         raise InvalidOptionError(f"option {name!r} has a stop before its start: {text!r}")

@@ -180,10 +180,10 @@ def parse_any_options(options_by_name: Mapping[str, str]) -> ScanOptions:
     """Checks and types the options of a batch or a stream.
 
     Args:
-        options_by_name: Option name (any case) to text.
+        options_by_name: Text of each option, by its name in any case.
 
     Raises:
-        InvalidOptionError: Unknown, malformed, missing or contradictory options.
+        InvalidOptionError: An option is unknown, malformed, missing or contradicts another.
         RegistryError: A registry that must supply the schema does not answer.
     """
     texts = {name.lower(): text for name, text in options_by_name.items()}
@@ -236,7 +236,7 @@ def _snake_case(name: str) -> str:
 
 
 def _take(texts: dict[str, str], names: re.Pattern[str]) -> dict[str, str]:
-    """Removes the options with a matching name from `texts` and returns them."""
+    """Removes the options whose name matches `names` from `texts`, and returns them."""
     return {name: texts.pop(name) for name in list(texts) if names.fullmatch(name)}
 
 
@@ -310,7 +310,7 @@ def _ending(values: Mapping[str, Any]) -> Bound:
 def _where(values: Mapping[str, Any], formats: Sequence[ColumnFormat]) -> Predicate | None:
     terms: list[Predicate] = [*(values["timestampRange"] or ())]
     if values["where"] is not None:
-        # Not at import time: sqlglot takes a quarter of a second.
+        # Do not import sqlglot at module level, because the import takes a quarter of a second.
         from kts_source.options.value_formats import fields_of_formats
         from kts_source.predicate.parse import parse_predicate
 
@@ -359,7 +359,7 @@ def checked_columns(
             raise InvalidOptionError(f"option {option!r} names {column!r} twice")
         columns.append(column)
     if not columns:
-        raise InvalidOptionError(f"option {option!r} names no column")
+        raise InvalidOptionError(f"option {option!r} must name at least one column")
     return tuple(columns)
 
 
@@ -367,10 +367,10 @@ def parse_options(given: Mapping[str, str]) -> ScanOptions:
     """Checks and types the options of one batch `load()`.
 
     Args:
-        given: Option name (any case) to text.
+        given: Text of each option, by its name in any case.
 
     Raises:
-        InvalidOptionError: Unknown, malformed, missing or contradictory options.
+        InvalidOptionError: An option is unknown, malformed, missing or contradicts another.
     """
     options = parse_any_options(given)
     check_for_batch(options)
@@ -468,8 +468,8 @@ def _tail_paths(values: Mapping[str, Any], *, has_brokers: bool) -> tuple[str, .
     ):
         if has_brokers and is_given:
             raise InvalidOptionError(
-                f"{name} reads the disks of stopped brokers, and kafka.bootstrap.servers reads from"
-                " running brokers: give one of the two"
+                f"{name} reads the disks of stopped brokers, but kafka.bootstrap.servers reads from"
+                " running brokers: set only one of the two options"
             )
     if values["tailPath"] is None:
         return ()

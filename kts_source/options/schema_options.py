@@ -44,7 +44,7 @@ _HEADER_CHARACTERS: Final = re.compile(r"[\x21-\x7e]+")
 
 @dataclass(frozen=True, slots=True)
 class _Location:
-    """The URL of a registry without user and password, or a folder."""
+    """The location of schemas: the URL of a registry, without user and password, or a folder."""
 
     place: str
     is_url: bool
@@ -184,7 +184,7 @@ def _access(column: str, options: Mapping[str, Any], location: _Location) -> Reg
     elif _USER_INFO in options:
         user, colon, password = options[_USER_INFO].reveal().partition(":")
         if not colon:
-            raise _invalid(column, _USER_INFO, "is not user:password")
+            raise _invalid(column, _USER_INFO, "must have the form user:password")
     headers = (("target-sr-cluster", _CLUSTER), ("Confluent-Identity-Pool-Id", _POOL))
     return RegistryAccess(
         user,
@@ -199,7 +199,7 @@ def _tls(column: str, options: Mapping[str, Any], location: _Location) -> Tls | 
     tls_names = [name for name in (_CA, _CERTIFICATE, _KEY, _KEY_PASSWORD) if name in options]
     if not tls_names:
         return None
-    # Not at import time: most scans have no registry.
+    # Do not import this at module level, because most scans use no registry.
     from kts_source.broker.settings import TLS_1_2, TLS_1_3, Tls
     from kts_source.broker.tls import KeyStoreError, pem_certificates, pem_key
     from kts_source.registry.client import registry_context

@@ -36,18 +36,20 @@ _INTERNAL: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """All partitions of these topics."""
+    """A selection of all partitions of some topics (option `subscribe`)."""
 
     topics: tuple[str, ...]
 
     def wanted(self, available: Iterable[str]) -> tuple[str, ...]:
-        """Returns the topics to read, sorted: exactly the named ones."""
+        """Returns the names of the selected topics, sorted. Does not use `available`."""
         return tuple(sorted(self.topics))
 
 
 @dataclass(frozen=True, slots=True)
 class SubscribePattern:
-    """All partitions of the topics whose name matches a pattern, except Kafka's internal topics."""
+    """A selection of all partitions of the topics whose name matches a pattern (option
+    `subscribePattern`), except Kafka's internal topics.
+    """
 
     pattern: str
 
@@ -59,12 +61,12 @@ class SubscribePattern:
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """These partitions of these topics."""
+    """A selection of some partitions of some topics (option `assign`)."""
 
     partitions: Mapping[str, tuple[int, ...]]
 
     def wanted(self, available: Iterable[str]) -> tuple[str, ...]:
-        """Returns the topics to read, sorted: exactly the named ones."""
+        """Returns the names of the selected topics, sorted. Does not use `available`."""
         return tuple(sorted(self.partitions))
 
 
@@ -97,7 +99,7 @@ def parse_assign(name: str, text: str) -> Assign:
             raise InvalidOptionError(f"option {name!r} must be JSON like {example}, not {text!r}")
         partitions[topic] = tuple(sorted({parse_partition_number(name, n) for n in numbers}))
     if not any(partitions.values()):
-        raise InvalidOptionError(f"option {name!r} names no partition: {text!r}")
+        raise InvalidOptionError(f"option {name!r} must name at least one partition, not {text!r}")
     return Assign(partitions)
 
 

@@ -193,7 +193,9 @@ _FORMAT_OPTIONS: Final = sorted({name for form in _FORMATS.values() for name in 
 
 
 def column_types(formats: Iterable[ColumnFormat]) -> dict[str, pa.DataType]:
-    """Returns the types of decoded columns, of their bytes and of their errors, by name."""
+    """Returns the types of decoded columns, and of the columns with their encoded bytes and
+    decoding errors, by column name.
+    """
     import pyarrow as pa
 
     types: dict[str, pa.DataType] = {}

@@ -161,8 +161,8 @@ def resolve_start(
     if options.timestamp_strategy == "latest":
         return partition.stop
     raise OffsetOutOfRangeError(
-        f"{location}: no record in {location.holder} is dated at or after {wanted} ms"
-        " (startingOffsetsByTimestampStrategy=latest makes the range empty instead)"
+        f"{location}: no record in {location.holder} has a timestamp at or after {wanted} ms. Set"
+        " startingOffsetsByTimestampStrategy=latest to read nothing instead"
     )
 
 

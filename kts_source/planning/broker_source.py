@@ -340,7 +340,7 @@ class UnusableSegmentError(Exception):
 
 
 class UnionLog(SourceLog):
-    """The log of a partition, served by its tier and its leader together.
+    """The log of a partition, which is read from the tier and from the leader.
 
     Args:
         options: Options of the scan.

@@ -244,7 +244,7 @@ class ClusterView:
         for name, topic in self.topics.items():
             if name not in now or now[name].topic_id != topic.topic_id:
                 raise LeaderChangedError(
-                    f"topic id {topic.topic_id} was deleted while it was planned", topic=name
+                    f"topic id {topic.topic_id} was deleted during planning", topic=name
                 )
 
     def owned(self, log: BrokerLog, epochs: Iterable[int]) -> dict[int, tuple[int, int]]:

@@ -191,7 +191,7 @@ def describe(
         store: Store of the tier; by default it is opened from the options.
 
     Raises:
-        TieredKafkaError: As planning does, except for holes.
+        TieredKafkaError: The plan cannot be made for another reason than holes.
     """
     tier = None if store is None else Tier(store)
     return described_plan(options, tier, tasks=False).description
@@ -204,7 +204,7 @@ def described_plan(
     brokers has no tasks.
 
     Raises:
-        TieredKafkaError: As planning does, except for holes.
+        TieredKafkaError: The plan cannot be made for another reason than holes.
     """
     parsed = options if isinstance(options, ScanOptions) else parse_options(options)
     unbounded = replace(

@@ -170,7 +170,7 @@ class DiskSource:
             )
             raise TopicNotFoundError(
                 f"{problem} in the tier at {uri}, nor in the log directories of option"
-                f" 'tailPath'{also}; there are {some(sorted(available)) or 'none'}"
+                f" 'tailPath'{also}; existing topics: {some(sorted(available)) or 'none'}"
             )
         discovered = {}
         if in_tier := tuple(name for name in names if name in tiered):

@@ -1,4 +1,4 @@
-"""Tables to which an export commits, and their stores."""
+"""The tables to which an export commits rows, and the stores with their files."""
 
 from __future__ import annotations
 

@@ -194,8 +194,8 @@ class DeltaExportTable(ExportTable):
         for row in _actions(snapshot).to_pylist():
             if "://" in row["path"] or row["path"].startswith("/"):
                 raise ExportError(
-                    f"file {row['path']} of the table is outside of its folder. Export into another"
-                    " table",
+                    f"the data file {row['path']} is not in the folder of the table. Export into"
+                    " another table",
                     uri=self._uri,
                 )
             values = {name: value_text(row[f"partition.{name}"]) for name in self._columns}
@@ -316,7 +316,8 @@ class DeltaExportTable(ExportTable):
         for (topic, partition), count in commit.counts.items():
             versions[f"rows/{topic}/{partition}"] = count.rows
             versions[f"rows/{topic}/{partition}/restarts"] = count.restarts
-        # If txn actions expire, Delta in Spark immediately drops txn actions without a time.
+        # Record the time of the actions. If txn actions expire in a table, Delta in Spark
+        # immediately drops actions without a time.
         now_ms = time.time_ns() // 1_000_000
         return CommitProperties(
             custom_metadata={
@@ -392,10 +393,10 @@ def _actions(table: DeltaTable) -> pa.Table:
 
 
 def delta_storage_options(storage: Mapping[str, str]) -> dict[str, str]:
-    """Returns the `s3.*` options under the names of delta-rs.
+    """Converts the names of `s3.*` options to the names that delta-rs uses.
 
     Raises:
-        InvalidOptionError: delta-rs has no such option.
+        InvalidOptionError: delta-rs has no option for an `s3.*` option.
     """
     names = {
         "s3.endpoint": "AWS_ENDPOINT_URL",
@@ -418,7 +419,7 @@ def delta_storage_options(storage: Mapping[str, str]) -> dict[str, str]:
         elif name == "s3.force-virtual-addressing":
             options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = value.strip().lower()
         elif name not in ("s3.connect-timeout", "s3.request-timeout"):
-            raise InvalidOptionError(f"{name} cannot be used with a Delta table on S3")
+            raise InvalidOptionError(f"option {name} cannot be used with a Delta table on S3")
     if options.get("AWS_ENDPOINT_URL", "").startswith("http://"):
         options["AWS_ALLOW_HTTP"] = "true"
     return options

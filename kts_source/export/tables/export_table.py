@@ -177,7 +177,7 @@ class Commit:
 
 
 class ExportTable(ABC):
-    """A target of any format.
+    """Base class of export targets. There is a subclass for each table format.
 
     Args:
         settings: Settings of the export.
@@ -312,10 +312,11 @@ class ExportTable(ABC):
         )
 
     def orphans(self) -> list[ObjectInfo]:
-        """Lists files that are in no commit: from failed attempts or from active runs.
+        """Lists files that belong to no commit. Failed attempts have left them, or active runs are
+        writing them.
 
-        This includes files of a Delta table that a compaction replaced. After their removal, as
-        after Delta's vacuum, time travel to versions before the compaction fails.
+        Includes files of a Delta table that a compaction has replaced. If these are removed, time
+        travel to versions before the compaction fails, as after Delta's vacuum.
         """
         return self._unknown_files(
             [entry for folder in self._folders for entry in self._target.list_objects(folder)]
@@ -368,7 +369,7 @@ class ExportTable(ABC):
 
     @abstractmethod
     def _committed_keys(self, snapshot: Snapshot) -> Collection[str]:
-        """Returns the keys of files that are not orphans."""
+        """Returns the keys of all files that belong to a commit."""
 
     @abstractmethod
     def _try_commit(
@@ -407,9 +408,9 @@ class ExportTable(ABC):
                 continue
             state = "no longer exists" if size is None else f"has {size} bytes"
             raise ExportError(
-                f"a file of this run {state} and was written with {file.size} bytes; nothing was"
-                " committed. Another process deleted or replaced files of a running export. Run the"
-                " export again",
+                f"a file of this run {state}, but was written with {file.size} bytes, so nothing"
+                " was committed. Another process deleted or replaced files of a running export."
+                " Run the export again",
                 uri=self._target.uri(file.key),
             )
 
@@ -438,7 +439,7 @@ class ExportTable(ABC):
         keys = set() if snapshot is None else {file.key for file in self._files(snapshot)}
         if keys and not state.fingerprint:
             raise ExportError(
-                "the table holds rows of another writer, and a compaction would remove them. Export"
+                "the table has rows of another writer, which a compaction would remove. Export"
                 " into another table",
                 uri=self._uri,
             )
@@ -470,9 +471,9 @@ def check_state_version(version: object, uri: str) -> None:
     """Raises `ExportError` if the state of an export has another version than `STATE_VERSION`."""
     if version != STATE_VERSION:
         raise ExportError(
-            f"the table records its exports in version {version!r}, and this version of the package"
-            f" reads version {STATE_VERSION} only. Export into another table, or continue with the"
-            " version of the package that wrote it",
+            f"the table records the state of its exports in format version {version!r}, but this"
+            f" version of the package reads only format version {STATE_VERSION}. Export into"
+            " another table, or continue with the version of the package that wrote it",
             uri=uri,
         )
 
@@ -553,8 +554,9 @@ _OUTAGE_TEXTS: Final = re.compile(
 def is_outage(error: BaseException) -> bool:
     """Returns whether an exception of a library means that a store or catalog is unavailable.
 
-    Classes of libraries are compared by name, because the libraries may not be installed. Libraries
-    in Rust and C++ report outages in the text only.
+    Compares the names of exception classes, because the libraries may not be installed. Also
+    searches the text of the exception, because libraries written in Rust and C++ report outages
+    only there.
     """
     return any(
         _OUTAGE_CLASSES & {kind.__name__ for kind in type(cause).__mro__}

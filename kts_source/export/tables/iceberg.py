@@ -137,8 +137,8 @@ class IcebergExportTable(ExportTable):
         if warehouse := self._catalog.properties.get("warehouse"):
             return f"{warehouse.rstrip('/')}/{namespace.replace('.', '/')}/{name}"
         raise InvalidOptionError(
-            f"the catalog does not define the location of new tables: create"
-            f" {self._settings.target} first, or give catalog a warehouse"
+            "the catalog does not define the location of new tables: create"
+            f" {self._settings.target} first, or set the property warehouse in catalog=…"
         )
 
     def _open(self) -> Table | None:
@@ -226,11 +226,13 @@ class IcebergExportTable(ExportTable):
             path = task.file.file_path
             if task.delete_files:
                 raise ExportError(
-                    "the table has delete files: rewrite its data files first", uri=path
+                    "the table has delete files, which hide rows of its data files: rewrite the"
+                    " data files first",
+                    uri=path,
                 )
             if not path.startswith(location):
                 raise ExportError(
-                    "a file of the table is outside of its location. Export into another table",
+                    "a data file is not in the location of the table. Export into another table",
                     uri=path,
                 )
             files.append(DataFile(path.removeprefix(location), task.file.file_size_in_bytes, {}))
@@ -255,7 +257,7 @@ class IcebergExportTable(ExportTable):
 
     def _committed_keys(self, snapshot: Table) -> set[str]:
         """Returns the keys of the files in all snapshots that have not expired."""
-        # PyIceberg fails on a table without files in any snapshot.
+        # PyIceberg raises an error if no snapshot of the table has files.
         if not any(entry.manifests(snapshot.io) for entry in snapshot.metadata.snapshots):
             return set()
         location = f"{snapshot.location().rstrip('/')}/"
@@ -354,8 +356,8 @@ class IcebergExportTable(ExportTable):
                 error,
             ) from None
         except OverflowError as error:
-            # PyIceberg has no bounds outside the years 1 to 9999, so it adds the files without
-            # bounds of such columns.
+            # PyIceberg cannot store bounds outside the years 1 to 9999, so try again without bounds
+            # of date and timestamp columns.
             unbounded = self._without_time_bounds(table)
             if unbounded.items() <= table.metadata.properties.items():
                 raise self._commit_error(error) from None
@@ -492,7 +494,7 @@ def check_table(table: Table, partition_by: Sequence[PartitionField], uri: str) 
                 uri=uri,
             )
     mapping = table.name_mapping()
-    # Without a mapping, the first commit writes one.
+    # If the table has no name mapping, the first commit sets one.
     if mapping is not None and (
         wrong := set(_nested_fields(schema.name_mapping.root)) - set(_nested_fields(mapping.root))
     ):
@@ -793,7 +795,7 @@ def _removal_of(table: Table) -> str | None:
 
 
 def _ancestors(table: Table) -> Iterator[Snapshot]:
-    """Yields the current snapshot and its kept ancestors."""
+    """Yields the current snapshot and its ancestors that have not expired, newest first."""
     by_id = {snapshot.snapshot_id: snapshot for snapshot in table.metadata.snapshots}
     current = table.current_snapshot()
     while current is not None:

@@ -126,7 +126,7 @@ class ParquetFolder(ExportTable):
     def _files(self, snapshot: _Log) -> tuple[DataFile, ...]:
         if self._export(snapshot):
             raise UnsupportedTargetError(
-                "a folder of Parquet files cannot be replaced in one step: compact into a new"
+                "the files of a Parquet folder cannot be replaced in one step: compact into a new"
                 " folder, or into a Delta or Iceberg table",
                 uri=self._uri,
             )
@@ -160,16 +160,18 @@ class ParquetFolder(ExportTable):
         return TableContents(self._target, tuple(files), False, counts, lambda: None)
 
     def _check_file(self, file: WrittenFile, size: int | None) -> None:
-        """Raises `DataLossError` if a committed file is missing, or has other bytes or rows."""
+        """Raises `DataLossError` if a committed file is missing, or has another size or another
+        number of rows.
+        """
         state = ""
         if size is None:
             state = "is missing"
         elif size != file.size:
-            state = f"has {size} bytes, and was committed with {file.size}"
+            state = f"has {size} bytes but was committed with {file.size} bytes"
         else:
             rows = count_rows(self._target, DataFile(file.name, size, {}))
             if rows != file.rows:
-                state = f"has {rows} rows, and was committed with {file.rows}"
+                state = f"has {rows} rows but was committed with {file.rows} rows"
         if state:
             raise DataLossError(
                 f"file {file.name} of the folder {state}: another writer deleted or replaced it, so"
@@ -234,7 +236,9 @@ class ParquetFolder(ExportTable):
                 raise partitioning_error(there, asked, self._uri, owner)
 
     def _check_no_files(self, log: _Log) -> None:
-        """Raises `ExportError` if the folder has files of this export, but no commit."""
+        """Raises `ExportError` if the folder has files of this export. Called if the commit log has
+        no commit of this export.
+        """
         own = f"{self._settings.export_id}-"
         others = [f"{name}-" for name in log.document.get("exports", {}) if name.startswith(own)]
         for entry in self._target.list_objects(""):
@@ -274,7 +278,8 @@ class ParquetFolder(ExportTable):
     ) -> dict[str, Any]:
         export = self._export(log)
         letters = export.get("letters") if commit.letters is None else commit.letters
-        # Record only typed columns; files of earlier commits may have fewer fields.
+        # Record the schema only if columns are decoded, because later commits may add fields to
+        # decoded columns.
         schema = export.get("schema")
         if commit.schema is not None and commit.typed:
             schema = schema_text(commit.schema)

@@ -161,7 +161,7 @@ class Disks:
         return with_missing_ends(self.store, topic_partition, replicas)
 
     def set_aside(self, topic_partition: TopicPartition) -> list[Orphan]:
-        """Returns the folders of deleted, stray and future replicas."""
+        """Returns the folders of deleted, stray and future replicas of a partition, as notes."""
         return [
             Orphan((key,), f"a -{name.state} folder, left alone")
             for log_dir in self._dirs

@@ -236,7 +236,8 @@ def read_file(store: ObjectStore, info: ObjectInfo, at_most: int) -> bytes:
     """Reads a listed file; raises CorruptSegmentError if it has more than `at_most` bytes."""
     if info.size > at_most:
         raise CorruptSegmentError(
-            f"the file has {info.size} bytes; at most {at_most} are read", uri=store.uri(info.key)
+            f"the file has {info.size} bytes, but may have at most {at_most} bytes",
+            uri=store.uri(info.key),
         )
     return bytes(store.get_range(info.key, 0, info.size, version=info.version))
 

@@ -61,7 +61,7 @@ class Branch:
 
 
 def newest_branch(replicas: Sequence[Replica]) -> Branch:
-    """Returns the branch of the highest leader epoch of all replicas."""
+    """Returns the branch with the highest leader epoch of all replicas."""
     newest = max(replicas, key=lambda replica: (replica.last_epoch, replica.stop, replica.folder))
     start = newest.history[0].start_offset if newest.history else newest.log_start
     return Branch(newest.history, start, MAX_OFFSET)

@@ -75,7 +75,9 @@ def test_help_lists_every_argument() -> None:
 
 def test_error_names_unknown_argument() -> None:
     wrong: Any = {"target_file_byte": 1, "storage": None}
-    with pytest.raises(TypeError, match="takes no argument storage, target_file_byte"):
+    with pytest.raises(
+        TypeError, match="unknown arguments of an export: storage, target_file_byte"
+    ):
         backfill(None, source={}, target="/t", progress=False, **wrong)
 
 

@@ -337,7 +337,7 @@ def test_verify_fails_after_a_file_of_a_folder_was_replaced(folder: Lake) -> Non
     exported(folder)
     file = parquet_files(folder)[0]
     pq.write_table(pq.read_table(file).slice(1), file)
-    with pytest.raises(DataLossError, match="bytes, and was committed with"):
+    with pytest.raises(DataLossError, match="bytes but was committed with"):
         verified(folder)
 
 

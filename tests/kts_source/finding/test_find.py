@@ -202,9 +202,9 @@ def test_certificate_is_available_only_after_a_completed_read() -> None:
         ({"keys": []}, {}, "at least one key"),
         ({}, {}, "no condition"),
         ({"value_matches": "("}, {}, "not a valid regular expression"),
-        ({"value_contains": "x"}, {"value.format": "utf8"}, "leave out value.format"),
-        ({"keys": [b"x"]}, {"kafka.bootstrap.servers": "localhost:1"}, "leave out kafka"),
-        ({"keys": [b"x"]}, {"planFile": "plan.json"}, "leave out planFile"),
+        ({"value_contains": "x"}, {"value.format": "utf8"}, "remove value.format"),
+        ({"keys": [b"x"]}, {"kafka.bootstrap.servers": "localhost:1"}, "remove kafka"),
+        ({"keys": [b"x"]}, {"planFile": "plan.json"}, "remove planFile"),
     ],
 )
 def test_find_refuses_invalid_conditions(

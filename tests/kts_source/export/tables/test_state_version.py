@@ -30,7 +30,7 @@ def test_state_of_another_version_is_refused(
         other.setattr(module, "STATE_VERSION", version)
         other.setattr("kts_source.export.tables.export_table.STATE_VERSION", version)
         lake.export(tier.options())
-    match = f"in version {version}, .* reads version {STATE_VERSION} only. Export into another"
+    match = f"in format version {version}, .* only format version {STATE_VERSION}. Export into"
     with pytest.raises(ExportError, match=match):
         lake.export(tier.grow(1).options())
     assert table_offsets(lake) == list(range(10))
@@ -61,5 +61,5 @@ def test_state_without_a_version_counts_as_version_1(
             ),
         )
     table.close()
-    with pytest.raises(ExportError, match="in version 1, "):
+    with pytest.raises(ExportError, match="in format version 1, "):
         lake.table().load()
