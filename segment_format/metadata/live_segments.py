@@ -88,8 +88,8 @@ class LiveSegments:
         """Adds the next events. Snapshots (type 3) are ignored, as in Kafka.
 
         Args:
-            events: Result of `parse_metadata_columns`. If rows are selected from it, they must be
-                all rows of the selected partitions.
+            events: Result of `parse_metadata_columns`. A caller that needs only some partitions may
+                select rows from it, but must select all rows of each of these partitions.
         """
         self._waiting.append(events)
         self._rows_waiting += len(events)

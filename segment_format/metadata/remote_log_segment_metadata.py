@@ -152,7 +152,7 @@ def _state(reader: MessageReader, states: type[_State], what: str = "segment sta
     try:
         return states(number)
     except ValueError:
-        raise reader.fail(f"unknown {what} {number}") from None
+        raise reader.fail(f"the {what} {number} is unknown") from None
 
 
 def _body(reader: MessageReader, make: Callable[..., _Segment]) -> _Segment:

@@ -137,7 +137,7 @@ class RecordBatchHeader:
     Attributes:
         base_offset: First offset of the original batch.
         batch_length: Number of bytes after the first twelve bytes of the batch.
-        partition_leader_epoch: Epoch of the leader that appended the batch, −1 for none.
+        partition_leader_epoch: Epoch of the leader that appended the batch; −1 if unknown.
         magic: 2.
         crc: Stored CRC-32C, unsigned. Parsing does not check it.
         attributes: All sixteen attribute bits, as a signed number.
@@ -146,9 +146,9 @@ class RecordBatchHeader:
             delta.
         max_timestamp: Largest timestamp of a record in milliseconds since 1970; with LogAppendTime,
             the timestamp of all records.
-        producer_id: −1 for none.
-        producer_epoch: −1 for none.
-        base_sequence: −1 for none.
+        producer_id: Id of the producer; −1 if the batch has none.
+        producer_epoch: Epoch of the producer; −1 if the batch has no producer id.
+        base_sequence: Sequence number of the first record; −1 if the batch has none.
         record_count: Number of records in the batch; less than `last_offset_delta + 1` if
             compaction removed records.
     """

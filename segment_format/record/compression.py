@@ -478,7 +478,8 @@ def _scan_frame(view: memoryview, start: int, end: int) -> Frame:
             limit = min(content_size, _MAX_BLOCK)
     if limit < 0:
         raise DecompressionError(
-            f"zstd: the frame needs a window of more than {_MAX_WINDOW} bytes", position=start
+            f"zstd: the frame needs a window above the maximum of {_MAX_WINDOW} bytes",
+            position=start,
         )
     max_output = 0
     while True:

@@ -104,7 +104,7 @@ class Record:
 
     Attributes:
         offset: Kafka offset.
-        timestamp: Milliseconds since 1970, −1 for none.
+        timestamp: Milliseconds since 1970; −1 for no timestamp.
         timestamp_type: Meaning of the timestamp.
         key: `None` for Kafka's null, which differs from the empty key.
         value: `None` for Kafka's null (a tombstone), which differs from the empty value.
@@ -197,10 +197,10 @@ def iter_batches(
     Raises:
         TruncatedBatchError: The buffer ends inside an entry.
         CrcMismatchError: A stored checksum does not match the bytes.
-        CorruptRecordError: The entry is invalid for another reason. Its subclasses
-            UnsupportedMagicError, UnsupportedCompressionError and DecompressionError are raised,
-            too. `position` of the error is the position of the entry in `buffer`, or of the wrong
-            byte if the entry is not compressed.
+        CorruptRecordError: The entry is invalid for another reason. The error may be of the
+            subclass UnsupportedMagicError, UnsupportedCompressionError or DecompressionError. Its
+            `position` is the position of the entry in `buffer`, or of the wrong byte if the entry
+            is not compressed.
     """
     view = byte_view(buffer)
     for entry in iter_entries(view):
@@ -480,7 +480,8 @@ def _unwrap(wrapper: _Message, *, check_crcs: bool, max_batch_bytes: int) -> tup
     for before, message in pairwise(messages):
         if message.offset <= before.offset:
             raise CorruptRecordError(
-                f"offset {message.offset} follows offset {before.offset} in a compressed message"
+                f"offset {message.offset} follows offset {before.offset} in a compressed message, "
+                "but offsets must ascend"
             )
     if any(message.compression_type is not CompressionType.NONE for message in messages):
         raise CorruptRecordError("a compressed message contains a compressed message")

@@ -178,9 +178,7 @@ def last_offset(
         # The batches before this one show whether the index or the batch is wrong.
         return last_offset(read, size, base_offset=base_offset, newest=newest)
     if first < walk.next_offset:
-        raise CorruptRecordError(
-            f"offset {first} follows offset {walk.next_offset - 1}", position=entry.position
-        )
+        raise _descending(first, walk, entry)
     if entry.position > position or position == 0:
         walk.has_holes |= not is_dense
         _require_plausible(first, last, walk, newest, entry)
@@ -207,17 +205,22 @@ def _step_over(walk: _Walk, head: memoryview, entry: Entry) -> int:
     """
     if entry.magic != MAGIC_2:  # a wrapper states only the offset of its last message
         if entry.offset < walk.next_offset:
-            text = f"offset {entry.offset} follows offset {walk.next_offset - 1}"
-            raise CorruptRecordError(text, position=entry.position)
+            raise _descending(entry.offset, walk, entry)
         return entry.offset
     header = RecordBatchHeader.from_bytes(head)
     if header.base_offset < walk.next_offset:
-        text = f"offset {header.base_offset} follows offset {walk.next_offset - 1}"
-        raise CorruptRecordError(text, position=entry.position)
+        raise _descending(header.base_offset, walk, entry)
     is_dense = header.record_count == header.last_offset_delta + 1
     walk.has_holes |= not is_dense or (walk.is_counting and header.base_offset > walk.next_offset)
     walk.is_counting = True
     return header.last_offset
+
+
+def _descending(offset: int, walk: _Walk, entry: Entry) -> CorruptRecordError:
+    return CorruptRecordError(
+        f"offset {offset} follows offset {walk.next_offset - 1}, but offsets must ascend",
+        position=entry.position,
+    )
 
 
 def _checked_offsets(data: memoryview, entry: Entry) -> tuple[int, int, bool]:
@@ -266,8 +269,9 @@ def _require_plausible(
     names_batch = newest is not None and last - gap < newest
     if not (names_batch or walk.has_holes):
         raise CorruptRecordError(
-            f"the last batch begins at offset {first}, and {walk.next_offset} would follow the"
-            " batch before it: one bit of its offset, which no checksum covers, may be wrong",
+            f"the last batch begins at offset {first}, but the previous batch ends at offset"
+            f" {walk.next_offset - 1}: one bit of the base offset of the last batch, which no"
+            " checksum covers, may be wrong",
             position=entry.position,
             offset=first,
         )
@@ -380,7 +384,7 @@ class WholeBatches:
         if header.base_offset < self.next_offset:
             raise CorruptRecordError(
                 f"a batch with base offset {header.base_offset} follows offset "
-                f"{self.next_offset - 1}"
+                f"{self.next_offset - 1}, but offsets must ascend"
             )
         if header.last_offset - self._base_offset > _MAX_RELATIVE_OFFSET:
             raise CorruptRecordError(f"offset {header.last_offset} is too far from the base offset")

@@ -64,14 +64,18 @@ def write_uvarint(value: int) -> bytes:
 
 
 def write_varint(value: int) -> bytes:
-    """Returns the zig-zag varint of a signed 32-bit value; raises ValueError for others."""
+    """Returns the zig-zag varint of a signed 32-bit number; raises ValueError if `value` does not
+    fit.
+    """
     if not -(1 << 31) <= value < 1 << 31:
         raise ValueError(f"{value} does not fit into a signed 32-bit varint")
     return write_uvarint(((value << 1) ^ (value >> 31)) & _INT32_MASK)
 
 
 def write_varlong(value: int) -> bytes:
-    """Returns the zig-zag varint of a signed 64-bit value; raises ValueError for others."""
+    """Returns the zig-zag varint of a signed 64-bit number; raises ValueError if `value` does not
+    fit.
+    """
     if not -(1 << 63) <= value < 1 << 63:
         raise ValueError(f"{value} does not fit into a signed 64-bit varint")
     return write_uvarint(((value << 1) ^ (value >> 63)) & _INT64_MASK)

@@ -355,7 +355,7 @@ def compiled(writer: Schema, reader: Schema, column: Column) -> Program:
     """Compiles the program that decodes a writer's values into a reader's columns.
 
     Raises:
-        AvroSchemaError: The reader's schema cannot represent any value of the writer's.
+        AvroSchemaError: The reader's schema cannot represent any of the writer's values.
     """
     compiler = _Compiler()
     compiler.value(writer, reader, column)

@@ -369,7 +369,9 @@ def _look(seen: _Seen, value: Any, fields: list[int], depth: int) -> None:  # no
     if value is None:
         return
     if depth > _MAX_DEPTH:
-        raise ValueError(f"{seen.path}: more than {_MAX_DEPTH} levels; specify a schema")
+        raise ValueError(
+            f"{seen.path}: JSON is nested more than {_MAX_DEPTH} levels; specify a schema"
+        )
     kind = _kind(value)
     if {kind, seen.kind} == {_INTEGER, _NUMBER}:
         kind = _NUMBER
@@ -384,7 +386,9 @@ def _look(seen: _Seen, value: Any, fields: list[int], depth: int) -> None:  # no
             if name not in seen.fields:
                 fields[0] += 1
                 if fields[0] > _MAX_FIELDS:
-                    raise ValueError(f"more than {_MAX_FIELDS} fields; specify a schema")
+                    raise ValueError(
+                        f"the samples have more than {_MAX_FIELDS} fields; specify a schema"
+                    )
                 path = f"{seen.path}.{name}" if seen.path else name
                 seen.fields[name] = _Seen(path)
             _look(seen.fields[name], below, fields, depth + 1)

@@ -446,7 +446,7 @@ class ArrayBuilder:
 
 
 def _with_nulls(array: pa.Array, kept: NDArray[np.bool_]) -> pa.Array:
-    """Returns a copy of an array without nulls that is null where `kept` is False."""
+    """Returns `array`, which has no nulls, with nulls where `kept` is False."""
     return make_array(array.type, len(array), kept, array.buffers()[1:])
 
 

@@ -1,7 +1,7 @@
-"""Scans of a real broker's `LocalTieredStorage` return exactly the rows that a consumer receives.
+"""Checks scans of a real broker's `LocalTieredStorage`.
 
-The golden tier has no compacted topic, whose segments can end above their last record. Generated
-logs include such segments.
+The scans return exactly the rows that a consumer received. The golden tier has no compacted topic,
+whose segments can end above their last record. Generated logs include such segments.
 """
 
 from __future__ import annotations
@@ -179,14 +179,15 @@ def test_scan_of_random_log_returns_expected_rows(log: BuiltLog, level: str, siz
             options = make_options(folder, "topic", isolationLevel=level, failOnDataLoss="false")
             rows = sort_rows(scan(options))
         except CorruptSegmentError as error:
-            if "one bit of its offset" not in str(error):
+            if "one bit of the base offset" not in str(error):
                 raise
-            # Here, compaction has the same effect as a flipped bit.
+            # In this log, the offset after a compacted range looks like an offset with a flipped
+            # bit.
             assert any(map(has_one_bit_gap_at_end, log.segments))
             return
     if not error_text or level == "read_uncommitted":
         assert rows == expected
-    # If compaction removes the end of a segment, the gap looks like a lost segment.
+    # If compaction removed the last records of a segment, the gap looks like a lost segment.
     assert not error_text or any(gap in error_text for gap in gaps), (gaps, error_text)
     plain = {row.offset for row in log.all_rows if row.transaction is None}
     assert [row for row in rows if row[0] in plain] == [row for row in expected if row[0] in plain]
@@ -204,9 +205,9 @@ def find_last_offset(segment: SegmentFiles) -> int:
 
 
 def build_log_with_gap() -> BuiltLog:
-    """Builds a log in which compaction removed offsets 2 … 6 of the first segment.
+    """Builds a log in which compaction removed offsets 2 to 6 of the first segment.
 
-    Two transactions cross the gap.
+    Two transactions begin before this gap and end after it.
     """
     builder = LogBuilder()
     builder.send(1, [SimpleRecord(b"committed")])
@@ -219,14 +220,15 @@ def build_log_with_gap() -> BuiltLog:
     return builder.build()
 
 
-def test_unverifiable_gap_raises_data_loss_error_and_hides_outcome_of_transactions(
+def test_transactions_across_unverifiable_gap_raise_data_loss_error_or_are_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = build_log_with_gap()
     with pytest.raises(DataLossError, match=r"\[2, 7\).*compaction"):
         write_and_read(tmp_path, log, "read_committed")
     options = make_options(tmp_path, "topic", failOnDataLoss="false")
-    # One transaction may have ended in the gap, and a different one may end after it.
+    # A transaction may have ended in the gap. Then the marker after the gap ends a later
+    # transaction of the same producer.
     assert sort_rows(scan({**options, "isolationLevel": "read_committed"})) == [(7, b"plain")]
     assert "offsets [2, 7)" in caplog.text
     assert "1 since offset 0; failOnDataLoss=false skips their records" in caplog.text
@@ -271,7 +273,7 @@ def test_lost_segment_raises_data_loss_error(tmp_path: Path, level: str, start: 
     assert table["offset"].to_pylist() == [*range(start, 4), 7]
 
 
-def test_rows_before_gap_with_possible_marker_in_gap_raise_data_loss_error(
+def test_transaction_that_may_end_in_a_gap_raises_data_loss_error(
     tmp_path: Path,
 ) -> None:
     builder = LogBuilder()

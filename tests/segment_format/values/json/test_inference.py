@@ -45,7 +45,7 @@ def test_infer_returns_type_of_samples(samples: list[bytes | None], ddl: str) ->
         ([None], "there is no sample"),
         ([b"{", b"x"], "no sample is valid JSON"),
         ([b"{}", b"null"], "all samples are null or empty"),
-        ([b"[" * 150 + b"]" * 150], "more than 100 levels"),
+        ([b"[" * 150 + b"]" * 150], "nested more than 100 levels"),
         ([b"{" + b",".join(b'"%d":1' % i for i in range(5001)) + b"}"], "more than 5000 fields"),
         ([b"[" * 100_000], "no sample is valid JSON"),
     ],
