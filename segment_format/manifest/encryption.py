@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 _PEM = re.compile(rb"-----BEGIN ([^\r\n-]*)-----(.*?)-----END \1-----", re.DOTALL)
 MAX_PEM_BYTES = 64 << 10
 _MAX_KEY_BITS = 16384
-# Prefix of the object ids of all RSA algorithms. PKCS#8 contains one; PKCS#1, which `cryptography`
-# accepts as well, does not.
+# Prefix of the object ids of all RSA algorithms. A PKCS#8 key contains such an id. A PKCS#1 key,
+# which `cryptography` accepts as well, does not.
 _RSA_ALGORITHM = bytes.fromhex("2a864886f70d0101")
 _HEAD_BYTES = 40
 

@@ -198,7 +198,10 @@ def _txn_index_empty(reader: MessageReader) -> bool | None:
         return None
     data = tags[0].data
     if data not in (b"\0", b"\1"):
-        raise reader.fail(f"tagged field TxnIndexEmpty of {len(data)} bytes is not a boolean")
+        raise reader.fail(
+            f"the tagged field TxnIndexEmpty has {len(data)} bytes and is not a boolean (one byte "
+            "with the value 0 or 1)"
+        )
     return data == b"\1"
 
 

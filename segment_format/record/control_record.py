@@ -1,4 +1,5 @@
-"""Parses the records of control batches: transaction markers and records of Kafka itself.
+"""Parses the records of control batches: transaction markers, and control records of Kafka's
+metadata log (KRaft).
 
 Key: version i16, type i16. Value of ABORT and COMMIT: version i16, coordinatorEpoch i32. Records of
 a higher version, or with additional bytes, are read like version 0. A record of an unknown type has

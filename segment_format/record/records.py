@@ -528,7 +528,7 @@ def _record(message: _Message, offset: int, wrapper: _Message) -> Record:
         timestamp, timestamp_type = wrapper.timestamp, wrapper.timestamp_type
     else:
         timestamp = message.timestamp
-        # A wrapper of magic 0 has no timestamp type.
+        # A wrapper of magic 0 states no timestamp type, so the inner message's type is used.
         timestamp_type = wrapper.timestamp_type if wrapper.magic else message.timestamp_type
     return Record(
         offset=wrap_i64(offset),

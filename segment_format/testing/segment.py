@@ -429,7 +429,8 @@ class PartitionWriter:
         if not legacy:
             self._has_epochs = True
         elif not self._has_epochs:
-            # Epochs begin with the first leader after the change to magic 2.
+            # Legacy entries have no leader epoch, so epochs begin with the first leader that writes
+            # magic 2.
             self._lineage = [(self.leader_epoch, self.next_offset)]
 
     def add_aborted(self, entry: AbortedTransaction) -> None:

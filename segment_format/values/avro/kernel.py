@@ -341,7 +341,7 @@ def run_value(
             least = get(here, o.B)
             left = np.int64(stop - address)
             if least > 0:
-                # The product does not exceed 64 bits: a value has less than 2**31 bytes.
+                # The product does not exceed 64 bits, because a value has less than 2**31 bytes.
                 if count > left or count * least > left:
                     return np.int64(o.ERROR_COUNT), here, none, none
             elif count > o.MAX_EMPTY:

@@ -410,8 +410,9 @@ def _exact_integer(address: Address, end: Address) -> Value:
 def _no_double(
     frame: Address, node: Address, entry: Value, address: Address, end: Address, bits: Value
 ) -> Value:
-    """Handles a number for which `double_of` returned infinity or `OPEN`. Returns (`bits` if it is
-    infinity, else a NaN that contains the index of the undecided number; status).
+    """Handles a number for which `double_of` returned infinity or `OPEN`. Returns (bits, status).
+    Infinity is returned unchanged. For `OPEN`, adds the number to the undecided numbers and returns
+    a NaN that contains its index.
     """
     if bits != OPEN:
         return bits, np.int64(c.OUT_OF_RANGE)

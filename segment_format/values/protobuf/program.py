@@ -231,7 +231,7 @@ class Program:
 
 
 def compile_message(schema: Schema, name: str, selection: Selection | None) -> Program:
-    """Compiles a message type.
+    """Compiles a message type with the selected fields, or with all if `selection` is `None`.
 
     Raises:
         ValueError: The message or a type that it uses is missing, a selected field does not exist,
