@@ -1,4 +1,4 @@
-"""Reads the tier of a history with different options, and compares the rows with the expectation."""
+"""Reads the tier of a history with different options, and checks the rows that it returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Bounds of scans: invalid ranges, ends that the tier cannot decide yet, and clamped offsets."""
+"""Checks the bounds of scans: invalid ranges, ends in open transactions, and offsets not in the
+tier.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def test_range_with_end_before_start_raises_invalid_option_error(options: dict[s
         plan_scan(parse_options(scan_options))
 
 
-def test_ending_offset_above_open_transaction_raises_error_with_producer() -> None:
+def test_ending_offset_above_open_transaction_raises_error_that_names_producer() -> None:
     ending_offset = TXN[0]["tier_end_offset"]
     options = tier_options("txn", endingOffsets=format_offsets("txn", p0=ending_offset, p1=-1))
     with pytest.raises(
@@ -64,7 +66,7 @@ def test_ending_offset_above_open_transaction_raises_error_with_producer() -> No
         {"endingTimestamp": "4000000000000"},
     ],
 )
-def test_end_at_open_transaction_is_reported(
+def test_scan_that_ends_at_open_transaction_logs_a_warning(
     options: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "kts_source")
@@ -103,7 +105,9 @@ def list_slices(plan: ScanPlan, partition: int) -> list[SegmentSlice]:
 
 
 def count_aborted(plan: ScanPlan, partition: int) -> int:
-    """Counts the transactions that the slices skip; slices can skip the same transaction."""
+    """Counts the aborted transactions of a partition, each only once, even if many slices skip
+    it.
+    """
     return len(
         {
             pair
@@ -118,7 +122,7 @@ def count_aborted(plan: ScanPlan, partition: int) -> int:
 
 
 @pytest.mark.parametrize("topic", ["codecs", "txn"])
-def test_scan_without_aborted_transactions_logs_nothing(
+def test_scan_that_skips_no_transactions_logs_no_count(
     topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "kts_source")
@@ -155,7 +159,9 @@ def test_assigned_partition_without_objects_warns(
 
 
 @pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets", "both by time"])
-def test_offsets_json_without_tiered_partition_raises_invalid_option_error(option: str) -> None:
+def test_offsets_json_that_omits_a_tiered_partition_raises_invalid_option_error(
+    option: str,
+) -> None:
     offsets_json = '{"txn":{"0":5}}'
     bounds = (
         {option: offsets_json}
@@ -166,7 +172,7 @@ def test_offsets_json_without_tiered_partition_raises_invalid_option_error(optio
         plan_scan(parse_options(tier_options("txn", **bounds)))
 
 
-def test_notes_of_a_plan_name_selected_and_other_topic_ids(
+def test_plan_notes_name_selected_and_other_topic_ids(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     plan = plan_scan(parse_options(tier_options("recreated")))
@@ -228,7 +234,7 @@ def test_bounds_outside_tier_raise_error_or_are_limited_to_the_tier(
     assert "failOnDataLoss=false reads the offsets that exist" in line
 
 
-def test_range_without_offsets_is_empty() -> None:
+def test_range_with_equal_start_and_end_has_no_tasks() -> None:
     bounds = format_offsets("codecs", p0=7000)
     plan = plan_scan(
         parse_options(tier_options("codecs", startingOffsets=bounds, endingOffsets=bounds))

@@ -1,4 +1,4 @@
-"""Broker requests of a plan, and states of the cluster that do not affect the plan."""
+"""Checks how plans use metadata and offsets of brokers, also if responses are incomplete."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def find_ends(brokers: FakeCluster, **selection: str) -> dict[tuple[str, int], i
         return {partition: log.end for partition, log in view.logs.items()}
 
 
-def test_partition_without_leader_fails_only_its_plans(brokers: FakeCluster) -> None:
+def test_partition_without_leader_fails_only_plans_that_select_it(brokers: FakeCluster) -> None:
     brokers.create("orders", [make_partition(), make_partition(leader=-1)])
     brokers.create("other", [make_partition(leader=-1)])
     assert find_ends(brokers, assign='{"orders":[0]}') == {("orders", 0): 3}
@@ -92,8 +92,8 @@ def build_log(text: bytes, appends: int) -> BuiltLog:
 def test_topic_recreated_during_planning_returns_new_rows(
     brokers: FakeCluster, kind: str, before: int
 ) -> None:
-    # Requests to leaders contain only the topic name. If the planner used the bounds of the new
-    # topic, rows of the old topic would be missing at the ends of segments.
+    # Requests to leaders contain only the topic name. If the planner combined the segments of the
+    # old topic with the offsets of the new topic, the scan would return wrong rows.
     store: dict[str, bytes] = {}
     old = build_log(b"old", 60)
     writer = LocalTierWriter(store, topic="t", partition=0)
@@ -130,7 +130,7 @@ def test_topic_recreated_during_planning_returns_new_rows(
 def test_log_start_moving_during_planning_is_not_data_loss(
     brokers: FakeCluster, monkeypatch: pytest.MonkeyPatch, fail_on_data_loss: str
 ) -> None:
-    # The plan does not contain these offsets yet.
+    # The plan does not contain the deleted offsets yet, so no planned data is lost.
     monkeypatch.setattr(broker_source, "_FEW_OFFSETS", 1)
     fake_partition = FakePartition(fake_log(build_log(b"value", 60)))
     brokers.create("t", [fake_partition])
@@ -153,7 +153,7 @@ def test_log_start_moving_during_planning_is_not_data_loss(
         plan_scan(options, Tier(MemoryStore({})))
 
 
-def test_describe_uses_log_start_above_end_of_tier(
+def test_oldest_untiered_timestamp_follows_the_log_start(
     brokers: FakeCluster,
 ) -> None:
     fake_partition = FakePartition(fake_log(build_log(b"value", 60)))
@@ -206,7 +206,7 @@ INCOMPLETE = (_remove_partitions, _remove_topics, _remove_leaders)
         (LIST_OFFSETS, _remove_offsets),
     ],
 )
-def test_response_without_partitions_is_retried(
+def test_incomplete_response_is_retried(
     brokers: FakeCluster, kind: str, edit: Callable[[Any], object]
 ) -> None:
     brokers.create("t", [make_partition(), make_partition()])
@@ -235,7 +235,7 @@ def test_incomplete_metadata_of_other_topics_is_ignored(brokers: FakeCluster) ->
 
 @pytest.fixture
 def tiered(brokers: FakeCluster, tmp_path: Path) -> dict[str, str]:
-    """Returns the options of a scan of two partitions that each have a segment in the tier."""
+    """Writes one segment of each of two partitions to a tier. Returns the options to read them."""
     topic_id = brokers.create("t", [make_partition(), make_partition()])
     builder = LogBuilder()
     builder.append([SimpleRecord(b"value")] * 3)
@@ -263,7 +263,7 @@ def test_metadata_with_fewer_partitions_than_tier_raises_error_after_retries(
 
 
 @pytest.mark.parametrize("selection", [{"assign": '{"t":[1]}'}, {"subscribe": "t"}])
-def test_partition_without_objects_of_tiered_topic_is_read_from_brokers(
+def test_partition_without_objects_is_read_from_brokers_if_its_topic_is_tiered(
     brokers: FakeCluster, tmp_path: Path, selection: dict[str, str]
 ) -> None:
     second = make_partition()
@@ -284,7 +284,7 @@ def test_partition_without_objects_of_tiered_topic_is_read_from_brokers(
     assert scan.count() == 3
 
 
-def test_metadata_with_fewer_partitions_than_table_is_retried(
+def test_metadata_with_fewer_partitions_than_export_table_is_retried(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
     partitions = [make_partition(), make_partition()]
@@ -300,7 +300,7 @@ def test_metadata_with_fewer_partitions_than_table_is_retried(
     assert kts_source.backfill(None, source=source, target=target, progress=False).rows == 4
 
 
-def test_metadata_without_partitions_after_empty_partition_is_retried(
+def test_metadata_without_exported_partition_after_an_empty_one_is_retried(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
     partitions = [make_partition(), FakePartition(FakeLog(())), make_partition()]
@@ -315,7 +315,7 @@ def test_metadata_without_partitions_after_empty_partition_is_retried(
     assert kts_source.backfill(None, source=source, target=target, progress=False).rows == 2
 
 
-def test_stored_plan_retries_metadata_without_its_partitions(
+def test_replay_of_plan_retries_metadata_without_planned_partitions(
     brokers: FakeCluster, tiered: dict[str, str], tmp_path: Path
 ) -> None:
     plan = tmp_path / "plan.json"
@@ -325,7 +325,7 @@ def test_stored_plan_retries_metadata_without_its_partitions(
 
 
 def test_aborted_transactions_of_tier_are_read_from_leader(tmp_path: Path) -> None:
-    """An older or lagging follower does not list all transactions."""
+    """A follower with an older version, or a lagging follower, does not list all transactions."""
     builder = LogBuilder()
     builder.append([SimpleRecord(b"plain")] * 2)
     builder.send(7, [SimpleRecord(b"aborted")] * 3)
@@ -352,7 +352,9 @@ def test_aborted_transactions_of_tier_are_read_from_leader(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("strict", ["true", "false"])
-def test_transaction_open_at_hole_of_brokers_is_undecided(tmp_path: Path, strict: str) -> None:
+def test_transaction_open_at_hole_of_tier_and_brokers_is_undecided(
+    tmp_path: Path, strict: str
+) -> None:
     builder = LogBuilder()
     builder.append([SimpleRecord(b"plain")])
     builder.send(7, [SimpleRecord(b"open")] * 2)

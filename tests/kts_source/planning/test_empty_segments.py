@@ -1,4 +1,7 @@
-"""Closed segments without records after compaction: their log object is empty or does not exist."""
+"""Checks closed segments from which compaction removed all records.
+
+Their log object is empty or does not exist.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +35,14 @@ KINDS = ("aiven", "no object", "compressed", "encrypted", "local")
 
 
 def remove_records(files: SegmentFiles) -> SegmentFiles:
-    """Returns the segment as if compaction had removed all batches."""
+    """Returns the segment without its batches, as if compaction had removed all of them."""
     return dataclasses.replace(files, log=b"", index=b"", timeindex=b"", max_timestamp_ms=-1)
 
 
 def build_segments(empty: set[int], count: int = 5) -> list[SegmentFiles]:
-    """Builds segments of ten offsets with one record each; segments in `empty` have no record."""
+    """Builds segments of ten offsets. Each segment has one record if its number is not in
+    `empty`.
+    """
     builder = LogBuilder()
     for number in range(count):
         builder.append(
@@ -52,7 +57,7 @@ def build_segments(empty: set[int], count: int = 5) -> list[SegmentFiles]:
 
 
 def write_tier(root: Path, kind: str, empty: set[int], count: int = 5) -> dict[str, str]:
-    """Writes a tier and returns the options to read it."""
+    """Writes a tier of one of `KINDS` and returns the options to read it."""
     extra: dict[str, str] = {}
     writer: AivenTierWriter | LocalTierWriter
     if kind == "local":
@@ -83,7 +88,7 @@ def list_expected_rows(empty: set[int], count: int = 5) -> list[tuple[int, bytes
 
 @pytest.mark.parametrize("empty", [{2}, {0}, {1, 2, 3}, {4}, {0, 1, 2, 3, 4}])
 @pytest.mark.parametrize("kind", KINDS)
-def test_empty_segments_are_read_as_empty_ranges(
+def test_scan_of_empty_segments_returns_the_other_rows_without_holes(
     tmp_path: Path, kind: str, empty: set[int]
 ) -> None:
     options = write_tier(tmp_path, kind, empty)
@@ -111,7 +116,9 @@ def test_empty_segments_are_read_as_empty_ranges(
 
 @pytest.mark.parametrize("empty", [{2}, {0}, {1, 2, 3}, {4}])
 @pytest.mark.parametrize("kind", KINDS)
-def test_empty_segments_have_no_findings(tmp_path: Path, kind: str, empty: set[int]) -> None:
+def test_audit_of_empty_segments_has_no_findings(
+    tmp_path: Path, kind: str, empty: set[int]
+) -> None:
     options = write_tier(tmp_path, kind, empty)
     for level in LEVELS:
         report = kts_source.audit(options, level=level)
@@ -201,7 +208,9 @@ def test_lost_file_after_empty_segment_raises_data_loss_error(
 
 
 @pytest.mark.parametrize("kind", ["local", "aiven"])
-def test_audit_state_does_not_store_end_of_empty_last_segment(tmp_path: Path, kind: str) -> None:
+def test_incremental_audit_counts_records_after_empty_last_segment(
+    tmp_path: Path, kind: str
+) -> None:
     root = tmp_path / "tier"
     writer = (
         LocalTierWriter(root, topic="t") if kind == "local" else AivenTierWriter(root, topic="t")

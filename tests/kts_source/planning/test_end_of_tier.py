@@ -1,4 +1,4 @@
-"""Scans with `tail=false` stop at the end of the tier, also if the last segments are damaged."""
+"""Checks that scans with `tail=false` stop at the end of the tier, even if it is damaged there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ T0 = 1_700_000_000_000
 
 
 def build_log(epochs: tuple[int, ...] = (0,) * 6) -> BuiltLog:
-    """Builds segments of three records; each segment has a leader epoch."""
+    """Builds one segment of three records for each leader epoch in `epochs`."""
     log = LogBuilder()
     for number, epoch in enumerate(epochs):
         if number and epoch > epochs[number - 1]:
@@ -40,7 +40,7 @@ def build_log(epochs: tuple[int, ...] = (0,) * 6) -> BuiltLog:
 
 
 class Scene:
-    """A topic of two partitions; the first three of six segments of each are tiered."""
+    """A topic of two partitions with six segments each. The tier has their first three segments."""
 
     def __init__(self, tier: Path, brokers: FakeCluster) -> None:
         self.tier = tier
@@ -80,7 +80,9 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 @pytest.mark.parametrize("suffix", ["log", "indexes"])
-def test_last_segment_without_object_is_read_from_brokers(scene: Scene, suffix: str) -> None:
+def test_last_tiered_segment_with_missing_object_is_read_from_brokers(
+    scene: Scene, suffix: str
+) -> None:
     for path in scene.find_objects(0, f"*6-*.{suffix}"):
         path.unlink()
     assert scene.read_offsets() == list(range(9))
@@ -104,7 +106,7 @@ def test_stored_plan_and_export_stop_at_end_of_damaged_tier(scene: Scene, tmp_pa
     assert kts_source.backfill(None, source=source, target=target, progress=False).rows == 3
 
 
-def test_partition_without_objects_is_read_up_to_local_log_start(scene: Scene) -> None:
+def test_partition_without_objects_is_read_from_brokers_up_to_local_log_start(scene: Scene) -> None:
     for path in scene.find_objects(0, "*"):
         path.unlink()
     scene.partitions[0].log.local_start = 9
@@ -113,7 +115,7 @@ def test_partition_without_objects_is_read_up_to_local_log_start(scene: Scene) -
 
 
 def test_segments_of_dead_branch_do_not_change_the_end_of_the_tier(scene: Scene) -> None:
-    """Epoch 1 wrote segment 3 and lost it in an unclean election."""
+    """The leader of epoch 1 wrote segment 3. An unclean election removed it from the log."""
     scene.write(0, build_log((0, 0, 0, 1)), [3])
     assert scene.read_offsets() == list(range(9))
 
@@ -140,7 +142,7 @@ def test_ending_timestamp_after_tier_stops_at_end_of_tier(scene: Scene) -> None:
     assert scene.read_offsets(endingOffsetsByTimestamp=by_partition) == list(range(9))
 
 
-def test_starting_timestamp_after_tier_returns_no_rows(scene: Scene) -> None:
+def test_starting_timestamp_after_tier_raises_error_or_returns_no_rows(scene: Scene) -> None:
     with pytest.raises(OffsetOutOfRangeError, match="no record in the tier is dated"):
         scene.read_offsets(startingTimestamp=str(T0 + 4000))
     rows = scene.read_offsets(

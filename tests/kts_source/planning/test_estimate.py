@@ -1,4 +1,4 @@
-"""Request counts of many slices equal the requests that the reader makes for each slice."""
+"""Compares the estimated requests of slices with the requests that the reader makes for them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ def slices(draw: st.DrawFn) -> tuple[Any, bool]:
 
 
 def make_full_slice(*sizes: int) -> tuple[Any, bool]:
-    """Returns the first slice of a task: a complete segment with chunks of these sizes."""
+    """Returns a slice of a complete segment, and true because it is the first slice of a task.
+
+    The chunks of the segment have these sizes in bytes.
+    """
     index = variable_index(1, len(sizes), list(sizes))
     task_slice = SimpleNamespace(
         objects=SimpleNamespace(chunk_index=index), cut_start=0, cut_stop=len(sizes)
@@ -54,13 +57,13 @@ def make_full_slice(*sizes: int) -> tuple[Any, bool]:
     return task_slice, True
 
 
-# Exactly at all limits.
+# The sizes of the requests are exactly at all limits.
 @example([make_full_slice(MIB - 1, 1, 5 * MIB, 3 * MIB, 7 * MIB, 9 * MIB, 0)], 50)
-# Above the limits.
+# The sizes of the requests are one byte above or below the limits.
 @example([make_full_slice(MIB - 1, 2, 5 * MIB, 3 * MIB - 1, 7 * MIB, 9 * MIB + 1)], 50)
 @settings(max_examples=400, deadline=None)
 @given(st.lists(slices(), max_size=12), st.sampled_from([1, 50, 1 << 18]))
-def test_estimated_request_count_equals_number_of_reads(
+def test_estimated_requests_equal_the_requests_of_the_reader(
     drawn_slices: list[tuple[Any, bool]], chunks_at_once: int
 ) -> None:
     default = estimate._CHUNKS_AT_ONCE
@@ -79,5 +82,5 @@ def test_estimated_request_count_equals_number_of_reads(
 
 
 @given(indexes())
-def test_chunk_stops_equal_ends_in_the_chunk_index(index: ChunkIndex) -> None:
+def test_transformed_stops_equal_the_stops_of_all_chunks(index: ChunkIndex) -> None:
     assert index.transformed_stops().tolist() == [c.transformed_stop for c in index.chunks()]

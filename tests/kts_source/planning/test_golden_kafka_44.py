@@ -1,6 +1,6 @@
-"""Tiers of Kafka 4.4.0 return exactly the rows that a consumer receives.
+"""Checks that scans of tiers of Kafka 4.4.0 return exactly the rows that a consumer received.
 
-See `tests/golden44/README.md` for the software that wrote them.
+`tests/golden44/README.md` describes the software that wrote the tiers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OLDER_INCARNATION = "recreated-previous"
 
 
 def read_summary(dataset: str) -> list[dict[str, Any]]:
-    """Returns the topics of a data set's `summary.json`; older incarnations are last."""
+    """Returns the topics of a data set's `summary.json`. Older topic incarnations are last."""
     document = json.loads((GOLDEN_44 / dataset / "expected" / "summary.json").read_text())
     topics: list[dict[str, Any]] = document["topics"]
     return topics
@@ -54,7 +54,7 @@ topics = pytest.mark.parametrize(
 
 
 def make_options(dataset: str, topic: dict[str, Any], **options: str) -> dict[str, str]:
-    """Returns the options that read one topic incarnation with headers."""
+    """Returns the options that read one topic incarnation, including record headers."""
     folder = GOLDEN_44 / dataset
     layout = (
         {"keyPrefix": "tiered/", **encryption_options(folder / "keys")}
@@ -83,7 +83,7 @@ def test_expected_rows_exist_for_every_topic() -> None:
 
 @pytest.mark.parametrize("isolation_level", ISOLATION_LEVELS)
 @topics
-def test_scan_returns_rows_of_consumer(
+def test_scan_returns_rows_that_consumer_received(
     dataset: str, name: str, topic: dict[str, Any], isolation_level: IsolationLevel
 ) -> None:
     table = scan(make_options(dataset, topic, isolationLevel=isolation_level))

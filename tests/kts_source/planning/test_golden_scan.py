@@ -1,4 +1,4 @@
-"""Scans of every golden topic return exactly the rows that a consumer receives."""
+"""Checks that scans of every golden topic return exactly the rows that a consumer received."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_scan_of_offset_range_returns_rows_in_range(start: int, stop: int, size:
 
 
 @pytest.mark.parametrize("limit", [1, 7, 100, 5000])
-def test_max_records_per_partition_limits_rows_of_a_task(limit: int) -> None:
+def test_max_records_per_partition_limits_offsets_of_a_task(limit: int) -> None:
     options = tier_options("epochs", maxRecordsPerPartition=str(limit), includeHeaders="true")
     plan = plan_scan(parse_options(options))
     assert_same_rows(run(plan, options), expected_table("epochs", "read_committed"))

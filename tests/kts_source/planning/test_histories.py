@@ -1,8 +1,10 @@
-"""Scans of random histories return the surviving log or raise an error about the lost offsets.
+"""Checks scans of random histories.
 
-These tests detect mistakes such as the following: the lineage of the highest offset instead of
-the highest epoch; no clip at the divergence; only the transaction index or snapshot of a clipped
-segment itself; no check for holes; stragglers below the log start; the first topic id.
+A scan returns the surviving log or raises an error about lost offsets. The tests detect, for
+example, a planner that chooses the newest segment by offset instead of by leader epoch, reads a
+segment beyond the offset where it diverges from the log, uses only the transaction index of a
+partly read segment, ignores holes, returns records below the log start, or reads the first instead
+of the newest topic id.
 """
 
 from __future__ import annotations
@@ -47,13 +49,15 @@ HISTORIES = st.builds(History, SHAPES, st.lists(STEPS, min_size=20, max_size=70)
 
 @given(HISTORIES, st.integers(0, 99))
 @settings(max_examples=40, deadline=None)
-def test_history_drawn_by_hypothesis_is_read_correctly(history: History, seed: int) -> None:
+def test_scan_of_history_drawn_by_hypothesis_returns_expected_rows(
+    history: History, seed: int
+) -> None:
     check_history(history, seed)
 
 
 @pytest.mark.slow
 def test_random_histories_include_every_kind_of_outcome() -> None:
-    # `random_history` uses weights for varied histories; hypothesis does not.
+    # `random_history` chooses steps by weight, so its histories vary more than those of hypothesis.
     outcomes: Counter[str] = Counter()
     with without_threads():
         for seed in range(200):
@@ -64,7 +68,7 @@ def test_random_histories_include_every_kind_of_outcome() -> None:
 
 
 @pytest.mark.fuzz
-def test_histories_with_new_seed_are_read_correctly() -> None:
+def test_scans_of_histories_with_new_seed_return_expected_rows() -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     stop = time.monotonic() + 40
     number = 0
@@ -79,8 +83,8 @@ def test_histories_with_new_seed_are_read_correctly() -> None:
     assert number > 100
 
 
-def test_range_in_hole_with_loss_allowed_is_empty() -> None:
-    # Such a range has no first segment. An empty range in a hole is not data loss.
+def test_range_inside_hole_returns_no_rows_with_fail_on_data_loss_false() -> None:
+    # A range inside a hole has no segment. An empty range inside a hole is not data loss.
     steps = (
         *(Step("append", b=2), Step("roll", a=7), Step("upload", a=15)) * 3,
         Step("lose", a=1, b=0),
@@ -96,7 +100,7 @@ def test_range_in_hole_with_loss_allowed_is_empty() -> None:
 
 
 def test_transaction_ending_in_hole_after_range_raises_data_loss_error() -> None:
-    # Skipping its records with only a warning is not enough.
+    # The scan must not skip the records of such a transaction with only a warning.
     steps = (
         *(Step("send", a=1, b=2), Step("roll", a=7), Step("append"), Step("roll", a=7)),
         *(Step("commit", a=1), Step("roll", a=7), Step("append"), Step("roll", a=7)),
@@ -110,13 +114,13 @@ def test_transaction_ending_in_hole_after_range_raises_data_loss_error() -> None
     outcomes: Counter[str] = Counter()
     for seed in range(15):
         check_history(history, seed, outcomes)
-    # The full log at both isolation levels, and ranges before the hole.
+    # Scans of the full log fail at both isolation levels, and scans of ranges before the hole fail.
     assert outcomes["DataLossError"] > 30
 
 
 def test_damaged_snapshot_after_hole_is_not_compared_with_log() -> None:
-    # Replaying the segment after the hole does not show which transactions are open at its start.
-    # Otherwise, valid transaction indexes are rejected.
+    # The records after the hole do not show which transactions are open at its end. A comparison
+    # with these records would reject valid transaction indexes.
     steps = (
         *(Step("send", 14, 10, 10), Step("roll", 12), Step("send", 5, 3, 8), Step("roll", 7)),
         *(Step("send", 7, 0, 13), Step("abort", 8), Step("upload", 7, 4, 2)),
@@ -134,8 +138,9 @@ def test_damaged_snapshot_after_hole_is_not_compared_with_log() -> None:
     assert outcomes["read_committed"] > 1, outcomes
 
 
-def test_transaction_that_ends_in_a_hole_is_not_compared_with_the_next_one() -> None:
-    # The interval that stands for its lost marker overlaps the next transaction of its producer.
+def test_transaction_that_ends_in_hole_is_not_compared_with_next_transaction() -> None:
+    # The planner covers the lost marker with a range of offsets. This range overlaps the next
+    # transaction of the same producer.
     steps = (
         *(Step("send", 1, 3, 11), Step("settle", 6, 11, 7), Step("roll", 4, 0, 12)),
         *(Step("upload", 12, 6, 7), Step("upload", 0, 0, 9), Step("settle", 15, 3, 10)),
@@ -177,13 +182,13 @@ HIGHER_LOG_START = (
     [
         ((*ENDS_AT_SAME_OFFSET, Step("append"), *COPIED, Step("lose", a=2)), True),
         ((*ENDS_AT_SAME_OFFSET, Step("append"), *COPIED), False),
-        # The dead branch ends at a different offset, 3.
+        # Here, the dead branch ends at offset 3, which is not the start of the log.
         ((*DEAD_BRANCH, *COPIED, Step("append", b=2), *COPIED, Step("lose", a=2)), False),
         ((*HIGHER_LOG_START, Step("elect", a=1), Step("append"), *COPIED, *COPIED[1:]), True),
         ((*HIGHER_LOG_START, Step("append"), *COPIED), False),
     ],
 )
-def test_history_is_ambiguous_only_if_log_start_is_unsure(
+def test_scan_reports_ambiguous_log_start_only_if_a_checkpoint_may_be_damaged(
     steps: tuple[Step, ...], is_unsure: bool
 ) -> None:
     history = History(Shape(), steps)
@@ -201,7 +206,8 @@ def test_shortened_history_has_no_unneeded_steps() -> None:
         kinds = [step.kind for step in candidate.steps]
         return "upload" in kinds and "roll" in kinds[: kinds.index("upload")]
 
-    # Histories of a seed change with the generator, so the test searches for failing ones.
+    # The history of a seed changes with `random_history`, so the test searches for failing
+    # histories.
     drawn = (random_history(random.Random(seed)) for seed in range(40))
     failing = [history for history in drawn if fails(history)]
     assert len(failing) > 10

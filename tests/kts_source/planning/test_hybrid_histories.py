@@ -1,4 +1,4 @@
-"""Scans of tier and brokers of random histories return the leader's log."""
+"""Checks that scans of tier and brokers of random histories return the leader's log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.kts_source.planning.history import random_history
 from tests.kts_source.planning.hybrid_reading import check_hybrid, in_one_thread
 
 
-def test_scans_of_hybrid_histories_return_the_log_of_the_leader() -> None:
+def test_scans_of_tier_and_brokers_return_the_log_of_the_leader() -> None:
     outcomes: Counter[str] = Counter()
     with in_one_thread(), FakeCluster() as cluster:
         for seed in range(60):
@@ -23,7 +23,7 @@ def test_scans_of_hybrid_histories_return_the_log_of_the_leader() -> None:
 
 
 @pytest.mark.slow
-def test_scans_of_hybrid_histories_with_metadata_topic_return_the_log_of_the_leader() -> None:
+def test_scans_with_metadata_topic_return_the_log_of_the_leader() -> None:
     outcomes: Counter[str] = Counter()
     with in_one_thread(), FakeCluster() as cluster:
         for seed in range(60):
@@ -35,8 +35,8 @@ def test_scans_of_hybrid_histories_with_metadata_topic_return_the_log_of_the_lea
 
 
 @pytest.mark.slow
-def test_scans_of_hybrid_histories_with_old_brokers_return_the_log_or_raise() -> None:
-    """Old brokers do not list aborted transactions of tiered offsets."""
+def test_scans_with_old_brokers_return_the_log_of_the_leader_or_raise() -> None:
+    """Brokers before Kafka 4.0 do not list aborted transactions of tiered offsets."""
     outcomes: Counter[str] = Counter()
     with in_one_thread(), FakeCluster(versions={"ListOffsets": 9}) as cluster:
         for seed in range(60):

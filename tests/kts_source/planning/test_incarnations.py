@@ -1,4 +1,4 @@
-"""A scan of a recreated topic reads the same incarnation for all partitions."""
+"""Checks that a scan of a recreated topic reads the same incarnation for all partitions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ OPTIONS = {"path": "/", "subscribe": TOPIC}
 
 
 def recreate_topic(partitions: int, *steps: Step) -> World:
-    """Returns a topic with two partitions of three segments, recreated and followed by `steps`."""
+    """Builds a topic of two partitions with three segments each, and recreates the topic.
+
+    The new incarnation has `partitions` partitions, to which `steps` are applied.
+    """
     recreate = Step("recreate", a=partitions - 1)
     return World(History(Shape(partitions=2), (*TWO_PARTITIONS, recreate, *steps)))
 
@@ -37,7 +40,7 @@ def make_plan(world: World, **options: str) -> ScanPlan:
     return kts_source.plan({**OPTIONS, **options}, MemoryStore(world.store))
 
 
-def test_partitions_of_older_incarnation_are_hidden_by_recreated_topic(
+def test_scan_of_recreated_topic_reads_no_partition_of_older_incarnation(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = recreate_topic(1, *SEGMENT)

@@ -1,4 +1,4 @@
-"""Without a schema, the JSON type is inferred from a sample before the read."""
+"""Checks that a scan without a schema infers the type of JSON values from sampled records."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_schema_is_inferred_with_starting_offsets_latest(tmp_path: Path) -> None
     assert infer_schema(options) == "amount bigint"
 
 
-def test_schema_is_inferred_after_confluent_header(tmp_path: Path) -> None:
+def test_schema_is_inferred_from_values_with_confluent_header(tmp_path: Path) -> None:
     values = [
         b"\0\0\0\0\x07" + encode_value(3),
         None,
@@ -85,7 +85,7 @@ def test_schema_is_inferred_after_confluent_header(tmp_path: Path) -> None:
     ]
     options = write(tmp_path, [values]) | {"value.format": "json-confluent"}
     assert infer_schema(options) == "amount bigint"
-    # Keys are k0, k1, …
+    # The keys k0, k1, … are not JSON.
     with pytest.raises(InvalidOptionError, match=r"'key.schema': no type can .*no sample is valid"):
         kts_source.scan(options | {"key.format": "json"})
 

@@ -1,7 +1,7 @@
-"""Skipped rows and the end of a `read_committed` read are decided from side files alone.
+"""Checks which rows a `read_committed` read skips, and where it ends.
 
-The expected results are from a real broker: twelve complete logs with the offsets that a consumer
-received.
+The expected results are from a real broker: twelve complete logs, and the offsets that a consumer
+received from each log.
 """
 
 from __future__ import annotations
@@ -37,7 +37,14 @@ VECTORS = Path(__file__).parents[2] / "golden" / "vectors" / "kafka-txn-goldens.
 
 @dataclass(frozen=True)
 class GoldenLog:
-    """A log with its segments by base offset and the offsets that a consumer received."""
+    """Log of a real broker.
+
+    Attributes:
+        bases: Base offsets of the segments.
+        stops: One past the last offset of each segment.
+        files: Contents of the segment files by name.
+        read_committed: Offsets that a `read_committed` consumer received.
+    """
 
     bases: tuple[int, ...]
     stops: tuple[int, ...]
@@ -48,7 +55,9 @@ class GoldenLog:
         return tuple(iter_batches(self.files[f"{base:020d}.log"]))
 
     def tier(self, segments: int) -> PartitionLog:
-        """Returns a tier of the first segments of the log."""
+        """Returns the partition log of a tier that has the first `segments` segments of this
+        log.
+        """
         described = [
             make_segment(base, stop - 1)
             for base, stop in zip(self.bases[:segments], self.stops[:segments], strict=True)
@@ -73,7 +82,11 @@ def load_golden_logs() -> tuple[GoldenLog, ...]:
 
 @dataclass
 class FromFiles:
-    """Side files of a golden log. Lost files are given by first offset, or as true for all."""
+    """Side files of a golden log, some of which can be lost.
+
+    `lose_snapshots` and `lose_indexes` contain the base offsets of segments with a lost file, or
+    are true if the files of all segments are lost.
+    """
 
     log: GoldenLog
     lose_snapshots: bool | frozenset[int] = False
@@ -112,7 +125,7 @@ def _is_lost(lost: bool | frozenset[int], segment: RemoteSegment) -> bool:
 
 
 def read(log: GoldenLog, tier: PartitionLog, state: FromFiles, start: int, stop: int) -> list[int]:
-    """Returns the offsets of [start, stop) that a `read_committed` reader returns."""
+    """Returns the offsets in [start, stop) that a `read_committed` reader returns."""
     decisions = decide(tier, start, stop, as_side_files(state))
     return [
         record.offset
@@ -129,7 +142,10 @@ def read(log: GoldenLog, tier: PartitionLog, state: FromFiles, start: int, stop:
 
 
 def find_undecided_start(log: GoldenLog, stop: int) -> int:
-    """Returns the first offset of the oldest transaction without a marker below `stop`."""
+    """Returns the first offset of the oldest transaction without a marker below `stop`.
+
+    Returns `stop` if all transactions have a marker.
+    """
     open_transactions: dict[int, int] = {}
     for base in log.bases:
         for batch in log.batches(base):
@@ -144,10 +160,10 @@ def find_undecided_start(log: GoldenLog, stop: int) -> int:
 
 @pytest.mark.parametrize("number", range(12))
 @pytest.mark.parametrize("lost", ["nothing", "snapshots", "indexes", "both"])
-def test_tier_that_ends_at_any_offset_returns_committed_offsets(number: int, lost: str) -> None:
+def test_tier_with_any_number_of_segments_returns_committed_offsets(number: int, lost: str) -> None:
     log = load_golden_logs()[number]
     state = FromFiles(log, lost in ("snapshots", "both"), lost in ("indexes", "both"))
-    # With lost files the test is slow, and more prefixes add little.
+    # Reads with lost files are slow, so the test tries only two numbers of segments.
     prefixes = range(1, len(log.bases) + 1) if lost == "nothing" else [2, len(log.bases)]
     for segments in prefixes:
         tier = log.tier(segments)
@@ -157,7 +173,7 @@ def test_tier_that_ends_at_any_offset_returns_committed_offsets(number: int, los
 
 
 @pytest.mark.parametrize("number", range(12))
-def test_range_that_cuts_segments_returns_committed_offsets(number: int) -> None:
+def test_range_of_any_adjacent_segments_returns_committed_offsets(number: int) -> None:
     log = load_golden_logs()[number]
     tier = log.tier(len(log.bases))
     borders = [*log.bases, tier.stop]
@@ -187,7 +203,7 @@ def test_decisions_with_lost_side_files_equal_decisions_with_all_files(number: i
 
 
 def build_log_open_since_0(count: int) -> tuple[PartitionLog, FromFiles]:
-    """Returns a log with a segment for each offset and a transaction that stays open from 0."""
+    """Builds a log with one offset in each segment. A transaction stays open from offset 0 on."""
     builder = LogBuilder()
     builder.send(7, [SimpleRecord(b"open")])
     for _ in range(count - 1):
@@ -211,13 +227,13 @@ def test_segments_without_snapshots_are_decoded_only_once() -> None:
 
 
 @pytest.mark.parametrize("first", [1, 4, 8])
-def test_unknown_open_transactions_below_ranges_raise_unknown_start_error(first: int) -> None:
+def test_missing_snapshots_in_a_partial_log_raise_unknown_start_error(first: int) -> None:
     tier, state = build_log_open_since_0(10)
     window = replace(tier, ranges=tier.ranges[first:])
     state.lose_snapshots = frozenset(range(first, 10))
     with pytest.raises(UnknownStartError):
         decide(window, 8, 9, as_side_files(state))
-    # A valid snapshot replaces all segments below.
+    # With a valid snapshot, the segments below the snapshot are not needed.
     state.lose_snapshots = frozenset(range(first + 1, 10))
     decisions = decide(window, 8, 9, as_side_files(state))
     assert decisions.stop == 8

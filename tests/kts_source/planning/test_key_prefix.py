@@ -1,4 +1,7 @@
-"""With a wrong or missing key prefix, the error proposes the right prefix after a few listings."""
+"""Checks the error for a wrong or missing key prefix.
+
+The error proposes the right prefix, and its search needs only few listings.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,7 @@ def test_unknown_topic_next_to_existing_topic_proposes_no_prefix(
     with pytest.raises(TopicNotFoundError, match="no topic 'nope'") as error:
         kts_source.plan({**options, "subscribe": "orders,nope"})
     assert "did you mean" not in str(error.value)
-    # The prefix of a missing topic is proposed.
+    # Topic my-missing exists, so the error proposes prefix my- for topic missing.
     with pytest.raises(TopicNotFoundError, match=f"did you mean keyPrefix '{prefix}my-'"):
         kts_source.plan({**options, "subscribe": "orders,missing"})
 

@@ -1,4 +1,8 @@
-"""A partition log has each offset once, from the surviving branch, and names missing offsets."""
+"""Checks the offsets of a partition log.
+
+The log contains each offset only once, from a segment of the surviving branch, and names missing
+offsets.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +34,13 @@ SEVEN = make_lineage(e0=0, e1=10, e2=20, e3=30, e4=40, e5=50, e7=70)
 @pytest.mark.parametrize(
     ("start", "end", "epochs", "usable"),
     [
-        # Segments of Kafka's RemoteLogManagerTest: complete if they are within the lineage …
+        # From Kafka's RemoteLogManagerTest: segments within the lineage are completely usable.
         (15, 35, {1: 15, 2: 20, 3: 30}, (15, 36)),
         (15, 19, {1: 15}, (15, 20)),
         (0, 5, {0: 0}, (0, 6)),
         (70, 75, {7: 70}, (70, 76)),
         (15, 29, {1: 15, 2: 20}, (15, 30)),
-        # … or up to the offset where they diverge.
+        # Segments that differ from the lineage are usable in part or not at all.
         (55, 85, {5: 55, 6: 60, 7: 70}, (55, 60)),
         (15, 45, {1: 15, 2: 20, 4: 40}, (15, 30)),
         (5, 25, {1: 5, 2: 20}, (10, 26)),
@@ -44,7 +48,7 @@ SEVEN = make_lineage(e0=0, e1=10, e2=20, e3=30, e4=40, e5=50, e7=70)
         (60, 69, {6: 60}, None),
     ],
 )
-def test_usable_range_stops_where_histories_diverge(
+def test_usable_range_excludes_offsets_that_diverge_from_lineage(
     start: int, end: int, epochs: dict[int, int], usable: tuple[int, int] | None
 ) -> None:
     span = usable_range(make_segment(start, end, epochs), SEVEN)
@@ -54,14 +58,14 @@ def test_usable_range_stops_where_histories_diverge(
 @pytest.mark.parametrize(
     ("start", "end", "epochs", "usable"),
     [
-        # An epoch that begins below the segment is clipped to it …
+        # An epoch that begins below the segment is clipped to the segment.
         (15, 18, {1: 10}, (15, 19)),
         (15, 18, {1: 2}, (15, 19)),
-        # … an epoch that ends below it or begins above it is ignored …
+        # An epoch that ends below the segment or begins above the segment is ignored.
         (25, 35, {0: 0, 1: 10, 2: 20, 3: 30}, (25, 36)),
         (15, 18, {1: 15, 6: 60}, (15, 19)),
         (60, 65, {5: 50, 7: 70}, (60, 66)),
-        # … but an epoch with other offsets belongs to a different branch.
+        # An epoch whose offsets differ from the lineage belongs to a different branch.
         (25, 35, {1: 10}, None),
         (25, 35, {1: 10, 3: 30}, None),
         (60, 65, {6: 50}, None),
@@ -117,7 +121,8 @@ def test_partition_log_accepts_any_epoch_start_in_manifest(
 
 def test_epoch_of_damaged_segment_affects_only_its_offsets() -> None:
     complete = [make_segment(0, 9, {0: 0}), make_segment(10, 19, {0: 10})]
-    # A new epoch with start 5 does not truncate offsets below its segment.
+    # Epoch 3 of the damaged segment starts at 5, but the segment starts at 20. Offsets below 20 are
+    # not truncated.
     log = partition_log(complete, make_lineage(e0=0), [make_segment(20, 29, {3: 5})])
     assert [(span.start, span.stop) for span in log.ranges] == [(0, 10), (10, 20)]
     assert [(hole.start, hole.stop) for hole in log.holes] == [(20, 30)]
@@ -142,12 +147,12 @@ def test_usable_range_starts_at_log_start_of_lineage() -> None:
     assert (span.start, span.stop) == (51, 151)
 
 
-def test_newest_segment_is_chosen_by_epoch_before_offset() -> None:
+def test_newest_segment_has_highest_epoch_rather_than_highest_offset() -> None:
     old, new = make_segment(0, 300, {0: 0}), make_segment(100, 200, {1: 100})
     assert newest_segment([old, new]) is new
 
 
-def test_partition_log_contains_adjacent_segments() -> None:
+def test_partition_log_of_adjacent_segments_has_no_hole() -> None:
     log = partition_log([make_segment(10, 19), make_segment(0, 9)], make_lineage(e0=0))
     assert [(span.start, span.stop) for span in log.ranges] == [(0, 10), (10, 20)]
     assert (log.log_start, log.stop, log.holes, log.skipped) == (0, 20, (), ())
@@ -161,7 +166,7 @@ def test_checkpoint_determines_log_start() -> None:
     assert [(span.start, span.stop) for span in log.ranges] == [(13, 20), (20, 30)]
     (clipped, below) = log.skipped
     assert (below.segment.start_offset, below.reason) == (0, BELOW_LOG_START)
-    # The offsets were deleted, or their format has no epochs.
+    # These offsets were deleted, or their message format has no leader epochs.
     assert clipped.segment.start_offset == 10
     assert clipped.reason.startswith("offsets [10, 13) are below the first leader epoch")
 
@@ -183,7 +188,7 @@ def test_repeated_upload_is_read_once() -> None:
     assert [skipped.reason for skipped in log.skipped] == [COVERED]
 
 
-def test_overlapping_segment_with_latest_start_is_read() -> None:
+def test_overlapping_offsets_are_read_from_segment_that_starts_last() -> None:
     log = partition_log(
         [
             make_segment(0, 99, name="long"),
@@ -204,7 +209,7 @@ def test_overlapping_segment_with_latest_start_is_read() -> None:
     st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), min_size=1, max_size=12),
     st.integers(0, 80),
 )
-def test_segment_of_offset_does_not_depend_on_later_segments(
+def test_segment_chosen_for_an_offset_does_not_depend_on_later_segments(
     shapes: list[tuple[int, int]], offset: int
 ) -> None:
     segments = [
@@ -230,7 +235,7 @@ def test_dead_branch_is_not_read() -> None:
     assert [skipped.reason for skipped in log.skipped] == [DEAD_BRANCH]
 
 
-def test_hole_has_adjacent_segments() -> None:
+def test_hole_names_the_segments_before_and_after_it() -> None:
     log = partition_log([make_segment(0, 9), make_segment(30, 39)], make_lineage(e0=0))
     (hole,) = log.holes
     assert (hole.start, hole.stop) == (10, 30)

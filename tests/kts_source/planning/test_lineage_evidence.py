@@ -1,4 +1,4 @@
-"""A changed digit in a leader-epoch checkpoint never drops rows silently."""
+"""Checks that a changed digit in a leader-epoch checkpoint never drops rows silently."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 TOPIC_ID = "lZ6vvmajTWKDBUTV6SQAtQ"
 NOW_MS = 1 << 45
-# Leader epochs of each segment with their record counts. An epoch that begins with a segment is not
-# recorded in the segments below.
+# Leader epochs of each segment, with the record count of each epoch. An epoch that begins with a
+# segment is not in the checkpoints of the earlier segments.
 SHAPES = (
     (((3, 10),), ((3, 5), (5, 5)), ((5, 10),)),
     (((3, 10),), ((5, 10),), ((5, 10),), ((12, 10),)),
@@ -51,7 +51,7 @@ def build_log(shape: tuple[tuple[tuple[int, int], ...], ...], start: int = 100) 
 
 
 class World:
-    """A tier in memory."""
+    """A tier in memory whose leader-epoch checkpoints can be replaced."""
 
     def __init__(self, log: BuiltLog, *, local: bool) -> None:
         self.objects: dict[str, bytes] = {}
@@ -87,7 +87,7 @@ class World:
         return kts_source.audit(self.options, level=level, store=store, now_ms=NOW_MS)
 
     def write(self, number: int, checkpoint: bytes) -> None:
-        """Replaces the checkpoint of a segment with a checkpoint of the same length."""
+        """Replaces the checkpoint of segment `number` with a checkpoint of the same length."""
         key, old = self.checkpoints[number]
         data = self.objects[key]
         start = data.rindex(old)
@@ -96,7 +96,10 @@ class World:
 
 
 def is_log_start(checkpoint: bytes, position: int) -> bool:
-    """Returns whether a position is in the first start offset, which DeleteRecords can raise."""
+    """Returns whether byte `position` is in the start offset of the first epoch.
+
+    The request DeleteRecords can raise this offset.
+    """
     lines = checkpoint.split(b"\n")
     begin = len(lines[0]) + len(lines[1]) + 2 + lines[2].index(b" ") + 1
     return begin <= position < begin + len(lines[2].split(b" ")[1])
@@ -104,7 +107,7 @@ def is_log_start(checkpoint: bytes, position: int) -> bool:
 
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_changed_digit_in_checkpoint_changes_no_row_or_raises(
+def test_changed_digit_in_checkpoint_never_drops_rows_silently(
     shape: tuple[tuple[tuple[int, int], ...], ...],
     local: bool,
     caplog: pytest.LogCaptureFixture,
@@ -133,7 +136,8 @@ def test_changed_digit_in_checkpoint_changes_no_row_or_raises(
                 assert world.audit().errors, (number, world.checkpoints[number])
                 rows = world.rows
         if rows != world.rows:
-            # DeleteRecords also leaves a higher log start. The scan logs it.
+            # A raised start offset also results from DeleteRecords, so the scan only logs the log
+            # start.
             assert (number, is_log_start(old, position)) == (newest, True)
             assert rows == [row for row in world.rows if row >= rows[0]]
             assert any("the log starts at" in record.message for record in caplog.records)

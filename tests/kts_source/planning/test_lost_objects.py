@@ -1,4 +1,4 @@
-"""Missing objects, offsets, partitions and topics are reported if other objects refer to them."""
+"""Checks that a scan reports lost objects and offsets if other objects show that they existed."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def lose(root: Path, *suffixes: str, base: int | None = None, under: str = "") -
 
     Args:
         root: Folder of the tier.
-        suffixes: Suffixes of the objects.
-        base: Base offset of the objects; `None` is all.
-        under: Text in the paths of the objects.
+        suffixes: File suffixes of the objects, without a dot.
+        base: Base offset of the objects. By default, objects of all segments are deleted.
+        under: Text that the paths of the objects contain.
     """
     digits = "*" if base is None else f"{base:020d}*"
     paths = [
@@ -78,7 +78,7 @@ def read_offsets(root: Path, **extra: str) -> list[int]:
 
 
 @pytest.mark.parametrize("suffixes", [("log",), ("indexes",), ("log", "indexes")])
-def test_missing_objects_of_newest_manifest_raise_data_loss_error(
+def test_missing_objects_of_newest_segment_raise_data_loss_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, suffixes: tuple[str, ...]
 ) -> None:
     write(tmp_path)
@@ -107,7 +107,7 @@ def test_lost_manifest_error_names_remaining_objects(tmp_path: Path) -> None:
     assert f"{lost.partition('.')[0]}.log" in str(error.value)
 
 
-def test_damaged_first_segment_counts_as_deleted(
+def test_first_segment_without_log_is_treated_as_deleted_by_retention(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path)
@@ -226,7 +226,8 @@ def test_incarnation_without_manifests_is_not_replaced_by_an_older_one(
     assert len(read_offsets(tmp_path, topicId=OLD)) == 15
     assert len(read_offsets(tmp_path, failOnDataLoss="false")) == 15
     assert "are older than objects of another topic id" in caplog.text
-    # Older remains of a deleted incarnation do not require option topicId.
+    # If the objects without a manifest are older, they are of a deleted topic. Option topicId is
+    # not needed.
     set_modified(tmp_path, NEW, 500_000)
     assert len(read_offsets(tmp_path)) == 15
 
@@ -241,7 +242,7 @@ def test_newest_incarnation_with_lost_log_raises_data_loss_error(tmp_path: Path)
         kts_source.plan(make_options(tmp_path))
 
 
-# -- lineages
+# -- dead branches
 
 
 def test_damaged_segment_of_newer_epoch_determines_which_branch_is_read(tmp_path: Path) -> None:
@@ -259,11 +260,11 @@ def test_damaged_segment_of_newer_epoch_determines_which_branch_is_read(tmp_path
     )
     assert read_offsets(tmp_path) == [*range(8)]
     next(tmp_path.rglob(newer)).unlink()
-    # Without its log, its checkpoint still shows that the other branch is dead.
+    # The checkpoint of the newer segment remains, and shows that the other branch is dead.
     with pytest.raises(DataLossError, match=r"\[5, 8\)"):
         kts_source.plan(make_options(tmp_path))
     assert read_offsets(tmp_path, failOnDataLoss="false") == [*range(5)]
-    # Without its checkpoint, the branch is unknown.
+    # Without this checkpoint, it is unknown which branch is dead.
     next(tmp_path.rglob(newer.replace(".log", ".indexes"))).unlink()
     with pytest.raises(DataLossError, match="it is unknown which segments belong to the log"):
         kts_source.plan(make_options(tmp_path, endingOffsets='{"t":{"0":3}}'))
@@ -290,7 +291,7 @@ def test_missing_file_of_copy_with_snapshot_raises_data_loss_error(
     assert rows["offset"].to_pylist() == [*range(last)]
 
 
-def test_damaged_copy_shows_that_a_gap_is_a_loss(tmp_path: Path) -> None:
+def test_gap_of_a_damaged_copy_raises_data_loss_error(tmp_path: Path) -> None:
     write(tmp_path, layout="local")
     lose(tmp_path, "log", base=5)
     with pytest.raises(DataLossError, match=r"\[5, 10\)"):
@@ -323,7 +324,7 @@ def test_transaction_whose_marker_was_in_lost_last_segment_is_undecided(
 
 
 @pytest.mark.parametrize("layout", ["aiven", "local"])
-def test_stored_plan_of_tier_with_damaged_last_segment_is_replayed(
+def test_plan_of_tier_with_damaged_last_segment_can_be_replayed(
     tmp_path: Path, layout: str
 ) -> None:
     root, plan_file = tmp_path / "tier", tmp_path / "plan.json"
@@ -342,7 +343,7 @@ def test_stored_plan_of_tier_with_damaged_last_segment_is_replayed(
 def test_epoch_of_damaged_local_copy_is_read_from_checkpoint(
     tmp_path: Path,
 ) -> None:
-    # [0, 15); the dead branch is [7, 15)
+    # These segments have offsets [0, 15). Offsets [7, 15) are a dead branch.
     write(tmp_path, build_segments(3, epoch=0), layout="local")
     before = set(tmp_path.rglob("*.log"))
     builder = LogBuilder(leader_epoch=0)
@@ -355,7 +356,7 @@ def test_epoch_of_damaged_local_copy_is_read_from_checkpoint(
     (newer,) = set(tmp_path.rglob("*.log")) - before
     for suffix in ("log", "index"):
         newer.with_suffix(f".{suffix}").unlink()
-    # The remaining files contain the start of epoch 1, which is 7, but not its end.
+    # The remaining files show that epoch 1 starts at offset 7, but not where it ends.
     with pytest.raises(DataLossError, match=r"\[7, 8\)"):
         kts_source.plan(make_local_options(tmp_path))
     rows = scan(make_local_options(tmp_path, failOnDataLoss="false"))
@@ -379,7 +380,7 @@ def test_damaged_segment_below_dead_branch_raises_data_loss_error(
     for file in tmp_path.rglob("*.*"):
         modified = 1_000_000 + int(file.name[:20]) if int(file.name[:20]) else 2_000_000
         os.utime(file, (modified, modified))
-    # All other segments are of a dead branch. A range of them must raise an error, too.
+    # All other segments are of a dead branch. A scan of their offsets must raise an error, too.
     for start, ending in ((0, "latest"), (20, '{"t":{"0":30}}')):
         bounds = {"startingOffsets": f'{{"t":{{"0":{start}}}}}', "endingOffsets": ending}
         with pytest.raises(DataLossError, match=r"\[0, 4\)"):

@@ -1,6 +1,6 @@
-"""Scans with the metadata topic read exactly the live segments.
+"""Checks that scans with `catalog=metadata-topic` read exactly the live segments.
 
-The topic can have missing, repeated and invalid records.
+Records of the metadata topic can be missing, repeated or invalid.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_scan_with_metadata_topic_needs_no_listing(cluster: FakeCluster, local: 
     ]
 
 
-def test_stored_plan_keeps_its_catalog(world: World, tmp_path: Path) -> None:
+def test_replay_of_plan_keeps_the_catalog_of_the_plan(world: World, tmp_path: Path) -> None:
     world.records[1].clear()
     world.write_metadata()
     plan = world.plan()
@@ -112,8 +112,8 @@ def test_segment_with_missing_object_is_read_from_brokers(world: World, suffix: 
     assert world.segment_ids[1] in str(orphan)
 
 
-def test_segments_without_records_are_read_from_brokers(world: World) -> None:
-    # The last and the second segment have no records.
+def test_segments_without_metadata_records_are_read_from_brokers(world: World) -> None:
+    # The metadata topic has no records of the second and of the last tiered segment.
     world.records[3].clear()
     world.records[1].clear()
     world.write_metadata()
@@ -123,7 +123,8 @@ def test_segments_without_records_are_read_from_brokers(world: World) -> None:
 def test_deleted_metadata_records_are_reported(world: World) -> None:
     partitions = world.write_metadata()
     (metadata_partition,) = [partition for partition in partitions if partition.log.batches]
-    # The first batch has the first segment and the start of the second copy.
+    # The deleted first batch contains the records of the first segment and the start of the second
+    # copy.
     metadata_partition.log = dataclasses.replace(metadata_partition.log, log_start=3)
     plan = world.plan()
     assert world.from_tier(plan) == [2, 3]
@@ -180,7 +181,7 @@ def test_records_of_other_incarnations_and_topics_are_ignored(world: World) -> N
     other_topic = ("other", uuid_to_text(uuid.uuid4()), 0)
     others = [
         *copied(older_incarnation, world.closed[0], uuid_to_text(uuid.uuid4()), FINISHED),
-        # Another partition of the topic.
+        # A segment of another partition of the same topic.
         *copied(("t", world.place[1], 1), world.closed[1], uuid_to_text(uuid.uuid4()), FINISHED),
         *copied(other_topic, world.closed[1], uuid_to_text(uuid.uuid4()), FINISHED),
         None,  # a tombstone
@@ -206,7 +207,8 @@ def test_objects_contradicting_metadata_topic_are_read_from_brokers(
 
 @pytest.mark.parametrize("key_prefix", ["", "moved/"])
 def test_custom_metadata_determines_object_keys(world: World, key_prefix: str) -> None:
-    # The first segment has a different prefix, the second one a different name.
+    # The objects of the first segment have another key prefix. The objects of the second segment
+    # have another name.
     for number, custom in (
         (0, CustomMetadata(object_prefix="before/")),
         (1, CustomMetadata(remote_size=7, object_key="elsewhere/1")),
@@ -250,8 +252,8 @@ def test_store_denying_access_to_missing_keys_is_supported(world: World) -> None
 
 @pytest.mark.parametrize("exists", [False, True])
 def test_object_with_denied_read_raises_unless_it_was_deleted(world: World, exists: bool) -> None:
-    # The object is deleted after the lookup, on a store that denies access to missing keys. Or it
-    # exists and is encrypted with a key of the store that the client must not use.
+    # If `exists` is false, the object is deleted after its lookup, and the store denies access to
+    # missing keys. Otherwise, the client may not use the key that encrypts the object.
     world.write_metadata()
     denied_keys = set(world.keys(2))
 
@@ -262,12 +264,12 @@ def test_object_with_denied_read_raises_unless_it_was_deleted(world: World, exis
             if key in denied_keys:
                 if not exists:
                     world.store.pop(key, None)
-                raise AccessDeniedError("refused to read", uri=self.uri(key))
+                raise AccessDeniedError("reading the object is refused", uri=self.uri(key))
             return super().get_range(key, start, stop, version=version)
 
     store = Refusing(world.store, hides=True)
     if exists:
-        with pytest.raises(AccessDeniedError, match="refused to read"):
+        with pytest.raises(AccessDeniedError, match="reading the object is refused"):
             world.plan(store)
     else:
         assert world.from_tier(world.plan(store)) == [0, 1, 3]

@@ -1,4 +1,4 @@
-"""Brokers before Kafka 4.0 do not return all aborted transactions of tiered offsets."""
+"""Checks reads with brokers before Kafka 4.0, which do not list all aborted transactions."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def _read_offsets(brokers: FakeCluster, tiered: int, moved: int) -> list[int]:
 
     Args:
         brokers: Cluster of the partition.
-        tiered: Count of the segments in the tier.
-        moved: Count of the segments that the broker has deleted from its disk.
+        tiered: Number of segments in the tier.
+        moved: Number of segments that the broker has deleted from its disk.
     """
     log = _build_log()
     store: dict[str, bytes] = {}
@@ -83,20 +83,25 @@ def _read_offsets(brokers: FakeCluster, tiered: int, moved: int) -> list[int]:
 def test_outcome_of_transaction_open_at_ending_offset_is_found_with_old_brokers(
     brokers: FakeCluster, segments: int
 ) -> None:
-    """The broker lists aborted transactions of its disk; the next tiered segment has the others."""
+    """The outcome is in the next tiered segment or in the broker's list for its own disk."""
     assert _read_offsets(brokers, segments, segments) == [2, 3, 4, 5]
 
 
-def test_disk_of_old_broker_starting_after_tier_raises_broker_error(brokers: FakeCluster) -> None:
+def test_old_broker_whose_disk_starts_after_the_tier_raises_broker_error(
+    brokers: FakeCluster,
+) -> None:
     with pytest.raises(BrokerError, match=r"began at offset 0.*KAFKA-17801.*topic t"):
         _read_offsets(brokers, 1, 2)
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_segments_tiered_during_listing_are_listed_again(
+def test_segment_tiered_during_planning_is_found_by_a_second_listing(
     brokers: FakeCluster, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    """The broker copies a segment after the listing and deletes its local segment."""
+    """After the first listing of the tier, the broker deletes a segment from its disk.
+
+    If `times` is 1, the segment is then in the tier. If `times` is 2, the segment is lost.
+    """
     log = _build_log()
     store: dict[str, bytes] = {}
     writer = LocalTierWriter(store, topic="t", partition=0)

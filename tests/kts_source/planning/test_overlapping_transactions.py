@@ -1,7 +1,9 @@
-"""Reads of overlapping segments with damaged transaction indexes raise or return the right rows.
+"""Checks reads of overlapping segments with damaged transaction indexes.
 
-Two leaders that copied the same log rolled their segments at different offsets. A read uses a part
-of some segments, and the producer snapshot of such a segment is of another offset.
+A read raises an error or returns the right rows. Segments overlap if two leaders rolled their
+segments at different offsets and copied the same records. A read then uses only a part of some
+segments. The producer snapshot of such a segment describes the end of the segment, not of this
+part.
 """
 
 from __future__ import annotations
@@ -35,19 +37,19 @@ READS = ("plan", "stored plan", "narrowed plan", "plan from an offset")
 
 
 def plain(count: int) -> Callable[[LogBuilder], object]:
-    """Returns a step that appends records without a transaction."""
+    """Returns a step that appends records outside a transaction."""
     return lambda builder: builder.append([SimpleRecord(b"plain")] * count)
 
 
 def aborted(count: int) -> Callable[[LogBuilder], object]:
-    """Returns a step that appends records of a transaction that is aborted."""
+    """Returns a step that appends records of a transaction that a later step aborts."""
     return lambda builder: builder.send(1, [SimpleRecord(b"aborted")] * count)
 
 
 def rolled(
     steps: Sequence[Callable[[LogBuilder], object]], rolls: Container[int], interval: int = 4096
 ) -> BuiltLog:
-    """Builds a log that begins a new segment after the steps with these numbers."""
+    """Builds a log. A new segment begins after each step whose number is in `rolls`."""
     builder = LogBuilder(index_interval_bytes=interval)
     for number, step in enumerate(steps):
         step(builder)
@@ -60,7 +62,7 @@ def rolled(
 def offsets(
     segments: Sequence[SegmentFiles], read: str, *, local: bool, stop: int, **more: str
 ) -> list[int]:
-    """Returns the offsets that a read of a tier with these segments returns."""
+    """Writes segments to a tier. Returns the offsets that the read (one of `READS`) returns."""
     objects: dict[str, bytes] = {}
     writer = LocalTierWriter(objects, topic="t") if local else AivenTierWriter(objects, topic="t")
     for files in segments:
@@ -94,7 +96,9 @@ def test_lost_index_entry_after_partly_read_segment_raises_error(read: str, loca
 
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("read", READS)
-def test_lost_index_entry_of_segment_around_another_raises_error(read: str, local: bool) -> None:
+def test_lost_index_entry_of_segment_that_contains_another_raises_error(
+    read: str, local: bool
+) -> None:
     steps = [
         aborted(1),
         plain(3),
@@ -112,7 +116,7 @@ def test_lost_index_entry_of_segment_around_another_raises_error(read: str, loca
 
 
 def random_steps(source: random.Random) -> list[Callable[[LogBuilder], object]]:
-    """Returns steps with interleaved transactions that are all decided at the end."""
+    """Returns random steps with interleaved transactions. Each transaction ends with a marker."""
     steps: list[Callable[[LogBuilder], object]] = []
     open_producers: set[int] = set()
 
@@ -137,10 +141,11 @@ def random_steps(source: random.Random) -> list[Callable[[LogBuilder], object]]:
 
 
 def wrong_reads(seed: int, damages: int) -> tuple[int, list[str]]:
-    """Damages the transaction indexes of two copies of a log that overlap.
+    """Reads a tier of overlapping segments with different damages of a transaction index.
 
     Returns:
-        The number of refused reads, and the damages that changed rows without an error.
+        The number of reads that raised an error, and a description of each damage that changed rows
+        without an error.
     """
     source = random.Random(seed)
     steps = random_steps(source)

@@ -1,4 +1,4 @@
-"""Plan files without all slices of their partitions are rejected, because rows would be missing."""
+"""Checks that plan files are rejected if slices of their partitions are missing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_plan_document(topic: str, **options: str) -> dict[str, Any]:
 
 
 def test_plan_with_missing_task_raises_invalid_option_error() -> None:
-    # The plan has complete segments, split by bytes.
+    # The tasks of this plan split each segment by bytes.
     plan = make_plan_document("txn", isolationLevel="read_uncommitted")
     for removed in range(len(plan["tasks"])):
         tasks = [task for number, task in enumerate(plan["tasks"]) if number != removed]

@@ -1,4 +1,7 @@
-"""Requests of planning, and equality of plans from few segments with plans from all segments."""
+"""Counts the requests of planning, and compares plans from few and from all segments.
+
+A plan from few segments must equal the plan from all segments.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ HOUR_MS = 3_600_000
 
 
 class TimedListing:
-    """Lists objects with the event timestamp of their manifest as modification time."""
+    """Sets the modification time of listed objects to the event timestamp in their manifest."""
 
     def set_times(self, infos: Iterator[ObjectInfo], read: Callable[[str], bytes]) -> Iterator[Any]:
         from dataclasses import replace
@@ -73,7 +76,7 @@ def parse_manifest(data: bytes) -> dict[str, Any]:
 
 
 def find_outcome(option_texts: Mapping[str, str], store: ObjectStore) -> object:
-    """Returns the content of a plan, or the type of its error."""
+    """Plans a scan. Returns the content of the plan, or the type of the error."""
     try:
         plan = plan_scan(parse_options(option_texts), Tier(store))
     except TieredKafkaError as error:
@@ -123,7 +126,7 @@ def extract_content(plan: ScanPlan) -> object:
 
 @pytest.fixture
 def from_all(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
-    """Returns a function that plans from all segments and returns the outcome."""
+    """Returns a function that plans from all segments, and returns the plan or the error."""
 
     def plan(option_texts: Mapping[str, str], store: ObjectStore) -> object:
         with monkeypatch.context() as patched:
@@ -135,7 +138,7 @@ def from_all(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
 
 @pytest.fixture
 def views(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
-    """Counts the partitions that are planned from all segments (True) and from some (False)."""
+    """Counts partitions that are planned from all segments (true) and from few segments (false)."""
     counted: Counter[bool] = Counter()
     decided = tier_source.TierLog.decided
 
@@ -228,7 +231,10 @@ def test_plan_of_offset_window_of_random_log_equals_plan_from_all_segments(
 
 
 def has_newest_epoch_in_last_uploads(objects: Mapping[str, bytes]) -> bool:
-    """Returns whether the last uploads contain the newest epoch, as partial planning assumes."""
+    """Returns whether the newest leader epoch of each partition is in its last uploads.
+
+    A plan from few segments relies on this.
+    """
     groups: dict[str, list[tuple[int, int, int]]] = {}
     for key, data in objects.items():
         if key.endswith(".rsm-manifest"):
@@ -271,7 +277,7 @@ def test_plan_of_time_window_with_max_timestamp_ahead_equals_plan_from_all_segme
         assert find_outcome({**option_texts, "maxTimestampAheadMs": f"{ahead}"}, store) == expected
 
 
-# -- costs
+# -- number of requests
 
 
 def make_window(tier: SimulatedTier, first: int, last: int) -> dict[str, str]:
@@ -291,7 +297,7 @@ def make_plan(store: ObjectStore, caches: CacheSettings = NO_CACHE, /, **options
 
 
 def count_requests(segments: int, **options: str) -> float:
-    """Returns the requests for each partition of a topic with `segments` segments in each."""
+    """Returns the number of planning requests per partition with `segments` segments."""
     tier = SimulatedTier(3, segments, latency_seconds=0, aborted_share=10**9)
     make_plan(tier, **options)
     return tier.counters.requests / 3
@@ -339,7 +345,7 @@ def test_plan_from_some_manifests_equals_plan_from_all_manifests() -> None:
 def test_plan_does_not_depend_on_the_number_of_planning_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The thread that reads the manifests of a window depends on the partition count."""
+    """If there are more threads than partitions, additional threads read the manifests."""
     tier = SimulatedTier(8, 40, latency_seconds=0)
     window = make_window(tier, 20, 22)
     names: list[str] = []
@@ -379,12 +385,13 @@ def test_second_window_plan_with_cache_sends_only_listings(tmp_path: Path) -> No
     assert first.counters.requests > 3 * 5
     assert extract_content(make_plan(second, caches, **window)) == extract_content(expected)
     assert second.counters.requests == 0
-    # One file for each partition, and the file of the sweep.
+    # The cache has one entry for each partition.
     assert len(list(tmp_path.glob("v1/index/*.entry"))) == 3
 
 
 def test_each_manifest_is_requested_only_once() -> None:
     tier = SimulatedTier(3, 40, latency_seconds=0, aborted_share=10**9)
     make_plan(tier, isolationLevel="read_uncommitted")
-    # The manifest of each segment, and the checkpoint of the newest segment of each partition.
+    # One request for the manifest of each segment, and one for the checkpoint of the newest segment
+    # of each partition.
     assert tier.counters.requests == 3 * 40 + 3

@@ -1,4 +1,4 @@
-"""Plans can be shown, priced, limited, written, read and replayed; they contain no secrets."""
+"""Checks that plans can be explained, limited, stored and replayed, and contain no secrets."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_explain_reports_segments_skipped_by_where() -> None:
 
 
 class RemoteStore(LocalStore):
-    """A store that is read like an object store; local files are read in smaller ranges."""
+    """A local store that planner and reader treat like a remote object store."""
 
     is_near = False
 
@@ -162,7 +162,8 @@ def test_estimate_matches_requests_and_bytes_of_tasks(topic: str, size: str) -> 
     before = store.counters
     run(plan, options, Tier(store))
     work = store.counters - before
-    # If no index entry follows a cut, the slice has no bytes, but its index is still read.
+    # If no index entry follows a cut, the scan reads only the index and finds that the slice is
+    # empty.
     assert work.requests <= expected.requests
     assert work.requests == expected.requests or size == "40k"
     # A slice that begins at a cut reads up to one chunk more than its nominal bytes.
@@ -251,7 +252,7 @@ def test_describe_equals_golden_summary(topic: str) -> None:
 
 
 @pytest.mark.parametrize("topic", ["encrypted", "txn", "codecs"])
-def test_last_stable_timestamp_is_that_of_the_batch_below_last_stable_offset(topic: str) -> None:
+def test_last_stable_timestamp_is_from_a_batch_below_last_stable_offset(topic: str) -> None:
     options = parse_options(tier_options(topic))
     tier = open_tier(options)
     reader = SegmentSource(tier, options.key_ring.loaded())
@@ -336,7 +337,9 @@ LINEAGE = (
 
 
 def negative_to_none(number: int) -> int | None:
-    """Converts -1, which Kafka writes for missing numbers, to `None`."""
+    """Returns `None` for -1, which Kafka writes for missing numbers, and other numbers
+    unchanged.
+    """
     return None if number < 0 else number
 
 

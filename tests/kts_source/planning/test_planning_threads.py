@@ -1,4 +1,4 @@
-"""Threads of planning."""
+"""Checks the CPU affinity of planning threads, and how many of them run at the same time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _describe = AivenLayout.describe
 
 
 def plan_with(partitions: int, monkeypatch: pytest.MonkeyPatch, note: Callable[[], object]) -> None:
-    """Plans a tier and calls `note` in every thread that lists a partition."""
+    """Plans a scan and calls `note` in each thread before the thread lists a partition."""
 
     def listing(self: AivenLayout, *arguments: object) -> object:
         note()
@@ -50,7 +50,7 @@ def test_planning_threads_keep_cpu_affinity_of_process(monkeypatch: pytest.Monke
     assert all(affinity == before for affinity in seen)
 
 
-def test_each_planning_thread_sends_one_request_at_a_time(
+def test_planning_lists_96_partitions_at_the_same_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert PLANNING_THREADS == 96

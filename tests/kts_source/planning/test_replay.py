@@ -1,4 +1,7 @@
-"""Plan files are not trusted: contradicting options and invalid contents raise errors."""
+"""Checks replays of plan files.
+
+A plan file is not trusted: contradicting options and invalid contents raise errors.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ IDS = {"t": "lZ6vvmajTWKDBUTV6SQAtQ", "u": "adh9f8BMS4anaUnD8KWfWg"}
 def write_tier(folder: Path, *, without: int | None = None) -> None:
     """Writes two topics of four segments.
 
-    Each segment has seven plain records and two records of an aborted transaction.
+    Each segment has seven plain records and two records of an aborted transaction. The segments
+    with number `without` are not written.
     """
     for topic, topic_id in IDS.items():
         log = LogBuilder()
@@ -139,7 +143,9 @@ def test_replay_with_same_options_returns_same_rows(
     assert scan({**options, "planFile": plan}) == scan(options)
 
 
-def test_replay_accepts_selected_empty_partitions(source: dict[str, str], tmp_path: Path) -> None:
+def test_replay_accepts_assigned_partition_without_segments(
+    source: dict[str, str], tmp_path: Path
+) -> None:
     del source["subscribe"]
     options = {**source, "assign": '{"t":[0,9]}'}
     plan = write_plan(tmp_path, options)
@@ -167,14 +173,14 @@ def test_replay_of_plan_with_hole_raises_data_loss_error(tmp_path: Path) -> None
 
 
 class GuardedFiles(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """Local files that require a token."""
+    """Local files that can be opened only with the right token."""
 
     protocol = "guarded"
 
     def __init__(self, token: str | None = None, **options: object) -> None:
         super().__init__(**options)
         if token != "sesame":
-            raise PermissionError("who are you?")
+            raise PermissionError("the token is missing or wrong")
 
 
 def test_plan_file_is_opened_with_storage_options_of_tier(
@@ -252,7 +258,7 @@ def test_errors_do_not_contain_the_query_of_a_plan_file_url(source: dict[str, st
 
 
 def paths_to_values(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Returns the paths of all values inside `value`, including lists and objects."""
+    """Returns the path of each value inside `value`, as a tuple of keys and list indexes."""
     inner: list[tuple[Any, object]] = []
     if isinstance(value, dict):
         inner = list(value.items())
@@ -300,10 +306,13 @@ HOSTILE: list[Callable[[Any], Any]] = [
 ]
 
 
-def test_plan_with_a_replaced_value_raises_error_or_changes_no_row(
+def test_plan_with_a_replaced_value_is_accepted_or_raises_expected_error(
     source: dict[str, str], tmp_path: Path
 ) -> None:
-    """Replaces each value of a plan. A scan must not read anything that is not in the plan."""
+    """Replaces each value of a plan with hostile values.
+
+    Parsing and planning must succeed or raise one of the expected errors.
+    """
     options = {**source, "endingOffsets": format_offsets(15), "targetPartitionBytes": "300"}
     plan = write_plan(tmp_path, options)
     document = json.loads((tmp_path / "plan.json").read_text())
@@ -323,7 +332,7 @@ def test_plan_with_a_replaced_value_raises_error_or_changes_no_row(
                 error_count += 1
                 continue
             if change is not to_upper:
-                # If the plan is valid, it is compared with the tier.
+                # The planner compares a valid plan with the tier.
                 (tmp_path / "plan.json").write_text(text)
                 try:
                     kts_source.plan({**options, "planFile": plan})

@@ -1,4 +1,4 @@
-"""Replays of plan files with broker ranges return the same rows or raise data loss errors."""
+"""Checks that replays of plans with broker ranges return the same rows or raise DataLossError."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _END = 120
 
 
 class World:
-    """A tier with all segments but the last one, a broker, and a plan file."""
+    """A tier that lacks only the last segment of a log, a broker with this log, and a plan file."""
 
     def __init__(self, cluster: FakeCluster, folder: Path) -> None:
         builder = LogBuilder(segment_bytes=600)
@@ -49,7 +49,7 @@ class World:
         self.file = folder / "plan.json"
 
     def offsets(self, **extra: str) -> list[int]:
-        """Plans, writes the plan file and reads the plan."""
+        """Plans a scan, writes the plan file, and returns the offsets that the tasks read."""
         options = parse_options(
             {
                 "path": "/",
@@ -69,7 +69,7 @@ class World:
         return rows
 
     def replay(self, **extra: str) -> list[int]:
-        """Reads with the plan file."""
+        """Plans and reads with the plan file, and returns the offsets."""
         return self.offsets(planFile=str(self.file), **extra)
 
 
@@ -88,7 +88,7 @@ def test_replay_after_leader_change_returns_same_rows(world: World) -> None:
 
 
 @pytest.mark.parametrize("epochs", [[(0, 0), (3, 118)], [(0, 0), (2, 20), (3, 140)], [(3, 0)]])
-def test_replay_with_leader_lacking_planned_offsets_raises_data_loss_error(
+def test_replay_raises_data_loss_error_if_the_leader_lacks_planned_offsets(
     world: World, epochs: list[tuple[int, int]]
 ) -> None:
     world.offsets()

@@ -1,4 +1,4 @@
-"""Planning replays batch headers if a side file is damaged."""
+"""Checks reads of batch headers and transaction indexes during planning."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.kts_source.planning.memory_store import MemoryStore
 
 
 @pytest.mark.parametrize("damage", ["cut", "negative length", "too long"])
-def test_replay_of_log_ending_inside_batch_raises_error_with_position(
+def test_log_with_damaged_last_batch_raises_error_with_position(
     damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = parse_options(tier_options("txn"))
@@ -45,7 +45,8 @@ def test_replay_of_log_ending_inside_batch_raises_error_with_position(
         log[last.position + 8 : last.position + 12] = length.to_bytes(4, "big", signed=True)
     monkeypatch.setattr(source, "windows", lambda _: [(span, log[:999]), (span, log[999:])])
     batches = side_files.batches(segment, 0)
-    # The batch before the damaged batch is returned only after the next batch confirms its offsets.
+    # A batch is returned only after the next batch confirms its offsets. So the batch before the
+    # damaged batch is not returned either.
     base_offsets = [next(batches).base_offset for _ in intact_batches[:-2]]
     assert base_offsets == [batch.base_offset for batch in intact_batches[:-2]]
     with pytest.raises(CorruptSegmentError, match="record batch") as error:

@@ -1,4 +1,4 @@
-"""Tasks are balanced by bytes, keep the order of the log, and respect the limits."""
+"""Checks that tasks are balanced by bytes, keep the order of the log, and respect limits."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ def make_segment(
     compressed: bool = False,
     encrypted: bool = False,
 ) -> SegmentSlice:
-    """Returns a slice of a complete segment; its offset index has `borders` entries."""
+    """Returns a slice that covers a complete segment of `size` bytes.
+
+    The offset index of the segment has `borders` entries.
+    """
     log = ObjectRef(f"{partition}/{number}.log", size, "1")
     index = ObjectRef(f"{partition}/{number}.indexes", 8 * borders, "1")
     last = size % CHUNK or CHUNK
@@ -126,7 +129,7 @@ def test_tasks_contain_all_bytes_in_order_within_limits(
 
 @pytest.mark.parametrize("min_partitions", [2, 7, 16, 100])
 def test_min_partitions_splits_by_bytes_instead_of_offsets(min_partitions: int) -> None:
-    # Both have the same size, but one has a thousand times as many offsets.
+    # Both segments have the same size, but the second has a thousand times as many offsets.
     few, many = make_segment(400_000, offsets=10), make_segment(400_000, number=1, offsets=10_000)
     tasks = pack_slices([few, many], minPartitions=f"{min_partitions}")
     assert min_partitions <= len(tasks) <= min_partitions + 2
@@ -156,7 +159,7 @@ def test_compressed_and_encrypted_segments_make_more_tasks() -> None:
     assert tasks == sorted(set(tasks))
 
 
-def test_small_segments_share_task_up_to_64_slices() -> None:
+def test_small_segments_share_tasks_of_up_to_64_slices() -> None:
     slices = [make_segment(10, number=n % 50, partition=n // 50) for n in range(150)]
     tasks = pack_slices(slices)
     assert [len(task.slices) for task in tasks] == [64, 64, 22]
@@ -175,7 +178,7 @@ def is_in_order(plan: ScanPlan) -> bool:
 
 
 @pytest.mark.parametrize("options", [{}, {"targetPartitionBytes": "30k"}, {"minPartitions": "20"}])
-def test_slices_of_golden_plans_ascend(options: dict[str, str]) -> None:
+def test_slices_of_golden_plans_are_in_order(options: dict[str, str]) -> None:
     plan = kts_source.plan(tier_options(TOPICS, failOnDataLoss="false", **options))
     assert is_in_order(plan)
     if "minPartitions" in options:
@@ -221,7 +224,7 @@ def write_log(folder: Path, log: LogBuilder) -> dict[str, str]:
 
 
 def count_rows(options: dict[str, str]) -> list[int]:
-    """Returns the row count of each task; checks that offsets ascend."""
+    """Reads a plan, checks that offsets ascend, and returns the row count of each task."""
     plan = kts_source.plan(options)
     tables = [run(replace(plan, tasks=(task,)), options) for task in plan.tasks]
     offsets = [offset for table in tables for offset in table["offset"].to_pylist()]
@@ -232,9 +235,9 @@ def count_rows(options: dict[str, str]) -> list[int]:
 @pytest.mark.parametrize("limit", [1, 10, 100, 100_000])
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_sparse_records_are_split_by_bytes(codec: str, limit: int, tmp_path: Path) -> None:
-    """After compaction, few records have millions of offsets between them.
+    """After compaction, there are millions of unused offsets between two records.
 
-    The plan has at most one task for each record, and no tasks for ranges without records.
+    The plan has at most one task for each record, and few tasks in total.
     """
     log = LogBuilder()
     for number in range(20):
@@ -251,7 +254,7 @@ def test_sparse_records_are_split_by_bytes(codec: str, limit: int, tmp_path: Pat
 
 @pytest.mark.parametrize("limit", [3, 64])
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_max_records_limits_tasks_of_consecutive_offsets_with_any_codec(
+def test_max_records_per_partition_limits_rows_of_each_task_with_any_codec(
     codec: str, limit: int, tmp_path: Path
 ) -> None:
     log = LogBuilder()
@@ -264,10 +267,10 @@ def test_max_records_limits_tasks_of_consecutive_offsets_with_any_codec(
 
 
 @pytest.mark.parametrize("limit", [1, 10, 1000])
-def test_max_records_splits_segment_with_dense_and_sparse_offsets(
+def test_max_records_per_partition_limits_rows_around_gaps_of_offsets(
     limit: int, tmp_path: Path
 ) -> None:
-    """The offset index shows the positions of records: before, between and after gaps."""
+    """The offset index shows where the records before, between and after the gaps are stored."""
     log = LogBuilder()
     for _ in range(4):
         for _ in range(5):
@@ -282,7 +285,9 @@ def test_max_records_splits_segment_with_dense_and_sparse_offsets(
 
 @pytest.mark.parametrize("name", ["minPartitions", "targetPartitionBytes"])
 @pytest.mark.parametrize("value", ["1", "2147483647"])
-def test_extreme_task_sizes_return_all_rows(name: str, value: str, tmp_path: Path) -> None:
+def test_scan_with_extreme_task_sizes_returns_all_rows(
+    name: str, value: str, tmp_path: Path
+) -> None:
     log = LogBuilder()
     for _ in range(40):
         log.append([SimpleRecord(b"v" * 500)] * 10)

@@ -1,4 +1,7 @@
-"""Scans of a tier and broker disks (`tailPath`): sources of the rows, and rejected options."""
+"""Checks scans of a tier and broker disks (option `tailPath`).
+
+The tests check from where rows are read, and which options are rejected.
+"""
 
 from __future__ import annotations
 
@@ -40,20 +43,20 @@ END = LOG.end_offset()
 
 
 class TierAndDisk:
-    """A tier and a disk of one topic, in folders."""
+    """A tier and a broker disk of the same topic, in two folders."""
 
     def __init__(self, root: Path) -> None:
         self.tier, self.disk = root / "tier", Disk(root / "disk")
         self.tier.mkdir()
 
     def copy(self, log: BuiltLog, *numbers: int, topic_id: str = TOPIC_ID) -> None:
-        """Copies segments to the tier."""
+        """Copies the segments with these numbers to the tier."""
         writer = AivenTierWriter(self.tier, topic=TOPIC, topic_id=topic_id)
         for number in numbers:
             writer.write_segment(log.segments[number])
 
     def drop(self, log: BuiltLog, count: int) -> None:
-        """Deletes the first segments of the disk, like a broker after they were tiered."""
+        """Deletes the first `count` segments of the disk, as a broker does after it tiered them."""
         for segment in log.segments[:count]:
             for path in self.disk.folder.glob(f"{segment.base_offset:020d}.*"):
                 path.unlink()
@@ -77,7 +80,9 @@ class TierAndDisk:
         return rows
 
     def list_slices(self, **extra: str) -> list[tuple[bool, int, int]]:
-        """Returns for each slice whether it is on the disk, and its offsets, in plan order."""
+        """Returns whether each slice is on the disk, with its start and stop offset, in plan
+        order.
+        """
         tasks = plan(self.make_options(**extra)).tasks
         return [
             (is_beside(task_slice.objects.log.key), task_slice.start_offset, task_slice.stop_offset)
@@ -149,7 +154,10 @@ def test_offsets_missing_on_an_older_disk_are_read_from_tier(
 def test_hole_below_last_tiered_segment_is_read_from_disk_above_high_watermark(
     scene: TierAndDisk, level: str
 ) -> None:
-    """The high watermark of the disk is older than the tier. Tiered records are replicated."""
+    """The high watermark of the disk is older than the tier.
+
+    Records below a tiered segment are replicated, so they are read above this high watermark.
+    """
     scene.copy(LOG, 0, 1, 3)
     scene.disk.write(LOG, high_watermark=LOG.segments[2].base_offset + 3)
     stop = LOG.segments[4].base_offset
@@ -175,7 +183,7 @@ def test_log_start_after_crash_is_read_from_epoch_checkpoint(scene: TierAndDisk)
     assert scene.read_offsets() == [o for o in list_expected_offsets(LOG) if o >= start]
 
 
-def test_tiered_records_with_abort_marker_on_disk_are_not_read(scene: TierAndDisk) -> None:
+def test_tiered_records_of_transaction_aborted_on_disk_are_not_read(scene: TierAndDisk) -> None:
     builder = LogBuilder()
     builder.send(7, [SimpleRecord(b"never")])
     builder.append([SimpleRecord(b"always")])
@@ -238,7 +246,8 @@ def test_different_topic_ids_require_topic_id_option(scene: TierAndDisk) -> None
 
 
 def test_disk_partition_with_a_different_topic_id_is_reported(scene: TierAndDisk) -> None:
-    # Possibly its `partition.metadata` was not copied. Only the note shows that it is not read.
+    # The `partition.metadata` file may not have been copied to this disk. Only the note shows that
+    # the partition is not read.
     scene.copy(LOG, 0, 1)
     folder = scene.disk.write(LOG).folder
     folder.rename(folder.with_name(f"{TOPIC}-1"))
@@ -256,14 +265,16 @@ def test_topic_without_tiered_segments_is_read_from_disk(scene: TierAndDisk) -> 
 
 
 def test_missing_tier_raises_data_loss_error(scene: TierAndDisk) -> None:
-    """The disk shows that the topic is tiered: its log starts below its first segment."""
+    """The log start on the disk is below the first segment, so the topic was tiered."""
     scene.disk.write(LOG)
     scene.drop(LOG, 2)
     with pytest.raises(DataLossError, match=rf"\[0, {LOG.segments[2].base_offset}\)"):
         scene.read_offsets()
 
 
-def test_tail_path_without_log_directories_raises_error(scene: TierAndDisk, tmp_path: Path) -> None:
+def test_tail_path_without_log_directory_or_topic_raises_error(
+    scene: TierAndDisk, tmp_path: Path
+) -> None:
     scene.copy(LOG, 0)
     scene.disk.write(LOG)
     (tmp_path / "typo").mkdir()
@@ -273,7 +284,7 @@ def test_tail_path_without_log_directories_raises_error(scene: TierAndDisk, tmp_
         scene.read_offsets(subscribe="nothing")
 
 
-def test_several_tail_paths_are_read_as_brokers(scene: TierAndDisk, tmp_path: Path) -> None:
+def test_disks_of_several_tail_paths_are_read_together(scene: TierAndDisk, tmp_path: Path) -> None:
     scene.copy(LOG, 0, 1)
     lagging = Disk(tmp_path / "lagging").write(LOG, high_watermark=2)
     last = lagging.files("log")[-1]
@@ -329,7 +340,7 @@ def test_starting_timestamp_is_found_in_tier_and_disk(scene: TierAndDisk) -> Non
         ({"tailPath": "s3://key:word@bucket"}, "credentials"),
     ],
 )
-def test_conflicting_options_raise_invalid_option_error(
+def test_invalid_tail_options_raise_invalid_option_error(
     extra: dict[str, str], message: str
 ) -> None:
     options = {"path": "/tier", "tailPath": "/disk", "subscribe": TOPIC, **extra}
@@ -341,7 +352,7 @@ def test_conflicting_options_raise_invalid_option_error(
     assert "s3cr3t" not in str(error.value)
 
 
-def test_end_of_log_reads_disk_above_high_watermark(scene: TierAndDisk) -> None:
+def test_option_end_of_log_reads_disk_above_high_watermark(scene: TierAndDisk) -> None:
     scene.copy(LOG, 0)
     scene.disk.write(LOG, high_watermark=LOG.segments[3].base_offset)
     scene.disk.checkpoint(HIGH_WATERMARKS, LOG.segments[3].base_offset)

@@ -1,4 +1,4 @@
-"""Scans of tier and disks of random histories return the leader's log."""
+"""Checks that scans of tier and disks of random histories return the leader's log."""
 
 from __future__ import annotations
 

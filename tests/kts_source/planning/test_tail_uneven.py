@@ -1,4 +1,4 @@
-"""Scans with `tailPath` are exact for disks that lack files or have different offsets."""
+"""Checks scans with `tailPath` of disks that lack files or have different offsets."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_hole_whose_offsets_exist_only_on_dead_branch_raises_data_loss_error(
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("number", [3, 4])
-def test_lost_log_above_tier_is_read_from_other_disk(
+def test_offsets_of_lost_log_above_tier_are_read_from_other_disk(
     scene: TierAndDisk, level: str, number: int
 ) -> None:
     scene.copy(LOG, 0, 1)
@@ -128,7 +128,7 @@ def test_partition_listed_only_in_checkpoint_raises_data_loss_error(
     assert scene.read_offsets(failOnDataLoss="false") == rows
 
 
-def test_checkpoint_of_missing_folder_with_higher_offset_raises_data_loss_error(
+def test_checkpoint_offset_above_the_end_of_all_disks_raises_data_loss_error(
     scene: TierAndDisk,
 ) -> None:
     scene.copy(LOG, 0, 1)

@@ -1,4 +1,4 @@
-"""A partial view of a partition: when it is sufficient, and when it reads all segments."""
+"""Checks when planning of a window reads only some manifests of a partition, and when all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 class Listed:
-    """Segments of metadata only; the listing has their event timestamps as upload times."""
+    """Fake catalog of segments without objects.
+
+    The upload time of each segment is its event timestamp.
+    """
 
     topic_id = "id"
 
@@ -84,7 +87,7 @@ def list_ranges(log: PartitionLog) -> list[tuple[str, int, int]]:
     return [(span.segment.segment_id, span.start, span.stop) for span in log.ranges]
 
 
-def test_plan_of_window_reads_only_manifests_around_it() -> None:
+def test_plan_of_window_reads_only_manifests_around_the_window() -> None:
     listed = Listed(make_segments(50))
     log_view = make_view(listed, {})
     assert (log_view.log.log_start, log_view.log.stop) == (0, 5000)
@@ -98,7 +101,7 @@ def test_plan_of_window_reads_only_manifests_around_it() -> None:
     assert not log_view.is_complete
 
 
-def test_long_segment_that_starts_earlier_serves_the_window() -> None:
+def test_window_is_read_from_long_segment_that_starts_earlier() -> None:
     segments = make_segments(50)
     del segments[15:20]
     listed = Listed([*segments, make_segment(1250, 2100, name="long", event_timestamp_ms=3)])
@@ -119,8 +122,9 @@ def test_higher_epoch_in_window_makes_planner_read_all_manifests() -> None:
     assert list_ranges(log_view.covering(450, 520))[-1] == ("winner", 510, 550)
 
 
-def test_upload_that_finished_late_is_described() -> None:
-    # After an unclean election, a leader with only lower epochs copied all its segments again.
+def test_newest_epoch_in_older_upload_makes_planner_read_all_manifests() -> None:
+    # After an unclean election, a leader with lower epochs copied all its segments again. So the
+    # segment of the newest epoch is not among the newest uploads.
     copied = [
         make_segment(100 * n, 100 * n + 99, name=f"again{n}", event_timestamp_ms=20 + n)
         for n in range(3, 12)
@@ -173,7 +177,7 @@ def test_missing_upload_times_make_planner_read_all_manifests() -> None:
     assert make_view(Listed(same), {}).is_complete
 
 
-def test_log_start_follows_the_newest_checkpoint() -> None:
+def test_log_start_is_read_from_the_newest_checkpoint() -> None:
     listed = Listed(make_segments(50))
     log_view = make_view(listed, {"49": make_lineage(e0=150)})
     assert (log_view.log.log_start, log_view.log.stop) == (150, 5000)

@@ -1,4 +1,4 @@
-"""Scans with a damaged time index lose no rows, because they check the log."""
+"""Checks that scans with a damaged time index lose no rows, because they check the log."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def build_log(seed: int) -> BuiltLog:
 def find_largest(
     read: Callable[[int, int], bytes], log: bytes, position: int, offset: int
 ) -> int | None:
-    """Returns the largest timestamp of the batch at an offset."""
+    """Returns the largest timestamp of the batch with `offset`, or `None` without such a batch.
+
+    The search begins at byte `position` of the log.
+    """
     return next(max_timestamps_from(read, len(log), position, offset), None)
 
 
@@ -106,7 +109,7 @@ def test_time_index_without_last_entries_loses_no_row(seed: int) -> None:
             assert started == [offset for offset, _ in rows if offset >= dated[0]]
 
 
-def test_largest_timestamp_before_the_last_record_is_no_finding(tmp_path: Path) -> None:
+def test_audit_accepts_largest_timestamp_before_the_last_record(tmp_path: Path) -> None:
     builder = LogBuilder()
     for number in range(40):
         timestamp = FIRST_MS + (10_000 if number == 3 else number)
@@ -140,7 +143,7 @@ def test_max_timestamps_of_many_batches_are_read_with_one_request() -> None:
     assert len(reads) == 1
 
 
-def test_time_index_ending_after_its_segment_is_not_used(tmp_path: Path) -> None:
+def test_time_index_at_wrong_position_is_not_used(tmp_path: Path) -> None:
     builder = LogBuilder(index_interval_bytes=150)
     for batch in range(12):
         timestamp = FIRST_MS + 5000 * batch
@@ -160,7 +163,7 @@ def test_time_index_ending_after_its_segment_is_not_used(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip"])
-def test_largest_timestamp_of_old_formats_is_read_from_the_wrapper_message(codec: str) -> None:
+def test_largest_timestamp_of_old_message_formats_is_found(codec: str) -> None:
     records = [SimpleRecord(b"v", timestamp=timestamp) for timestamp in (10, 30, 20)]
     log = write_message_set(records, base_offset=5, magic=1, codec=codec)
 
@@ -195,7 +198,7 @@ def test_largest_timestamp_is_read_from_batch_header() -> None:
 
 
 def build_ascending_log() -> BuiltLog:
-    """Builds three segments of 12 records each, with one record each second."""
+    """Builds three segments of 12 records each. Timestamps ascend by one second."""
     builder = LogBuilder(index_interval_bytes=150)
     for _ in range(3):
         for _ in range(4):
@@ -206,7 +209,10 @@ def build_ascending_log() -> BuiltLog:
 
 
 def lower_timestamp(objects: dict[str, bytes], base: int, by_ms: int) -> dict[str, bytes]:
-    """Returns the objects with a lower largest timestamp in one manifest."""
+    """Returns a copy of the objects with one changed manifest.
+
+    In the manifest of segment `base`, the largest timestamp is lower by `by_ms`.
+    """
     (key,) = (key for key in objects if f"/{base:020d}-" in key and key.endswith("manifest"))
     manifest = json.loads(objects[key])
     manifest["remoteLogSegmentMetadata"]["maxTimestampMs"] -= by_ms
@@ -215,7 +221,7 @@ def lower_timestamp(objects: dict[str, bytes], base: int, by_ms: int) -> dict[st
 
 @pytest.mark.parametrize("base", [0, 12, 24])
 @pytest.mark.parametrize("by_ms", [1, 4_000, 20_000, 600_000_000_000])
-def test_lower_max_timestamp_in_manifest_loses_no_row(base: int, by_ms: int) -> None:
+def test_too_low_max_timestamp_in_manifest_loses_no_row(base: int, by_ms: int) -> None:
     objects = lower_timestamp(write_log(build_ascending_log(), local=False), base, by_ms)
     for second in range(36):
         since = FIRST_MS + 1000 * second
@@ -225,7 +231,9 @@ def test_lower_max_timestamp_in_manifest_loses_no_row(base: int, by_ms: int) -> 
 
 
 @pytest.mark.parametrize("base", [12, 24])
-def test_lower_max_timestamp_in_manifest_loses_no_row_of_filter(tmp_path: Path, base: int) -> None:
+def test_too_low_max_timestamp_in_manifest_loses_no_row_of_condition(
+    tmp_path: Path, base: int
+) -> None:
     writer = AivenTierWriter(tmp_path, topic="t")
     for files in build_ascending_log().segments[:3]:
         writer.write_segment(files)

@@ -1,4 +1,4 @@
-"""Timestamp bounds select the first offset with the same or a later timestamp."""
+"""Checks that timestamp bounds select the first offset with an equal or later timestamp."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def find_first(rows: list[tuple[int, int]], timestamp_ms: int) -> int | None:
 
 
 def sample_moments(rows: list[tuple[int, int]]) -> list[int]:
-    """Returns timestamps of sampled records, each with the milliseconds before and after."""
+    """Returns timestamps in ms of sampled records, and the milliseconds before and after them."""
     stamps = sorted({stamp for _, stamp in rows if stamp >= 0})
     sampled = stamps[:: max(1, len(stamps) // 7)]
     return sorted(
@@ -111,7 +111,7 @@ def test_timestamp_range_filters_rows(side: str) -> None:
     table = scan(tier_options("timeline", timestampRange=text))
     matching = expected.filter(pa.array([lowest <= stamp // 1000 < highest for stamp in stamps]))
     assert table["offset"].to_pylist() == matching["offset"].to_pylist()
-    # Rows must match the range and the other condition.
+    # Rows must match the timestamp range and the condition of option `where`.
     last = matching["offset"].to_pylist()[-1]
     table = scan(tier_options("timeline", timestampRange=text, where=f"offset < {last}"))
     assert table["offset"].to_pylist() == matching["offset"].to_pylist()[:-1]

@@ -1,4 +1,4 @@
-"""With a flipped bit in a transaction index, scans return the right rows or raise an error."""
+"""Checks that scans with a damaged transaction index return the right rows or raise an error."""
 
 from __future__ import annotations
 
@@ -37,7 +37,11 @@ if TYPE_CHECKING:
 def flip_bits(
     log: BuiltLog, objects: dict[str, bytes], *, local: bool
 ) -> Iterator[tuple[int, int, int, dict[str, bytes]]]:
-    """Yields segment, byte and bit of its index, and the tier with that bit flipped."""
+    """Flips each bit of each transaction index.
+
+    Yields the base offset of the segment, the byte position in its index, the bit number, and the
+    objects of the tier with this bit flipped.
+    """
     for files in log.segments:
         if not files.txnindex:
             continue
@@ -65,7 +69,7 @@ def count_errors(
     stop: int,
     max_flips: int = 1 << 20,
 ) -> int:
-    """Reads the tier with flipped bits and returns how many reads raised an error.
+    """Reads a tier once for each flipped bit, and returns how many reads raised an error.
 
     Args:
         seed: Seed of the log.
@@ -73,8 +77,8 @@ def count_errors(
         options: Options of the scan.
         start: First expected offset.
         stop: One past the last expected offset.
-        max_flips: Limit of flipped bits; with a limit, only bits that keep the index plausible are
-            flipped.
+        max_flips: Maximum number of flipped bits. If the indexes have more bits, only bits in the
+            low bytes of producer ids and offsets are flipped.
     """
     log = build_log(seed)
     objects = write_log(log, local=local)
@@ -87,7 +91,7 @@ def count_errors(
         low = [damage for damage in damages if damage[1] % 34 in (9, 17, 25)]
         damages = random.Random(seed).sample(low, min(max_flips, len(low)))
     for base, position, bit, damaged in damages:
-        # All bits of the high bytes of a producer id have the same effect.
+        # All bits of a high byte of a producer id have the same effect, so only bit 0 is flipped.
         if position % 34 in range(3, 7) and bit:
             continue
         try:
@@ -108,7 +112,7 @@ def test_flipped_bit_of_transaction_index_changes_no_row(seed: int, local: bool)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_flipped_bit_changes_no_row_with_small_slices(seed: int) -> None:
+def test_flipped_bit_of_transaction_index_changes_no_row_of_small_slices(seed: int) -> None:
     options = {"targetPartitionBytes": "1"}
     error_count = count_errors(
         seed, local=seed % 2 == 0, options=options, start=0, stop=1 << 40, max_flips=60
@@ -117,7 +121,10 @@ def test_flipped_bit_changes_no_row_with_small_slices(seed: int) -> None:
 
 
 def check(outcomes: Iterable[Outcome]) -> None:
-    """Fails on a wrong read without an error, or if damages have no effect."""
+    """Checks that no read returned wrong rows without an error.
+
+    At least one read must raise an error, and at least one must return the right rows.
+    """
     results = list(outcomes)
     assert any(result.rows is None for result in results)
     assert any(result.rows == result.expected for result in results)
@@ -125,28 +132,28 @@ def check(outcomes: Iterable[Outcome]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_damaged_index_returns_right_rows_or_raises(seed: int) -> None:
+def test_scan_with_damaged_index_returns_right_rows_or_raises(seed: int) -> None:
     check(read_damaged_tiers(seed, local=seed == 0, flips=1, damage=Damage(), share=0.3))
 
 
-def test_damaged_index_with_lost_snapshots_returns_right_rows_or_raises() -> None:
+def test_scan_with_damaged_index_and_lost_snapshots_returns_right_rows_or_raises() -> None:
     damage = Damage(lost_snapshots=True)
     check(read_damaged_tiers(2, local=True, flips=1, damage=damage, share=0.3))
 
 
-def test_damaged_index_around_hole_returns_right_rows_or_raises() -> None:
+def test_scan_with_damaged_index_and_hole_returns_right_rows_or_raises() -> None:
     damage = Damage(lost_segment=1)
     check(read_damaged_tiers(1, local=False, flips=1, damage=damage, share=0.3))
 
 
-def test_damaged_index_of_tier_with_brokers_returns_right_rows_or_raises() -> None:
+def test_scan_of_brokers_and_tier_with_damaged_index_is_right_or_raises() -> None:
     results = list(read_damaged_hybrid_tiers(0, flips=1, share=0.06))
     assert any(result.rows == result.expected for result in results)
     assert [str(result) for result in results if result.is_silently_wrong] == []
 
 
 @pytest.mark.parametrize("first_offset", [0, 1, 2, 3])
-def test_too_high_first_offset_of_index_entry_raises_error_in_every_slice(
+def test_too_high_first_offset_of_index_entry_raises_error_with_any_slice_size(
     first_offset: int,
 ) -> None:
     builder = LogBuilder(index_interval_bytes=0)
@@ -168,7 +175,7 @@ def test_too_high_first_offset_of_index_entry_raises_error_in_every_slice(
                 read(write_log(log, local=True), True, options)
 
 
-def test_lost_index_entry_of_hybrid_tier_is_detected_by_task_with_marker() -> None:
+def test_lost_index_entry_is_detected_by_task_that_reads_the_marker() -> None:
     builder = LogBuilder()
     builder.send(1, [SimpleRecord(b"aborted")])
     builder.append([SimpleRecord(b"plain")])
@@ -218,7 +225,7 @@ def test_tier_without_snapshots_is_read_with_old_brokers() -> None:
 
 
 def compact_twice(builder: LogBuilder) -> BuiltLog:
-    """Removes the records and index entries of transactions, but not their abort markers.
+    """Removes the records and index entries of all transactions, but keeps the markers.
 
     Compaction keeps the producer snapshots, so they still list the transaction as open.
     """
@@ -246,7 +253,7 @@ def compact_twice(builder: LogBuilder) -> BuiltLog:
         {"where": "offset < 4"},
     ],
 )
-def test_abort_marker_without_entry_is_accepted_if_compaction_removed_its_records(
+def test_abort_marker_without_index_entry_is_accepted_if_its_records_were_compacted(
     options: dict[str, str], local: bool
 ) -> None:
     builder = LogBuilder()
@@ -267,7 +274,7 @@ def test_abort_marker_without_entry_is_accepted_if_compaction_removed_its_record
 
 @pytest.mark.parametrize("options", [{}, {"endingOffsets": '{"t": {"0": 3}}'}])
 @pytest.mark.parametrize("rolls", [1, 2])
-def test_lost_entry_is_found_if_records_are_in_an_earlier_segment(
+def test_lost_index_entry_is_detected_if_records_are_in_an_earlier_segment(
     options: dict[str, str], rolls: int
 ) -> None:
     builder = LogBuilder()
@@ -287,7 +294,7 @@ def test_lost_entry_is_found_if_records_are_in_an_earlier_segment(
 
 
 def around_an_empty_segment() -> LogBuilder:
-    """Builds an aborted transaction with its marker after a segment that compaction empties."""
+    """Builds an aborted transaction that begins in the first segment and ends in the third."""
     builder = LogBuilder()
     builder.append([SimpleRecord(b"plain")])
     builder.send(1, [SimpleRecord(b"aborted")])
@@ -301,7 +308,7 @@ def around_an_empty_segment() -> LogBuilder:
 
 
 def emptied(log: BuiltLog) -> dict[str, bytes]:
-    """Returns the tier of a log whose second segment is empty."""
+    """Returns the objects of a tier with this log, but with an empty second segment."""
     objects: dict[str, bytes] = {}
     writer = LocalTierWriter(objects, topic="t")
     for number, files in enumerate(log.segments):
@@ -319,7 +326,7 @@ def test_compacted_transaction_around_an_empty_segment_is_accepted(
 
 
 @pytest.mark.parametrize("options", [{}, {"maxRecordsPerPartition": "1"}])
-def test_lost_entry_is_found_with_lost_snapshots_around_an_empty_segment(
+def test_lost_index_entry_is_detected_around_empty_segment_without_snapshots(
     options: dict[str, str],
 ) -> None:
     log = around_an_empty_segment().build()
@@ -329,7 +336,7 @@ def test_lost_entry_is_found_with_lost_snapshots_around_an_empty_segment(
 
 
 @pytest.mark.fuzz
-def test_random_index_damages_return_right_rows_or_raise() -> None:
+def test_scans_with_random_index_damage_return_right_rows_or_raise() -> None:
     seconds = float(os.environ.get("KTS_FUZZ_SECONDS", "240")) / 8
     end = time.monotonic() + seconds
     first = int(os.environ.get("KTS_FUZZ_SEED", random.SystemRandom().randrange(1 << 32)))

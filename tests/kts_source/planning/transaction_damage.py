@@ -1,4 +1,4 @@
-"""Reads tiers with one damaged transaction index in different ways."""
+"""Reads tiers with one damaged transaction index, with different options."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ENTRY_BYTES: Final = 34
 
 
 def build_log(seed: int, *, undecided: bool = False) -> BuiltLog:
-    """Builds segments with interleaved, long, empty, fenced and plain transactions.
+    """Builds a log with interleaved, long, empty and fenced transactions, and with plain records.
 
     Args:
         seed: Seed of all random choices.
@@ -69,12 +69,16 @@ def read(objects: dict[str, bytes], local: bool, options: dict[str, str]) -> lis
 
 
 def damage_index(index: bytes, source: random.Random, flips: int) -> Iterator[bytes]:
-    """Yields copies of a transaction index with a removed entry, repeated entry or flipped bit."""
+    """Yields damaged copies of a transaction index.
+
+    One entry is removed, one entry is repeated, or one bit is flipped. `flips` copies have a
+    flipped bit.
+    """
     entries = [index[start : start + _ENTRY_BYTES] for start in range(0, len(index), _ENTRY_BYTES)]
     for number, entry in enumerate(entries):
         yield b"".join(entries[:number] + entries[number + 1 :])
         yield b"".join([*entries[: number + 1], entry, *entries[number + 1 :]])
-    # An entry stays plausible if low bytes of its producer, first or last offset change.
+    # A changed low byte of a producer id or an offset leaves the entry plausible.
     bits = [
         byte * 8 + bit
         for byte in range(len(index))
@@ -89,13 +93,13 @@ def damage_index(index: bytes, source: random.Random, flips: int) -> Iterator[by
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A read of the tier.
+    """Options of a scan of the tier, and the range of offsets that it covers.
 
     Attributes:
-        name: How the tier is read.
+        name: Kind of scan, for messages.
         options: Options of the scan.
-        start: First offset of the result.
-        stop: One past the last offset of the result.
+        start: First offset of the range.
+        stop: One past the last offset of the range.
     """
 
     name: str
@@ -105,7 +109,7 @@ class Read:
 
 
 def make_reads(log: BuiltLog, source: random.Random) -> list[Read]:
-    """Returns a read of each type, with random bounds."""
+    """Returns one scan of each kind, such as bounded or split scans, with random bounds."""
     end = log.end_offset()
     low = source.randint(0, end - 1)
     high = source.randint(low + 1, end)
@@ -140,10 +144,11 @@ class Outcome:
     """Result of a read of a damaged tier.
 
     Attributes:
-        read: The read.
-        damage: 1000 times the segment number, plus the number of its damage.
+        read: Options and range of the scan.
+        damage: Identifies the damage: 1000 times the segment number, plus the number of the damage
+            among the damages of this segment.
         rows: Offsets of the rows; `None` if the read raised an error.
-        expected: Offsets of the rows without the damage.
+        expected: Offsets that a read of the undamaged tier returns.
     """
 
     read: Read
@@ -153,7 +158,7 @@ class Outcome:
 
     @property
     def is_silently_wrong(self) -> bool:
-        """Whether the read returned wrong rows."""
+        """Whether the read returned wrong rows without an error."""
         return self.rows is not None and self.rows != self.expected
 
 
@@ -164,7 +169,7 @@ class Damage:
     Attributes:
         lost_snapshots: Whether all producer snapshots are empty.
         undecided: Whether transactions stay open at the end of the log.
-        lost_segment: Number of a missing segment; reads skip it.
+        lost_segment: Number of a missing segment, which scans skip with failOnDataLoss=false.
     """
 
     lost_snapshots: bool = False
@@ -175,7 +180,7 @@ class Damage:
 def _read_healthy_tier(
     log: BuiltLog, tier_reads: list[Read], damage: Damage, *, local: bool
 ) -> Iterator[tuple[Read, list[int]]]:
-    """Yields the reads that succeed without a damaged index, and their offsets."""
+    """Reads the tier before its index is damaged. Yields each successful read and its offsets."""
     if damage.lost_segment is not None:
         loss = {"failOnDataLoss": "false"}
         tier_reads = [
@@ -202,17 +207,17 @@ def _read_healthy_tier(
 def read_damaged_tiers(
     seed: int, *, local: bool, flips: int, damage: Damage, share: float = 1
 ) -> Iterator[Outcome]:
-    """Damages each transaction index of a log and reads the tier in every way.
+    """Damages each transaction index of a log in turn and reads the tier in different ways.
 
-    The expected rows are the rows of the undamaged tier. Without a lost segment, these are the
-    rows of the log.
+    The expected rows are the rows of the undamaged tier. If no segment is lost, these are the rows
+    of the log.
 
     Args:
         seed: Seed of the log, the bounds and the flipped bits.
         local: Whether the tier has the layout of `LocalTieredStorage`.
-        flips: Count of flipped bits in each index.
+        flips: Number of copies of each index that have a flipped bit.
         damage: Other damage of the tier.
-        share: Share of the reads to do.
+        share: Fraction of the reads that are done, from 0 to 1.
     """
     source = random.Random(seed)
     log = build_log(seed, undecided=damage.undecided)
@@ -242,7 +247,7 @@ def read_damaged_tiers(
 
 
 def read_damaged_hybrid_tiers(seed: int, *, flips: int, share: float = 1) -> Iterator[Outcome]:
-    """Damages the indexes of a tier and reads it together with brokers in every way."""
+    """Damages each transaction index in turn and reads tier and brokers in different ways."""
     source = random.Random(seed)
     log = build_log(seed)
     tier_reads = make_reads(log, source)

@@ -1,9 +1,11 @@
-"""Computes the rows that a tier must return, from the simulated lives of its partitions.
+"""Computes the rows that a scan of a simulated tier must return.
 
-The expected log is the log of the newest described upload: the upload with the highest epoch and,
-in this epoch, the highest end. A complete upload has an offset of this log if its own log has the
-same batch there. The log start is in the newest checkpoint; if no complete upload is below it, the
-log starts at the first available offset. All other offsets after the log start are missing.
+The expected log is the log of the newest upload. This upload has the highest leader epoch and,
+among the uploads of this epoch, the highest end. Uploads without the object that marks a finished
+copy are ignored. A complete upload provides an offset if it has the same batch as the expected log
+at this offset. The log start is in the newest leader-epoch checkpoint. If no complete upload ends
+at or below this log start, the log starts at the first provided offset. Offsets after the log start
+that no complete upload provides are missing.
 """
 
 from __future__ import annotations
@@ -29,24 +31,26 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class PartitionTruth:
-    """Expected content of one partition of the incarnation to read.
+    """Expected content of one partition of the topic incarnation that scans read.
 
     Attributes:
         number: Partition number.
         log: Rows of the surviving log up to the end of the tier, and its transactions.
-        entries: Batches of that log, from offset 0.
+        entries: Batches of the surviving log, from offset 0.
         dates: Timestamps in ms of all offsets from 0, including markers.
         log_start: First offset that a reader must return.
-        stop: One past the last offset.
-        missing: Offsets of [log_start, stop) that no complete upload has.
-        is_outlived: Whether copies of lower epochs were made after the newest copy. This requires
-            two unclean elections, and no copy of the new leader's own epoch.
-        is_ambiguous: Whether several copies are newest by epoch and end, but have different log
-            starts. Then only the times of the copies show which one is newer.
-        is_start_unsure: Whether a damaged checkpoint would look like this tier, so that planning
-            raises an error.
-        copied: Start times in ms and first offsets of the complete copies.
-        spoiled: Damaged side files of complete copies, and damaged checkpoints of others.
+        stop: One past the last offset of the surviving log.
+        missing: Ranges of offsets in [log_start, stop) that no complete upload has.
+        is_outlived: Whether a copy with a lower leader epoch was made after the newest copy. This
+            requires two unclean elections, and that the new leader has copied no segment of its own
+            epoch.
+        is_ambiguous: Whether several copies have the highest epoch and end, but different log
+            starts. Then only the times of these copies show which copy is newest.
+        is_start_unsure: Whether the tier looks like a tier with a damaged checkpoint, so that
+            planning raises an error.
+        copied: Start time in ms and first offset of each complete copy.
+        spoiled: Names of damaged side files of complete copies, and of damaged checkpoints of
+            incomplete copies.
     """
 
     number: int
@@ -69,7 +73,10 @@ class PartitionTruth:
 
     @property
     def decided_stop(self) -> int:
-        """End of the log for `read_committed` if markers in the lost end are unknown."""
+        """End of the log for `read_committed`.
+
+        Transactions whose marker is in the missing end of the log are treated as open.
+        """
         open_starts = (
             txn.first_offset
             for txn in self.log.transactions
@@ -79,19 +86,19 @@ class PartitionTruth:
 
     @property
     def present_stop(self) -> int:
-        """Start of the lost end of the log; end of the log if its end is not lost."""
+        """Start of the missing end of the log, or `stop` if the end of the log is not missing."""
         return next((low for low, high in self.missing if high == self.stop), self.stop)
 
     def _is_open(self, txn: Transaction) -> bool:
-        """Returns whether a transaction has no marker below the lost end of the log."""
+        """Returns whether a transaction has no marker below `present_stop`."""
         return txn.marker_offset is None or txn.marker_offset >= self.present_stop
 
     @property
     def undecided_rows_from(self) -> int:
-        """End of the log for `read_committed` without usable snapshots.
+        """End of the log for `read_committed` if no producer snapshot is usable.
 
-        Batch headers do not show open transactions without data after the log start. Such
-        transactions affect no rows.
+        A reader then finds open transactions only in batch headers. These do not show transactions
+        whose data is below the log start, but such transactions affect no rows.
         """
         open_starts = (
             row.batch_base_offset
@@ -103,7 +110,9 @@ class PartitionTruth:
         return min(open_starts, default=self.stop)
 
     def rows(self, isolation: str, start: int, stop: int) -> list[Row]:
-        """Returns the rows of offsets [start, stop), including missing rows."""
+        """Returns the rows of offsets [start, stop) of the surviving log, including missing
+        offsets.
+        """
         expected = self.log.rows(isolation, start=start, stop=stop)
         return [_convert_row(self.number, row) for row in expected]
 
@@ -112,7 +121,7 @@ class PartitionTruth:
         return self.committed_rows(start, min(stop, self.undecided_rows_from))
 
     def committed_rows(self, start: int, stop: int) -> list[Row]:
-        """Returns the committed rows of [start, stop), even above open transactions."""
+        """Returns the committed rows of [start, stop), including rows above open transactions."""
         return [
             _convert_row(self.number, row)
             for row in self.log.all_rows
@@ -127,7 +136,8 @@ class PartitionTruth:
     def find_offset_since(self, timestamp_ms: int, *, include_missing: bool) -> int:
         """Returns the first offset with a timestamp of at least `timestamp_ms`.
 
-        Returns the end of the log if no offset has such a timestamp.
+        Returns the end of the log if no offset has such a timestamp. Missing offsets count only if
+        `include_missing` is true.
         """
         return next(
             (
@@ -140,10 +150,11 @@ class PartitionTruth:
         )
 
     def hides(self, timestamp_ms: int, found_offset: int, copied_since_ms: int) -> bool:
-        """Returns whether a missing offset could be the right result of a search by time.
+        """Returns whether a missing offset may be the right result of a search by timestamp.
 
-        The offset is below `found_offset`, and an upload copied since `copied_since_ms` begins at
-        or below the end of the hole.
+        This is true for a missing offset below `found_offset` with a timestamp of at least
+        `timestamp_ms`, if an upload that was copied since `copied_since_ms` begins at or below the
+        end of its hole.
         """
         recent = min((base for copied, base in self.copied if copied >= copied_since_ms), default=0)
         return any(
@@ -154,9 +165,11 @@ class PartitionTruth:
         )
 
     def lost_outcomes(self, start: int, stop: int) -> tuple[bool, bool]:
-        """Returns whether the outcome of a transaction below `stop` can be lost, and is lost.
+        """Returns whether the outcome of a transaction may be lost, and whether it is lost.
 
-        Only transactions with data count. Outcomes in the lost end of the log are undecided.
+        Considers transactions that begin below `stop`. An outcome is lost only if the transaction
+        has rows in [start, stop). Transactions whose marker is in the missing end of the log are
+        undecided, so they do not count.
         """
         may_be_lost = is_lost = False
         stable = min(stop, self.last_stable_offset)
@@ -177,7 +190,9 @@ class PartitionTruth:
 
 
 def truth_of(world: World) -> dict[int, PartitionTruth]:
-    """Returns the expected content by partition number, of partitions with complete uploads."""
+    """Returns the expected content of each partition with a complete upload, by partition
+    number.
+    """
     return {
         number: _compute_truth(number, life)
         for number, life in enumerate(world.incarnations[newest_incarnation(world)])
@@ -186,20 +201,20 @@ def truth_of(world: World) -> dict[int, PartitionTruth]:
 
 
 def newest_incarnation(world: World) -> str:
-    """Returns the topic id of the newest upload that is described."""
+    """Returns the topic id of the newest upload that has the object of a finished copy."""
     return max(
         world.incarnations, key=lambda topic_id: _find_newest_ms(world.incarnations[topic_id])
     )
 
 
 def _list_damaged(life: PartitionLife) -> list[Upload]:
-    """Returns uploads that are described but lack objects."""
+    """Returns uploads that have the object of a finished copy, but lack other objects."""
     complete = life.complete()
     return [copy for copy in life.uploads if life.is_described(copy) and copy not in complete]
 
 
 def _list_undescribed(life: PartitionLife) -> list[Upload]:
-    """Returns uploads with some objects but without the object that describes them."""
+    """Returns uploads with some objects, but without the object of a finished copy."""
     return [copy for copy in life.uploads if life.has(copy) and not life.is_described(copy)]
 
 
@@ -235,16 +250,16 @@ def is_in_doubt(world: World, *, times: bool) -> bool:
 
 
 def _is_start_unsure(truth: PartitionTruth, life: PartitionLife, checkpoint_start: int) -> bool:
-    """Returns whether a damaged checkpoint would look like this tier.
+    """Returns whether the tier looks like a tier with a damaged checkpoint.
 
-    Retention deleted the first segments of the log after the newest checkpoint was copied, so the
-    log begins above the log start of the checkpoint. Offsets of another segment are below it:
-    either a dead branch ended exactly at the offset where the log begins, or an earlier leader had
-    a higher log start, inside the first segment.
+    This is possible if retention deleted the first segments after the newest checkpoint was copied.
+    The log then begins above the log start of the checkpoint. In addition, another segment must
+    have offsets between these two log starts: a dead branch ends exactly where the log begins, or
+    an earlier leader had a higher log start, which is inside the first segment.
 
     Args:
         truth: Expected content of the partition.
-        life: The partition.
+        life: Simulated partition.
         checkpoint_start: Log start in the newest checkpoint.
     """
     start = truth.log_start
@@ -253,7 +268,7 @@ def _is_start_unsure(truth: PartitionTruth, life: PartitionLife, checkpoint_star
     if not is_present:
         return any(
             max(copy.base, checkpoint_start) < min(copy.stop, start)
-            # A copy with batches below the log start of its own leader: those are lost offsets.
+            # The copy has batches below the log start of its own leader. Their offsets look lost.
             or copy.base <= start < copy.log_start
             for copy in copies
         )
@@ -276,7 +291,7 @@ def _is_start_unsure(truth: PartitionTruth, life: PartitionLife, checkpoint_star
 
 
 def _is_lost(life: PartitionLife) -> bool:
-    """Returns whether the remaining objects do not determine the log of a partition."""
+    """Returns whether so many objects are lost that the log of a partition is unknown."""
     complete, damaged = life.complete(), _list_damaged(life)
     if not complete:
         return bool(damaged) or len({copy.base for copy in _list_undescribed(life)}) > 1

@@ -1,4 +1,4 @@
-"""Writes a log as a tier in memory, in either layout, and reads its offsets."""
+"""Writes a log to a tier in memory, and reads its offsets."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def write_log(log: BuiltLog, *, local: bool, lost_segment: int | None = None) -> dict[str, bytes]:
-    """Returns the objects of topic `t`.
+    """Writes a log as topic `t` and returns the objects of the tier by key.
 
     Args:
-        log: Log with the segments.
-        local: Uses the layout of LocalTieredStorage instead of Aiven's.
+        log: Log to write.
+        local: Whether to use the layout of LocalTieredStorage instead of Aiven's layout.
         lost_segment: Number of a segment that is not written.
     """
     objects: dict[str, bytes] = {}
@@ -36,12 +36,12 @@ def write_log(log: BuiltLog, *, local: bool, lost_segment: int | None = None) ->
 def find_index_key(
     objects: Mapping[str, bytes], base_offset: int, suffix: str, *, local: bool
 ) -> str:
-    """Returns the key of the object with an index of a segment.
+    """Returns the key of the object that contains an index of a segment.
 
-    Aiven's layout stores all indexes in one object.
+    Aiven's layout stores all indexes of a segment in one object.
 
     Args:
-        objects: The tier.
+        objects: Objects of the tier by key.
         base_offset: Base offset of the segment.
         suffix: Suffix of the index in LocalTieredStorage, such as `.timeindex`.
         local: Whether the layout is LocalTieredStorage.
