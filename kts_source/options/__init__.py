@@ -1,4 +1,4 @@
-"""Parses and checks the options of one `load()` before any I/O."""
+"""Parses and checks the options of one `load()`, before the tier or brokers are read."""
 
 from kts_source.options.option_table import (
     OPTIONS,

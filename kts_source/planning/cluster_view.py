@@ -93,7 +93,7 @@ class ClusterView:
         topics: Selected topics by name.
         logs: Logs of the partitions of these topics, by topic and partition number, in ascending
             order.
-        partition_counts: Topic id to the known number of partitions.
+        partition_counts: Known number of partitions by topic id.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """Iceberg tables as targets: each commit to the catalog adds files and records offsets.
 
-An export records its state in table properties `kts.<export>.…`; expiring snapshots keeps them:
+An export records its state in the table properties `kts.<export>.…`. They remain in the table when
+snapshots expire:
 
     <topic id>.<partition>             `start:stop:epoch`, with the leader epoch of the last offset,
                                        empty if unknown
