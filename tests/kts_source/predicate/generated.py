@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from tests.kts_source.predicate.oracle import Row
 
-# Only a few distinct values, so that conditions are often true.
+# The strategies draw from few distinct values, so that conditions are often true.
 TEXTS = st.sampled_from(["", "a", "b", "ab", "ba", "aba", "é", "aé", "😀", "a\nb", "%", "_"])
 BYTES = TEXTS.map(str.encode)
 NAMES = st.sampled_from(["h", "i"])
@@ -92,7 +92,7 @@ _TYPES: dict[str, pa.DataType] = {
 
 
 def make_batch(rows: Sequence[Row]) -> pa.RecordBatch:
-    """Converts the rows to a record batch with the column types of the table."""
+    """Converts rows to a record batch with the column types of the source table."""
 
     def cell(name: str, value: Any) -> Any:  # noqa: ANN401 - a value of any column
         if name == "headers":

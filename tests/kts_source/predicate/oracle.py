@@ -70,7 +70,7 @@ def find_value(operand: Operand, row: Row) -> Any:  # noqa: ANN401 - a value of 
 
 
 def to_comparable(kind: Kind, value: Any) -> Any:  # noqa: ANN401 - a value of any field
-    """Returns a value that Python compares in the same way as SQL compares values of `kind`."""
+    """Returns a value that Python compares as SQL compares values of type `kind`."""
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, dt.datetime):
@@ -129,7 +129,7 @@ def _compare(predicate: Compare, row: Row) -> bool | None:
 
 
 def _like(predicate: Like, value: bytes) -> bool:
-    # Only for valid UTF-8. Other tests compare LIKE on malformed bytes with Spark.
+    # Supports only valid UTF-8. Other tests compare LIKE on malformed bytes with Spark.
     pattern = "".join(
         re.escape(element)
         if isinstance(element, str)

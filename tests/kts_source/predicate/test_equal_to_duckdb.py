@@ -1,6 +1,6 @@
-"""Conditions on fields give the same results as in DuckDB.
+"""Checks that conditions on decoded fields give the same results as in DuckDB.
 
-The rows contain nulls; some literals are outside the range of the field's type.
+The rows contain nulls. Some literals are outside the range of the field's type.
 """
 
 from __future__ import annotations
@@ -69,7 +69,11 @@ VALUES: Final = pa.array(
 
 
 def _draw_literals(dice: random.Random) -> tuple[str, str, list[tuple[str, str]]]:
-    """Returns a field in the syntax of option `where` and of DuckDB, and three literals in both."""
+    """Draws a field and three literals that can be compared with it.
+
+    Returns the field in the syntax of option `where`, the field in the syntax of DuckDB, and each
+    literal in both syntaxes.
+    """
 
     def pick(choices: tuple[object, ...], ours: str, theirs: str) -> list[tuple[str, str]]:
         texts = [str(choice) for choice in dice.choices(choices, k=3)]
@@ -145,11 +149,11 @@ def _check_random_conditions(
             assert kept == [answer is True for answer in expected], ours
 
 
-def test_comparison_with_literal_out_of_range_equals_duckdb() -> None:
+def test_random_comparisons_give_the_same_results_as_duckdb() -> None:
     _check_random_conditions(_draw_leaf, 1, 300)
 
 
-def test_nested_condition_with_literal_out_of_range_equals_duckdb() -> None:
+def test_random_nested_conditions_give_the_same_results_as_duckdb() -> None:
     _check_random_conditions(_draw_condition, 2, 300)
 
 

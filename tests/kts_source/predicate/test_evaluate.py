@@ -1,4 +1,4 @@
-"""Columnar evaluation gives the same results as row-by-row evaluation."""
+"""Checks that columnar evaluation gives the same results as row-by-row evaluation."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @settings(deadline=None, max_examples=400)
 @given(PREDICATES, st.lists(ROWS, max_size=6), st.integers(0, 2))
-def test_evaluate_returns_three_valued_results(
+def test_columnar_evaluation_equals_row_by_row_evaluation(
     predicate: Predicate, rows: list[Row], skipped: int
 ) -> None:
-    # In a slice, columns do not start at the beginning of their buffers.
+    # The columns of a sliced batch do not start at the beginning of their buffers.
     batch, rows = make_batch(rows).slice(skipped), rows[skipped:]
     expected = [truth(predicate, row) for row in rows]
     assert evaluate(predicate, batch).to_pylist() == expected
@@ -46,7 +46,7 @@ def test_evaluate_returns_three_valued_results(
         ("😀é".encode(), "😀é"),
     ],
 )
-def test_java_string_decodes_malformed_bytes_like_java(data: bytes, text: str) -> None:
+def test_java_string_decodes_malformed_utf8_like_java(data: bytes, text: str) -> None:
     assert java_string(data) == text
 
 

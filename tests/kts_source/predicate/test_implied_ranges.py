@@ -1,4 +1,4 @@
-"""Pruning keeps every row that satisfies the predicate."""
+"""Checks that pruning keeps every row that satisfies the predicate."""
 
 from __future__ import annotations
 

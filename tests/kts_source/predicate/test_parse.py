@@ -1,4 +1,4 @@
-"""Predicate texts parse to the expected model; errors quote unsupported syntax."""
+"""Checks the parsed form of predicates, and that errors quote unsupported syntax."""
 
 from __future__ import annotations
 
@@ -88,7 +88,9 @@ def test_parse_predicate_returns_model(text: str, expected: Predicate) -> None:
 
 
 def test_predicate_repr_is_stable() -> None:
-    """Export tables store the repr as one of their rules; a change would break existing tables."""
+    """Export tables store the repr of their condition. A changed repr would break existing
+    tables.
+    """
     parsed = parse_predicate(
         "key IN ('a', NULL) AND (NOT endswith(value, 'b') OR header('h') = 'c')"
     )
@@ -156,7 +158,7 @@ def test_unsupported_syntax_raises_error_that_quotes_it(text: str, quoted: str) 
     assert "'where'" in str(error.value)
 
 
-def test_parse_accepts_long_chains_and_rejects_deep_nesting() -> None:
+def test_parse_accepts_long_or_chains_and_rejects_deep_nesting() -> None:
     chain = " OR ".join(f"key = '{number}'" for number in range(3000))
     predicate = parse_predicate(chain)
     assert isinstance(predicate, Or)
@@ -197,9 +199,9 @@ def test_invalid_string_literal_raises_value_error(text: str) -> None:
         ("2024-1-1 1:0", "+01:00", NEW_YEAR),
         ("2024-01-01T00:00:00.5", "Z", NEW_YEAR + 500_000),
         ("2024-01-01 01:00:00", "Europe/Zurich", NEW_YEAR),
-        # This local time does not exist (start of summer time); it means 03:30.
+        # This local time does not exist, because summer time starts. It means 03:30.
         ("2024-03-31 02:30:00", "Europe/Zurich", 1_711_848_600_000_000),
-        # This local time occurs twice (end of summer time); it means the first one.
+        # This local time occurs twice, because summer time ends. It means the earlier time.
         ("2024-10-27 02:30:00", "Europe/Zurich", 1_729_989_000_000_000),
         ("1969-12-31 23:59:59.999", "UTC", -1000),
         ("2024-01-01 00:00:00 UTC", "+05:00", NEW_YEAR),

@@ -1,4 +1,4 @@
-"""Fetches from a store whose reads wait for a gate and are recorded."""
+"""Provides a store that records its reads and delays them, and functions that fetch from it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ class FetchRequest(NamedTuple):
 
 
 class RecordingStore:
-    """A store in which every object contains `DATA`. Reads wait for a gate and are recorded."""
+    """A store in which every object contains `DATA`.
+
+    Each read is recorded, and waits until event `gate` is set.
+    """
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, int, int, str | None]] = []
@@ -113,7 +116,9 @@ def fetching(
     ranges: list[FetchRequest] | Iterator[FetchRequest],
     **how: Any,  # noqa: ANN401
 ) -> closing[Generator[Fetched[FetchRequest]]]:
-    """Returns a context manager that closes the `fetch` at the end of the `with` block."""
+    """Returns a context manager that starts a fetch and closes it at the end of the `with`
+    block.
+    """
     return closing(fetch(store, ranges, **how))
 
 

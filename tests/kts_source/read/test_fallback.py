@@ -1,4 +1,4 @@
-"""Tests slices that the tier cannot return and that are read from brokers."""
+"""Tests that slices are read from brokers if their objects in the tier cannot be read."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def _log(batches_per_append: int, appends: int = 12) -> BuiltLog:
 @pytest.mark.parametrize("log_start", [0, 1, 3, 11])
 @pytest.mark.parametrize("batches_per_append", [1, 5])
 @pytest.mark.parametrize("lost", range(8))
-def test_brokers_return_the_rows_of_any_slice_whose_object_fails(
+def test_rows_of_slices_with_unreadable_log_are_read_from_brokers(
     monkeypatch: pytest.MonkeyPatch, batches_per_append: int, lost: int, log_start: int
 ) -> None:
-    # An index entry has the last offset of an append, and the position of its first batch. With
-    # many batches per append, rows were missing or returned twice. A log start inside the segment
-    # but below the slice was reported as data loss.
+    # An index entry contains the last offset of an append, and the position of the first batch of
+    # this append. Earlier versions lost or repeated rows of appends with several batches, and
+    # reported data loss if the log start was inside the segment but below the slice.
     monkeypatch.setattr(broker_rows, "_MAX_SAME_FAILURES", 1 << 30)
     log = _log(batches_per_append)
     store: dict[str, bytes] = {}
     writer = LocalTierWriter(store, topic="t", partition=0)
     (files,) = log.segments
     writer.write_segment(files)
-    # Brokers also have records after the segment, and their responses continue past its end.
+    # The brokers also have records after the segment, so their responses can continue past its end.
     longer = _log(batches_per_append, appends=15)
     end = log.end_offset()
     with FakeCluster() as cluster:
@@ -142,10 +142,11 @@ def test_fallback_to_brokers_skips_offsets_deleted_after_planning(
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_fallback_to_brokers_tolerates_a_moving_log_start(
+def test_fallback_to_brokers_loses_no_row_if_the_log_start_moves(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    # Batches are counted back from the segment's end, and the log start may move at the same time.
+    # The reader counts batches back from the end of the segment. While it does so, the log start
+    # may move.
     monkeypatch.setattr(broker_rows, "_MAX_SAME_FAILURES", 1 << 30)
     choice = random.Random(seed)
     log = _log(choice.choice([1, 5]))
@@ -194,9 +195,9 @@ def test_fallback_to_brokers_tolerates_a_moving_log_start(
     assert set(range(served.log.log_start, end)) <= set(offsets_read)
 
 
-def test_fallback_to_brokers_ends_after_too_many_failures_of_a_scan() -> None:
-    # Failures are counted per scan. With a shared count, two scans in one process reset each
-    # other's count, and both read everything from the brokers.
+def test_fallback_to_brokers_stops_after_three_equal_failures_of_a_scan() -> None:
+    # Each scan has its own count of failures. With a shared count, two scans in one process would
+    # reset the count for each other and read everything from the brokers.
     store: dict[str, bytes] = {}
     writer = LocalTierWriter(store, topic="t", partition=0)
     log = _log(1, appends=40)
@@ -231,8 +232,8 @@ def test_fallback_to_brokers_ends_after_too_many_failures_of_a_scan() -> None:
     assert all("3 earlier slices failed in the same way" in text for _, _, text in failed)
 
 
-def test_slices_and_ranges_of_a_task_have_the_same_columns() -> None:
-    # The fallback needs the offsets of slices, but must not add a column to the ranges.
+def test_slices_and_broker_ranges_of_a_task_have_the_same_columns() -> None:
+    # The fallback needs the offsets of slices, but must not add an offset column to broker ranges.
     store: dict[str, bytes] = {}
     writer = LocalTierWriter(store, topic="t", partition=0)
     log = _log(1)

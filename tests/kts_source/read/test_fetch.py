@@ -1,4 +1,4 @@
-"""Tests that read-ahead keeps the order and its limits of requests and bytes."""
+"""Tests that a fetch returns ranges in order and respects the limits of requests and bytes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ def test_read_ahead_limits_bytes() -> None:
     store = RecordingStore()
     with fetching(store, requests(20), threads=16, prefetch_bytes=350) as results:
         next(results)
-        # The consumer has the first one. Three more fit into 350 bytes.
+        # The consumer has received the first range. Three more ranges of 100 bytes fit into 350
+        # bytes.
         wait_for(store, 4)
         assert len(store.asked) == 4
         next(results)
@@ -114,7 +115,7 @@ def test_queue_of_tiny_ranges_stays_short() -> None:
         assert requested < 30
 
 
-def test_range_larger_than_prefetch_is_read_separately() -> None:
+def test_range_larger_than_prefetch_bytes_is_read_alone() -> None:
     store = RecordingStore()
     with fetching(store, requests(3, size=1000), prefetch_bytes=10) as results:
         next(results)
@@ -138,16 +139,16 @@ def test_read_error_is_raised_in_order() -> None:
 def test_request_iterator_error_is_raised_in_order() -> None:
     def broken() -> Iterator[FetchRequest]:
         yield from requests(3)
-        raise RuntimeError("no more")
+        raise RuntimeError("the iterator failed")
 
     store = RecordingStore()
     with fetching(store, broken()) as results:
         assert [next(results).data for _ in range(3)] == [DATA[:100], DATA[100:200], DATA[200:300]]
-        with pytest.raises(RuntimeError, match="no more"):
+        with pytest.raises(RuntimeError, match="the iterator failed"):
             next(results)
 
 
-def test_close_cancels_pending_requests() -> None:
+def test_close_of_fetch_cancels_pending_requests() -> None:
     store = RecordingStore()
     results = fetch(store, requests(50), threads=3)
     next(results)
@@ -171,7 +172,7 @@ def test_fetch_ends_when_it_is_garbage_collected() -> None:
     assert fetch_threads() == []
 
 
-def test_close_interrupts_the_retry_pause() -> None:
+def test_close_of_fetch_interrupts_the_retry_pause() -> None:
     class Throttled(RecordingStore):
         def get_range(
             self, key: str, start: int, stop: int, *, version: str | None = None
@@ -181,7 +182,7 @@ def test_close_interrupts_the_retry_pause() -> None:
 
             def refuse() -> bytes:
                 self.begun.release()
-                raise TransientError("slow down")
+                raise TransientError("the store asks to slow down")
 
             policy = RetryPolicy(first_pause_seconds=600, max_pause_seconds=1200)
             return policy.run(refuse, uri=key, tally=Tally())
@@ -195,7 +196,7 @@ def test_close_interrupts_the_retry_pause() -> None:
 
 
 @pytest.mark.s3
-def test_close_aborts_stalled_requests(s3_server: S3Server) -> None:
+def test_close_of_fetch_aborts_stalled_requests(s3_server: S3Server) -> None:
     bucket = s3_server.make_bucket()
     for key in ("answered", "stalled"):
         s3_server.put(bucket, key, DATA)

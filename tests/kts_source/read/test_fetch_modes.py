@@ -1,4 +1,4 @@
-"""Tests the start of a fetch, and reads of near stores."""
+"""Tests the slow start of a fetch, and reads of near stores, such as local folders."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_error_of_other_work_is_ignored() -> None:
 
     def work() -> None:
         store.gate.set()
-        raise ImportError("no decoder")
+        raise ImportError("the decoder cannot be imported")
 
     with fetching(store, requests(2), slow_start=True, while_waiting=work) as results:
         assert next(results).data == DATA[:100]
@@ -107,7 +107,10 @@ def test_error_of_other_work_is_ignored() -> None:
 
 
 class Timed(RecordingStore):
-    """Records the thread of each read. A read takes the given time of the test's clock."""
+    """A store that records the thread of each read.
+
+    Each read advances the test's clock by the seconds that the test defines for this read.
+    """
 
     def __init__(self, seconds: Sequence[float], clock: Clock) -> None:
         super().__init__()
@@ -122,7 +125,7 @@ class Timed(RecordingStore):
 
 
 class Clock:
-    """A clock that advances only by reads."""
+    """A clock that advances only when a `Timed` store is read."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -132,7 +135,10 @@ class Clock:
 
 
 def read_near(seconds: Sequence[float], monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Returns for each read of ten bytes whether this thread made it."""
+    """Reads ten bytes for each entry of `seconds`, which is the duration of the read.
+
+    Returns, for each read, whether the thread of the consumer executed the read.
+    """
     clock = Clock()
     monkeypatch.setattr(fetch, "time", clock)
     store = Timed(seconds, clock)
@@ -150,23 +156,23 @@ def read_near(seconds: Sequence[float], monkeypatch: pytest.MonkeyPatch) -> list
     return own
 
 
-def test_consumer_thread_reads_from_a_fast_store(
+def test_consumer_thread_reads_from_a_fast_near_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert all(read_near([0.0] * 100, monkeypatch))
 
 
-def test_waiting_for_a_core_does_not_make_a_store_count_as_slow(
+def test_single_slow_read_does_not_make_a_store_count_as_slow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert all(read_near([0.0008, 0.0008, 0.0008, 0.04] + [0.0008] * 96, monkeypatch))
 
 
-def test_bytes_are_read_ahead_if_a_fast_store_becomes_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_near_store_is_read_ahead_after_six_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_near([0.02] * 100, monkeypatch) == [True] * 6 + [False] * 94
 
 
-def test_fast_reads_do_not_hide_slow_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_near_store_that_becomes_slow_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_near([0.0] * 60 + [0.05] * 40, monkeypatch) == [True] * 63 + [False] * 37
 
 

@@ -1,4 +1,7 @@
-"""Checks that a LIMIT waits for few bytes only, and that the rows stay the same."""
+"""Checks that the first request of a task is small, so that queries with LIMIT return soon.
+
+The size of the first request must not change the rows.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ class Far(LocalStore):
 
 @pytest.mark.parametrize("first", [1, 17, 1000, CHUNK_SIZE, 3 * CHUNK_SIZE + 5])
 @pytest.mark.parametrize("target", ["300k", "1g"])
-def test_first_request_of_plain_chunks_is_small(
+def test_first_request_of_uncompressed_chunks_is_small(
     monkeypatch: pytest.MonkeyPatch, first: int, target: str
 ) -> None:
     options = {**tier_options("codecs"), "targetPartitionBytes": target}
@@ -51,7 +54,7 @@ def test_first_request_of_plain_chunks_is_small(
     assert run(plan, options, Tier(store)).equals(expected)
     assert store.reads[0] == (0, first)
     read = sum(stop - start for start, stop in store.reads)
-    # No byte is read twice, except the few bytes that prove a border.
+    # No byte is read twice, except the few bytes that confirm the border between two slices.
     cuts = sum(len(task.slices) for task in plan.tasks)
     assert read <= plan.nominal_bytes + cuts * ENTRY_PREFIX_SIZE
 
@@ -69,10 +72,10 @@ def test_first_request_reads_a_full_compressed_chunk(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
-def test_first_request_of_a_full_task_is_small(
+def test_first_request_is_small_even_if_the_whole_task_is_read(
     monkeypatch: pytest.MonkeyPatch, *, is_whole: bool
 ) -> None:
-    """A small first request returns sooner than a full chunk. Further requests run concurrently."""
+    """A small first request returns sooner than a full chunk. Later requests run concurrently."""
     options = parse_options({**tier_options("codecs"), "targetPartitionBytes": "1g"})
     for module in (segment_source, slice_boundaries):
         monkeypatch.setattr(module, "FIRST_REQUEST_BYTES", 17)

@@ -1,5 +1,6 @@
-"""Tests values whose headers name the writer schema by GUID, as Confluent's own serializers write
-them.
+"""Tests values with the GUID of their writer schema.
+
+Confluent's serializers write the GUID into a record header or before the value.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ def server() -> Iterator[Registry]:
 
 @pytest.fixture
 def client() -> SchemaRegistryClient:
-    """Returns a client of the registry inside Confluent's library, which assigns GUIDs."""
+    """Returns a client of the mock registry of Confluent's library, which assigns GUIDs."""
     return SchemaRegistryClient.new_client({"url": "mock://"})
 
 
 def serialized(serializer: Any, value: object) -> list[SimpleRecord]:  # noqa: ANN401
-    """Returns a record with the GUID in its header, and a record with the GUID before its value."""
+    """Returns a record with the schema's GUID in its header, and one with the GUID in its value."""
     headers: list[tuple[str, Any]] = []
     data = serializer(value, SerializationContext("orders", MessageField.VALUE, headers))
     ((name, guid),) = headers
@@ -70,7 +71,7 @@ def read(root: Path, records: list[SimpleRecord], /, **options: str) -> Any:  # 
 
 
 def path_of(client: SchemaRegistryClient, kind: str, text: str) -> str:
-    """Returns the registry path of the schema that the topic's serializer registered."""
+    """Returns the registry path of schema `text`, which the serializer has registered."""
     (version,) = (
         row
         for number in client.get_versions("orders-value")
@@ -109,7 +110,7 @@ def test_json_with_guids_needs_no_registry(client: SchemaRegistryClient, tmp_pat
     records = serialized(serializer, {"a": 7})
     assert [record.value[:1] for record in records if record.value] == [b"{", b"\1"]
     for number, record in enumerate(records):
-        # First the schema is inferred from a sample, then the values are read.
+        # The scan infers the schema from a sample before it reads the values.
         table = read(tmp_path / str(number), [record], **{"value.format": "json-confluent"})
         assert table["value"].to_pylist() == [{"a": 7}]
 

@@ -1,4 +1,7 @@
-"""Tests batches of several threads: all arrive, in order if requested, and few are queued."""
+"""Tests reads in several threads.
+
+All batches are returned, in order if requested, and only few batches wait for the consumer.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ def test_all_batches_are_returned_exactly_once(sizes: list[int], threads: int) -
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_late_read_delays_others_only_if_ordered(ordered: bool) -> None:
+def test_slow_read_delays_later_reads_only_if_ordered(ordered: bool) -> None:
     second_has_ended = threading.Event()
 
     def late() -> Iterator[pa.RecordBatch]:
@@ -71,14 +74,14 @@ def test_late_read_delays_others_only_if_ordered(ordered: bool) -> None:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_error_is_raised_and_ends_other_reads(ordered: bool) -> None:
+def test_error_of_a_read_is_raised_and_ends_other_reads(ordered: bool) -> None:
     def broken() -> Iterator[pa.RecordBatch]:
         yield batch(1, 0)
-        raise ValueError("of this read")
+        raise ValueError("the read failed")
 
     reads = [*reads_of([3]), broken, *reads_of([1000] * 4)]
     received: list[pa.RecordBatch] = []
-    with pytest.raises(ValueError, match="of this read"):
+    with pytest.raises(ValueError, match="the read failed"):
         received.extend(in_threads(reads, 2, ordered=ordered))
     if ordered:
         assert pairs(iter(received)) == [(0, 0), (0, 1), (0, 2), (1, 0)]
@@ -86,13 +89,13 @@ def test_error_is_raised_and_ends_other_reads(ordered: bool) -> None:
 
 
 @pytest.mark.parametrize("fails_late", [True, False])
-def test_error_that_the_caller_keeps_does_not_keep_batches(fails_late: bool) -> None:
+def test_exception_kept_by_the_caller_does_not_keep_batches_in_memory(fails_late: bool) -> None:
     size, waiting = 1 << 20, threading.Event()
 
     def broken() -> Iterator[pa.RecordBatch]:
         yield from ()
         assert not fails_late or waiting.wait(30)
-        raise ValueError("of this read")
+        raise ValueError("the read failed")
 
     def large() -> Iterator[pa.RecordBatch]:
         for _ in range(8):
@@ -104,13 +107,13 @@ def test_error_that_the_caller_keeps_does_not_keep_batches(fails_late: bool) -> 
     assert pairs(iter([next(batches)])) == [(0, 0)]
     assert waiting.wait(30)
     assert pa.total_allocated_bytes() - before >= 7 * size
-    with pytest.raises(ValueError, match="of this read") as kept:
+    with pytest.raises(ValueError, match="the read failed") as kept:
         next(batches)
     assert kept.tb is not None
     assert pa.total_allocated_bytes() - before < size
 
 
-def test_interrupt_that_the_caller_keeps_does_not_keep_batches() -> None:
+def test_interrupt_kept_by_the_caller_does_not_keep_batches_in_memory() -> None:
     size, waiting = 1 << 20, threading.Event()
 
     def large() -> Iterator[pa.RecordBatch]:
@@ -129,12 +132,12 @@ def test_interrupt_that_the_caller_keeps_does_not_keep_batches() -> None:
     with pytest.raises(KeyboardInterrupt) as kept:
         batches.throw(KeyboardInterrupt())
     assert kept.tb is not None
-    # The consumer has the batch that was returned last.
+    # The consumer still holds the batch that was returned last.
     assert pa.total_allocated_bytes() - before < 2 * size
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_close_ends_threads_and_reads(ordered: bool) -> None:
+def test_close_ends_all_threads_and_reads(ordered: bool) -> None:
     closed: list[int] = []
 
     def endless(number: int) -> Iterator[pa.RecordBatch]:
@@ -152,7 +155,7 @@ def test_close_ends_threads_and_reads(ordered: bool) -> None:
     assert 0 in closed
 
 
-def test_slow_consumer_limits_waiting_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_batches_of_a_slow_consumer_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handover, "WAITING_BYTES", 4 * batch(0, 0).nbytes)
     lock, begun = threading.Lock(), [0]
 
@@ -168,7 +171,8 @@ def test_slow_consumer_limits_waiting_bytes(monkeypatch: pytest.MonkeyPatch) -> 
             next(batches)
             if consumed % 20 == 0:
                 time.sleep(0.05)
-                # Two threads have four waiting batches each, counted twice, and one in progress.
+                # Each of the two threads has at most twice four waiting batches, and one batch in
+                # progress.
                 assert begun[0] - consumed <= 18
 
 

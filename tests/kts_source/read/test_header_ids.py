@@ -1,4 +1,4 @@
-"""Tests ids of writer schemas in record headers."""
+"""Tests schema ids that serializers write into record headers."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def record(value: bytes | None, *headers: tuple[str, bytes | None]) -> SimpleRec
 
 
 def numbers(*values: int) -> bytes:
-    """Returns the numbers as one byte each."""
+    """Returns the Avro encoding of small numbers, which is one byte for each number."""
     return bytes(2 * value for value in values)
 
 
-def test_guid_is_read_from_header_and_prefix(tmp_path: Path) -> None:
+def test_schema_guid_is_read_from_header_and_value_prefix(tmp_path: Path) -> None:
     by_guid = ("__value_schema_id", GUID)
-    # Without the header, the bytes after the fifth would decode as six numbers.
+    # If the header was ignored, the bytes after the first five would decode as six numbers.
     value = numbers(0, 0, 0, 0, 7, 0)
     records = [
         record(ID + numbers(1, 2, 3, 4, 5, 6)),
@@ -99,7 +99,9 @@ def test_guid_is_read_from_header_and_prefix(tmp_path: Path) -> None:
         ("value.a IS NULL OR value.a < 2", [1, None, 0]),
     ],
 )
-def test_id_is_read_from_header(tmp_path: Path, where: str, expected: list[int | None]) -> None:
+def test_schema_id_is_read_from_header(
+    tmp_path: Path, where: str, expected: list[int | None]
+) -> None:
     records = [
         record(numbers(1, 2, 3, 4, 5, 6), ("other", b"\0"), ("__value_schema_id", ID)),
         record(ID + numbers(2, 2, 3, 4, 5, 6), ("other", None)),
@@ -117,8 +119,8 @@ def test_id_is_read_from_header(tmp_path: Path, where: str, expected: list[int |
 
 
 @pytest.mark.parametrize("name", ["globalId", "contentId", "artifactId", "encoding"])
-def test_error_of_apicurio_headers_names_them(tmp_path: Path, name: str) -> None:
-    # Without a header check, this would decode as the value of schema 7.
+def test_apicurio_headers_raise_error_that_names_apicurio(tmp_path: Path, name: str) -> None:
+    # If the header was ignored, this value would decode with schema 7.
     value = ID + numbers(1, 2, 3, 4, 5, 6)
     records = [
         record(value, ("apicurio.key.globalId", ID)),
@@ -148,14 +150,14 @@ BIG = (1 << 40).to_bytes(8, "big")
 SEVEN = bytes(7) + b"\7"
 
 
-def test_apicurio_ids_are_decoded(tmp_path: Path) -> None:
+def test_values_with_apicurio_ids_are_decoded(tmp_path: Path) -> None:
     content = numbers(1, 2, 3, 4, 5, 6)
     name, other = "apicurio.value.globalId", "apicurio.value.contentId"
     records = [
         record(content, (name, SEVEN), ("apicurio.value.encoding", b"BINARY")),
         record(b"\0" + SEVEN + content),
         record(None, (name, SEVEN)),
-        # Decodes as six zeros and extra bytes:
+        # This value decodes as six zeros, followed by unexpected bytes.
         record(b"\0" + SEVEN + content, (name, BIG), (name, SEVEN)),
         record(b"\0" + SEVEN + content, (other, SEVEN)),
         record(content, ("apicurio.key.globalId", SEVEN)),
@@ -183,7 +185,7 @@ def test_apicurio_ids_are_decoded(tmp_path: Path) -> None:
     assert {row for row, fields in enumerate(values) if fields is not None} == {1, 9}
 
 
-def test_key_id_is_read_from_header(tmp_path: Path) -> None:
+def test_schema_id_of_key_is_read_from_header(tmp_path: Path) -> None:
     guid = SimpleRecord(b"v", b'{"a": 3}', (("__key_schema_id", GUID),))
     none = SimpleRecord(b"v", b'{"a": 3}', (("__value_schema_id", GUID),))
     plain = SimpleRecord(b"v", ID + b"{}")
@@ -195,7 +197,7 @@ def test_key_id_is_read_from_header(tmp_path: Path) -> None:
     assert table["keyError"].to_pylist()[:2] == [None, None]
 
 
-def test_header_ids_add_no_columns(tmp_path: Path) -> None:
+def test_schema_ids_in_headers_add_no_column(tmp_path: Path) -> None:
     source = options(tmp_path, [record(ID + numbers(1, 2, 3, 4, 5, 6), ("h", b"v"))])
     assert "headers" not in kts_source.scan(source).to_table().schema.names
     with_headers = kts_source.scan(source | {"columns": "headers,value"}).to_table()
@@ -203,7 +205,7 @@ def test_header_ids_add_no_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_framed_returns_the_same_as_a_loop_over_headers(seed: int) -> None:
+def test_framed_values_equal_the_result_of_a_loop_over_headers(seed: int) -> None:
     chance = random.Random(seed)
     names = ["__value_schema_id", "__key_schema_id", "x", "apicurio.key.encoding"]
     if seed % 2:

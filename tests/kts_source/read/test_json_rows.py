@@ -1,4 +1,4 @@
-"""Tests JSON values that are decoded during the read: `value.format` = `json`."""
+"""Tests JSON values that the read decodes because of `value.format=json`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BAD: dict[int, tuple[bytes, str]] = {
 
 
 def value(number: int) -> bytes:
-    """Returns the encoded order with this number."""
+    """Returns order `number` as JSON."""
     fields = {
         "user": {"tags": {"k": [number / 4]}, "id": number},
         "amount": number,
@@ -43,7 +43,7 @@ def value(number: int) -> bytes:
 
 
 def row(number: int) -> dict[str, object]:
-    """Returns the same order as the table returns it, with price and time as text."""
+    """Returns order `number` as the table returns it, but with price and time as text."""
     return {
         "country": "CH" if number % 3 else "Dé",
         "amount": number,
@@ -54,14 +54,14 @@ def row(number: int) -> dict[str, object]:
 
 
 def as_rows(rows: list[dict[str, object] | None]) -> list[dict[str, object] | None]:
-    """Converts rows of a table to the form of `row`."""
+    """Converts price and time of table rows to text, as `row` returns them."""
     return [
         fields and fields | {name: str(fields[name]) for name in ("price", "at")} for fields in rows
     ]
 
 
 def as_json(**options: str) -> dict[str, str]:
-    """Returns the options that decode the orders."""
+    """Returns the options that decode JSON orders."""
     return {"value.format": "json", "value.schema": DDL} | options
 
 
@@ -86,23 +86,25 @@ def test_json_value_becomes_a_struct(tmp_path: Path) -> None:
     assert as_rows(table["value"].to_pylist()) == [*expected, row(100)]
 
 
-def test_json_columns_select_fields(damaged: dict[str, str]) -> None:
+def test_value_columns_select_json_fields(damaged: dict[str, str]) -> None:
     options = as_json(**{"value.columns": "user.id, country", "value.mode": "DROPMALFORMED"})
     table = kts_source.scan(damaged | options).select(["offset", "value"]).to_table()
     assert table["value"].type == parse_ddl("country string, user struct<id: int>")
-    # Unselected fields may be missing or have the wrong type.
+    # Fields that are not selected may be missing or have the wrong type.
     assert table["offset"].to_pylist() == [n for n in range(30) if n not in (12, 25)] + [0]
     assert table["value"][7].as_py() == {"country": "CH", "user": {"id": 7}}
 
 
-def test_failfast_error_names_location_and_field(damaged: dict[str, str]) -> None:
+def test_mode_failfast_raises_error_that_names_location_and_field(damaged: dict[str, str]) -> None:
     expected = r"does not match option 'value\.format' \(json\): amount: "
     with pytest.raises(InvalidValueError, match=expected) as raised:
         kts_source.scan(damaged | as_json(columns="value")).to_table(threads=1)
     assert (raised.value.topic, raised.value.partition, raised.value.offset) == ("orders", 0, 3)
 
 
-def test_permissive_returns_null_and_reason(damaged: dict[str, str]) -> None:
+def test_mode_permissive_returns_null_and_reason_for_invalid_values(
+    damaged: dict[str, str],
+) -> None:
     options = as_json(**{"value.mode": "PERMISSIVE"})
     table = kts_source.scan(damaged | options).to_table()
     reasons = table["valueError"].to_pylist()
@@ -113,13 +115,13 @@ def test_permissive_returns_null_and_reason(damaged: dict[str, str]) -> None:
     assert nulls == [3, 4, 5, 12, 17, 25]
 
 
-def test_dropmalformed_skips_rows(damaged: dict[str, str]) -> None:
+def test_mode_dropmalformed_skips_rows_with_invalid_values(damaged: dict[str, str]) -> None:
     scan = kts_source.scan(damaged | as_json(**{"value.mode": "DROPMALFORMED"}))
     assert scan.count() == 27
     assert scan.to_table()["offset"].to_pylist() == [n for n in range(30) if n not in BAD] + [0]
 
 
-def test_json_schema_of_a_single_type_decodes_keys(tmp_path: Path) -> None:
+def test_json_schema_can_be_a_single_type(tmp_path: Path) -> None:
     options = write(tmp_path, [[b"[1, 2.0]", b"[]"]]) | as_json(**{"value.schema": "array<bigint>"})
     assert kts_source.scan(options).to_table()["value"].to_pylist() == [[1, 2], []]
     # The keys k0 and k1 are not JSON.
@@ -141,7 +143,7 @@ def test_json_confluent_header_is_skipped(tmp_path: Path) -> None:
     assert "shorter than the 5 bytes" in reasons[4]
 
 
-def test_json_schema_in_ddl_is_text_or_a_file(tmp_path: Path) -> None:
+def test_json_schema_in_ddl_can_be_option_text_or_a_file(tmp_path: Path) -> None:
     file = tmp_path / "order.ddl"
     file.write_text(DDL)
     options = {"path": "/x", "subscribe": "t"}

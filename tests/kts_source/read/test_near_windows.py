@@ -1,6 +1,7 @@
-"""Checks that parts of unencoded chunks are read without the rest of the chunk.
+"""Checks that a part of an unencoded chunk is read without the rest of the chunk.
 
-The bytes are the same for a local file and a remote store, and no other bytes are read.
+Unencoded chunks are neither compressed nor encrypted. A local store and a remote store return the
+same bytes, and no other bytes are read.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def test_windows_contain_exactly_the_requested_bytes(
 
 
 @pytest.mark.parametrize("ahead", [NO_READ_AHEAD, ReadAhead(2, 1000, slow_start=False)])
-def test_error_of_windows_names_the_failed_byte_range(tmp_path: Path, ahead: ReadAhead) -> None:
+def test_error_of_failed_read_names_its_byte_range(tmp_path: Path, ahead: ReadAhead) -> None:
     (tmp_path / "whole.log").write_bytes(DATA)
     (tmp_path / "cut.log").write_bytes(DATA[:50])
     index = FixedChunkIndex(CHUNK, len(DATA), CHUNK, len(DATA) % CHUNK)

@@ -1,4 +1,4 @@
-"""Tests Protobuf values that are decoded during the read: `value.format` = `protobuf`."""
+"""Tests Protobuf values that the read decodes because of `value.format=protobuf`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BAD = [3, 5]
 
 
 def as_protobuf(folder: Path, **options: str) -> dict[str, str]:
-    """Returns the options that decode the values."""
+    """Writes the descriptor file, and returns the options that decode the values."""
     file = folder / "order.desc"
     file.write_bytes(descriptor_set(sample_file("proto3")))
     named = {"value.schema": str(file), "value.message": "s.Order"}
@@ -61,18 +61,20 @@ def test_protobuf_value_becomes_a_struct(tier: dict[str, str], tmp_path: Path) -
     assert all(reasons[n].startswith("id: ") for n in BAD)
 
 
-def test_protobuf_columns_select_fields(tier: dict[str, str], tmp_path: Path) -> None:
+def test_value_columns_select_protobuf_fields(tier: dict[str, str], tmp_path: Path) -> None:
     options = as_protobuf(
         tmp_path, **{"value.columns": "main.prices,amount", "value.mode": "DROPMALFORMED"}
     )
     scan = kts_source.scan(tier | options)
     rows = scan.to_table()["value"].to_pylist()
     assert rows[:2] == [{"amount": -2.5, "main": {"prices": [3, 4]}}, None]
-    # Skipped fields are not checked, but must not extend beyond the value.
+    # The contents of skipped fields are not checked, but a field must end inside the value.
     assert len(rows) == scan.count() == 25
 
 
-def test_failfast_error_names_location_and_field(tier: dict[str, str], tmp_path: Path) -> None:
+def test_mode_failfast_raises_error_that_names_location_and_field(
+    tier: dict[str, str], tmp_path: Path
+) -> None:
     with pytest.raises(InvalidValueError, match=r"\(protobuf\): id: ") as raised:
         kts_source.scan(tier | as_protobuf(tmp_path)).to_table(threads=1)
     assert raised.value.offset == 3
@@ -80,7 +82,7 @@ def test_failfast_error_names_location_and_field(tier: dict[str, str], tmp_path:
 
 def test_protobuf_confluent_header_is_skipped(tmp_path: Path) -> None:
     head = b"\0\0\0\0\x07"
-    # The order is the second message of its file; index 0 names the first.
+    # Message s.Order is the second message of its file. Index 0 refers to the first message.
     values: list[bytes | None] = [head + b"\2\2" + WHOLE, None, head + b"\0" + WHOLE, WHOLE]
     options = as_protobuf(
         tmp_path, **{"value.format": "protobuf-confluent", "value.mode": "PERMISSIVE"}
@@ -94,7 +96,7 @@ def test_protobuf_confluent_header_is_skipped(tmp_path: Path) -> None:
     assert "neither byte 0" in reasons[3]
 
 
-def test_descriptors_are_read_once_and_pickled(tier: dict[str, str], tmp_path: Path) -> None:
+def test_pickled_scan_needs_no_descriptor_file(tier: dict[str, str], tmp_path: Path) -> None:
     options = as_protobuf(tmp_path, **{"value.mode": "PERMISSIVE"})
     scan = kts_source.scan(tier | options)
     expected = scan.to_table()
@@ -109,7 +111,7 @@ def test_descriptors_are_read_once_and_pickled(tier: dict[str, str], tmp_path: P
         ({"value.columns": "nothing"}, "or 'value.columns': .*nothing"),
     ],
 )
-def test_missing_message_name_is_an_invalid_option_error(
+def test_unknown_message_or_field_raises_invalid_option_error(
     tmp_path: Path, options: dict[str, str], reason: str
 ) -> None:
     with pytest.raises(InvalidOptionError, match=reason):

@@ -1,7 +1,7 @@
-"""Counts the requests, bytes and listings of scans; measures no times.
+"""Counts the requests, bytes and listings of scans.
 
-The tier has compressed chunks of 256 KiB, so stored positions differ from original ones. Its
-segments have 16 to 23 MiB, so each takes two or three requests.
+The tier has compressed chunks of 256 KiB, so positions in objects differ from positions in the log.
+Its segments have 16 to 23 MiB, so a scan reads each segment with two or three requests.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MIB = 1 << 20
 
 
 class CountedTier(SimulatedTier):
-    """Records the reads of segment bytes and the order in which objects are read."""
+    """A tier that records the reads of logs, and the order in which objects are read."""
 
     def __init__(self, partitions: int = PARTITIONS, segments: int = SEGMENTS) -> None:
         super().__init__(partitions, segments, latency_seconds=0, aborted_share=10**9)
@@ -82,8 +82,10 @@ def rows(
     columns: str = "offset,value",
     caches: Caches = NO_CACHES,
 ) -> int:
-    """Returns the number of rows of all tasks, or of the first batches of the first task, as a
-    LIMIT reads them.
+    """Reads a plan and returns the number of rows.
+
+    If `batches` is given, reads only this number of batches of the first task, like a query with
+    LIMIT.
     """
     options = parse_options({"path": "simulated", "subscribe": TOPIC, "columns": columns})
     reader, settings = (
@@ -100,7 +102,7 @@ def rows(
 
 
 def stored_bytes(segments: int = SEGMENTS) -> int:
-    """Returns the stored bytes of one partition."""
+    """Returns the total size of the first stored segments of a partition in bytes."""
     return sum(sum(shape(number).stored_sizes) for number in range(segments))
 
 
@@ -115,12 +117,12 @@ def test_full_scan_sends_few_requests() -> None:
     segments = PARTITIONS * SEGMENTS
     assert done.requests == store.log_requests <= stored / (8 * MIB) + 3 * segments
     assert done.bytes == store.log_bytes == stored
-    # The limit includes the reads of manifests and side files during planning.
+    # The same limit holds for all requests, including the reads of manifests and side files.
     assert store.counters.requests <= stored / (8 * MIB) + 3 * segments
 
 
 @pytest.mark.parametrize("target", ["3m", "8m", "20m"])
-def test_range_that_cuts_a_segment_reads_at_most_one_more_chunk(target: str) -> None:
+def test_each_cut_of_a_segment_reads_at_most_one_additional_chunk(target: str) -> None:
     store = CountedTier()
     plan = planned(store, targetPartitionBytes=target)
     before = store.counters
@@ -132,7 +134,7 @@ def test_range_that_cuts_a_segment_reads_at_most_one_more_chunk(target: str) -> 
     assert cuts >= (1 if target == "20m" else segments)
     chunk = max(max(shape(number).stored_sizes) for number in range(SEGMENTS))
     assert store.log_bytes <= 1.01 * (PARTITIONS * stored_bytes() + cuts * chunk)
-    # The task reads the index of a split segment, so that slices begin and end at batches.
+    # Tasks also read the index of a split segment, because slices begin and end at batches.
     index_bytes = done.bytes - store.log_bytes
     assert index_bytes <= slices * 8 * BATCHES_PER_CHUNK * shape(SEGMENTS - 1).chunks
     allowed = store.log_bytes / (8 * MIB) + 3 * slices
@@ -143,7 +145,7 @@ def test_range_that_cuts_a_segment_reads_at_most_one_more_chunk(target: str) -> 
 @pytest.mark.parametrize(
     "ends", [((0, 10, 3), (0, 20, 5)), ((0, 50, 1), (2, 7, 15)), ((1, 3, 0), (1, 4, 0))]
 )
-def test_offset_window_reads_only_its_chunks(
+def test_scan_of_offset_window_reads_only_chunks_of_the_window(
     ends: tuple[tuple[int, int, int], tuple[int, int, int]], target: str
 ) -> None:
     store = CountedTier(1)
@@ -166,7 +168,7 @@ def test_offset_window_reads_only_its_chunks(
             if first < high and first + chunk_records > low:
                 needed += size
                 largest = max(largest, size)
-    # Both ends of the window and the task borders inside a segment need a cut.
+    # Each end of the window and each border between tasks inside a segment is a cut.
     slices = [task_slice for task in plan.tasks for task_slice in task.slices]
     cuts = 2 + len(slices) - len({task_slice.segment_id for task_slice in slices})
     assert needed <= store.log_bytes <= 1.01 * (needed + cuts * largest)
@@ -178,7 +180,8 @@ def test_plan_lists_1000_objects_per_request(partitions: int, segments: int) -> 
     end = json.dumps({TOPIC: {f"{number}": 10 for number in range(partitions)}})
     planned(store, endingOffsets=end)
     objects = 3 * segments
-    # The folders of the topic, the folders of its partitions, and the pages of each partition.
+    # One request for the topic folders, one for the partition folders, and one for each page of a
+    # partition.
     assert store.counters.list_requests <= 2 + partitions * -(-objects // 1000)
 
 
@@ -205,10 +208,11 @@ def test_second_scan_with_chunk_cache_reads_no_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["3m", "4g"])
 @pytest.mark.parametrize(
     ("batches", "columns"),
-    # Records have a key of 1 KiB: two batches without the key span more of the log than allowed.
+    # Record keys have 1 KiB. Without the key column, two batches would contain more of the log than
+    # this test allows.
     [(1, "offset,value"), (1, "offset,key"), (2, "offset,key")],
 )
-def test_limit_reads_little(batches: int, columns: str, target: str) -> None:
+def test_query_with_limit_reads_few_bytes(batches: int, columns: str, target: str) -> None:
     store = CountedTier()
     plan = planned(store, targetPartitionBytes=target)
     assert plan.tasks[0].slices[0].is_whole == (target == "4g")
@@ -219,5 +223,6 @@ def test_limit_reads_little(batches: int, columns: str, target: str) -> None:
     assert done.bytes <= 16 * MIB
     first = next(iter(store.reads.values()))[0]
     assert first[1] - first[0] <= max(MIB, CHUNK_BYTES)
-    # The first rows do not wait for the end of the first task inside a segment.
+    # The scan reads the log first. The first rows do not wait for the index, which contains the end
+    # of the slice.
     assert store.keys[planning] == next(iter(store.reads))
