@@ -327,7 +327,7 @@ def tier_key(tier: DamagedTier, path: Path) -> str:
     return path.relative_to(tier.root).as_posix()
 
 
-def test_index_keys_refuses_check_crcs_false(tmp_path: Path) -> None:
+def test_index_keys_with_check_crcs_false_is_refused(tmp_path: Path) -> None:
     tier = write_tier(tmp_path / "tier", healthy_segments())
     with pytest.raises(InvalidOptionError, match="checkCrcs"):
         kts_source.index_keys(options_of(tier, checkCrcs="false"), str(tmp_path / "index"))

@@ -115,7 +115,7 @@ def test_describe_returns_segment_metadata(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["index", "timeindex", "leader_epoch_checkpoint", "snapshot"])
-def test_copy_with_missing_file_is_orphan(tmp_path: Path, suffix: str) -> None:
+def test_copy_with_missing_file_is_reported_as_orphan(tmp_path: Path, suffix: str) -> None:
     write_segments(tmp_path, build_two_segments())
     find_files(tmp_path, suffix)[0].unlink()
     store = LocalStore(tmp_path)

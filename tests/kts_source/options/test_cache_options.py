@@ -44,7 +44,7 @@ def test_cache_waits_no_longer_than_the_read_timeout() -> None:
     assert settings(fetchReadTimeoutMs="700").patience_seconds == 0.7
 
 
-def test_cache_false_disables_all_caches() -> None:
+def test_option_cache_false_disables_all_caches() -> None:
     assert settings(cache="false", chunkCacheBytes="1g", cacheDir="/x") == NO_CACHE
 
 

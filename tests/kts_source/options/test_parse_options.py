@@ -153,7 +153,7 @@ def test_kafka_options_have_no_effect_without_bootstrap_servers() -> None:
     assert (options.brokers, options.tail, options.broker_fallback) == (None, False, False)
 
 
-def test_brokers_are_read_from_kafka_options() -> None:
+def test_bootstrap_servers_are_read_from_kafka_options() -> None:
     brokers = {"kafka.bootstrap.servers": "x:9092", "kafka.group.id": "g"}
     options = parse_options({**BASE, **brokers})
     assert options.brokers is not None
@@ -165,7 +165,7 @@ def test_brokers_are_read_from_kafka_options() -> None:
 
 
 @pytest.mark.parametrize("name", ["tail", "brokerFallback"])
-def test_tail_options_without_brokers_are_refused(name: str) -> None:
+def test_tail_and_broker_fallback_without_bootstrap_servers_are_refused(name: str) -> None:
     assert f"{name}=true needs option kafka.bootstrap.servers" in refused(**{name: "true"})
     assert parse_options({**BASE, name: "false"}).brokers is None
 

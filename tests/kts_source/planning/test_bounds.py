@@ -76,7 +76,7 @@ def test_scan_that_ends_at_open_transaction_logs_a_warning(
     assert "txn-0 ends at offset 3675: open transaction of producer 6 since offset 3675" in line
 
 
-def test_read_committed_logs_count_of_aborted_transactions(
+def test_read_committed_scan_logs_count_of_aborted_transactions(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "kts_source")
@@ -143,7 +143,7 @@ def test_options_without_effect_are_logged_in_one_line(caplog: pytest.LogCapture
     assert "without effect" not in caplog.text
 
 
-def test_assigned_partition_without_objects_warns(
+def test_assigned_partition_without_objects_logs_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING, "kts_source")

@@ -89,7 +89,7 @@ def build_log(text: bytes, appends: int) -> BuiltLog:
 @pytest.mark.parametrize(
     ("kind", "before"), [*((LIST_OFFSETS, n) for n in range(5)), (EPOCH_ENDS, 0)]
 )
-def test_topic_recreated_during_planning_returns_new_rows(
+def test_scan_of_topic_recreated_during_planning_returns_rows_of_new_topic(
     brokers: FakeCluster, kind: str, before: int
 ) -> None:
     # Requests to leaders contain only the topic name. If the planner combined the segments of the
@@ -127,7 +127,7 @@ def test_topic_recreated_during_planning_returns_new_rows(
 
 
 @pytest.mark.parametrize("fail_on_data_loss", ["true", "false"])
-def test_log_start_moving_during_planning_is_not_data_loss(
+def test_log_start_that_moves_during_planning_is_not_data_loss(
     brokers: FakeCluster, monkeypatch: pytest.MonkeyPatch, fail_on_data_loss: str
 ) -> None:
     # The plan does not contain the deleted offsets yet, so no planned data is lost.
@@ -325,7 +325,7 @@ def test_replay_of_plan_retries_metadata_without_planned_partitions(
 
 
 def test_aborted_transactions_of_tier_are_read_from_leader(tmp_path: Path) -> None:
-    """A follower with an older version, or a lagging follower, does not list all transactions."""
+    """A follower that is older or lags does not list all aborted transactions."""
     builder = LogBuilder()
     builder.append([SimpleRecord(b"plain")] * 2)
     builder.send(7, [SimpleRecord(b"aborted")] * 3)

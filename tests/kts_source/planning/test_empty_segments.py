@@ -130,7 +130,7 @@ def test_audit_of_empty_segments_has_no_findings(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_empty_segments_are_searched_streamed_and_exported(tmp_path: Path, kind: str) -> None:
+def test_search_stream_and_export_accept_empty_segments(tmp_path: Path, kind: str) -> None:
     empty = {1, 3}
     options = write_tier(tmp_path / "tier", kind, empty)
     search = kts_source.find(options, keys=[b"k2"])

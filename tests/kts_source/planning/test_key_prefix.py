@@ -112,7 +112,7 @@ def test_prefix_search_limits_listings(tmp_path: Path, layout: str) -> None:
     assert store.counters.list_requests <= 3 * MAX_FOLDERS
 
 
-def test_local_tier_in_subfolder_is_proposed(tmp_path: Path) -> None:
+def test_error_proposes_key_prefix_of_local_tier_in_subfolder(tmp_path: Path) -> None:
     builder = LogBuilder()
     builder.append([SimpleRecord(b"x")])
     writer = LocalTierWriter(tmp_path / "kept" / "here", topic="orders", partition=0)

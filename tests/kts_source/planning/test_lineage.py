@@ -171,7 +171,7 @@ def test_checkpoint_determines_log_start() -> None:
     assert clipped.reason.startswith("offsets [10, 13) are below the first leader epoch")
 
 
-def test_checkpoint_below_first_tiered_offset_adds_no_hole() -> None:
+def test_log_start_below_first_tiered_offset_adds_no_hole() -> None:
     log = partition_log([make_segment(50, 99)], make_lineage(e0=0))
     assert (log.log_start, log.holes) == (50, ())
 
@@ -244,7 +244,7 @@ def test_hole_names_the_segments_before_and_after_it() -> None:
     assert log.unverifiable == ()
 
 
-def test_hole_names_the_selected_upload() -> None:
+def test_hole_names_the_upload_that_is_read_after_it() -> None:
     retried = [make_segment(30, 39, name="b"), make_segment(30, 39, name="a")]
     log = partition_log([make_segment(0, 9), *retried], make_lineage(e0=0))
     (hole,) = log.holes
@@ -252,14 +252,14 @@ def test_hole_names_the_selected_upload() -> None:
     assert hole.after.segment_id == "a"
 
 
-def test_gap_after_inexact_end_is_unverifiable() -> None:
+def test_gap_after_segment_with_inexact_end_is_unverifiable() -> None:
     first, last = make_segment(0, 9, end_is_exact=False), make_segment(50, 59, end_is_exact=False)
     log = partition_log([first, make_segment(30, 39), last], make_lineage(e0=0))
     assert [(gap.start, gap.stop) for gap in log.unverifiable] == [(10, 30)]
     assert [(hole.start, hole.stop) for hole in log.holes] == [(40, 50)]
 
 
-def test_gap_after_dead_branch_is_hole() -> None:
+def test_gap_after_segment_of_dead_branch_is_reported_as_hole() -> None:
     branched = make_segment(0, 99, {0: 0, 1: 40}, end_is_exact=False)
     log = partition_log([branched, make_segment(60, 99, {2: 60})], make_lineage(e0=0, e2=50))
     assert [(hole.start, hole.stop) for hole in log.holes] == [(40, 60)]

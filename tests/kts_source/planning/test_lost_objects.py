@@ -179,7 +179,7 @@ def test_first_copy_in_progress_is_not_data_loss(
     assert "/1/00000000000000000000-" in plan.explain()
 
 
-def test_copy_in_progress_at_end_is_not_read(
+def test_copy_in_progress_at_end_of_tier_is_not_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path)
@@ -226,8 +226,7 @@ def test_incarnation_without_manifests_is_not_replaced_by_an_older_one(
     assert len(read_offsets(tmp_path, topicId=OLD)) == 15
     assert len(read_offsets(tmp_path, failOnDataLoss="false")) == 15
     assert "are older than objects of another topic id" in caplog.text
-    # If the objects without a manifest are older, they are of a deleted topic. Option topicId is
-    # not needed.
+    # Older objects without a manifest are of a deleted topic and do not require option topicId.
     set_modified(tmp_path, NEW, 500_000)
     assert len(read_offsets(tmp_path)) == 15
 

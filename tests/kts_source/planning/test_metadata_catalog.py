@@ -251,7 +251,9 @@ def test_store_denying_access_to_missing_keys_is_supported(world: World) -> None
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_object_with_denied_read_raises_unless_it_was_deleted(world: World, exists: bool) -> None:
+def test_denied_read_of_object_raises_error_unless_object_was_deleted(
+    world: World, exists: bool
+) -> None:
     # If `exists` is false, the object is deleted after its lookup, and the store denies access to
     # missing keys. Otherwise, the client may not use the key that encrypts the object.
     world.write_metadata()

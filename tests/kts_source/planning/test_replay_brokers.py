@@ -131,7 +131,9 @@ def test_replay_with_other_tail_option_raises_invalid_option_error(world: World)
 
 
 @pytest.mark.parametrize("lost", [0, 2])
-def test_scan_without_tail_reads_holes_from_brokers(world: World, lost: int) -> None:
+def test_scan_with_tail_false_reads_missing_tier_offsets_from_brokers(
+    world: World, lost: int
+) -> None:
     lost_keys = [key for key in world.store if f"/{world.bases[lost]:020}-" in key]
     assert lost_keys
     for key in lost_keys:
@@ -139,6 +141,6 @@ def test_scan_without_tail_reads_holes_from_brokers(world: World, lost: int) -> 
     assert world.offsets(tail="false") == list(range(world.tier_end))
 
 
-def test_scan_without_tail_of_empty_tier_returns_no_rows(world: World) -> None:
+def test_scan_of_empty_tier_with_tail_false_returns_no_rows(world: World) -> None:
     world.store.clear()
     assert world.offsets(tail="false") == []

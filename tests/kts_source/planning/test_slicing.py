@@ -149,7 +149,7 @@ def test_min_partitions_splits_by_bytes_instead_of_offsets(min_partitions: int) 
     assert counted[few.segment_id] == counted[many.segment_id]
 
 
-def test_compressed_and_encrypted_segments_make_more_tasks() -> None:
+def test_compressed_and_encrypted_segments_are_split_into_more_tasks() -> None:
     plain = [make_segment(100, number=n) for n in range(600)]
     compressed = [make_segment(100, number=n, compressed=True) for n in range(600)]
     both = [make_segment(100, number=n, compressed=True, encrypted=True) for n in range(600)]
@@ -234,7 +234,9 @@ def count_rows(options: dict[str, str]) -> list[int]:
 
 @pytest.mark.parametrize("limit", [1, 10, 100, 100_000])
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_sparse_records_are_split_by_bytes(codec: str, limit: int, tmp_path: Path) -> None:
+def test_sparse_records_are_split_into_tasks_by_bytes(
+    codec: str, limit: int, tmp_path: Path
+) -> None:
     """After compaction, there are millions of unused offsets between two records.
 
     The plan has at most one task for each record, and few tasks in total.

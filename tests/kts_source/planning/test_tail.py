@@ -110,7 +110,7 @@ def test_offsets_after_the_tier_are_read_from_disk(
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_hole_of_tier_is_read_from_disk(scene: TierAndDisk, level: str) -> None:
+def test_offsets_missing_in_tier_are_read_from_disk(scene: TierAndDisk, level: str) -> None:
     scene.copy(LOG, 0, 2, 4)
     scene.disk.write(LOG)
     scene.drop(LOG, 1)
@@ -124,7 +124,7 @@ def test_hole_of_tier_is_read_from_disk(scene: TierAndDisk, level: str) -> None:
     ]
 
 
-def test_hole_of_tier_and_disk_raises_data_loss_error(scene: TierAndDisk) -> None:
+def test_offsets_missing_in_tier_and_on_disk_raise_data_loss_error(scene: TierAndDisk) -> None:
     scene.copy(LOG, 0, 2)
     scene.disk.write(LOG)
     scene.drop(LOG, 2)

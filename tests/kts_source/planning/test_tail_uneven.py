@@ -41,7 +41,7 @@ def scene(tmp_path: Path) -> TierAndDisk:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("tiered", [(), (0,), (0, 1), (0, 2), (2, 3), (1,)])
-def test_first_offsets_and_holes_are_read_from_other_disk(
+def test_first_offsets_and_offsets_missing_in_tier_are_read_from_other_disk(
     scene: TierAndDisk, level: str, tiered: tuple[int, ...], *, clean: bool
 ) -> None:
     scene.copy(LOG, *tiered)

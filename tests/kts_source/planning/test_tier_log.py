@@ -137,7 +137,7 @@ def test_newest_epoch_in_older_upload_makes_planner_read_all_manifests() -> None
     assert log_view.is_complete  # with dead branches, a partial view is not sufficient
 
 
-def test_higher_end_in_window_makes_planner_read_all_manifests() -> None:
+def test_higher_end_offset_in_window_makes_planner_read_all_manifests() -> None:
     listed = Listed(
         [*make_segments(10), make_segment(405, 2000, name="long", event_timestamp_ms=5)]
     )

@@ -225,9 +225,9 @@ def test_tier_without_snapshots_is_read_with_old_brokers() -> None:
 
 
 def compact_twice(builder: LogBuilder) -> BuiltLog:
-    """Removes the records and index entries of all transactions, but keeps the markers.
+    """Removes the records and index entries of all transactions, but keeps their markers.
 
-    Compaction keeps the producer snapshots, so they still list the transaction as open.
+    Compaction keeps the producer snapshots, so these still list the transactions as open.
     """
     log = builder.build()
     segments = []

@@ -227,7 +227,7 @@ def is_in_doubt(world: World, *, times: bool) -> bool:
     """Returns whether the tier has lost so much that planning must raise an error.
 
     Args:
-        world: The tier.
+        world: Simulated tier.
         times: Whether the store reports modification times.
     """
     lives = world.incarnations[newest_incarnation(world)]
@@ -242,7 +242,7 @@ def is_in_doubt(world: World, *, times: bool) -> bool:
         for copy in _list_undescribed(life)
         if not times or copy.event_timestamp_ms > written
     )
-    # In the local layout, the user selects the incarnation.
+    # With LocalTieredStorage, option topicId selects the incarnation.
     is_chosen = world.shape.local
     return _find_newest_ms(lives) >= 0 and (
         any(map(_is_lost, lives)) or (not is_chosen and any(newer))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @settings(deadline=None, max_examples=500)
 @given(PREDICATES, ROWS)
-def test_region_contains_every_matching_row(predicate: Predicate, row: Row) -> None:
+def test_implied_region_contains_every_matching_row(predicate: Predicate, row: Row) -> None:
     for wanted in (True, False):
         if truth(predicate, row) is wanted:
             box = region(predicate, wanted)

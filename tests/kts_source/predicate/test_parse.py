@@ -82,7 +82,7 @@ NEW_YEAR = 1_704_067_200_000_000
         ),
     ],
 )
-def test_parse_predicate_returns_model(text: str, expected: Predicate) -> None:
+def test_predicate_text_is_parsed_to_expected_predicate(text: str, expected: Predicate) -> None:
     assert parse_predicate(text) == expected
     assert pickle.loads(pickle.dumps(expected)) == expected
 
@@ -207,7 +207,5 @@ def test_invalid_string_literal_raises_value_error(text: str) -> None:
         ("2024-01-01 00:00:00 UTC", "+05:00", NEW_YEAR),
     ],
 )
-def test_instant_returns_microseconds_of_timestamp_texts(
-    text: str, zone: str, expected: int
-) -> None:
+def test_timestamp_text_is_converted_to_microseconds(text: str, zone: str, expected: int) -> None:
     assert instant(text, time_zone(zone)) == expected

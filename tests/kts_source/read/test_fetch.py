@@ -73,12 +73,11 @@ def test_fetch_reads_nothing_before_the_first_next() -> None:
         assert fetch_threads() == []
 
 
-def test_read_ahead_limits_bytes() -> None:
+def test_read_ahead_respects_limit_of_bytes() -> None:
     store = RecordingStore()
     with fetching(store, requests(20), threads=16, prefetch_bytes=350) as results:
         next(results)
-        # The consumer has received the first range. Three more ranges of 100 bytes fit into 350
-        # bytes.
+        # The consumer has the first range. Three more ranges of 100 bytes fit into 350 bytes.
         wait_for(store, 4)
         assert len(store.asked) == 4
         next(results)
@@ -86,7 +85,7 @@ def test_read_ahead_limits_bytes() -> None:
         assert len(store.asked) == 5
 
 
-def test_read_ahead_limits_requests() -> None:
+def test_read_ahead_respects_limit_of_concurrent_requests() -> None:
     store = RecordingStore()
     store.gate.clear()
     with fetching(store, requests(50), threads=3, prefetch_bytes=1 << 30) as results:

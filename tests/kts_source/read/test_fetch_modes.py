@@ -61,7 +61,7 @@ def test_slow_start_limits_bytes_of_first_requests(
         assert len(store.asked) == 61
 
 
-def test_slow_start_runs_other_work_while_waiting() -> None:
+def test_slow_start_runs_callback_while_it_waits_for_first_response() -> None:
     store, threads = RecordingStore(), []
     store.gate.clear()
 
@@ -75,7 +75,7 @@ def test_slow_start_runs_other_work_while_waiting() -> None:
     assert threads == [threading.current_thread()]
 
 
-def test_other_work_is_not_run_if_the_response_is_ready() -> None:
+def test_callback_is_not_run_if_first_response_is_ready() -> None:
     done: list[None] = []
     with fetching(
         RecordingStore(), requests(5), slow_start=True, while_waiting=lambda: done.append(None)
@@ -84,14 +84,14 @@ def test_other_work_is_not_run_if_the_response_is_ready() -> None:
     assert done == []
 
 
-def test_other_work_runs_only_in_a_slow_start() -> None:
+def test_callback_runs_only_in_a_slow_start() -> None:
     store, done = RecordingStore(), list[None]()
     with fetching(store, requests(5), while_waiting=lambda: done.append(None)) as results:
         assert len(list(results)) == 5
     assert done == []
 
 
-def test_error_of_other_work_is_ignored() -> None:
+def test_error_of_callback_is_ignored() -> None:
     store = RecordingStore()
     store.gate.clear()
 

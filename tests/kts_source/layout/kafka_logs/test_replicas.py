@@ -96,7 +96,7 @@ def test_highest_high_watermark_of_all_replicas_is_used(tmp_path: Path) -> None:
     )
 
 
-def test_higher_epoch_is_preferred_to_more_records(tmp_path: Path) -> None:
+def test_replica_of_higher_epoch_is_preferred_to_longer_replica(tmp_path: Path) -> None:
     dead = build_branch((0, 5), (1, 20), name="dead")
     live = build_branch((0, 5), (3, 4), name="live")
     Disk(tmp_path / "a").write(dead)
