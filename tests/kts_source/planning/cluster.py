@@ -31,15 +31,17 @@ _LOCAL: Final = {
     "leader_epoch_checkpoint": 3,
     "snapshot": 4,
 }
-"""Bits of `remaining` that keep a file of `LocalTieredStorage`.
+"""Bit of `remaining` that keeps each kind of file of `LocalTieredStorage`.
 
-The log and the transaction index share a bit: a reader cannot detect the loss of only the index.
+The log and the transaction index share a bit, because a reader cannot detect that only the index
+is lost.
 """
 EpochShape = Literal["in the segment", "true starts", "full lineage"]
-"""Leader epochs in a manifest.
+"""Which leader epochs a manifest contains.
 
-The first epoch starts at the first offset of the segment, as in Kafka, or at its true start. "full
-lineage" has all epochs of the checkpoint, including epochs that end below the segment.
+"in the segment": the epochs of the segment. As in Kafka, the first of them starts at the first
+offset of the segment. "true starts": the same epochs with their true start offsets. "full
+lineage": all epochs of the checkpoint, including epochs that end below the segment.
 """
 
 

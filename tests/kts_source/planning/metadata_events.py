@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 METADATA = "__remote_log_metadata"
 STARTED, FINISHED, DELETING, DELETED = RemoteLogSegmentState
 Place = tuple[str, str, int]
-"""Topic, topic id and partition."""
+"""A partition: topic, topic id and partition number."""
 
 
 class UnlistableStore(MemoryStore):

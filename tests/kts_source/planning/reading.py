@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 ISOLATION_LEVELS = ("read_uncommitted", "read_committed")
 _REQUIRED: Final = frozenset({"index", "leader_epoch_checkpoint"})
-"""Side files without a substitute: they have the end of a copy, and the leader epochs."""
+"""Side files that cannot be rebuilt: they contain the end of a copy and its leader epochs."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -309,8 +309,8 @@ class Reading:
             return
         row_set = set(rows)
         assert len(row_set) == len(rows), f"{options}: rows twice"
-        # The plan skips segments with damaged metadata. Without the newest segment, it reads
-        # another log.
+        # The plan skips segments with damaged metadata. Without the newest segment, the log
+        # differs.
         for number, (start, stop) in () if damaged else ranges.items():
             truth = self._truth[number]
             rows_due = truth.rows(isolation, start, stop)

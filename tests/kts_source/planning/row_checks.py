@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from segment_format.testing import BuiltLog
 
 Row = tuple[int, int, bytes | None, bytes | None, int]
-"""Partition, offset, key, value and timestamp in microseconds."""
+"""A row: partition, offset, key, value, and timestamp in microseconds."""
 
 
 def list_surviving_rows(partition: int, log: BuiltLog, isolation: str, start: int) -> list[Row]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from segment_format.testing import BuiltLog
 
 T0 = 1_700_000_000_000
-"""In milliseconds; segment n begins n seconds later."""
+"""Timestamp of the first record in ms. Segment n begins n seconds later."""
 
 
 def build_log(epochs: tuple[int, ...] = (0,) * 6) -> BuiltLog:

@@ -181,8 +181,7 @@ def test_scan_of_random_log_returns_expected_rows(log: BuiltLog, level: str, siz
         except CorruptSegmentError as error:
             if "one bit of the base offset" not in str(error):
                 raise
-            # In this log, the offset after a compacted range looks like an offset with a flipped
-            # bit.
+            # Here, the offset after a compacted range looks like an offset with a flipped bit.
             assert any(map(has_one_bit_gap_at_end, log.segments))
             return
     if not error_text or level == "read_uncommitted":

@@ -206,7 +206,7 @@ def test_shortened_history_has_no_unneeded_steps() -> None:
         kinds = [step.kind for step in candidate.steps]
         return "upload" in kinds and "roll" in kinds[: kinds.index("upload")]
 
-    # The history of a seed changes with `random_history`, so the test searches for failing
+    # If `random_history` changes, a seed gives another history. So the test searches for failing
     # histories.
     drawn = (random_history(random.Random(seed)) for seed in range(40))
     failing = [history for history in drawn if fails(history)]

@@ -121,8 +121,7 @@ def test_partition_log_accepts_any_epoch_start_in_manifest(
 
 def test_epoch_of_damaged_segment_affects_only_its_offsets() -> None:
     complete = [make_segment(0, 9, {0: 0}), make_segment(10, 19, {0: 10})]
-    # Epoch 3 of the damaged segment starts at 5, but the segment starts at 20. Offsets below 20 are
-    # not truncated.
+    # Epoch 3 starts at offset 5, but its segment starts at 20. Offsets below 20 stay valid.
     log = partition_log(complete, make_lineage(e0=0), [make_segment(20, 29, {3: 5})])
     assert [(span.start, span.stop) for span in log.ranges] == [(0, 10), (10, 20)]
     assert [(hole.start, hole.stop) for hole in log.holes] == [(20, 30)]

@@ -136,8 +136,7 @@ def test_changed_digit_in_checkpoint_never_drops_rows_silently(
                 assert world.audit().errors, (number, world.checkpoints[number])
                 rows = world.rows
         if rows != world.rows:
-            # A raised start offset also results from DeleteRecords, so the scan only logs the log
-            # start.
+            # DeleteRecords also raises a start offset, so the scan only logs the log start.
             assert (number, is_log_start(old, position)) == (newest, True)
             assert rows == [row for row in world.rows if row >= rows[0]]
             assert any("the log starts at" in record.message for record in caplog.records)

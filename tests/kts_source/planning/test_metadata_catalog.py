@@ -123,8 +123,7 @@ def test_segments_without_metadata_records_are_read_from_brokers(world: World) -
 def test_deleted_metadata_records_are_reported(world: World) -> None:
     partitions = world.write_metadata()
     (metadata_partition,) = [partition for partition in partitions if partition.log.batches]
-    # The deleted first batch contains the records of the first segment and the start of the second
-    # copy.
+    # The deleted batch has all records of the first segment and one of the second segment.
     metadata_partition.log = dataclasses.replace(metadata_partition.log, log_start=3)
     plan = world.plan()
     assert world.from_tier(plan) == [2, 3]
@@ -207,8 +206,7 @@ def test_objects_contradicting_metadata_topic_are_read_from_brokers(
 
 @pytest.mark.parametrize("key_prefix", ["", "moved/"])
 def test_custom_metadata_determines_object_keys(world: World, key_prefix: str) -> None:
-    # The objects of the first segment have another key prefix. The objects of the second segment
-    # have another name.
+    # The first segment has another key prefix than the tier, and the second has other names.
     for number, custom in (
         (0, CustomMetadata(object_prefix="before/")),
         (1, CustomMetadata(remote_size=7, object_key="elsewhere/1")),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ABORTED, COMMITTED = 7, 8
 BOUND = 6
-"""End of the first segment; two transactions are open there."""
+"""One past the last offset of the first segment. Two transactions are open there."""
 
 
 def _build_log() -> BuiltLog:

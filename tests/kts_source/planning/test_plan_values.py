@@ -162,8 +162,7 @@ def test_estimate_matches_requests_and_bytes_of_tasks(topic: str, size: str) -> 
     before = store.counters
     run(plan, options, Tier(store))
     work = store.counters - before
-    # If no index entry follows a cut, the scan reads only the index and finds that the slice is
-    # empty.
+    # If no index entry follows a cut, the slice is empty, and the scan reads only the index.
     assert work.requests <= expected.requests
     assert work.requests == expected.requests or size == "40k"
     # A slice that begins at a cut reads up to one chunk more than its nominal bytes.

@@ -145,8 +145,7 @@ def test_fallback_to_brokers_skips_offsets_deleted_after_planning(
 def test_fallback_to_brokers_loses_no_row_if_the_log_start_moves(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    # The reader counts batches back from the end of the segment. While it does so, the log start
-    # may move.
+    # The log start may move while the reader counts batches back from the end of the segment.
     monkeypatch.setattr(broker_rows, "_MAX_SAME_FAILURES", 1 << 30)
     choice = random.Random(seed)
     log = _log(choice.choice([1, 5]))

@@ -171,8 +171,7 @@ def test_waiting_batches_of_a_slow_consumer_are_limited(monkeypatch: pytest.Monk
             next(batches)
             if consumed % 20 == 0:
                 time.sleep(0.05)
-                # Each of the two threads has at most twice four waiting batches, and one batch in
-                # progress.
+                # Each of two threads has at most 2 * 4 waiting batches and one batch in progress.
                 assert begun[0] - consumed <= 18
 
 

@@ -180,8 +180,7 @@ def test_plan_lists_1000_objects_per_request(partitions: int, segments: int) -> 
     end = json.dumps({TOPIC: {f"{number}": 10 for number in range(partitions)}})
     planned(store, endingOffsets=end)
     objects = 3 * segments
-    # One request for the topic folders, one for the partition folders, and one for each page of a
-    # partition.
+    # One request for topic folders, one for partition folders, and one per page of a partition.
     assert store.counters.list_requests <= 2 + partitions * -(-objects // 1000)
 
 
@@ -208,8 +207,7 @@ def test_second_scan_with_chunk_cache_reads_no_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["3m", "4g"])
 @pytest.mark.parametrize(
     ("batches", "columns"),
-    # Record keys have 1 KiB. Without the key column, two batches would contain more of the log than
-    # this test allows.
+    # Without keys, which have 1 KiB each, two batches contain more of the log than allowed here.
     [(1, "offset,value"), (1, "offset,key"), (2, "offset,key")],
 )
 def test_query_with_limit_reads_few_bytes(batches: int, columns: str, target: str) -> None:
@@ -223,6 +221,5 @@ def test_query_with_limit_reads_few_bytes(batches: int, columns: str, target: st
     assert done.bytes <= 16 * MIB
     first = next(iter(store.reads.values()))[0]
     assert first[1] - first[0] <= max(MIB, CHUNK_BYTES)
-    # The scan reads the log first. The first rows do not wait for the index, which contains the end
-    # of the slice.
+    # The scan reads the log first and does not wait for the index, which has the slice's end.
     assert store.keys[planning] == next(iter(store.reads))
