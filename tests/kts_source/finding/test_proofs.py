@@ -191,7 +191,7 @@ def test_malformed_records_are_never_skipped_silently(tmp_path: Path) -> None:
     assert (certificate.matches, text in certificate.assumptions) == (1, True)
 
 
-def test_certificate_lists_correct_timestamps_as_assumption_of_timestamp_bounds(
+def test_timestamp_bounds_add_an_assumption_to_the_certificate(
     tmp_path: Path,
 ) -> None:
     tier = write_tier(tmp_path, healthy_segments())
@@ -202,7 +202,7 @@ def test_certificate_lists_correct_timestamps_as_assumption_of_timestamp_bounds(
     assert not any(assumption.startswith(text) for assumption in unbounded.assumptions)
 
 
-def test_certificate_lists_missing_partition_as_fault(tmp_path: Path) -> None:
+def test_missing_partition_is_a_fault_in_the_certificate(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     options = {"path": str(tier.root), "assign": '{"t":[0,11]}'}
     search = kts_source.find(options, keys=[None])
@@ -219,7 +219,7 @@ class _UnversionedStore(LocalStore):
             yield dataclasses.replace(info, version=None)
 
 
-def test_certificate_lists_missing_object_versions_as_assumption(
+def test_missing_object_versions_add_an_assumption_to_the_certificate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tier = write_tier(tmp_path / "tier", healthy_segments())
@@ -268,7 +268,7 @@ def test_archived_segment_is_unread_and_others_are_searched(
     assert (key, "archived" in reason) == (_ArchivingStore.archived, True)
 
 
-def test_certificate_lists_partition_that_cannot_be_planned_as_fault(
+def test_partition_that_cannot_be_planned_is_a_fault_in_the_certificate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for partition in range(3):

@@ -40,7 +40,10 @@ def build_log(epochs: tuple[int, ...] = (0,) * 6) -> BuiltLog:
 
 
 class Scene:
-    """A topic of two partitions with six segments each. The tier has their first three segments."""
+    """A topic of two partitions with six segments each.
+
+    The first three segments of each partition are in the tier.
+    """
 
     def __init__(self, tier: Path, brokers: FakeCluster) -> None:
         self.tier = tier

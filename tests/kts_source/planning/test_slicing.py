@@ -128,7 +128,9 @@ def test_tasks_contain_all_bytes_in_order_within_limits(
 
 
 @pytest.mark.parametrize("min_partitions", [2, 7, 16, 100])
-def test_min_partitions_splits_by_bytes_instead_of_offsets(min_partitions: int) -> None:
+def test_option_min_partitions_splits_segments_by_bytes_instead_of_offsets(
+    min_partitions: int,
+) -> None:
     # Both segments have the same size, but the second has a thousand times as many offsets.
     few, many = make_segment(400_000, offsets=10), make_segment(400_000, number=1, offsets=10_000)
     tasks = pack_slices([few, many], minPartitions=f"{min_partitions}")

@@ -158,7 +158,7 @@ def test_unsupported_syntax_raises_error_that_quotes_it(text: str, quoted: str) 
     assert "'where'" in str(error.value)
 
 
-def test_parse_accepts_long_or_chains_and_rejects_deep_nesting() -> None:
+def test_long_conditions_are_accepted_and_deep_nesting_is_rejected() -> None:
     chain = " OR ".join(f"key = '{number}'" for number in range(3000))
     predicate = parse_predicate(chain)
     assert isinstance(predicate, Or)

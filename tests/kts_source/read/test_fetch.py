@@ -99,7 +99,7 @@ def test_read_ahead_respects_limit_of_concurrent_requests() -> None:
     assert len(store.asked) < 50
 
 
-def test_queue_of_tiny_ranges_stays_short() -> None:
+def test_fetch_queues_only_few_tiny_ranges() -> None:
     store = RecordingStore()
     requested = 0
 

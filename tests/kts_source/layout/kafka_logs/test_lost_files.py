@@ -129,7 +129,7 @@ def test_lost_first_log_raises_data_loss_error(tmp_path: Path) -> None:
     assert read_offsets(tmp_path, "read_uncommitted") == remaining
 
 
-def test_loss_of_all_logs_raises_data_loss_error(tmp_path: Path) -> None:
+def test_disk_without_log_files_raises_data_loss_error(tmp_path: Path) -> None:
     disk = Disk(tmp_path).write(LOG)
     for path in disk.files("log"):
         path.unlink()
