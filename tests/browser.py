@@ -1,4 +1,8 @@
-"""Drives a headless Chromium over the DevTools protocol: scripts, requests, console, pictures."""
+"""Controls a headless Chromium over the DevTools protocol.
+
+It opens pages, runs scripts, sends input, records requests and console messages, and takes
+screenshots.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ _TIMEOUT_SECONDS: Final = 60
 
 
 def chromium() -> str:
-    """Returns the browser on PATH; skips the calling test if there is none."""
+    """Returns the path of a browser on PATH; skips the calling test if PATH has no browser."""
     for name in NAMES:
         if path := shutil.which(name):
             return path
@@ -34,8 +38,8 @@ class Browser:
     """A browser tab, controlled over the DevTools protocol.
 
     Attributes:
-        console: Messages, errors and exceptions, in order.
-        requests: URLs that the page requested, in order.
+        console: Console messages, log entries and uncaught exceptions, oldest first.
+        requests: URLs that the page requested, oldest first.
     """
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
@@ -46,7 +50,7 @@ class Browser:
         self.requests: list[str] = []
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:  # noqa: ANN401
-        """Sends a command and waits for its response; stores events that arrive before it."""
+        """Sends a command and returns its result; stores events that arrive before the response."""
         number = next(self._numbers)
         message: dict[str, Any] = {"id": number, "method": method, "params": parameters}
         if self._session is not None:
@@ -72,7 +76,7 @@ class Browser:
             self.requests.append(parameters["request"]["url"])
 
     async def begin(self) -> None:
-        """Opens the tab."""
+        """Opens an empty tab and enables its events."""
         target = await self.call("Target.createTarget", url="about:blank")
         attached = await self.call(
             "Target.attachToTarget", targetId=target["targetId"], flatten=True
@@ -82,7 +86,7 @@ class Browser:
             await self.call(f"{domain}.enable")
 
     async def open(self, page: Path, width: int = 1440, height: int = 1000) -> float:
-        """Opens a page and returns the seconds until it was drawn."""
+        """Opens a page and returns how many seconds the page needed until it was drawn."""
         self.console.clear()
         self.requests.clear()
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
@@ -93,7 +97,7 @@ class Browser:
             if ready is not None:
                 return float(ready) / 1000
             await asyncio.sleep(0.05)
-        raise AssertionError(f"not drawn: {self.console}")
+        raise AssertionError(f"{page.name} was not drawn in {_TIMEOUT_SECONDS} s: {self.console}")
 
     async def run(self, script: str) -> Any:  # noqa: ANN401  # a JSON value
         """Evaluates a JavaScript expression and returns its value."""
@@ -109,11 +113,11 @@ class Browser:
             await self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
 
     async def move(self, x: float, y: float) -> None:
-        """Moves the mouse."""
+        """Moves the mouse to a position in the visible area, in pixels from its top left corner."""
         await self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     async def look(self, **features: str) -> None:
-        """Sets media features, such as `prefers_color_scheme="dark"`."""
+        """Emulates CSS media features, such as `prefers_color_scheme="dark"`."""
         media_features = [
             {"name": n.replace("_", "-"), "value": value} for n, value in features.items()
         ]
@@ -125,7 +129,7 @@ class Browser:
         await self.call("Runtime.evaluate", expression=script, awaitPromise=True)
 
     async def screenshot(self, *, whole: bool = False) -> bytes:
-        """Returns the visible area as PNG; with `whole`, the entire page."""
+        """Returns a PNG of the visible area or, if `whole` is true, of the entire page."""
         await self.settle()
         response = await self.call("Page.captureScreenshot", captureBeyondViewport=whole)
         return base64.b64decode(response["data"])
@@ -138,7 +142,7 @@ class Browser:
 
 @asynccontextmanager
 async def browser(folder: Path) -> AsyncIterator[Browser]:
-    """Runs a browser for the block; `folder` contains its profile."""
+    """Runs a browser during a `with` block; stores its profile in `folder`."""
     process = await asyncio.create_subprocess_exec(
         chromium(),
         "--headless",

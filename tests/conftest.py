@@ -1,4 +1,4 @@
-"""Fixtures and settings for the tests of several folders."""
+"""Defines fixtures and settings that the tests of several folders use."""
 
 from __future__ import annotations
 

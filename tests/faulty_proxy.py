@@ -1,4 +1,4 @@
-"""An HTTP proxy that injects faults into a server's responses, one per request."""
+"""Runs an HTTP proxy that injects at most one fault into the response to each request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Answer:
     status: int
     headers: dict[str, str]
     body: bytes
-    # Number of body bytes after which the connection is reset; None sends all of them.
+    # Number of body bytes to send before the connection is reset; None sends the entire body.
     cut_at: int | None = None
     # True: after `cut_at` bytes, send nothing more instead of resetting.
     silent: bool = False
@@ -34,7 +34,7 @@ class Answer:
     dropped: bool = False
 
     def error(self, status: int, code: str) -> Self:
-        """Turns this response into an S3 error document."""
+        """Replaces status, headers and body by those of an S3 error."""
         self.status = status
         self.body = f"<Error><Code>{code}</Code><Message>by the proxy</Message></Error>".encode()
         self.headers = {"Content-Type": "application/xml"}
@@ -42,7 +42,7 @@ class Answer:
 
 
 def status(number: int, code: str) -> Callable[[Answer], object]:
-    """Replaces the response by an S3 error."""
+    """Returns a fault that replaces the response by an S3 error with status `number`."""
     return lambda answer: answer.error(number, code)
 
 
@@ -52,7 +52,7 @@ def drop(answer: Answer) -> None:
 
 
 def cut(at: int) -> Callable[[Answer], None]:
-    """Resets the connection after `at` bytes of the body."""
+    """Returns a fault that resets the connection after `at` bytes of the body."""
 
     def fault(answer: Answer) -> None:
         answer.cut_at = at
@@ -61,7 +61,7 @@ def cut(at: int) -> Callable[[Answer], None]:
 
 
 def hang(at: int) -> Callable[[Answer], None]:
-    """Sends `at` bytes of the body, then nothing more."""
+    """Returns a fault that sends `at` bytes of the body and then leaves the connection idle."""
 
     def fault(answer: Answer) -> None:
         answer.cut_at, answer.silent = at, True
@@ -70,7 +70,9 @@ def hang(at: int) -> Callable[[Answer], None]:
 
 
 def change(**headers: str | None) -> Callable[[Answer], None]:
-    """Sets headers (underscores become dashes); None removes a header."""
+    """Returns a fault that sets response headers; None removes a header.
+
+    Argument names contain `_` instead of `-`."""
 
     def fault(answer: Answer) -> None:
         for argument, value in headers.items():
@@ -85,11 +87,11 @@ def change(**headers: str | None) -> Callable[[Answer], None]:
 
 
 class IgnoreRange:
-    """Returns the entire object with status 200, like servers without support for ranges."""
+    """Fault: returns the entire object with status 200, like a server without range requests."""
 
 
 class Stall:
-    """Sends no response until the proxy ends or the client disconnects."""
+    """Fault: sends no response until the proxy closes or `silence_seconds` are over."""
 
 
 Fault = Callable[[Answer], object] | IgnoreRange | Stall
@@ -97,15 +99,15 @@ Fault = Callable[[Answer], object] | IgnoreRange | Stall
 
 @dataclass
 class FaultyProxy:
-    """A running proxy. Each request takes one entry of `faults`; None forwards it unchanged.
+    """A running proxy. Each request removes the first entry of `faults` and applies it.
 
-    Requests after the last entry are forwarded unchanged, too.
+    A request is forwarded unchanged if its entry is None or `faults` is empty.
 
     Attributes:
-        choose: Chooses the fault by method and path, instead of `faults`.
-        silence_seconds: Duration of a stall, unless the client disconnects.
-        remembered: Cached responses by request, for servers with constant objects; None disables
-            the cache.
+        choose: Returns the fault for a method and a path; if it is set, `faults` is ignored.
+        silence_seconds: How long `Stall` and `hang` keep an idle connection open.
+        remembered: Cached responses by request. Set it only if the objects of the server do not
+            change; None disables the cache.
     """
 
     endpoint: str
@@ -113,7 +115,7 @@ class FaultyProxy:
     silence_seconds: float = 30.0
     remembered: dict[tuple[str, ...], Answer] | None = None
     faults: deque[Fault | None] = field(default_factory=deque)
-    # Method and path of every request.
+    # Method and path of every request so far.
     seen: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -123,7 +125,7 @@ class _Server(http.server.ThreadingHTTPServer):
     Attributes:
         target: Host and port of the upstream server.
         proxy: Settings of the proxy and the requests that it received.
-        ended: Set when the proxy closes, to end stalls.
+        ended: Event that is set when the proxy closes; it ends all waits of `Stall` and `hang`.
     """
 
     def __init__(self, target: str) -> None:
@@ -190,7 +192,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         self.send_response(answer.status)
         answer.headers.setdefault("Content-Length", str(len(answer.body)))
-        # HTTP clients retry automatically if a pooled connection breaks; the tests count requests.
+        # Without connection reuse, clients do not repeat requests, so tests can count them.
         answer.headers["Connection"] = "close"
         for name, value in answer.headers.items():
             self.send_header(name, value)
@@ -204,7 +206,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.reset()
 
     def reset(self) -> None:
-        # SO_LINGER with zero seconds makes close() send a reset.
+        # With SO_LINGER of zero seconds, close() sends a TCP reset.
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
 

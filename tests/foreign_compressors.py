@@ -1,4 +1,4 @@
-"""Compresses payloads like clients other than the Java producer.
+"""Compresses payloads as Kafka clients other than the Java producer do.
 
 librdkafka, sarama, franz-go and others frame the same codecs differently: with content sizes,
 checksums, other block sizes, several streams in a row. Kafka accepts and stores all of them.
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def foreign_compressors(codec: str) -> Mapping[str, Compressor]:
-    """Returns functions by name that compress a payload as other Kafka clients do.
+    """Returns functions that compress a payload as other Kafka clients do, by name of the variant.
 
     Args:
-        codec: gzip, snappy, lz4 or zstd; empty for any other name.
+        codec: gzip, snappy, lz4 or zstd. The result is empty for any other name.
     """
     return _COMPRESSORS.get(codec, {})
 
@@ -37,7 +37,7 @@ def _halves(compressor: Compressor, payload: bytes) -> bytes:
 def _gzip_named(payload: bytes) -> bytes:
     deflate = zlib.compressobj(9, wbits=-15)
     body = deflate.compress(payload) + deflate.flush()
-    # Flag 08: a zero-terminated file name follows the header.
+    # Flag 0x08 of the gzip header means that a zero-terminated file name follows it.
     header = bytes.fromhex("1f8b0808" + "78563412" + "0203") + b"records\x00"
     return header + body + struct.pack("<II", zlib.crc32(payload), len(payload))
 

@@ -1,6 +1,6 @@
 """Reads the golden tier's expected rows, with the columns and types of Spark's Kafka source.
 
-A real broker wrote the tier and a real consumer read the rows: see `tests/golden/README.md`.
+A Kafka broker wrote the tier, and a Kafka consumer read the rows; see `tests/golden/README.md`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ Row = tuple[Any, ...]
 
 
 def encryption_options(keys: Path = KEYS) -> dict[str, str]:
-    """Returns options for every private key of the golden tier; the file name is the key id."""
+    """Returns the options with all private keys of the golden tier.
+
+    The name of a key file without suffix is the id of the key."""
     return {
         f"encryption.key.pairs.{path.name.removesuffix('.private.pem')}.private.key.file": str(path)
         for path in sorted(keys.glob("*.private.pem"))
@@ -100,8 +102,9 @@ def topic_summary(topic: str, incarnation: int = 0) -> dict[str, Any]:
     """Returns the entry of a topic in `summary.json`: `topicId` and `partitions`.
 
     Args:
-        topic: Its name.
-        incarnation: 0 for the current topic; 1 for the deleted one, which only `recreated` has.
+        topic: Name of the topic.
+        incarnation: 0 for the current topic. 1 for a deleted topic with the same name, which
+            exists only for `recreated`.
     """
     entries = [entry for entry in summary()["topics"] if entry["topic"] == topic]
     if not entries:
@@ -127,7 +130,7 @@ def expected_table(
     """Returns the expected rows in `SPARK_SCHEMA`, ordered by partition and offset.
 
     Args:
-        name: A topic, or `recreated-previous` for the older incarnation.
+        name: A topic, or `recreated-previous` for the deleted topic named `recreated`.
         isolation_level: Selects the visible rows.
         folder: Folder of the Parquet files.
     """
@@ -139,7 +142,7 @@ def expected_table(
     records = records.filter(records[visible])
     columns = {
         **{column: records[column] for column in ("key", "value", "topic", "partition", "offset")},
-        # Milliseconds since the epoch.
+        # The Parquet file stores milliseconds since 1970-01-01 UTC.
         "timestamp": records["timestamp_ms"].cast(pa.timestamp("ms", tz="UTC")),
         "timestampType": records["timestamp_type"],
         "headers": records["headers"],
@@ -149,7 +152,7 @@ def expected_table(
 
 
 def in_order(table: pa.Table) -> pa.Table:
-    """Sorts rows by topic, partition and offset, using the columns that exist."""
+    """Sorts rows by those of the columns topic, partition and offset that the table has."""
     keys = [
         (name, "ascending")
         for name in ("topic", "partition", "offset")
@@ -159,7 +162,7 @@ def in_order(table: pa.Table) -> pa.Table:
 
 
 def rows(table: pa.Table) -> list[Row]:
-    """Returns rows as tuples of Python values; headers as a list of (key, value)."""
+    """Returns the rows as tuples of Python values. Headers are lists of (key, value) pairs."""
     columns = [table[name].to_pylist() for name in table.column_names]
     if "headers" in table.column_names:
         position = table.column_names.index("headers")

@@ -1,4 +1,4 @@
-"""Tests reports of benchmark runs, their JSON files and pages, and the generated tiers."""
+"""Tests the reports of benchmark runs (JSON files and pages) and the tiers that runs generate."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Returns the empty folder for generated tiers."""
+    """Sets a new folder for generated tiers and returns it; the folder does not exist yet."""
     monkeypatch.setenv("KTS_BENCH_CACHE", str(tmp_path / "cache"))
     tiers.cache_folder.cache_clear()
     yield tmp_path / "cache"
     tiers.cache_folder.cache_clear()
 
 
-def test_report_round_trips_through_json(tmp_path: Path) -> None:
+def test_report_written_as_json_is_read_back_unchanged(tmp_path: Path) -> None:
     report = Report(
         {"scan": [at_least("fast", 3.0, "×", 2), at_most("small", 9.5, "MiB", 4).noted("why")]},
         {"a topic": {"JVM": 1.5, "ceiling": 2.0}},
@@ -87,7 +87,7 @@ def test_results_pages_list_missed_goals_and_slower_peers(
     assert "| a topic | 5 | **90** | 100 | 0.95 × |" in text
 
 
-def test_first_page_shows_headlines_with_their_bounds(
+def test_first_results_page_shows_headlines_with_value_and_upper_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "HERE", tmp_path)
@@ -104,7 +104,7 @@ def test_first_page_shows_headlines_with_their_bounds(
     assert f"| {audit.label} | **0.95 ×** | {audit.peer} | 1 × |" in text
 
 
-def test_pictures_show_the_measured_figures(
+def test_first_results_page_embeds_picture_of_measured_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "HERE", tmp_path)
@@ -118,25 +118,25 @@ def test_pictures_show_the_measured_figures(
 
 
 def committed_pages() -> str:
-    """Returns the text of all committed pages of figures."""
+    """Returns the joined text of all result pages in `benchmarks/results`."""
     pages = sorted((ROOT / "benchmarks" / "results").glob("*.md"))
     return "\n".join(page.read_text(encoding="utf-8") for page in pages)
 
 
-def test_pictures_name_rows_of_the_committed_run() -> None:
+def test_rows_shown_in_pictures_exist_on_committed_result_pages() -> None:
     text = committed_pages()
     names = [name for _, bars in plot.PICTURES for name in bars.values()]
     assert [name for name in names if f"\n| {name} | " not in text] == []
 
 
-def test_committed_first_page_shows_every_headline() -> None:
+def test_committed_first_results_page_shows_every_headline() -> None:
     text = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
     assert len(results.HEADLINES) == 15
     assert [line.label for line in results.HEADLINES if f"| {line.label} | " not in text] == []
 
 
 @pytest.mark.parametrize("encryption", [False, True])
-def test_make_tier_writes_all_records_and_removes_other_tiers(
+def test_make_tier_writes_all_records_once_and_removes_other_tiers(
     cache: Path, *, encryption: bool
 ) -> None:
     (cache / "0123456789abcdef").mkdir(parents=True)
@@ -158,7 +158,7 @@ def test_make_tier_writes_all_records_and_removes_other_tiers(
     assert done.stat().st_mtime_ns == before
 
 
-def test_processor_time_includes_ended_children() -> None:
+def test_processor_time_includes_child_processes_that_ended() -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'sum(range(10**7))'])"
     before = processor_time(os.getpid())
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -167,7 +167,7 @@ def test_processor_time_includes_ended_children() -> None:
     assert used.total == used.python > 0.02
 
 
-def test_joined_report_contains_rows_of_several_runs() -> None:
+def test_joined_report_contains_latest_rows_of_each_benchmark() -> None:
     first = Report(rows={"decode": [Row("a", 1, "s")], "plan": [Row("b", 2, "s")]})
     second = Report(rows={"plan": [Row("c", 3, "s")]}, seconds={"plan": 4.0})
     same = {"processor": "x"}

@@ -1,4 +1,7 @@
-"""Checks of the examples in the docs, kept out of the pages that users read."""
+"""Contains assertions about the results of the examples in the docs, by page.
+
+They are not part of the pages, because users do not need them.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Block:
 
     Attributes:
         language: The first word after the opening fence; may be empty.
-        line: Line number of its first line in the page, from 1.
+        line: Number of the line after the opening fence; the first line of the page is 1.
     """
 
     language: str
@@ -46,8 +46,8 @@ def blocks(page: Path) -> tuple[Block, ...]:
     """Returns the fenced blocks of a page, in order.
 
     Raises:
-        ValueError: A fence is indented, consists of tildes, or is not closed; or code is indented
-            without a fence, so the tests would not run it.
+        ValueError: A fence is indented, consists of tildes, or is not closed. Also raised for
+            indented code without a fence, because the tests would not run it.
     """
     result: list[Block] = []
     language, lines, first = None, list[str](), 0
@@ -57,15 +57,15 @@ def blocks(page: Path) -> tuple[Block, ...]:
         if fence is None:
             is_directive = line.startswith(":::") or (is_directive and bool(line.strip()))
             if language is None and not is_directive and line.startswith(("    ", "\t")):
-                raise ValueError(f"{page.name}:{number}: write code in a fence, not indented")
+                raise ValueError(f"{page.name}:{number}: put indented code between ``` fences")
             lines.append(line)
         elif not line.startswith("```") or fence["marks"] != "```":
-            raise ValueError(f"{page.name}:{number}: a fence is three backticks at the margin")
+            raise ValueError(f"{page.name}:{number}: a fence must be ``` at the start of the line")
         elif language is None:
             language, lines, first = fence["info"].strip(), [], number + 1
         else:
             result.append(Block(language.partition(" ")[0], "\n".join([*lines, ""]), first))
             language = None
     if language is not None:
-        raise ValueError(f"{page.name}:{first}: a fence that is not closed")
+        raise ValueError(f"{page.name}:{first}: the fence is not closed; end the block with ```")
     return tuple(result)

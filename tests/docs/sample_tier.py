@@ -50,7 +50,7 @@ def _plain(count: int, segments: int) -> BuiltLog:
 
 
 def _transactional() -> BuiltLog:
-    """Builds a committed transaction, an aborted one, and one without a marker in the tier."""
+    """Builds a log with three transactions: committed, aborted, and still open at the log's end."""
     builder = LogBuilder()
     builder.send(7, [_order(number) for number in range(40)])
     builder.commit(7)
@@ -66,7 +66,7 @@ def _transactional() -> BuiltLog:
 
 @functools.cache
 def objects() -> Mapping[str, bytes]:
-    """Returns every object of the tier, by key."""
+    """Returns the content of every object of the tier, by object key."""
     objects_by_key: dict[str, bytes] = {}
     key = EncryptionKey("key1", _PUBLIC_KEY)
     random_source = random.Random(405)

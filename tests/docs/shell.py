@@ -1,6 +1,7 @@
-"""Runs the shell examples in this process: `kts` directly; other commands are only checked.
+"""Runs the shell examples of the docs in this process.
 
-Starting Python for every `kts` would take longer than everything else in these tests.
+`kts` commands and `export` are executed. Arguments of `pip` and `make` are only checked. No command
+starts a process, because starting Python for every `kts` would take most of the tests' time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def run_shell(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs the commands of a block, line by line; raises if one fails or is unknown."""
+    """Runs a block line by line; raises `AssertionError` if a command fails or is unknown."""
     for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         if words:
@@ -51,7 +52,7 @@ def _run(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         makefile = (ROOT / "Makefile").read_text()
         assert all(re.search(f"^{name}:", makefile, re.MULTILINE) for name in arguments)
     else:
-        raise AssertionError(f"an example runs the unknown command {command!r}")
+        raise AssertionError(f"an example runs {command!r}; add this command to {__name__}")
 
 
 def _text(output: io.TextIOWrapper[io.BytesIO]) -> str:
@@ -59,7 +60,7 @@ def _text(output: io.TextIOWrapper[io.BytesIO]) -> str:
 
 
 def _check_pip(arguments: list[str]) -> None:
-    """Checks the names of the package and its extras, which needs no network."""
+    """Asserts that the named package and extras exist in `pyproject.toml`; installs nothing."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     command, *requirements = arguments
     assert command == "install"

@@ -6,7 +6,7 @@ from tests.docs.fences import ROOT
 
 
 def read_table(page: str, heading: str) -> dict[str, tuple[str, ...]]:
-    """Returns the first table after a heading: the first cell of each row to its other cells.
+    """Reads the first table after a heading; maps the first cell of each row to its other cells.
 
     Args:
         page: Name of a file in `docs/`.

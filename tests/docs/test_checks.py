@@ -1,4 +1,4 @@
-"""Tests that checks of examples belong to pages with examples, and that named modules exist."""
+"""Tests that `CHECKS` names only pages with examples, and that modules named in the docs exist."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ WITHOUT_SPARK = [page for page in PAGES if _has_examples(page) and not _needs_sp
 
 @pytest.fixture(scope="session")
 def filled(s3_server: S3Server) -> S3Server:
-    """Creates the buckets in the examples and copies the sample tier into two buckets."""
+    """Creates the buckets that the examples use and copies the sample tier into two of them."""
     for bucket in BUCKETS:
         s3_server.make_bucket(bucket)
     for bucket in ("bucket", "mirror"):
@@ -48,7 +48,7 @@ def filled(s3_server: S3Server) -> S3Server:
 
 @pytest.fixture
 def aws(filled: S3Server) -> dict[str, str]:
-    """Returns environment variables for the test server, as on a machine with an AWS role."""
+    """Returns AWS environment variables that make clients use the test server."""
     return {
         "AWS_ENDPOINT_URL": filled.endpoint,
         "AWS_ACCESS_KEY_ID": filled.access_key,
@@ -64,7 +64,7 @@ def aws(filled: S3Server) -> dict[str, str]:
 def run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aws: dict[str, str]
 ) -> Callable[[Path, dict[str, Any]], None]:
-    """Returns a function that runs all examples of a page, in order, in one namespace."""
+    """Returns a function that runs all examples of a page in order; they share their variables."""
     for name, value in aws.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_PROFILE", raising=False)
@@ -89,7 +89,7 @@ def run(
 
 
 def _run_python(page: Path, block: Block, namespace: dict[str, Any]) -> None:
-    """Runs a block with its line numbers in the page, for tracebacks and `inspect`."""
+    """Runs a Python block so that tracebacks and `inspect` show line numbers of the page."""
     exec(compile("\n" * (block.line - 1) + block.text, page, "exec"), namespace)
 
 
@@ -124,11 +124,11 @@ def test_examples_run_with_spark(
     from pyspark.sql import DataFrameReader
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
-    # Environment of Spark's Python workers, which start in another folder.
+    # Python workers of Spark get their variables from this mapping.
     for name, value in aws.items():
         monkeypatch.setitem(spark.sparkContext.environment, name, value)
-    # A stream is planned in a process with the environment of the JVM, which has already started.
-    # The process that plans a batch after it has the same environment.
+    # Streams, and batch queries after them, are planned in a process that inherits the environment
+    # of the JVM. The JVM started before these variables existed, so pass options instead.
     if page.name == "streaming.md":
         for kind in (DataFrameReader, DataStreamReader):
             monkeypatch.setattr(kind, "load", _with_options(kind.load, filled.options))
@@ -138,12 +138,12 @@ def test_examples_run_with_spark(
             warnings.simplefilter("ignore", ResourceWarning)
             run(page, {"spark": spark})
     finally:
-        # Other tests use this session, too.
+        # Other tests use the same session.
         _restore(spark, before)
 
 
 def _restore(spark: SparkSession, before: Mapping[str, str]) -> None:
-    """Restores the Spark settings from before a page."""
+    """Restores the Spark settings that were saved before the examples of a page ran."""
     for name in spark.conf.getAll.keys() - before.keys():
         spark.conf.unset(name)
     for name, value in before.items():
@@ -161,7 +161,7 @@ def test_every_fence_has_a_known_language() -> None:
     assert unknown == []
 
 
-def test_pages_with_examples_are_all_executed() -> None:
+def test_every_page_with_examples_is_executed() -> None:
     executed = {*WITH_SPARK, *WITHOUT_SPARK}
     assert [
         page.name
@@ -171,7 +171,7 @@ def test_pages_with_examples_are_all_executed() -> None:
     assert len(executed) > 5
 
 
-def test_page_with_failing_example_raises(
+def test_running_page_with_failing_example_raises_assertion_error(
     tmp_path: Path, run: Callable[[Path, dict[str, Any]], None]
 ) -> None:
     page = tmp_path / "page.md"
@@ -186,7 +186,7 @@ def test_page_with_failing_example_raises(
 @pytest.mark.parametrize(
     "text", ["    x = 1\n", "```python\nx = 1\n", "~~~python\nx = 1\n~~~\n", " ```\n ```\n"]
 )
-def test_page_with_invalid_fence_raises_value_error(tmp_path: Path, text: str) -> None:
+def test_reading_page_with_invalid_fence_raises_value_error(tmp_path: Path, text: str) -> None:
     page = tmp_path / "page.md"
     page.write_text(text)
     with pytest.raises(ValueError, match=r"page\.md:[12]"):

@@ -1,4 +1,4 @@
-"""Tests that the documentation names every error, command and public name."""
+"""Tests that the docs name every error, flag and public name, and that links and figures match."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def _page(name: str) -> str:
 
 
 def _error_classes() -> set[str]:
-    """Returns the names of all error classes in the product, from the text of its modules.
+    """Returns the names of all error classes that the source text of the product defines.
 
-    Text instead of `__subclasses__`, so that classes in modules without importers count as well.
+    `__subclasses__` would miss the classes of modules that this process has not imported.
     """
     bases = {"TieredKafkaError", "SegmentFormatError"}
     names = set(bases)
@@ -54,18 +54,18 @@ def _error_classes() -> set[str]:
     return names
 
 
-# Raised and caught within the product; users see their base class.
+# The product catches these errors itself; users see only errors of their base class.
 INTERNAL_ERRORS = {"ContradictedIntervalsError"}
 
 
-def test_errors_have_an_entry_in_troubleshooting() -> None:
+def test_troubleshooting_page_has_one_entry_per_error_class() -> None:
     entries = re.findall(r"^### `(\w+)`$", _page("troubleshooting-reference.md"), re.MULTILINE)
     assert len(entries) == len(set(entries))
     assert _error_classes() - set(entries) == INTERNAL_ERRORS
     assert set(entries) <= _error_classes()
 
 
-def test_error_classes_from_text_include_imported_classes() -> None:
+def test_error_classes_found_in_text_include_imported_classes() -> None:
     for module, root in (
         ("kts_source.errors", TieredKafkaError),
         ("segment_format.errors", SegmentFormatError),
@@ -75,7 +75,7 @@ def test_error_classes_from_text_include_imported_classes() -> None:
 
 
 def _own_flags(command: click.Command) -> set[str]:
-    """Returns the flags of a command that are not options of the data source."""
+    """Returns the flags that belong to the command itself, not to the data source."""
     shared = {f"--{option.name}" for option in OPTIONS} | {"-o", "--option", "-h", "--help"}
     return {
         flag
@@ -132,7 +132,7 @@ def test_api_pages_name_every_public_name(page: str, package: ModuleType) -> Non
         (f"{CPU}, 100 B, all columns", "../README.md", "{:.1f} of the processor time"),
     ],
 )
-def test_documented_speeds_match_results(row: str, page: str, text: str) -> None:
+def test_documented_speeds_match_benchmark_results(row: str, page: str, text: str) -> None:
     pages = sorted((ROOT / "benchmarks" / "results").glob("*.md"))
     results = "\n".join(page.read_text() for page in pages)
     match = re.search(rf"^\| {re.escape(row)}.*?\| (?P<figure>[\d.]+) ", results, re.MULTILINE)
@@ -144,7 +144,7 @@ def test_documented_speeds_match_results(row: str, page: str, text: str) -> None
     assert text.format(figure) in words
 
 
-def test_pages_are_all_in_navigation() -> None:
+def test_navigation_lists_every_page() -> None:
     document = tomllib.loads((ROOT / "zensical.toml").read_text())
     names = set(re.findall(r"[\w-]+\.md", str(document["project"]["nav"])))
     assert names == {path.relative_to(DOCS).as_posix() for path in PAGES if DOCS in path.parents}
@@ -160,7 +160,7 @@ def test_pages_load_nothing_from_other_servers() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_anchors_between_pages_exist(page: Path) -> None:
+def test_link_anchors_match_headings(page: Path) -> None:
     for target, anchor in re.findall(r"\]\(([\w./-]*\.md)?#([\w-]+)\)", page.read_text()):
         other = (page.parent / target).read_text() if target else page.read_text()
         headings = re.findall(r"^#+ (.+)$", other, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Everything in this folder carries the marker `faults`."""
+"""Adds the pytest marker `faults` to every test in this folder."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class StatusError(Exception):
 
 
 class FaultyFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """Memory file system that fails or returns damaged bytes as `injector` decides."""
+    """Memory file system that fails or returns damaged bytes when `injector` draws a fault."""
 
     protocol = "faulty"
     injector: ClassVar[Injector]
@@ -88,7 +88,7 @@ class FaultyFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no
 
 
 def _gone(path: str) -> str:
-    # A segment without its manifest is being deleted and does not belong to the tier.
+    # A missing manifest has its own fault name, because readers ignore segments without manifest.
     return "manifest gone" if path.endswith(".rsm-manifest") else "gone"
 
 
@@ -107,7 +107,7 @@ def _fail(kind: str | None) -> None:
 
 
 def fill() -> None:
-    """Registers the file system with fsspec and copies the tier into it."""
+    """Registers the file system with fsspec and copies the golden tier into it."""
     fsspec.register_implementation("faulty", FaultyFileSystem, clobber=True)
     memory = MemoryFileSystem()
     for path in TIER.rglob("*"):
@@ -116,5 +116,5 @@ def fill() -> None:
 
 
 def empty() -> None:
-    """Removes the tier."""
+    """Removes the golden tier from the file system."""
     MemoryFileSystem().rm(ROOT, recursive=True)

@@ -1,4 +1,4 @@
-"""Injects faults between an S3 server and its client."""
+"""Selects HTTP faults for a proxy between an S3 client and its server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _slow(answer: Answer) -> None:
 
 
 def _xml(answer: Answer) -> None:
-    """Sends an error document with status 200."""
+    """Replaces the response by an S3 error document with status 200."""
     answer.error(200, "InternalError")
 
 
@@ -58,13 +58,13 @@ def _damage(answer: Answer, damage: Callable[[bytes, int], bytes]) -> None:
 
 @dataclass
 class Chooser:
-    """Converts the fault kinds of an injector to faults of the proxy."""
+    """Draws a fault name from the injector and returns the proxy fault for that name."""
 
     bucket: str
     injector: Injector = field(default_factory=lambda: Injector((), 0.0, Random(0)))
 
     def choose(self, method: str, path: str) -> Fault | None:
-        """Returns the fault of one request."""
+        """Returns the proxy fault for one request, or `None` to forward it unchanged."""
         key = urllib.parse.unquote(urllib.parse.urlsplit(path).path).removeprefix(
             f"/{self.bucket}/"
         )

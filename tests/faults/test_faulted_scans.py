@@ -1,8 +1,13 @@
 """Checks that scans of failing stores return the right rows or raise an error.
 
-`KTS_FAULT_SCANS` sets the number of scans, 2,000 by default. `KTS_FAULT_SECONDS` limits their time,
-by default to 300 seconds; each kind of store gets at least `MIN_SCANS` scans. A limit of 3600
-seconds is enough for 2,000 scans. `KTS_FAULT_SEED` repeats a run.
+Environment variables:
+
+    KTS_FAULT_SCANS    number of scans; 2,000 by default
+    KTS_FAULT_SECONDS  time limit for all scans together; 300 by default.
+                       2,000 scans need up to 3,600 seconds.
+                       Each test runs at least `MIN_SCANS` scans, even if the time is over.
+    KTS_FAULT_SEED     seed of a run to repeat
+
 """
 
 from __future__ import annotations
@@ -43,7 +48,7 @@ def report(
     assert scans >= min(wanted, MIN_SCANS)
     assert tally.outcomes["right rows"] > 0
     assert scans > tally.outcomes["right rows"], "no scan failed"
-    # On a busy machine a request may miss its deadline without a fault.
+    # On a busy machine, a request may exceed its deadline although no fault was injected.
     without_fault = sum(count for (fault, _), count in tally.by_fault.items() if fault == "none")
     assert tally.by_fault["none", "right rows"] * 3 >= without_fault * 2, (
         "many scans fail without a fault"
@@ -99,7 +104,7 @@ def test_scans_of_failing_s3_server_return_right_rows_or_raise(
 
 
 class _KeptOpen(S3Store):
-    """Keeps one client for all trials, because creating one takes longer than a trial."""
+    """Store that ignores `close`, because opening a new client would take longer than a trial."""
 
     def close(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Tests Spark queries of failing stores, and workers that die during a task."""
+"""Tests Spark queries whose store fails or whose Python worker is killed during a task."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ QUERIES = 20
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    """Starts Spark in local mode with retries of failed tasks, like a cluster."""
+    """Starts Spark in local mode and lets it retry failed tasks, as a cluster does."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2,4]").appName("faults")
     for name, value in {
@@ -107,7 +107,7 @@ def test_spark_queries_of_failing_store_return_right_rows_or_raise(
 
 
 class DyingReader:
-    """Reader that kills its worker process in the middle of one task."""
+    """Reader that kills its worker process once, after the second batch of a task."""
 
     def __init__(self, reader: Any, marker: str) -> None:  # noqa: ANN401
         self._reader = reader
@@ -135,7 +135,7 @@ def test_task_of_killed_worker_returns_right_rows(spark: SparkSession, tmp_path:
     dying = DyingReader
 
     class Dying(dying, DataSourceReader):  # type: ignore[misc, valid-type]
-        """Defined in the test, so that cloudpickle sends it by value."""
+        """A local class, because cloudpickle sends local classes to workers by value."""
 
     class DyingSource(TieredKafkaDataSource):
         @classmethod

@@ -53,11 +53,11 @@ QUICK: Final = RetryPolicy(
     connect_timeout_seconds=0.1,
     read_timeout_seconds=0.05,
 )
-# Time limit for one trial, far above the sum of its deadlines: the machine may be busy.
+# Time limit for one trial. It is far above the sum of the deadlines, for busy machines.
 MAX_SECONDS: Final = 60.0
-# Topics whose newest segment only extends the log. A listing without it shows an older tier.
+# For these topics, a listing without the newest segment equals a listing of an earlier time.
 LAG_TOPICS: Final = ("appendtime", "codecs", "encrypted", "evolved", "timeline", "txn", "wide")
-# Faults that hide a segment, so the tier looks older or its log start looks higher.
+# These faults hide a segment: the reader then sees an earlier end or a later start of the log.
 UNSEEN: Final = ("listing lag", "manifest gone")
 
 
@@ -68,7 +68,7 @@ class Injector:
     Attributes:
         kinds: Kinds of faults to inject.
         rate: Probability of a fault for each request.
-        injected: Number of injected faults of each kind.
+        injected: Number of faults that were drawn, by kind.
     """
 
     kinds: tuple[str, ...]
@@ -77,7 +77,7 @@ class Injector:
     injected: Counter[str] = field(default_factory=Counter)
 
     def draw(self, possible: Iterable[str]) -> str | None:
-        """Returns a fault for one request, or `None`; only `possible` faults can affect it."""
+        """Returns a random fault among `possible` for one request, or `None` for no fault."""
         candidates = [kind for kind in self.kinds if kind in possible]
         if not candidates or self.random.random() >= self.rate:
             return None
@@ -88,7 +88,7 @@ class Injector:
 
 @dataclass
 class Tally:
-    """Outcomes of trials."""
+    """Counts the outcomes of trials."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     by_fault: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -189,7 +189,7 @@ def _trial(
 
 
 def _within(expected: pa.Table, plan: ScanPlan) -> pa.Table:
-    """Returns the expected rows in the offset ranges of the plan."""
+    """Returns the expected rows whose offsets the plan covers."""
     ranges = [
         expected.filter(
             pc.and_(
@@ -207,10 +207,10 @@ def _within(expected: pa.Table, plan: ScanPlan) -> pa.Table:
 
 @cache
 def unprotected(key: str) -> frozenset[int]:
-    """Returns the positions where a flipped bit can stay unnoticed.
+    """Returns the byte positions of an object where readers cannot detect a flipped bit.
 
-    These are the base offsets of batches in a compacted log: no checksum covers them. In other
-    logs, a wrong base offset contradicts the neighboring batches.
+    These are the base offsets of the batches in a compacted log, because no checksum covers them.
+    In other logs, readers notice that a wrong base offset does not fit the neighboring batches.
     """
     if "/compacted-" not in f"/{key}":
         return frozenset()
@@ -219,7 +219,7 @@ def unprotected(key: str) -> frozenset[int]:
 
 
 def flipped(data: bytes, key: str, start: int, source: random.Random) -> bytes:
-    """Returns the data with one flipped bit in a byte that a checksum covers."""
+    """Flips one bit of the data at a position that is not in `unprotected`."""
     while True:
         position = source.randrange(len(data))
         if start + position not in unprotected(key):
@@ -230,7 +230,9 @@ def flipped(data: bytes, key: str, start: int, source: random.Random) -> bytes:
 
 
 def repeated(data: bytes, source: random.Random) -> bytes:
-    """Returns equally many bytes: some of them repeated, the last ones missing."""
+    """Repeats some bytes of the data and cuts the result to the size of the data.
+
+    Data below 400 bytes is replaced by 0xff bytes."""
     if len(data) < 400:
         return data[:0] + b"\xff" * len(data)
     size = source.randrange(1, 200)

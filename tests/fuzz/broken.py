@@ -1,4 +1,4 @@
-"""Targets that fail on purpose, to test that the fuzzer detects each kind of failure."""
+"""Fuzz targets that fail on purpose. Tests use them to check that each failure is detected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _leaked: list[bytearray] = []
 
 
 def _other_error(data: bytes) -> str:
-    """Fails if the first byte is 0x17, which only chance or coverage finds."""
+    """Raises `KeyError` if the first byte is 0x17. No seed starts with that byte."""
     if data[:1] == b"\x17":
         raise KeyError("not a format error")
     return VALUE

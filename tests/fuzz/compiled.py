@@ -1,7 +1,7 @@
-"""Targets that compare the compiled kernels with the readable decoder.
+"""Fuzz targets that compare the compiled kernels with the pure Python decoder.
 
-Inputs are stored directly before, or directly after, a page without access rights. A read outside
-of an input kills the process.
+Each input is stored directly before or directly after a memory page without access rights. A kernel
+that reads beyond that end of the input crashes the process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class GuardedMemory:
         size: Maximum size of an input in bytes.
 
     Attributes:
-        stop_address: Address of the first byte after the buffer, which must not be read.
+        stop_address: Address of the first byte after the buffer; reading it crashes the process.
     """
 
     def __init__(self, size: int) -> None:
@@ -67,7 +67,7 @@ _guarded = GuardedMemory(MAX_OUTPUT)
 
 
 def _compare(data: bytes, mode: int) -> str:
-    """Asserts that kernels and readable decoder return the same rows or class of error."""
+    """Asserts that kernels and pure Python decoder return the same rows or the same error class."""
     start, stop = _BOUNDS[(mode >> 2) % len(_BOUNDS)]
     cut = _CUTS[(mode >> 4) % len(_CUTS)]
     options = {
@@ -94,7 +94,7 @@ def _kernels(data: bytes) -> str:
 
 
 def _payloads(data: bytes) -> str:
-    """Decodes a payload with any codec between a valid header and a following batch."""
+    """Compares both decoders for a batch with a valid header, a random codec and this payload."""
     if len(data) < 4:
         return VALUE
     mode, codec, count, attributes = data[:4]
@@ -126,7 +126,7 @@ def _compare_narrow(rest: bytes, column: str, all_columns: yardstick.Outcome) ->
         rows = yardstick.rows_of(yardstick.decode_pieces(decoder, [_guarded.at_end(rest)]))
     except SegmentFormatError as error:
         if not isinstance(all_columns, str):
-            raise AssertionError(f"{column} fails, but all columns do not") from error
+            raise AssertionError(f"only decoding without other columns fails: {column}") from error
         return type(error).__name__
     if isinstance(all_columns, str):
         return "stepped over"

@@ -1,7 +1,7 @@
-"""Flips one bit in the header of a batch at the boundary of a read.
+"""Flips one bit in the header of a batch near the first or last offset of a read.
 
-Some header fields have no checksum, but bounded reads use them to skip and to stop. After each
-flip, a read must return the correct rows or raise an error.
+No checksum covers some header fields, but reads of an offset range use them to find its first and
+last batch. After each flip, a read must return the correct rows or raise an error.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ RIGHT: Final = "right rows"
 
 @dataclass(slots=True)
 class Flips:
-    """Results of flips.
+    """Results of several flips.
 
     Attributes:
         tried: Number of flips.
-        outcomes: Counts of the reads, by name of the error or `RIGHT`.
+        outcomes: Number of reads by outcome: `RIGHT`, "wrong rows" or the name of an error class.
         silent: Descriptions of the reads that returned wrong rows.
     """
 
@@ -66,11 +66,11 @@ class Flips:
 
 
 class FlippedTier:
-    """A tier without gaps, in which one bit at a time is flipped.
+    """A tier without offset gaps whose batch headers are changed one bit at a time.
 
     Args:
         source: Source of all random choices.
-        folder: Folder for the tier and for exports.
+        folder: Folder for the tier and for exported tables.
     """
 
     def __init__(self, source: random.Random, folder: Path) -> None:
@@ -90,18 +90,18 @@ class FlippedTier:
         self._options = {
             "path": str(folder / "tier"),
             "subscribe": TOPIC,
-            # Each record's value has at least one byte, so a limit of 200 splits segments at index
-            # entries.
+            # A limit of 200 bytes makes tasks that start or end inside a segment.
             "targetPartitionBytes": source.choice(["1m", "200"]),
             "layout": LAYOUT_NAMES[self.layout],
         }
         assert _scan(self._options) == self._rows, "wrong rows before the first flip"
 
     def try_flip(self, number: int) -> tuple[str, str, bool]:
-        """Flips a bit, reads, and restores the bit.
+        """Flips a random bit, reads a random offset range, and restores the bit.
 
         Returns:
-            The outcome, a description of the read, and whether it returned wrong rows silently.
+            The outcome, a description of the read, and whether the read returned wrong rows
+            without an error.
         """
         choose = self._random
         start, stop = sorted(choose.sample(range(self.first, self.stop + 1), 2))
@@ -131,7 +131,7 @@ class FlippedTier:
     def _reads(
         self, start: int, stop: int, number: int
     ) -> Iterator[tuple[str, Callable[[], list[Row] | int]]]:
-        """Yields ways to read [start, stop), by name."""
+        """Yields functions that read the offsets [start, stop), each with its name."""
         bounds = {
             "startingOffsets": f'{{"{TOPIC}": {{"0": {start}}}}}',
             "endingOffsets": f'{{"{TOPIC}": {{"0": {stop}}}}}',
@@ -161,7 +161,9 @@ class FlippedTier:
 
 
 def check_flips(total: int, seed: int, first: int = 0) -> Flips:
-    """Tries the flips `first` to `total`. Each tier gets a block of `FLIPS_PER_TIER` flips."""
+    """Tries the flips with numbers [first, total).
+
+    Every `FLIPS_PER_TIER` flips use a new tier; `first` is rounded down to the start of a tier."""
     result = Flips()
     for block in range(first // FLIPS_PER_TIER, -(-total // FLIPS_PER_TIER)):
         with tempfile.TemporaryDirectory() as folder:
@@ -176,7 +178,7 @@ def check_flips(total: int, seed: int, first: int = 0) -> Flips:
 
 
 def _build(source: random.Random, first: int, name: str) -> tuple[list[Row], list[SegmentFiles]]:
-    """Writes a log without gaps, in two or three segments; returns its rows, too."""
+    """Builds a log without offset gaps; returns its rows and its two or three segments."""
     magic, codec = FORMATS[name]
     log = LogBuilder(
         start_offset=first, codec=codec, index_interval_bytes=source.choice([1, 150, 4096])
@@ -188,7 +190,7 @@ def _build(source: random.Random, first: int, name: str) -> tuple[list[Row], lis
             values = [b"%d" % (len(rows) + number) for number in range(count)]
             rows += [(log.next_offset + number, value) for number, value in enumerate(values)]
             records = [SimpleRecord(value, key=b"k") for value in values]
-            # A segment needs a leader epoch, which only batches of magic 2 have.
+            # Every segment needs a batch of magic 2, because only such batches have a leader epoch.
             if magic == 2 or batch == 0:
                 log.append(records)
             else:
@@ -198,11 +200,11 @@ def _build(source: random.Random, first: int, name: str) -> tuple[list[Row], lis
 
 
 def _boundary_entries(data: bytes, start: int, stop: int) -> list[Entry]:
-    """Returns the first and last entry of a log, and the entries around the ends of a range."""
+    """Returns the first and last entry of a log and the entries near `start` and `stop`."""
     entries = list(iter_entries(data))
     chosen = {0, len(entries) - 1}
     for offset in (start, stop - 1):
-        # A legacy wrapper contains its last offset in the header, a batch its first.
+        # The header of a legacy wrapper contains its last offset; that of a batch, its first.
         after = next((n for n, entry in enumerate(entries) if entry.offset > offset), None)
         position = len(entries) - 1 if after is None else after
         chosen |= {position - 2, position - 1, position, position + 1}

@@ -1,4 +1,4 @@
-"""Mutates inputs at random, and adds inputs with new outcomes to the corpus."""
+"""Mutates fuzz inputs at random and adds inputs that have a new outcome to the corpus."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Mutator:
 
     @property
     def corpus_size(self) -> int:
-        """Number of inputs that can be mutated."""
+        """Returns the number of inputs that can be mutated."""
         return len(self._corpus)
 
     def mutated(self) -> bytes:
@@ -68,7 +68,9 @@ class Mutator:
         return bytes(data[:MAX_INPUT])
 
     def learn(self, data: bytes, outcome: str) -> None:
-        """Adds an input to the corpus if its outcome, ignoring numbers, is new."""
+        """Adds an input to the corpus if its outcome is new.
+
+        Outcomes that differ only in numbers or quoted values count as equal."""
         if outcome in self._seen:
             return
         self._seen.add(outcome)
@@ -103,5 +105,5 @@ class Mutator:
 
 
 def without_numbers(text: str) -> str:
-    """Replaces the numbers and quoted values in an error's text."""
+    """Replaces numbers and quoted values in an error message by placeholders."""
     return _NUMBERS.sub("#", text)

@@ -1,4 +1,4 @@
-"""Corrects lengths and checksums, so that mutations reach the code after those checks."""
+"""Corrects the checksums of mutated inputs, so that parsers do not reject them for a wrong CRC."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def repaired_snapshot(data: bytes) -> bytes:
 
 
 def batch_around(payload: bytes, *, codec: int, count: int, attributes: int = 0) -> bytes:
-    """Builds a batch of magic 2 with a valid header around any payload.
+    """Builds a batch of magic 2 with a valid length and CRC; the payload may be invalid.
 
     Args:
         payload: Bytes after the header.
-        codec: 0 to 7.
-        count: Number of records in the header.
-        attributes: Additional attribute bits.
+        codec: Codec number in the attributes, 0 to 7.
+        count: Number of records that the header states.
+        attributes: Attribute bits other than the codec.
     """
     body = (
         struct.pack(">hiqqqhii", codec | attributes, max(count - 1, 0), 0, 1000, 5, 0, 0, count)

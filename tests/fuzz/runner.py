@@ -1,4 +1,4 @@
-"""Runs fuzz targets one after the other, each in a separate process for its share of the time."""
+"""Runs fuzz targets one after the other, each in a new process and with its own time limit."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Result:
     """Result of a target.
 
     Attributes:
-        inputs: Number of inputs.
-        outcomes: Counts by outcome.
+        inputs: Number of inputs that ran.
+        outcomes: Number of inputs by outcome.
         slowest_seconds: CPU time of the slowest input.
         growth_bytes: Largest increase of memory by one input.
         failure: File with the failing input; `None` if no input failed.
-        text: The error and the failing input.
+        text: Error message with the failing input in base64; empty if no input failed.
     """
 
     target: str
@@ -52,7 +52,7 @@ class Result:
 
 
 def has_coverage() -> bool:
-    """Returns whether atheris is installed."""
+    """Returns whether atheris, which measures coverage, is installed."""
     return importlib.util.find_spec("atheris") is not None
 
 
@@ -65,14 +65,14 @@ def run_target(
     folder: Path = FOLDER,
     hang_seconds: float = HANG_SECONDS,
 ) -> Result:
-    """Runs a target until the time is over or an input fails.
+    """Runs a target until `seconds` are over or an input fails.
 
     Args:
         name: Name of the target.
         engine: Engine that creates the inputs.
-        seconds: Time for inputs, in addition to the time to start.
+        seconds: Time for running inputs; starting the process takes additional time.
         seed: Seed of all random choices.
-        folder: Folder for failing inputs and for the worker.
+        folder: Folder for failing inputs and for the files of the worker process.
         hang_seconds: Timeout for one input.
     """
     work = folder / f"{name}-{engine}"
@@ -93,7 +93,7 @@ def run_target(
 def _watch(
     process: subprocess.Popen[bytes], work: Path, seconds: float, hang_seconds: float
 ) -> str | None:
-    """Waits for a worker; returns an error description if it failed."""
+    """Waits for a worker process; returns an error description, or None if it succeeded."""
     last_number, started = 0, time.monotonic()
     while True:
         try:
@@ -111,7 +111,7 @@ def _watch(
 
 
 def _current_input(work: Path) -> tuple[int, bytes]:
-    """Returns the number and the bytes of the current input."""
+    """Returns number and bytes of the input that the worker runs, or (0, b"") before the first."""
     try:
         data = (work / CURRENT).read_bytes()
     except FileNotFoundError:
@@ -159,7 +159,7 @@ def _result(
 
 
 def shares(chosen: Sequence[Target], seconds: float) -> Mapping[str, float]:
-    """Returns the seconds of each target, by weight."""
+    """Divides the time among targets in proportion to their weights; returns seconds by name."""
     total = sum(target.weight for target in chosen)
     return {target.name: seconds * target.weight / total for target in chosen}
 

@@ -1,4 +1,8 @@
-"""Initial inputs: files of a broker, the plugin and the test writers, and inputs that failed."""
+"""Returns the initial fuzz inputs of each target.
+
+They are files that a broker, the storage plugin or the test writers wrote, and inputs that made a
+target fail in the past.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ _CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
 def seeds(target: str) -> list[bytes]:
-    """Returns the inputs of a target, including their mode bytes."""
+    """Returns the initial inputs of a target. The first byte of most inputs selects the mode."""
     if target.startswith("broken-"):
         return [b"0123456789"]
     inputs = {
@@ -96,7 +100,7 @@ def _built_logs() -> Iterator[bytes]:
 
 
 def _first_entries(log: bytes) -> bytes:
-    """Truncates a log to the entries that fit into a seed."""
+    """Truncates a log after the last entry that fits into `MAX_SEED` bytes."""
     stop = 0
     for entry in iter_entries(log):
         if entry.stop > MAX_SEED:

@@ -2,8 +2,8 @@
 
 The first byte of an input selects how the rest is parsed. A target returns an outcome: a word,
 which is counted, and for errors a colon and their text. A target fails if it raises an exception
-other than `SegmentFormatError`, if the position of an error is outside the input, or if two
-readers, or a reader and a writer, disagree.
+other than `SegmentFormatError` or if the position in an error is outside the input. It also fails
+if two readers return different results, or if a reader does not return what a writer wrote.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Target:
     Attributes:
         name: Name of the target and of the folders of its inputs.
         run: Takes an input and returns an outcome; fails by raising.
-        weight: Its share of the time.
-        compiled: True if it runs machine code, which accesses memory without checks.
+        weight: Relative share of the total time.
+        compiled: True if the target runs machine code, which does not check memory accesses.
     """
 
     name: str
@@ -69,26 +69,30 @@ class Target:
 
 
 def _checked(function: Callable[[bytes, int], object], data: bytes, *, located: bool) -> str:
-    """Runs a parser on the bytes after the first one."""
+    """Calls `function` with all bytes after the first and with the first byte, the mode.
+
+    If `located` is true, errors without a position are failures."""
     mode, rest = (data[0], data[1:]) if data else (0, b"")
     try:
         function(rest, mode)
     except SegmentFormatError as error:
         if located and error.position is None:
-            raise AssertionError(f"no position in {error!r}") from error
+            raise AssertionError(f"the error has no position: {error!r}") from error
         if error.position is not None and not 0 <= error.position <= len(rest):
-            raise AssertionError(f"position {error.position} of {len(rest)} bytes") from error
+            raise AssertionError(
+                f"position {error.position} is outside of the input of {len(rest)} bytes"
+            ) from error
         return f"{type(error).__name__}: {error.message}"
     return VALUE
 
 
 def located(function: Callable[[bytes, int], object]) -> Callable[[bytes], str]:
-    """Wraps a parser of bytes. Its errors must have a position."""
+    """Returns a target function for a parser whose errors must have a byte position."""
     return lambda data: _checked(function, data, located=True)
 
 
 def unlocated(function: Callable[[bytes, int], object]) -> Callable[[bytes], str]:
-    """Wraps a parser of text or of several arguments. Its errors may have a position."""
+    """Returns a target function for a parser whose errors need no byte position."""
     return lambda data: _checked(function, data, located=False)
 
 

@@ -1,6 +1,6 @@
-"""Tests that any bytes give a value or a format error, for every parser.
+"""Tests that every parser returns a value or raises a format error, whatever bytes it reads.
 
-`KTS_FUZZ_SECONDS` is the time for all targets together (240 if it is not set).
+`KTS_FUZZ_SECONDS` is the time in seconds for all targets together; the default is 240.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ NAMES = [*(target.name for target in PARSERS), *COMPILED]
 TOTAL_SECONDS = float(os.environ.get("KTS_FUZZ_SECONDS", "240"))
 
 
-def test_targets_match_expected_names() -> None:
+def test_list_of_fuzz_targets_is_complete() -> None:
     assert [target.name for target in targets()] == NAMES
     assert [target.name for target in targets() if target.compiled] == list(COMPILED)
 
 
 @pytest.mark.parametrize("target", PARSERS, ids=lambda target: target.name)
-def test_parsers_accept_seeds_and_mutations(target: Target) -> None:
+def test_parsers_return_value_or_format_error_for_seeds_and_mutations(target: Target) -> None:
     inputs = seeds(target.name)
     outcomes = {target.run(data).partition(":")[0] for data in inputs}
     assert "value" in outcomes
@@ -41,7 +41,7 @@ def test_parsers_accept_seeds_and_mutations(target: Target) -> None:
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_kernels_accept_seeds(name: str) -> None:
+def test_kernels_decode_some_of_the_seeds(name: str) -> None:
     target = target_named(name)
     assert "value" in {target.run(data) for data in seeds(name)}
 
@@ -49,7 +49,7 @@ def test_kernels_accept_seeds(name: str) -> None:
 @pytest.mark.fuzz
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("engine", ["mutation", "coverage"])
-def test_random_inputs_never_fail(name: str, engine: Engine, tmp_path: Path) -> None:
+def test_random_inputs_never_make_a_target_fail(name: str, engine: Engine, tmp_path: Path) -> None:
     if engine == "coverage" and not has_coverage():
         pytest.skip("atheris has no wheel for this platform; mutations without coverage ran")
     seed = random.SystemRandom().randrange(1 << 31)
@@ -66,14 +66,14 @@ def test_random_inputs_never_fail(name: str, engine: Engine, tmp_path: Path) -> 
     [
         ("broken-error", "KeyError"),
         ("broken-crash", "code -11"),
-        ("broken-memory", "MiB for one input"),
+        ("broken-memory", "MiB of memory"),
         ("broken-hang", "took more than 4 s"),
         ("broken-slow", "s of CPU time"),
         ("broken-position", "position"),
     ],
 )
 @pytest.mark.parametrize("engine", ["mutation", "coverage"])
-def test_failure_of_broken_target_is_reported_and_saved(
+def test_input_that_makes_broken_target_fail_is_reported_and_saved(
     name: str, message: str, engine: Engine, tmp_path: Path
 ) -> None:
     if engine == "coverage" and not has_coverage():

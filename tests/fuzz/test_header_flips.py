@@ -1,6 +1,6 @@
-"""Flips header bits and checks that no read returns wrong rows.
+"""Flips bits in batch headers and checks that no read returns wrong rows.
 
-`KTS_FLIPS` is the number of flips (150 if it is not set). A failure prints the random seed.
+`KTS_FLIPS` is the number of flips; the default is 150. A failure prints the random seed.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ FLIPS = int(os.environ.get("KTS_FLIPS", "150"))
 
 
 @pytest.mark.fuzz
-def test_header_flips_never_return_wrong_rows() -> None:
+def test_reads_after_header_flips_never_return_wrong_rows() -> None:
     seed = random.SystemRandom().randrange(1 << 31)
     result = check_flips(FLIPS, seed)
     print(f"seed {seed}: {dict(result.outcomes)}")  # noqa: T201  # for pytest -rP
     assert result.silent == [], f"seed {seed}"
     assert result.tried == FLIPS
-    # Without this, a reader that always fails, or never sees a flip, would pass.
+    # Fails if every read raises an error or if no flip has an effect.
     assert 0 < result.outcomes[RIGHT] < FLIPS
 
 
-def test_flips_with_same_seed_are_the_same() -> None:
+def test_flips_with_same_seed_have_same_outcomes() -> None:
     first, second = check_flips(10, 5), check_flips(10, 5)
     assert first.tried == second.tried == 10
     assert first.outcomes == second.outcomes

@@ -1,8 +1,8 @@
-"""Runs one target in this process, until the time is over or an input fails.
+"""Runs one fuzz target in this process until the time is over or an input fails.
 
     python -m tests.fuzz.worker TARGET --engine mutation --seconds 10 --seed 7 --folder FOLDER
 
-The current input is written to a file first, so that it is still available after a crash.
+Before an input runs, it is written to a file, so that it is still available after a crash.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class Worker:
         """Runs the target on one input.
 
         Returns:
-            The outcome, without numbers and quoted values.
+            The outcome; placeholders replace numbers and quoted values.
 
         Raises:
-            AssertionError: The input took too much time or memory.
+            AssertionError: The input took more than `MAX_SECONDS` or `MAX_GROWTH`.
             Exception: Any error of the target.
         """
         self._inputs += 1
@@ -83,12 +83,14 @@ class Worker:
         taken = time.thread_time() - began
         self._slowest = max(self._slowest, taken)
         if taken > MAX_SECONDS:
-            raise AssertionError(f"{taken:.1f} s of CPU time for one input")
+            raise AssertionError(
+                f"one input took {taken:.1f} s of CPU time; the limit is {MAX_SECONDS} s"
+            )
         peak = _peak_memory()
         if peak != self._peak:
             self._growth = max(self._growth, peak - self._peak)
             if peak - self._peak > MAX_GROWTH:
-                raise AssertionError(f"{(peak - self._peak) >> 20} MiB for one input")
+                raise AssertionError(f"one input took {(peak - self._peak) >> 20} MiB of memory")
             self._peak = peak
         word, colon, text = outcome.partition(":")
         self._counts[word] += 1
@@ -97,7 +99,7 @@ class Worker:
         return word + self._without_numbers(text) if colon else word
 
     def report(self) -> None:
-        """Writes the current counts."""
+        """Writes the numbers of inputs and outcomes to a JSON file."""
         self._reported = time.monotonic()
         facts = {
             "inputs": self._inputs,
@@ -120,7 +122,7 @@ def _peak_memory() -> int:
 
 
 def limit_memory() -> None:
-    """Limits the address space to the current size plus `ADDRESS_SPACE`."""
+    """Limits the address space of this process to its current size plus `ADDRESS_SPACE` bytes."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
     resource.setrlimit(resource.RLIMIT_AS, (used + ADDRESS_SPACE, resource.RLIM_INFINITY))
 

@@ -1,4 +1,4 @@
-"""Administers a cluster for tests: topics, offsets, users, leader elections."""
+"""Administers a Kafka cluster for tests: topics, offsets, users and leader elections."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ TIERED: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """Offsets of a partition, as its leader reports them; ends are exclusive.
+    """Offsets of a partition, as its leader reports them.
 
     Attributes:
-        earliest: Log start.
-        latest: High watermark.
-        last_stable: Last stable offset: first offset of the oldest open transaction.
+        earliest: Log start, which is the first existing offset.
+        latest: High watermark, which is the offset after the last readable record.
+        last_stable: First offset of the oldest open transaction; `latest` if none is open.
         earliest_local: First offset on the leader's disk.
-        tiered: Offset after the last tiered one that the leader reports; 0 if there is none.
+        tiered: Offset after the last offset in the tier; 0 if the tier has no offset.
     """
 
     earliest: int
@@ -83,14 +83,14 @@ class Offsets:
 
 
 class Admin:
-    """Administrator of a cluster, over plaintext.
+    """Administers a cluster over its plaintext listeners.
 
     Args:
         bootstraps: Plaintext addresses by `node.id`.
         class_path: Class path of Kafka's tools.
         folder: Contains the folders of the nodes.
-        replica_nodes: Nodes for user topics.
-        version: Version of Kafka.
+        replica_nodes: Nodes that may have replicas of user topics.
+        version: Kafka version of the brokers.
     """
 
     def __init__(
@@ -106,11 +106,11 @@ class Admin:
         self._class_path = class_path
         self._folder = folder
         self._replica_nodes = replica_nodes
-        # Futures fail after their client was garbage-collected, so clients are kept.
+        # Keep all clients, because futures fail after their client was garbage-collected.
         self._clients: dict[str, AdminClient] = {}
 
     def client(self, node: int | None = None) -> AdminClient:
-        """Returns a client for all nodes, or for one."""
+        """Returns a client for one node or, if `node` is None, for all nodes."""
         address = ",".join(self._bootstraps.values()) if node is None else self._bootstraps[node]
         if address not in self._clients:
             settings: dict[str, str | int | float | bool] = {
@@ -121,7 +121,7 @@ class Admin:
         return self._clients[address]
 
     def brokers_known_to(self, node: int) -> list[int]:
-        """Returns the ids of the live brokers, as reported by one node."""
+        """Returns the ids of the running brokers that a node knows."""
         settings: dict[str, str | int | float | bool] = {
             "bootstrap.servers": self._bootstraps[node],
             "log_level": 0,
@@ -129,9 +129,10 @@ class Admin:
         return sorted(AdminClient(settings).list_topics(timeout=2).brokers)
 
     def create_internal_topics(self) -> None:
-        """Creates the topics of groups and transactions; waits for the tier's metadata topic.
+        """Creates the internal topics for consumer groups and transactions.
 
-        Kafka places them on the nodes that are currently running.
+        Then waits until the brokers created the metadata topic of the tier. Kafka places all three
+        topics on the nodes that are currently running.
         """
         compacted = {"cleanup.policy": "compact"}
         topics = [NewTopic(n, 1, 1, config=compacted) for n in _INTERNAL if n != _INTERNAL[2]]
@@ -151,12 +152,12 @@ class Admin:
         Args:
             name: Name of the topic.
             partitions: Number of partitions.
-            replicas: Nodes with a replica of every partition, the preferred leader first; None
-                uses the first node for user topics.
-            settings: Topic settings with `_` for `.`, in addition to `TIERED`.
+            replicas: Nodes that get a replica of every partition; the first one is the preferred
+                leader. None uses the first of `replica_nodes`.
+            settings: Topic settings in addition to `TIERED`. Names contain `_` instead of `.`.
 
         Returns:
-            The topic id, as Kafka prints it.
+            The topic id as Kafka prints it, 22 characters.
         """
         config = {**self._tiered, **{k.replace("_", "."): v for k, v in settings.items()}}
         nodes = list(replicas or self._replica_nodes[:1])
@@ -166,12 +167,14 @@ class Admin:
         return self.topic_id(name)
 
     def delete_topic(self, name: str) -> None:
-        """Deletes a topic and waits until it is not listed; Kafka deletes its tier later."""
+        """Deletes a topic and waits until brokers no longer list it.
+
+        Brokers delete its tiered segments later."""
         self._settle(self.client().delete_topics([name]))
         wait_until(lambda: name not in self.client().list_topics(timeout=5).topics)
 
     def topic_id(self, name: str) -> str:
-        """Returns the topic id, as Kafka prints it: 22 characters."""
+        """Returns the topic id as Kafka prints it, 22 characters."""
         ids: list[str] = []
 
         def is_described() -> bool:
@@ -185,33 +188,33 @@ class Admin:
             return bool(ids)
 
         wait_until(is_described)
-        # librdkafka uses the base64 alphabet with + and /.
+        # librdkafka prints ids in base64 with + and /, Kafka with - and _.
         return ids[0].translate(str.maketrans("+/", "-_"))
 
     def leader(self, topic: str, partition: int = 0) -> int:
-        """Returns the leader of a partition, -1 if there is none."""
+        """Returns the node id of a partition's leader, or -1 if it has no leader."""
         return self._leader(topic, partition)
 
     def in_sync(self, topic: str, partition: int = 0) -> list[int]:
-        """Returns the nodes with in-sync replicas."""
+        """Returns the ids of the nodes whose replica of the partition is in sync."""
         return sorted(self._partition(topic, partition).isrs)
 
     def delete_records(self, topic: str, partition: int, before: int) -> None:
-        """Moves the log start to an offset; -1 means the high watermark."""
+        """Moves the log start to the offset `before`; -1 means the high watermark."""
         self._settle(self.client().delete_records([TopicPartition(topic, partition, before)]))
 
     def alter_topic(self, topic: str, **settings: str) -> None:
-        """Changes settings of a topic, with `_` for `.`."""
+        """Changes settings of a topic. Names contain `_` instead of `.`."""
         self._alter(ConfigResource(ConfigResource.Type.TOPIC, topic), settings)
 
     def alter_brokers(self, **settings: str) -> None:
-        """Changes dynamic settings of all brokers, with `_` for `.`."""
-        # librdkafka rejects the empty name, which means all brokers in Kafka's protocol.
+        """Changes dynamic settings of all brokers. Names contain `_` instead of `.`."""
+        # Kafka accepts an empty broker name for all brokers, but librdkafka rejects it.
         for number in self._bootstraps:
             self._alter(ConfigResource(ConfigResource.Type.BROKER, str(number)), settings)
 
     def set_client_quota(self, client_id: str, consumer_bytes_per_second: int) -> None:
-        """Limits the fetch rate of a client with Kafka's own tool, which takes some seconds."""
+        """Limits the fetch rate of a client. Takes seconds, because it starts a Kafka tool."""
         quota = f"consumer_byte_rate={consumer_bytes_per_second}"
         self.run_tool(
             *("kafka.admin.ConfigCommand", "--bootstrap-server", self._bootstraps[1], "--alter"),
@@ -219,14 +222,14 @@ class Admin:
         )
 
     def add_scram_user(self, user: str, password: str) -> None:
-        """Creates a user for SCRAM-SHA-256 and SCRAM-SHA-512."""
+        """Creates a user that can log in with SCRAM-SHA-256 and SCRAM-SHA-512."""
         for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
             info = ScramCredentialInfo(mechanism, 4096)
             change = UserScramCredentialUpsertion(user, info, password.encode())
             self._settle(self.client().alter_user_scram_credentials([change]))
 
     def allow(self, user: str, topic: str, *operations: str) -> None:
-        """Allows a user operations on a topic, such as `READ` and `DESCRIBE`."""
+        """Permits a user to perform operations, such as `READ` and `DESCRIBE`, on a topic."""
         bindings = [
             AclBinding(
                 *(ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, f"User:{user}", "*"),
@@ -237,7 +240,7 @@ class Admin:
         self._settle(self.client().create_acls(bindings))
 
     def elect_unclean(self, topic: str, partition: int = 0) -> None:
-        """Elects a leader that is not in sync; records that only other replicas have are lost."""
+        """Elects an out-of-sync replica as leader. Records that it does not have are lost."""
         partitions = [TopicPartition(topic, partition)]
         future = self.client().elect_leaders(ElectionType.UNCLEAN, partitions)
         for topic_partition, error in future.result(WAIT_SECONDS).items():
@@ -245,7 +248,7 @@ class Admin:
                 raise KafkaException(error, topic_partition)
 
     def offsets(self, topic: str, partition: int = 0) -> Offsets:
-        """Returns the offsets of a partition; waits until it has a leader."""
+        """Waits until a partition has a leader and returns its offsets."""
         wait_until(
             lambda: self._leader(topic, partition) in self._bootstraps,
             lambda: f"{topic}-{partition} has no leader",
@@ -261,7 +264,9 @@ class Admin:
         )
 
     def wait_tiered(self, topic: str, partition: int, until: int) -> Offsets:
-        """Waits until the tier has all offsets below `until`; active segments are never copied."""
+        """Waits until the tier has all offsets below `until`.
+
+        Brokers never copy the active segment, so `until` must not be inside it."""
         return self._wait_offsets(topic, partition, lambda offsets: offsets.tiered >= until)
 
     def wait_local_deleted(self, topic: str, partition: int, before: int) -> Offsets:
@@ -271,7 +276,9 @@ class Admin:
         )
 
     def wait_stable(self, topic: str, partition: int = 0) -> Offsets:
-        """Waits until no transaction is open; brokers write markers after a commit returns."""
+        """Waits until no transaction is open.
+
+        This can take longer than the commit, because brokers write the marker later."""
         return self._wait_offsets(
             topic, partition, lambda offsets: offsets.last_stable == offsets.latest
         )
@@ -285,7 +292,7 @@ class Admin:
         """Runs one of Kafka's tools.
 
         Raises:
-            RuntimeError: The tool failed; contains its output.
+            RuntimeError: The tool failed. The message contains its output.
         """
         run = subprocess.run(
             ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", self._class_path, *command],
@@ -311,7 +318,7 @@ class Admin:
         return last[0]
 
     def _list_by_protocol(self, topic: str, partition: int, timestamp: int) -> int:
-        """Lists an offset with a special timestamp that librdkafka does not support."""
+        """Returns the offset for a special timestamp, which librdkafka cannot request."""
         offsets: list[int] = []
 
         def ask() -> bool:
@@ -368,7 +375,9 @@ class Admin:
 
 
 def _tiered(version: str) -> dict[str, str]:
-    """Returns `TIERED` for a version: before 4.0, `segment.bytes` itself may be small."""
+    """Returns the settings `TIERED` with the names that this Kafka version uses.
+
+    Before 4.0, Kafka has `segment.bytes` instead of `internal.segment.bytes`."""
     if not version.startswith("3."):
         return dict(TIERED)
     return {name.removeprefix("internal."): value for name, value in TIERED.items()}
@@ -382,8 +391,8 @@ def wait_until(
     """Waits until a condition is true.
 
     Args:
-        is_reached: The condition, evaluated ten times per second.
-        describe: Returns the state for the error message.
+        is_reached: Returns whether the condition is true; called ten times per second.
+        describe: Returns a description of the current state for the error message.
         seconds: Timeout.
 
     Raises:
@@ -392,5 +401,5 @@ def wait_until(
     deadline = time.monotonic() + seconds
     while not is_reached():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"condition is false after {seconds} s: {describe()}")
+            raise TimeoutError(f"condition is still false after {seconds} s: {describe()}")
         time.sleep(0.1)

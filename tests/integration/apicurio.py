@@ -1,4 +1,7 @@
-"""Runs Apicurio Registry, which has Confluent's API, in memory; Maven downloads it once."""
+"""Runs an in-memory Apicurio Registry, which supports the API of Confluent's registry.
+
+Maven downloads it at the first use.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ _RESOLVE_SECONDS = 280
 
 @contextlib.contextmanager
 def apicurio() -> Iterator[str]:
-    """Runs the registry for the block; yields the URL of its Confluent-compatible API.
+    """Runs the registry during a `with` block; yields the URL of its Confluent-compatible API.
 
     Skips the calling test if java or mvn is missing; fails it if the run requires all tools.
     """
@@ -47,7 +50,7 @@ def _application() -> Path:
             with tarfile.open(archive) as files:
                 files.extractall(Path(scratch, "app"), filter="data")
             try:
-                # If another process was first, its folder exists and is equivalent.
+                # If another process created the folder first, its content is the same.
                 Path(scratch, "app").rename(folder)
             except OSError:
                 if not folder.is_dir():

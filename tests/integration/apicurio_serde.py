@@ -1,4 +1,4 @@
-"""Runs Apicurio's Java serializer of Avro values with its registry."""
+"""Runs Apicurio's registry and its Java serializer for Avro values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Serde(NamedTuple):
 
     Attributes:
         url: URL of the registry's Confluent-compatible API.
-        classes: Java classes of the serializer's JVM.
+        classes: Root of the Java packages in the serializer's JVM.
     """
 
     url: str
@@ -36,11 +36,11 @@ class Serde(NamedTuple):
 
     @property
     def api(self) -> str:
-        """Returns the URL of the registry's own API."""
+        """Returns the URL of Apicurio's own API."""
         return self.url.replace("/apis/ccompat/v7", "/apis/registry/v2")
 
     def settings(self, **more: str) -> dict[str, str]:
-        """Returns the settings of a serializer."""
+        """Returns the settings of a serializer; `more` overrides defaults."""
         own = {"apicurio.registry.url": self.api, "apicurio.registry.auto-register": "true"}
         return own | more
 
@@ -57,8 +57,9 @@ class Serde(NamedTuple):
         """Converts a row to a record of Avro's Java classes.
 
         Args:
-            schema: Its schema.
-            row: Values as in Avro's JSON encoding, except that a nullable `note` is a plain string.
+            schema: Avro schema of the row.
+            row: Values by field, as in Avro's JSON encoding. A string in the nullable field `note`
+                may be a plain string.
         """
         parsed, avro = self.schema(schema), self.classes.org.apache.avro
         if isinstance(row.get("note"), str):
@@ -73,7 +74,7 @@ class Serde(NamedTuple):
         return [serializer.serialize(topic, self.value(schema, row)) for row in rows]
 
     def record(self, topic: str, value: object, serializer: Any) -> SimpleRecord:  # noqa: ANN401  # a Java object
-        """Serializes a value like a producer, including headers."""
+        """Serializes a value as a producer does; returns a record with the serializer's headers."""
         headers = self.classes.org.apache.kafka.common.header.internals.RecordHeaders()
         data = serializer.serialize(topic, headers, value)
         return SimpleRecord(data, None, tuple((h.key(), h.value()) for h in headers.toArray()))
@@ -81,7 +82,7 @@ class Serde(NamedTuple):
 
 @contextlib.contextmanager
 def apicurio_serde() -> Iterator[Serde]:
-    """Runs serializer and registry for the block.
+    """Runs serializer and registry during a `with` block.
 
     Skips the calling test if java or mvn is missing; fails it if the run requires all tools.
     """
@@ -92,7 +93,7 @@ def apicurio_serde() -> Iterator[Serde]:
 
 @contextlib.contextmanager
 def global_ids(serde: Serde) -> Iterator[None]:
-    """Makes the Confluent-compatible API use global ids of schemas, for the block."""
+    """Makes the Confluent-compatible API use global schema ids during a `with` block."""
     name = "registry.ccompat.legacy-id-mode.enabled"
     url = f"{serde.api}/admin/config/properties/{name}"
     headers = {"Content-Type": "application/json"}

@@ -1,4 +1,4 @@
-"""Avro records for a serializer, and the rows that a reader must return for them."""
+"""Contains Avro records for a serializer and the rows that a reader must return for them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def record(name: str, /, **fields: object) -> dict[str, Any]:
-    """Builds a record schema; nullable fields have null as default."""
+    """Returns a record schema with these fields; a nullable field has null as its default."""
     avro_fields: list[dict[str, Any]] = []
     for field, kind in fields.items():
         avro_fields.append({"name": field, "type": kind})

@@ -1,4 +1,4 @@
-"""Writes random records and transactions to partitions, in steps or in a background thread."""
+"""Writes random records and transactions, either step by step or in a background thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TRANSACTIONS = 3
 
 
 class RandomWork:
-    """Sends batches with every codec, with and without interleaved transactions.
+    """Sends random batches with every codec, some of them in transactions that overlap.
 
     Args:
         bootstrap: Address of the cluster.
@@ -32,10 +32,10 @@ class RandomWork:
         self._open: set[str] = set()
 
     def step(self) -> int:
-        """Sends records or ends a transaction.
+        """Sends some records or ends a transaction.
 
         Returns:
-            Number of sent records.
+            Number of records that were sent.
         """
         kind = self._random.random()
         topic, partition = self._random.choice(self._pairs)
@@ -56,7 +56,7 @@ class RandomWork:
         return count
 
     def finish(self) -> None:
-        """Commits or aborts the open transactions."""
+        """Commits or aborts each open transaction at random."""
         for name in sorted(self._open):
             self._end(name)
 
@@ -68,12 +68,12 @@ class RandomWork:
 
 
 class Background:
-    """Runs random work in a thread for a `with` block; errors are raised at its end.
+    """Runs random work in a thread during a `with` block.
 
     Args:
-        work: The work.
-        records_per_second: Maximum rate.
-        leaves_open: Whether transactions stay open at the end.
+        work: Work whose steps the thread runs.
+        records_per_second: Maximum average rate.
+        leaves_open: If true, open transactions stay open at the end of the block.
     """
 
     def __init__(
@@ -92,13 +92,13 @@ class Background:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stops the thread; raises its error."""
+        """Stops the thread; raises `RuntimeError` if a step failed."""
         self._stopped.set()
         self._thread.join(120)
         if self._thread.is_alive():
-            raise TimeoutError("the background work does not end")
+            raise TimeoutError("the background thread did not end within 120 s")
         if self._error is not None:
-            raise RuntimeError("the background work failed") from self._error
+            raise RuntimeError("a step of the background thread failed") from self._error
 
     def _run(self) -> None:
         started = time.monotonic()

@@ -1,4 +1,4 @@
-"""Runs a Kafka broker with tiered storage in a folder: one node, KRaft, free local ports."""
+"""Runs a Kafka broker with tiered storage: one KRaft node with free local ports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _UNSETTLED = frozenset(
 
 
 def retry_until_leader(request: Callable[[], T]) -> T:
-    """Retries a request to a broker that has just started, until it leads the partitions."""
+    """Repeats a request until the broker, which has just started, leads the partitions."""
     deadline = time.monotonic() + 30
     while True:
         try:
@@ -54,7 +54,7 @@ class Broker:
     Attributes:
         bootstrap: Address for clients.
         folder: Contains all files of the broker.
-        tier: Folder of the storage plugin, which outlives the broker.
+        tier: Folder of the storage plugin; it remains after the broker stops.
         class_path: Class path of Kafka's tools.
         pid: Process id.
     """
@@ -66,7 +66,7 @@ class Broker:
     pid: int
 
     def new_admin(self) -> AdminClient:
-        """Creates an admin client; it must outlive the futures that it returns."""
+        """Creates an admin client. Keep it until the futures that it returned are done."""
         return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
 
     def create_topics(self, partitions: Mapping[str, int], **settings: str) -> None:
@@ -74,7 +74,7 @@ class Broker:
 
         Args:
             partitions: Number of partitions by topic.
-            settings: Topic settings with `_` for `.`, in addition to `TIERED`.
+            settings: Topic settings in addition to `TIERED`. Names contain `_` instead of `.`.
         """
         config = {**TIERED, **{k.replace("_", "."): v for k, v in settings.items()}}
         topics = [NewTopic(name, count, 1, config=config) for name, count in partitions.items()]
@@ -83,17 +83,17 @@ class Broker:
             future.result()
 
     def delete_records(self, offsets: PartitionOffsets) -> None:
-        """Moves the log starts of partitions."""
+        """Moves the log start of each partition to its offset in `offsets`."""
         partitions = [TopicPartition(*pair, offset) for pair, offset in offsets.items()]
         admin = self.new_admin()
         for future in admin.delete_records(partitions).values():
             future.result()
 
     def offsets(self, when: str) -> PartitionOffsets:
-        """Returns an offset of every partition of every user topic, as the broker reports it.
+        """Returns one offset of every partition of every user topic, as the broker reports it.
 
         Args:
-            when: `earliest`, `latest`, `latest-tiered` or `earliest-local`.
+            when: Which offset: `earliest`, `latest`, `latest-tiered` or `earliest-local`.
         """
         run = subprocess.run(
             [
@@ -112,9 +112,7 @@ class Broker:
         return {(topic, int(number)): int(offset) for topic, number, offset in fields if offset}
 
     def last_stable_offsets(self, partitions: Iterable[tuple[str, int]]) -> PartitionOffsets:
-        """Returns the last stable offsets: the meaning of `latest` for a read_committed
-        consumer.
-        """
+        """Returns the last stable offset of each partition, where read_committed reads end."""
         specs = {TopicPartition(*pair): OffsetSpec.latest() for pair in partitions}
         admin = self.new_admin()
 
@@ -126,9 +124,9 @@ class Broker:
         return retry_until_leader(list_offsets)
 
     def console_offsets(self, topic: str, partition: int, start: int, isolation: str) -> list[int]:
-        """Returns the offsets that Kafka's console consumer prints from `start` on.
+        """Runs Kafka's console consumer from `start` on; returns the offsets of its records.
 
-        The consumer stops if it receives nothing for 15 s.
+        The consumer stops when it has received no record for 15 s.
         """
         run = subprocess.run(
             [
@@ -144,7 +142,7 @@ class Broker:
             timeout=120,
             check=False,
         )
-        # After the timeout, the consumer may end with an error; it always prints this line last.
+        # The consumer may end with an error after the timeout, but it always prints this last line.
         if "Processed a total of" not in run.stderr:
             raise RuntimeError(f"ConsoleConsumer failed:\n{run.stderr[-2000:]}")
         return [int(number) for number in re.findall(r"^Offset:(\d+)", run.stdout, re.MULTILINE)]
@@ -155,10 +153,10 @@ class Broker:
         return sorted(int(path.stem) for path in logs)
 
     def wait_until_tiered(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Waits until the tier has all segments that can be copied and local copies are deleted.
+        """Waits until all segments that can be tiered are in the tier and no longer on disk.
 
         Raises:
-            TimeoutError: After `SETTLE_SECONDS`.
+            TimeoutError: Some segments are not tiered after `SETTLE_SECONDS`.
         """
         pairs = list(partitions)
         deadline = time.monotonic() + SETTLE_SECONDS
@@ -172,7 +170,7 @@ class Broker:
             elif time.monotonic() - quiet_since > 2:
                 return
             if time.monotonic() > deadline:
-                raise TimeoutError(f"not tiered after {SETTLE_SECONDS} s: {waiting}")
+                raise TimeoutError(f"partitions not tiered after {SETTLE_SECONDS} s: {waiting}")
             time.sleep(0.3)
 
     def _has_copied_segments(self, pair: tuple[str, int], stable: int) -> bool:
@@ -180,13 +178,14 @@ class Broker:
         return any(following <= stable for following in self.local_bases(*pair)[1:])
 
     def tier_stable_offsets(self, tier_ends: PartitionOffsets) -> PartitionOffsets:
-        """Returns the ends of read_committed reads of the tier alone, from the broker's snapshots.
+        """Returns where read_committed reads of the tier alone end, by partition.
 
-        The end is the first offset of the oldest transaction that is open at the end of the last
-        tiered segment. If there is none, it is the end of the tier.
+        This is the first offset of the oldest transaction that is still open at the end of the
+        tier, or the end of the tier if no transaction is open. The open transactions are read from
+        the producer snapshot of the last tiered segment.
 
         Args:
-            tier_ends: Exclusive ends of the tiered partitions.
+            tier_ends: Offset after the last tiered offset, by partition; 0 if nothing is tiered.
         """
         names: dict[str, tuple[str, int]] = {}
         scratch = self.folder / "snapshots"
@@ -196,7 +195,7 @@ class Broker:
             if end == 0 or not folders:
                 continue
             (folder,) = folders
-            # The object is named after the segment's base offset; the tool needs a snapshot's name.
+            # The tool accepts only the file names that brokers use for snapshots.
             name = f"{number:020d}.snapshot"
             (scratch / name).write_bytes(max(folder.glob("*.snapshot")).read_bytes())
             names[name] = (topic, partition)
@@ -214,7 +213,7 @@ class Broker:
 def running_broker(
     folder: Path, *, settings: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[Broker]:
-    """Runs a broker for the block; formats its disk if there is none.
+    """Runs a broker during a `with` block; formats a disk if the folder has none.
 
     Args:
         folder: Contains the broker's files and log in `node-1`, its disk in `node-1/logs`, and the
@@ -222,7 +221,7 @@ def running_broker(
         settings: Additional broker settings.
 
     Raises:
-        RuntimeError: The broker did not start; contains the end of its log.
+        RuntimeError: The broker did not start. The message contains the end of its log.
     """
     with Cluster(folder, ClusterSpec(settings={**BUSY, **settings})) as cluster:
         node = cluster.nodes[1]

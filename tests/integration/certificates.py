@@ -1,4 +1,4 @@
-"""Creates certificates for a test run, as PEM, and the broker settings for them."""
+"""Creates PEM certificates for tests and the broker settings that use them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _DAY = datetime.timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """Files of a certificate authority.
+    """PEM files of a certificate authority and of the certificates that it signed.
 
     Attributes:
-        authority: Its certificate, which clients trust.
-        broker: Key and certificate for 127.0.0.1 and localhost.
+        authority: Certificate of the authority. Clients must trust it to accept the broker.
+        broker: Key and certificate of a broker at 127.0.0.1 or localhost.
         client: Key and certificate of a client.
-        other_authority: Certificate of an authority that signed neither.
+        other_authority: Certificate of an authority that signed neither broker nor client.
     """
 
     authority: Path
@@ -37,13 +37,15 @@ class Certificates:
     other_authority: Path
 
     def server_context(self) -> ssl.SSLContext:
-        """Returns the TLS settings of a server on this machine."""
+        """Returns TLS settings for a server that uses the broker's certificate."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self.broker)
         return context
 
     def broker_settings(self, passwords: Mapping[str, str]) -> dict[str, str]:
-        """Returns settings for the listeners SASL_SSL (PLAIN for these users, SCRAM) and SSL."""
+        """Returns broker settings for the listeners SASL_SSL and SSL.
+
+        SASL_SSL accepts PLAIN for the users in `passwords`, and SCRAM for users created later."""
         module = "org.apache.kafka.common.security"
         users = "".join(f' user_{user}="{password}"' for user, password in passwords.items())
         scram = f"{module}.scram.ScramLoginModule required;"
@@ -63,7 +65,7 @@ class Certificates:
 
 
 def make_certificates(folder: Path) -> Certificates:
-    """Creates an authority, the certificates that it signs, and another authority."""
+    """Creates an authority with a broker and a client certificate, and an unrelated authority."""
     folder.mkdir(parents=True, exist_ok=True)
     key, authority = _authority("tests")
     _, other = _authority("others")

@@ -37,15 +37,17 @@ class ClusterSpec:
     """Settings of a cluster.
 
     Attributes:
-        replicas: Number of brokers for user topics: 1 (node 1) or 2 (nodes 2 and 3).
-        version: Version of Kafka on Maven Central.
+        replicas: Number of brokers that have user topics: 1 (node 1) or 2 (nodes 2 and 3).
+        version: Kafka version.
         certificates: If set, the brokers also listen on SASL_SSL (SCRAM and PLAIN) and SSL.
-        passwords: Passwords by user, for PLAIN; `Admin.add_scram_user` creates SCRAM users.
-        has_acls: Whether users other than plaintext ones need ACLs.
-        has_racks: Whether node n is in `rack-n` and consumers may read from their rack's replica.
-        interval_ms: Interval of the broker's tiering and retention tasks.
+        passwords: Passwords of the users that may log in with SASL mechanism PLAIN.
+            `Admin.add_scram_user` creates users for SCRAM.
+        has_acls: Whether users that log in need ACLs. Plaintext clients never need them.
+        has_racks: If true, node n is in rack `rack-n`, and consumers may fetch from the replica in
+            their own rack.
+        interval_ms: Interval of the brokers' tiering and retention tasks, in milliseconds.
         settings: Additional broker settings.
-        classes: Folder with classes in addition to Kafka's.
+        classes: Folder with additional Java classes for the brokers' class path.
     """
 
     replicas: int = 1
@@ -63,11 +65,11 @@ class Cluster:
     """A cluster that runs during a `with` block.
 
     Args:
-        folder: Contains the nodes' folders `node-1`, … with their disks, and the tier in `tier`.
-        spec: Settings.
+        folder: Folder for the subfolders `node-1`, … of the nodes and `tier` of the tier.
+        spec: Settings of the cluster.
 
     Attributes:
-        tier: Folder of the storage plugin, which outlives the brokers.
+        tier: Folder of the storage plugin; it remains after the brokers stop.
         nodes: Nodes by `node.id`.
         admin: Administers the cluster.
     """
@@ -98,11 +100,11 @@ class Cluster:
         return ",".join(f"127.0.0.1:{node.ports[listener]}" for node in self.nodes.values())
 
     def replica_nodes(self) -> list[int]:
-        """Returns the nodes for user topics."""
+        """Returns the ids of the nodes that have user topics."""
         return [number for number in self.nodes if number > 1] or [1]
 
     def __enter__(self) -> Self:
-        """Starts all nodes and waits until they are ready; formats new disks."""
+        """Formats new disks, starts all nodes and waits until they are ready."""
         self.tier.mkdir(parents=True, exist_ok=True)
         cluster_id = base64.urlsafe_b64encode(b"\x00" + secrets.token_bytes(15)).decode()
         for node in self.nodes.values():
@@ -114,7 +116,7 @@ class Cluster:
             for node, process in zip(new, formats, strict=True):
                 if process.wait(60) != 0:
                     raise RuntimeError(f"the disk was not formatted:\n{node.log_end()}")
-            # Node 1 starts first, so that Kafka places the internal topics on it.
+            # Start node 1 first, so that Kafka creates the internal topics on it.
             self.start_node(1)
             for number in self.nodes:
                 if number > 1:
@@ -136,15 +138,16 @@ class Cluster:
         self.wait_ready()
 
     def restart_node(self, number: int, *, is_clean: bool = True) -> None:
-        """Stops (or kills) a node and starts it again."""
+        """Stops a node (or kills it, if `is_clean` is false) and starts it again."""
         self.nodes[number].stop() if is_clean else self.nodes[number].kill()
         self.start_node(number)
 
     def wait_ready(self, seconds: float = START_SECONDS) -> None:
-        """Waits until every running node responds and is known to all others.
+        """Waits until every running node responds and knows all other running nodes.
 
         Raises:
-            RuntimeError: A node ended, or the timeout is over; contains the ends of the logs.
+            RuntimeError: A node ended, or the nodes are not ready after `seconds`. The message
+                contains the last lines of their logs.
         """
         deadline = time.monotonic() + seconds
         running = [node for node in self.nodes.values() if node.is_running]
@@ -153,11 +156,11 @@ class Cluster:
             dead = [node.number for node in running if not node.is_running]
             if dead or time.monotonic() > deadline:
                 logs = "\n".join(node.log_end() for node in running)
-                raise RuntimeError(f"not ready; nodes that ended: {dead}\n{logs}")
+                raise RuntimeError(f"the cluster is not ready; nodes that ended: {dead}\n{logs}")
             time.sleep(0.1)
 
     def log_ends(self) -> str:
-        """Returns the ends of all nodes' logs, for error messages."""
+        """Returns the last lines of every node's log, for error messages."""
         return "\n".join(node.log_end() for node in self.nodes.values())
 
     def _knows(self, node: Node, expected: set[int]) -> bool:

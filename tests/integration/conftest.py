@@ -1,4 +1,7 @@
-"""Fixtures of the integration tests, with session scope because brokers take minutes."""
+"""Defines fixtures of the integration tests.
+
+They have session scope, because starting and filling brokers takes minutes.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ HERE = Path(__file__).parent
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook, too
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs tests that share a broker in one worker: those of a file, or those of `differential`."""
+    """Assigns tests that share a broker to one xdist worker.
+
+    These are all tests that use the fixture `differential`, and otherwise the tests of a file."""
     for item in items:
         if item.path.is_relative_to(HERE):
             is_differential = "differential" in getattr(item, "fixturenames", ())
@@ -30,13 +35,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def differential(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """Reads the same broker with Spark's Kafka source and with this one."""
+    """Reads one broker with Spark's Kafka source and with this product; returns both results."""
     return run_comparison(tmp_path_factory.mktemp("differential"))
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Runs a cluster of one node; each test creates its own topics."""
+    """Runs a cluster of one node that all tests share; each test creates its own topics."""
     needs("java", "mvn")
     with Cluster(
         tmp_path_factory.mktemp("one-node") / "cluster", ClusterSpec(settings=BUSY)

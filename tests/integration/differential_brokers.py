@@ -1,6 +1,7 @@
-"""Differential cases that need brokers, and the differences that remain with brokers.
+"""Contains the cases of the differential test that this product reads from brokers.
 
-Each difference is a row of the table in `docs/kafka-source.md`; `ROWS` lists the cases of each row.
+Also lists the cases in which its result differs from that of Spark's Kafka source. The table in
+`docs/kafka-source.md` has a row for each difference; `ROWS` lists the cases of each row.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ SHORT_TIMEOUTS: Final = {
 
 
 def offsets_near_tier_end(facts: TierFacts, topics: str, of_tier: int) -> str:
-    """Returns JSON with offsets at a distance from each partition's tier end, within its log."""
+    """Returns JSON with an offset of each partition: the end of its tier plus `of_tier`.
+
+    Offsets before the log start or after the last stable offset are replaced by these limits."""
     named: dict[str, dict[str, int]] = {}
     for topic in topics.split(","):
         for number in range(EVERY[topic]):
@@ -48,7 +51,7 @@ def offsets_near_tier_end(facts: TierFacts, topics: str, of_tier: int) -> str:
 
 
 def end_offsets_json(facts: TierFacts, topics: str, more: int = 0) -> str:
-    """Returns JSON with the end of every partition, plus `more` offsets."""
+    """Returns JSON with an offset of each partition: the end of its log plus `more`."""
     return json.dumps(
         {
             topic: {str(n): facts.latest[topic, n] + more for n in range(EVERY[topic])}
@@ -58,7 +61,9 @@ def end_offsets_json(facts: TierFacts, topics: str, more: int = 0) -> str:
 
 
 def times_near_tier_end(facts: TierFacts, topic: str, of_tier: int) -> str:
-    """Returns JSON with the times of records at a distance from each partition's tier end."""
+    """Returns JSON with a create time for each partition of a topic.
+
+    It is the time of the record whose offset is the end of the tier plus `of_tier`."""
     keys = [(topic, number) for number in range(EVERY[topic])]
     return json.dumps(
         {topic: {str(n): time_of(facts.tier_ends[name, n] + of_tier) for name, n in keys}}

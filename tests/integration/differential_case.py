@@ -21,7 +21,7 @@ TIMED: Final = "plain,txn"
 
 
 class Verdict(Enum):
-    """Expected relation between the results of the two sources."""
+    """Expected relation between the results of Spark's Kafka source and this product."""
 
     SAME_ROWS = "same rows"
     NO_ROWS = "no rows of the tier from either"
@@ -35,9 +35,9 @@ class Case:
     """A combination of options, without the isolation level.
 
     Attributes:
-        options: Returns the options for a tier.
-        verdict: Expected relation between the two results.
-        reason: Why the results differ, if they do.
+        options: Returns the options for a tier with these offsets.
+        verdict: Expected relation between the results of the two sources.
+        reason: Why the results differ; empty if they are the same.
     """
 
     options: Callable[[TierFacts], Options]
@@ -46,13 +46,14 @@ class Case:
 
 
 def offsets_json(facts: TierFacts, topics: str, share: float, **special: int) -> str:
-    """Returns JSON with an offset of each partition, at a fraction of its tier.
+    """Returns JSON with an offset of each partition, which divides its tier at the ratio `share`.
 
     Args:
         facts: Start and end of each partition's tier.
         topics: Topics, separated by commas.
-        share: 0 is the log start; 1 is the end of a read_committed read of the tier.
-        special: Other offsets by `topic_partition`.
+        share: 0 means the log start; 1 means the end of a read_committed read of the tier.
+        special: Offsets that replace the computed ones. Names are topic and partition, as in
+            `plain_sparse_1`.
     """
     named: PartitionNumbers = {}
     for topic in topics.split(","):
@@ -65,7 +66,9 @@ def offsets_json(facts: TierFacts, topics: str, share: float, **special: int) ->
 
 
 def timestamps_json(topics: str, *seconds: int) -> str:
-    """Returns JSON with a create time for each partition; times are used in order and repeat."""
+    """Returns JSON with a create time for each partition: the time of record `seconds[i]`.
+
+    If there are fewer numbers than partitions, the numbers repeat."""
     every = itertools.cycle(seconds)
     return json.dumps(
         {
@@ -76,17 +79,21 @@ def timestamps_json(topics: str, *seconds: int) -> str:
 
 
 def time_of(second: float) -> int:
-    """Returns the create time of the record with this number, unless it is a late one."""
+    """Returns the create time of record number `second`, in milliseconds since 1970.
+
+    Records that `Filler` sends late have an earlier time."""
     return BASE_MS + round(second * STEP_MS)
 
 
 def fixed_options(**options: str) -> Callable[[TierFacts], Options]:
-    """Returns options that do not depend on the tier; `_` in a name means `.`."""
+    """Returns a function with a constant result: these options, with `.` for `_` in names."""
     return lambda _facts: {name.replace("_", "."): value for name, value in options.items()}
 
 
 def timed_options(**seconds: float) -> Callable[[TierFacts], Options]:
-    """Returns time options, such as `startingTimestamp`, given as record numbers."""
+    """Returns a function with a constant result: options such as `startingTimestamp`.
+
+    The arguments are record numbers; the options are the create times of these records."""
     return fixed_options(
         subscribe=TIMED, **{name: str(time_of(at)) for name, at in seconds.items()}
     )

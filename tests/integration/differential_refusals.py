@@ -143,12 +143,12 @@ REFUSED: Final[Mapping[str, Case]] = {
 
 
 def only_ours_rejects(options: Callable[[TierFacts], Options], reason: str) -> Case:
-    """Returns a case that only this source rejects."""
+    """Returns a case that this product rejects and Spark's Kafka source accepts."""
     return Case(options, Verdict.ONLY_OURS_REFUSES, reason)
 
 
 def only_spark_rejects(options: Callable[[TierFacts], Options], reason: str) -> Case:
-    """Returns a case that only Spark's source rejects."""
+    """Returns a case that Spark's Kafka source rejects and this product accepts."""
     return Case(options, Verdict.ONLY_SPARK_REFUSES, reason)
 
 

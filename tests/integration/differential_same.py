@@ -179,7 +179,7 @@ SAME: Final[Mapping[str, Case]] = {
             startingOffsetsByTimestampStrategy="LATEST",
         )
     ),
-    # Precedence: the single timestamp, then timestamps by partition, then offsets.
+    # Precedence: a single timestamp overrides timestamps by partition, which override offsets.
     "start time over times and offsets": Case(
         lambda facts: {
             "subscribe": TIMED,

@@ -1,4 +1,4 @@
-"""Reads one broker with Spark's Kafka source and with this one, which also reads the tier."""
+"""Reads one broker with Spark's Kafka source and with this product, which also reads the tier."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ THROUGH_SPARK_WITH_BROKERS = (
 
 @dataclass(frozen=True)
 class Ours:
-    """Result of one scan with this source."""
+    """Result of one scan with this product: a table or an error."""
 
     table: pa.Table | None
     error: Exception | None
@@ -68,14 +68,15 @@ class Ours:
 
 @dataclass(frozen=True)
 class World:
-    """Results of both sources while a broker ran, and the tier that it left.
+    """Results of both sources from reads of a running broker, and the tier after it stopped.
 
     Attributes:
-        spark: Results of Spark's own source, by `read_name`.
-        ours: Results of this source with brokers, by storage and `read_name`.
-        through_spark: Results of this source in Spark, also for the tier alone.
-        spark_counts: Row counts of a DataFrame of Spark's source before and after a topic grew.
-        our_counts: Row counts for this source.
+        spark: Results of Spark's Kafka source, by `read_name`.
+        ours: Results of this product's Python API with brokers, by storage and `read_name`.
+        through_spark: Results of this product as a Spark data source, by storage and case; also
+            for the tier without brokers.
+        spark_counts: Row counts of a DataFrame of Spark's Kafka source whose topic grows.
+        our_counts: The same counts for a DataFrame of this product.
     """
 
     facts: TierFacts
@@ -88,15 +89,15 @@ class World:
 
     @property
     def of_tier(self) -> dict[str, str]:
-        """Returns the options that select the tier."""
+        """Returns the options that make a scan read the tier."""
         return {"path": str(self.tier), "layout": "local-tiered-storage"}
 
     def options(self, name: str, level: str) -> dict[str, str]:
-        """Returns the options of a case, including the isolation level."""
+        """Returns the options of case `name` with this isolation level."""
         return case_options(self.facts, name, level)
 
     def expected(self, name: str, level: str) -> pa.Table:
-        """Returns Spark's rows, limited to the end of each partition's tier."""
+        """Returns the rows of Spark's Kafka source that are before the end of the tier."""
         table = self.spark_rows(name, level)
         limits = self.facts.limit(level)
         pairs = zip(table["topic"].to_pylist(), table["partition"].to_pylist(), strict=True)
@@ -104,20 +105,22 @@ class World:
         return table.filter(pc.less(table["offset"], ends))
 
     def spark_rows(self, name: str, level: str) -> pa.Table:
-        """Returns Spark's rows."""
+        """Returns the rows of Spark's Kafka source for a case, without null headers."""
         table = self.spark[read_name(name, level)].table
         assert table is not None
         return without_null_headers(table)
 
 
 def case_options(facts: TierFacts, name: str, level: str) -> dict[str, str]:
-    """Returns the options of a case, including the isolation level."""
+    """Returns the options of case `name`, with the level unless the case tests the default."""
     chosen = {} if name == DEFAULT_LEVEL else {LEVEL_OPTION: level}
     return {**chosen, **CASES[name].options(facts)}
 
 
 def without_null_headers(table: pa.Table) -> pa.Table:
-    """Replaces null headers, which Spark's source returns for none, by empty lists."""
+    """Replaces null by an empty list in `headers`.
+
+    Spark's Kafka source returns null for records without headers."""
     if "headers" not in table.column_names:
         return table
     kind = SPARK_SCHEMA.field("headers").type
@@ -127,12 +130,14 @@ def without_null_headers(table: pa.Table) -> pa.Table:
 
 
 def read_name(name: str, level: str) -> str:
-    """Returns the name of a read of a case."""
+    """Returns the name under which results of a case and an isolation level are stored."""
     return f"{list(CASES).index(name):03d}-{level}"
 
 
 def isolation_levels_of(name: str) -> tuple[IsolationLevel, ...]:
-    """Returns the isolation levels of a case; only one for most, because Spark's reads are slow."""
+    """Returns the isolation levels with which a case is read.
+
+    Most cases are read with one of them, because reads with Spark's Kafka source are slow."""
     if name in SAME or name == BOTH_LEVELS:
         return ISOLATION_LEVELS
     if CASES[name].verdict not in (Verdict.SAME_ROWS, Verdict.NO_ROWS):
@@ -153,8 +158,7 @@ def run_comparison(folder: Path) -> World:
             for name in CASES
             for level in isolation_levels_of(name)
         }
-        # A short timeout for reads that fail because they receive nothing; the default is two
-        # minutes.
+        # Reads that receive no records fail after this timeout; the default is two minutes.
         options = {SERVERS_OPTION: facts.bootstrap, "kafkaConsumer.pollTimeoutMs": "10000"}
         growing = {SERVERS_OPTION: facts.bootstrap, "subscribe": GROWING}
         spark_reads = pool.submit(run_reads, "kafka", reads, folder / "spark", options, growing)

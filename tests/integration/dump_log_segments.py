@@ -22,7 +22,7 @@ Fields = dict[str, str]
 
 @dataclass(slots=True)
 class DumpedBatch:
-    """Fields of a log entry and of its records."""
+    """Fields of a log entry (a batch) and of each of its records."""
 
     fields: Fields
     records: list[Fields] = field(default_factory=list)
@@ -33,15 +33,15 @@ class Dump:
     """Output of the tool.
 
     Attributes:
-        lines: Lines by file, relative to the folder.
-        complaints: Lines of the error stream.
+        lines: Lines of standard output by file; file names are relative to the folder.
+        complaints: Lines of the standard error stream.
     """
 
     lines: dict[str, list[str]]
     complaints: list[str]
 
     def batches(self, file: str) -> list[DumpedBatch]:
-        """Returns the entries of a `.log` file."""
+        """Returns the batches that the tool printed for a `.log` file."""
         batches: list[DumpedBatch] = []
         for line in self.lines[file]:
             if line.startswith("| "):
@@ -51,7 +51,7 @@ class Dump:
         return batches
 
     def entries(self, file: str) -> list[Fields]:
-        """Returns the entries of an index file, snapshot or checkpoint."""
+        """Returns the entries that the tool printed for an index, a snapshot or a checkpoint."""
         return [fields_of(line) for line in self.lines[file]]
 
 
@@ -67,7 +67,7 @@ def dump_log_segments(
 
     Args:
         folder: Folder of the files.
-        files: Names relative to the folder; the base names must be those that brokers use.
+        files: File paths relative to the folder. The file names must be as brokers choose them.
         options: Options of the tool, such as `--print-data-log`.
         version: Kafka version of the tool.
     """

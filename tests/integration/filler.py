@@ -1,4 +1,4 @@
-"""Sends random records with all record features, by producers of every kind."""
+"""Sends random records with idempotent, compressing and transactional producers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
 class Filler:
-    """Sends random records to partitions of a cluster; the same records for the same seed.
+    """Sends random records to partitions of a cluster.
+
+    Equal seeds and equal calls send equal records.
 
     Args:
         bootstrap: Address of the cluster.
@@ -34,7 +36,7 @@ class Filler:
         self._producers: dict[str, Producer] = {}
 
     def producer(self, name: str, **settings: str | int) -> Producer:
-        """Returns the producer with this name; creates it at the first call."""
+        """Returns the producer with this name; the first call creates it with these settings."""
         if name not in self._producers:
             config: dict[str, str | int] = {
                 "bootstrap.servers": self._bootstrap,
@@ -48,7 +50,7 @@ class Filler:
         return self._producers[name]
 
     def transactional(self, name: str) -> Producer:
-        """Returns a producer that can begin a transaction."""
+        """Returns the producer with this transactional id, ready to begin a transaction."""
         is_new = name not in self._producers
         settings: dict[str, str | int] = {
             "transactional.id": name,
@@ -60,11 +62,11 @@ class Filler:
         return producer
 
     def plain(self, codec: str) -> Producer:
-        """Returns a producer without transactions."""
+        """Returns a producer without transactions that compresses with `codec`."""
         return self.producer(f"codec {codec}", **{"compression.type": codec})
 
     def send(self, producer: Producer, topic: str, partition: int, count: int) -> None:
-        """Sends records and waits until the broker has them."""
+        """Sends `count` records and waits until the broker acknowledged them."""
         numbers = self._sent.setdefault((topic, partition), itertools.count())
         for number in itertools.islice(numbers, count):
             late = LATE_MS if number % 13 == 5 else 0
@@ -79,7 +81,7 @@ class Filler:
             if number % 25 == 0:
                 producer.poll(0)
         if producer.flush(60):
-            raise TimeoutError(f"the broker did not take the records of {topic}-{partition}")
+            raise TimeoutError(f"records of {topic}-{partition} are not acknowledged after 60 s")
 
     def _value(self) -> bytes | None:
         kind = self._random.random()

@@ -1,4 +1,4 @@
-"""A consumer that reads continuously, as reference for streams of topics with retention."""
+"""Runs a consumer that receives every record of a topic before retention deletes it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ PartitionKey = tuple[str, int]
 class FollowingConsumer:
     """Reads partitions from offset 0 during a `with` block.
 
-    It continues while the broker deletes records and restarts.
+    It keeps reading if the broker deletes records or restarts.
 
     Args:
         bootstrap: Address of the cluster.
-        partition_keys: Topics and partitions, still empty.
+        partition_keys: Topics and numbers of the partitions to read; they must still be empty.
         isolation: `read_committed` or `read_uncommitted`.
 
     Attributes:
-        rows: All rows that it received, in order.
+        rows: All rows that the consumer received, by partition and in offset order.
     """
 
     def __init__(
@@ -64,10 +64,11 @@ class FollowingConsumer:
         self._consumer.close()
 
     def wait_for(self, ends: Mapping[PartitionKey, int]) -> None:
-        """Waits until all offsets below these are read.
+        """Waits until the consumer has read all offsets below `ends`, by partition.
 
         Raises:
-            AssertionError: The consumer itself lost rows, so a comparison is impossible.
+            AssertionError: The broker deleted records before the consumer read them. Its rows are
+                then not usable as a reference.
         """
         wait_until(
             lambda: bool(self._refused) or all(self._reached[key] >= ends[key] for key in ends)

@@ -1,12 +1,12 @@
-"""Calls Spark's `from_avro`, in a separate environment with the oldest supported Spark.
+"""Calls Spark's `from_avro` in a separate environment with the oldest supported Spark.
 
-Imports nothing of the product. The only argument is a JSON file:
+This script imports nothing of the product. Its only argument is a JSON file:
 
     jars       list of paths for `spark.jars`
-    calls      name to `{"schema", "value" (hex), "options"}`
-    out        folder
+    calls      maps names to `{"schema", "value" (hex), "options"}`
+    out        folder for the result
 
-Writes `found.json`: name to `{"type", "value"}`, where a struct is a list, or to `{"error"}`.
+It writes `found.json`, which maps names to `{"type", "value"}` or `{"error"}`. Structs are lists.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _called(spark: SparkSession, call: dict[str, Any]) -> dict[str, Any]:
     options_map = f"map({options.removeprefix(', ')})"
     query = f"SELECT from_avro(X'{call['value']}', '{call['schema']}', {options_map}) AS v"
     try:
-        # Reads from a table, because Spark folds constants during query optimization.
+        # Read from `range`, because Spark evaluates constant expressions in the query optimizer.
         frame = spark.sql(f"{query} FROM range(1)")
         (row,) = frame.collect()
     except Exception as error:  # noqa: BLE001  # the test checks the error

@@ -1,4 +1,4 @@
-"""Scans tier and brokers together, and compares with the rows of a consumer."""
+"""Scans tier and brokers together and compares the result with the rows of a consumer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ _COLUMNS = "topic,partition,offset,timestamp,timestampType,key,value,headers"
 
 
 def hybrid_options(bootstrap: str, tier: object = None, **more: str) -> dict[str, str]:
-    """Returns options that read topics from brokers, and from `tier` if it is set."""
+    """Returns options that read from brokers and, if `tier` is set, also from this tier.
+
+    Names in `more` contain `__` instead of `.`."""
     options = {"kafka.bootstrap.servers": bootstrap, "columns": _COLUMNS, **more}
     if tier is not None:
         options |= {"path": str(tier), "layout": "local-tiered-storage"}
@@ -43,7 +45,9 @@ def make_plan(options: Mapping[str, str]) -> ScanPlan:
 def read_rows(
     plan: ScanPlan, options: Mapping[str, str], ended: list[TaskMetrics] | None = None
 ) -> Rows:
-    """Runs all tasks of a plan and returns their rows by partition, in the order of the tasks."""
+    """Runs all tasks of a plan and returns their rows by partition, in the order of the tasks.
+
+    Appends the metrics of each task to `ended`."""
     parsed = parse_options(options)
     take = (ended if ended is not None else []).append
     batches = [batch for task in plan.tasks for batch in run_task(task, parsed, on_end=take)]
@@ -51,7 +55,7 @@ def read_rows(
 
 
 def consume_rows(bootstrap: str, plan: ScanPlan, isolation: str) -> Rows:
-    """Consumes the offsets that a plan covers and returns the rows by partition."""
+    """Reads the offsets that a plan covers with a consumer; returns the rows by partition."""
     return {
         (planned_partition.topic, planned_partition.partition): consume_range(
             bootstrap,
@@ -66,7 +70,7 @@ def consume_rows(bootstrap: str, plan: ScanPlan, isolation: str) -> Rows:
 
 
 def consume_rows_after_start(bootstrap: str, plan: ScanPlan, isolation: str) -> Rows:
-    """Retries `consume_rows` until brokers that have just started know their tier."""
+    """Calls `consume_rows` until it succeeds; brokers that have just started may return errors."""
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -78,9 +82,9 @@ def consume_rows_after_start(bootstrap: str, plan: ScanPlan, isolation: str) -> 
 
 
 def wait_checkpointed(node: Node, ends: Mapping[tuple[str, int], int]) -> None:
-    """Waits until the high watermarks on a node's disk have these values.
+    """Waits until the high watermarks in the checkpoint on a node's disk are at least `ends`.
 
-    Brokers write them periodically; a reader of the disk does not see records above them.
+    Brokers write the checkpoint periodically. Readers of the disk skip records above these offsets.
     """
 
     def pending() -> dict[tuple[str, int], int]:
@@ -91,7 +95,7 @@ def wait_checkpointed(node: Node, ends: Mapping[tuple[str, int], int]) -> None:
 
 
 def assert_as_consumed(actual: Rows, expected: Rows) -> None:
-    """Asserts that both have the same partitions with the same rows in the same order."""
+    """Asserts that scanned and consumed rows have the same partitions, rows and order."""
     for key in sorted(actual.keys() | expected.keys()):
         actual_rows, expected_rows = actual.get(key, []), expected.get(key, [])
         if actual_rows != expected_rows:
@@ -99,8 +103,8 @@ def assert_as_consumed(actual: Rows, expected: Rows) -> None:
             missing = sorted(set(offsets[1]) - set(offsets[0]))[:10]
             extra = sorted(set(offsets[0]) - set(offsets[1]))[:10]
             raise AssertionError(
-                f"{key}: {len(actual_rows)} rows, a consumer has {len(expected_rows)};"
-                f" missing {missing}, unexpected {extra}"
+                f"{key}: {len(actual_rows)} rows, but a consumer has {len(expected_rows)};"
+                f" missing offsets {missing}, unexpected offsets {extra}"
             )
 
 

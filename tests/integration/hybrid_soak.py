@@ -1,8 +1,10 @@
-"""Random scans of tier and brokers while the topics change, each compared with a consumer's rows.
+"""Runs random scans of tier and brokers while the topics change.
+
+Each scan is compared with the rows of a consumer.
 
 Producers write with every codec, commit, abort, and keep transactions open for a while. The broker
-uploads segments and deletes its local copies; retention and DeleteRecords move log starts. Objects
-of the tier are missing for the reader only: before it lists, or between plan and read.
+uploads segments and deletes its local copies; retention and DeleteRecords move log starts. The
+reader uses a copy of the tier, from which some objects are removed before or after planning.
 
 A scan must return the consumer's rows of the planned offsets. It may raise a data-loss error only
 if the log start has moved past a planned offset.
@@ -81,8 +83,9 @@ class SoakResult:
     Attributes:
         scans: Number of scans.
         rows: Number of compared rows.
-        outcomes: Counts of results and of conditions during the scans.
-        failures: Errors with the scan's options.
+        outcomes: Number of scans by result, and total numbers of tasks, slices, ranges and missing
+            objects, by name.
+        failures: Descriptions of failed scans: options and error.
     """
 
     scans: int = 0
@@ -97,8 +100,8 @@ class RandomScan:
 
     Attributes:
         options: Options of the data source.
-        columns: Compared columns, in order.
-        fits: Returns whether a row satisfies `where`.
+        columns: Names of the compared columns, in order.
+        fits: Returns whether a row satisfies the option `where`.
         gone_before: Number of objects to remove from the tier before planning.
         gone_between: Number of objects to remove between planning and reading.
     """
@@ -114,7 +117,7 @@ class RandomScan:
         return self.options["isolationLevel"]
 
     def requested_start(self, topic: str, partition: int) -> int:
-        """Returns the start offset in the options; negative if there is none."""
+        """Returns the start offset that the options request; negative if they request none."""
         starts = json.loads(self.options.get("startingOffsets", "{}"))
         return int(starts.get(topic, {}).get(str(partition), EARLIEST_OFFSET))
 
@@ -124,7 +127,7 @@ def random_scan(topics: MovingTopics, tier: Path, choice: random.Random) -> Rand
 
     Args:
         topics: Available topics.
-        tier: Folder of the tier for the reader.
+        tier: Folder of the tier copy that the scan reads.
         choice: Source of all random choices.
     """
     names = sorted({topic for topic, _ in topics.partition_keys})
@@ -185,8 +188,8 @@ class Soak:
 
     Args:
         topics: Topics to read.
-        folder: Folder for the reader's copies of the tier.
-        seed: Seed of the scans.
+        folder: Folder for the copies of the tier that scans read.
+        seed: Seed of all random choices.
     """
 
     def __init__(self, topics: MovingTopics, folder: Path, seed: int) -> None:
@@ -197,18 +200,16 @@ class Soak:
         self.result = SoakResult()
 
     def scan(self, number: int) -> None:
-        """Runs a scan; failures are stored in the result."""
+        """Runs one scan and adds its outcome to `result`; does not raise if the scan fails."""
         choice = random.Random(f"{self._seed}-{number}")
         tier_copy = self._folder / f"seen-{number}"
         self._gone = []
-        # Read the log starts before the scan chooses offsets, to notice if they move past those
-        # offsets.
+        # Read the log starts first, to notice if they move past the offsets that the scan chooses.
         starts = self._topics.log_starts()
         scan = random_scan(self._topics, tier_copy, choice)
         self.result.scans += 1
         try:
-            # Brokers may fail for many slices in a row here; the limit on equal failures must not
-            # apply.
+            # Here, many reads in a row may fail with the same error. Do not give up early.
             with patch("kts_source.read.broker_rows._MAX_SAME_FAILURES", 1 << 30):
                 outcome = self._outcome(scan, tier_copy, choice, starts)
             self.result.outcomes[outcome] += 1
@@ -238,8 +239,8 @@ class Soak:
             self._remove_objects(tier_copy, scan.gone_between, choice)
             rows = self._read(plan, scan, choice)
         except ObjectNotFoundError as error:
-            # Without the offset index, the start of a slice within a segment is unknown. A new plan
-            # would read from brokers.
+            # Slices that start inside a segment need its offset index. Only a new plan would read
+            # such a segment from brokers.
             name = Path(error.uri or "").name
             if not name.endswith(".index") or not any(segment_id in name for segment_id in cut):
                 raise
@@ -282,7 +283,10 @@ class Soak:
         return rows
 
     def _compare(self, planned: PartitionPlan, scan: RandomScan, actual: list[RowValues]) -> bool:
-        """Returns whether it compared all planned offsets, not only those after a new log start."""
+        """Asserts that the rows equal those of a consumer from the current log start on.
+
+        Returns:
+            False if the log start moved into the planned offsets, so that not all were compared."""
         key = planned.topic, planned.partition
         start = planned.start
         for attempt in range(_ATTEMPTS):
@@ -318,7 +322,7 @@ class Soak:
         return not has_moved
 
     def _remove_objects(self, tier_copy: Path, count: int, choice: random.Random) -> None:
-        # Keep transaction indexes: this layout does not record whether a segment has one.
+        # Keep transaction indexes: readers of this layout cannot notice that one is missing.
         segments = [
             replace(segment, objects=tuple(p for p in segment.objects if p.suffix != ".txnindex"))
             for key in self._topics.partition_keys
@@ -331,7 +335,7 @@ class Soak:
 
 
 def _row_values(batch: pa.RecordBatch, columns: tuple[str, ...]) -> list[RowValues]:
-    """Returns the rows of a batch, with values like a consumer's."""
+    """Converts a batch to rows with the value types of `Row`: milliseconds and header tuples."""
     columns_of_values: list[list[object]] = []
     for name in columns:
         column = batch.column(name)
@@ -351,7 +355,7 @@ def _row_values(batch: pa.RecordBatch, columns: tuple[str, ...]) -> list[RowValu
 
 
 def _link(tier: Path, tier_copy: Path) -> None:
-    """Hard-links all files of the tier, so that removing links leaves the tier unchanged."""
+    """Creates hard links to all files of the tier; deleting a link does not change the tier."""
     for folder, _, names in os.walk(tier):
         target = tier_copy / os.path.relpath(folder, tier)
         target.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def java(class_path: str) -> Iterator[Any]:
-    """Runs a JVM for the block; yields its classes by full name, as in `jvm.java.util.HashMap()`.
+    """Runs a JVM during a `with` block; yields the root of its packages.
+
+    For example, `jvm.java.util.HashMap()` creates a Java object.
 
     Skips the calling test if java is missing; fails it if the run requires all tools.
 
@@ -26,7 +28,7 @@ def java(class_path: str) -> Iterator[Any]:
     """
     needs("java")
     command = ["java", "-Xmx300m", "-cp", os.pathsep.join((find_jar_path(), class_path))]
-    # The server listens on a free port of loopback only and ends when its standard input is closed.
+    # The gateway uses a free port of the loopback interface and ends when its stdin is closed.
     command += ["py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0"]
     with subprocess.Popen(
         command,
@@ -43,7 +45,7 @@ def java(class_path: str) -> Iterator[Any]:
                 port=int(port),
                 auth_token=token,
                 auto_convert=True,
-                # Otherwise, objects that are collected after the JVM's end connect to it again.
+                # Otherwise, collecting Java objects as garbage may connect to an ended JVM.
                 enable_memory_management=False,
             )
             gateway = JavaGateway(gateway_parameters=settings)

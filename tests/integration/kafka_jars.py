@@ -1,6 +1,6 @@
-"""Jars of Kafka, Spark's Kafka source, and Spark's readers of Delta and Iceberg tables.
+"""Resolves the jars of Kafka, Spark's Kafka source, and Spark's Delta and Iceberg readers.
 
-Maven resolves them once; they are kept in the repository's cache folder.
+Maven downloads them once into the cache folder of the repository.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ SPARK_KAFKA = {
 }
 """Spark's Kafka source by tested Spark version. Maven has none for 4.3 yet."""
 SPARK_AVRO = "org.apache.spark:spark-avro_2.13:4.0.0"
-# PySpark contains these.
+# Maven artifacts that PySpark already contains.
 SPARK_PROVIDES = ("org.apache.spark:spark-sql_2.13", "org.apache.hadoop:*")
 
-# The last one opens PyIceberg's SQLite catalog.
+# The JDBC driver opens the SQLite catalog of PyIceberg.
 SPARK_LAKE = (
     "io.delta:delta-spark_2.13:4.0.0",
     "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0",
@@ -56,7 +56,7 @@ _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
 """
 
 
-# Spark's POMs name a second repository, which is not needed and may be unreachable.
+# Use only Maven Central. Spark's POMs name a second repository, which may be unreachable.
 _SETTINGS = """<settings>
   <mirrors>
     <mirror>
@@ -70,23 +70,23 @@ _SETTINGS = """<settings>
 
 
 def kafka_class_path(version: str = KAFKA_VERSION) -> str:
-    """Returns a class path with a broker, its tools and `LocalTieredStorage`.
+    """Returns a class path with Kafka's broker, its tools and `LocalTieredStorage`.
 
     Skips the calling test if java or mvn is missing; fails it if the run requires all tools.
 
     Args:
-        version: The broker's release.
+        version: Kafka version of the broker.
     """
     artifacts = (
         f"org.apache.kafka:kafka_2.13:{version}",
         f"org.apache.kafka:kafka-tools:{version}",
-        # For the broker's log.
+        # The broker needs this artifact to write its log.
         "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3",
     )
     if release_of(version) <= release_of(LAST_STORAGE_TESTS):
         return class_path((*artifacts, f"org.apache.kafka:kafka-storage:{version}:test"))
-    # LocalTieredStorage also needs classes that later releases of kafka-clients moved. The broker's
-    # own jars come first, so all other classes are from its release.
+    # LocalTieredStorage also needs classes that newer releases of kafka-clients moved, so append an
+    # older kafka-clients. The broker finds all other classes in its own jars, which come first.
     older = _jars(_pom((f"org.apache.kafka:kafka-storage:{LAST_STORAGE_TESTS}:test",)))
     names = (
         f"kafka-storage-{LAST_STORAGE_TESTS}-test.jar",
@@ -96,7 +96,7 @@ def kafka_class_path(version: str = KAFKA_VERSION) -> str:
 
 
 def release_of(version: str) -> tuple[int, ...]:
-    """Returns the numbers of a release, for comparisons."""
+    """Returns a version as a tuple of numbers, so that versions can be compared."""
     return tuple(int(number) for number in version.split("."))
 
 
@@ -112,7 +112,7 @@ def class_path(artifacts: tuple[str, ...]) -> str:
 
 
 def spark_kafka_jars(spark: str = "4.0") -> tuple[Path, ...]:
-    """Returns the jars that a Spark needs for `format("kafka")`, except those in PySpark.
+    """Returns the jars that this Spark version needs for `format("kafka")` besides PySpark's.
 
     Skips the calling test if java or mvn is missing; fails it if the run requires all tools.
 
@@ -123,7 +123,9 @@ def spark_kafka_jars(spark: str = "4.0") -> tuple[Path, ...]:
 
 
 def spark_avro_jars() -> tuple[Path, ...]:
-    """Returns the jars that Spark 4.0 needs for `from_avro`; skips like `spark_kafka_jars`."""
+    """Returns the jars that Spark 4.0 needs for `from_avro` besides PySpark's.
+
+    Skips the calling test if java or mvn is missing; fails it if the run requires all tools."""
     return _spark_jars(SPARK_AVRO)
 
 
@@ -133,7 +135,9 @@ def _spark_jars(artifact: str) -> tuple[Path, ...]:
 
 
 def spark_lake_jars() -> tuple[Path, ...]:
-    """Returns the jars that Spark 4.0 needs for Delta tables and Iceberg tables in SQLite catalogs.
+    """Returns the jars with which Spark 4.0 reads Delta tables and Iceberg tables.
+
+    One of the jars reads the SQLite catalog of Iceberg tables.
 
     Skips the calling test if java or mvn is missing; fails it if the run requires all tools.
     """
@@ -142,7 +146,7 @@ def spark_lake_jars() -> tuple[Path, ...]:
 
 
 def spark_delta_jars(spark: str) -> tuple[Path, ...]:
-    """Returns the jars that a Spark needs to write Delta tables.
+    """Returns the jars with which this Spark version writes Delta tables.
 
     Skips the calling test if java or mvn is missing; fails it if the run requires all tools.
 
@@ -154,7 +158,7 @@ def spark_delta_jars(spark: str) -> tuple[Path, ...]:
 
 
 def _jars(pom: str, *options: str) -> Path:
-    """Returns a folder with the jars of a POM; downloads them at the first call."""
+    """Returns a folder with the dependencies of a POM; the first call downloads them."""
     needs("java", "mvn")
     folder = CACHE / hashlib.sha256(pom.encode()).hexdigest()[:16]
     with build_lock("kafka-jars"):

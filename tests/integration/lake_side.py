@@ -1,18 +1,18 @@
-"""Reads tables in a Spark session with the readers of Delta and Iceberg.
+"""Reads a Delta and an Iceberg table in a Spark session with the Java readers of these formats.
 
-Runs in a separate environment, with the oldest supported Spark, and imports nothing of the product.
-The only argument is a JSON file:
+This script runs in a separate environment with the oldest supported Spark and imports nothing of
+the product. Its only argument is a JSON file:
 
     jars       list of paths for `spark.jars`
     settings   additional Spark settings
-    tables     name to the table's name in Spark SQL
-    conditions conditions for which Delta prunes files
-    queries    name to SQL; optional
-    out        folder
+    tables     maps "delta" and "iceberg" to the name of the table in Spark SQL
+    conditions list of SQL conditions on the Delta table
+    queries    optional; maps names to SQL queries
+    out        folder for the results
 
-Writes `<name>.parquet` with the rows, for tables also with the file of each row (`_file`),
-`pruned.json` with the files of the Delta table that remain for each condition, and `bounds.json`
-with the column bounds of each file in Iceberg's manifests.
+It writes `<name>.parquet` with the rows of each table and query. The column `_file` of tables names
+the file of each row. `pruned.json` lists, for each condition, the files of the Delta table that
+Spark reads. `bounds.json` contains the column bounds of each file in Iceberg's manifests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kafka's ListOffsets request, version 9, for special timestamps that librdkafka rejects."""
+"""Sends Kafka's ListOffsets request, version 9, for timestamps that librdkafka rejects."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _TIMEOUT_SECONDS = 10
 
 
 class ListOffsetsError(RuntimeError):
-    """The broker responded with an error.
+    """The broker answered a ListOffsets request with an error.
 
     Attributes:
-        code: Kafka's error code.
+        code: Error code of the Kafka protocol.
     """
 
     def __init__(self, text: str, code: int) -> None:
@@ -25,19 +25,20 @@ class ListOffsetsError(RuntimeError):
 
 
 def list_offset(address: str, topic: str, partition: int, timestamp: int) -> int:
-    """Lists an offset of a partition.
+    """Returns the offset of a partition for a special timestamp.
 
     Args:
-        address: `host:port` of the leader, plaintext.
-        topic: Its name.
-        partition: Its number.
-        timestamp: `EARLIEST_LOCAL`, or `LATEST_TIERED` (inclusive, -1: nothing is tiered).
+        address: `host:port` of the leader's plaintext listener.
+        topic: Name of the topic.
+        partition: Number of the partition.
+        timestamp: `EARLIEST_LOCAL` for the first offset on the leader's disk, or `LATEST_TIERED`
+            for the last tiered offset, which is -1 if nothing is tiered.
 
     Raises:
         ListOffsetsError: The broker responded with an error.
     """
     name = topic.encode()
-    # Compact lengths are encoded as length + 1. Each struct ends with its tagged fields, here none.
+    # Compact arrays and strings begin with length + 1. Every struct ends with 0 tagged fields.
     body = b"".join(
         (
             struct.pack(">ib", -1, 0),
@@ -53,7 +54,7 @@ def list_offset(address: str, topic: str, partition: int, timestamp: int) -> int
         stream = connection.makefile("rb")
         (length,) = struct.unpack(">i", stream.read(4))
         response = stream.read(length)
-    # Correlation id, tags, throttle time, one topic, its name, one partition.
+    # Skip correlation id, tagged fields, throttle time, topic count, name and partition count.
     position = 4 + 1 + 4 + 1 + 1 + len(name) + 1
     _, error, _, offset, _ = struct.unpack_from(">ihqqi", response, position)
     if error:

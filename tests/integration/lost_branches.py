@@ -1,4 +1,4 @@
-"""Creates lost histories: the tier has segments that are not in the leader's log."""
+"""Makes leaders lose records whose segments stay in the tier (a lost branch)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ _CHECKPOINTS = (
 
 
 def lose_branch(cluster: Cluster, topic: str, partition: int = 0) -> int:
-    """Removes the newest part of a partition from node 1's disk, like a disk that lost writes.
+    """Restarts node 1 with only the first half of the first segment of a partition on its disk.
 
-    The topic must keep its segments locally (`local_retention_bytes="-2"`, `retention_ms="-1"`)
-    and have several tiered ones. Half of the first segment's batches stay; the tier is unchanged.
+    This simulates a disk that lost its last writes. The tier is unchanged. The topic must keep its
+    segments on disk (`local_retention_bytes="-2"`, `retention_ms="-1"`) and have several tiered
+    segments.
 
     Returns:
-        The new end: the offset of the next record, which has a new leader epoch.
+        The new end of the log: the offset that the next record gets, in a new leader epoch.
     """
     node = cluster.nodes[1]
     node.stop()
@@ -49,18 +50,19 @@ def lose_branch(cluster: Cluster, topic: str, partition: int = 0) -> int:
 def elect_unclean(
     cluster: Cluster, topic: str, lost: Callable[[], None], partition: int = 0
 ) -> tuple[int, int]:
-    """Elects a replica without the newest records as the leader of a topic on two nodes.
+    """Makes the follower of a partition its leader, although it does not have the newest records.
 
-    Afterwards the old leader is down; after `Cluster.start_node` it follows and truncates its log.
+    Afterwards the old leader is stopped. After `Cluster.start_node`, it becomes a follower and
+    truncates its log.
 
     Args:
         cluster: A cluster with two replicas.
-        topic: Created with `replicas=(2, 3)`, in any order.
-        lost: Writes the records that will be lost; waits until they are tiered if they should be.
+        topic: Name of a topic with `replicas=(2, 3)`, in any order.
+        lost: Called while the follower is stopped; writes the records that will be lost.
         partition: Number of the partition.
 
     Returns:
-        The old leader and the new one.
+        Node ids of the old leader and of the new leader.
     """
     old = cluster.admin.leader(topic, partition)
     (new,) = {number for number in cluster.replica_nodes() if number != old}
@@ -76,18 +78,18 @@ def elect_unclean(
 
 
 def _cut_in_half(log: Path) -> int:
-    """Truncates a segment after half of its batches; returns the new end offset."""
+    """Truncates a log file after half of its batches; returns the offset after the last record."""
     data = log.read_bytes()
     ends: list[tuple[int, int]] = []
     position = 0
-    # Kafka's DefaultRecordBatch: base offset, length, ..., last offset delta at byte 23.
+    # A batch of magic 2 starts with base offset and length; the last offset delta is at byte 23.
     while position + 61 <= len(data):
         base, length = struct.unpack_from(">qi", data, position)
         (delta,) = struct.unpack_from(">i", data, position + 23)
         position += 12 + length
         ends.append((position, base + delta + 1))
     if len(ends) < 2:
-        raise ValueError(f"{log} has {len(ends)} batches; two are needed")
+        raise ValueError(f"{log} has {len(ends)} batches, but at least two are needed")
     size, offset = ends[len(ends) // 2 - 1]
     log.write_bytes(data[:size])
     return offset

@@ -1,4 +1,4 @@
-"""Topics that are written, tiered, trimmed and deleted by retention while tests read them."""
+"""Changes topics while tests read them: writes, tiering, DeleteRecords and retention."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KEPT_ROWS = 6000
 
 
 class MovingTopics:
-    """Topics that are written and trimmed during a `with` block.
+    """Topics to which threads write, and whose log starts they move, during a `with` block.
 
     Args:
         cluster: A cluster of one node.
@@ -52,9 +52,9 @@ class MovingTopics:
         """Creates the topics, writes some segments and starts the threads."""
         admin = self.cluster.admin
         admin.create_topic("keep", 2)
-        # Retention deletes objects of the tier.
+        # Retention of this topic deletes tiered segments.
         admin.create_topic("short", 1, retention_bytes="250000")
-        # The broker keeps some of the uploaded segments.
+        # The broker keeps some tiered segments of this topic on its disk.
         admin.create_topic(
             "local", 1, local_retention_bytes="100000", message_timestamp_type="LogAppendTime"
         )
@@ -74,14 +74,14 @@ class MovingTopics:
         self._trims.join(WAIT_SECONDS)
         self._work.__exit__()
         if self._error is not None:
-            raise RuntimeError("the trims failed") from self._error
+            raise RuntimeError("the thread that moves log starts failed") from self._error
 
     def log_starts(self) -> dict[PartitionKey, int]:
         """Returns the current log start of each partition."""
         return self._offsets(OffsetSpec.earliest())
 
     def ends(self, level: str = "read_uncommitted") -> dict[PartitionKey, int]:
-        """Returns the current end of each partition for an isolation level."""
+        """Returns the offset at which reads of each partition with this isolation level end now."""
         return self._offsets(OffsetSpec.latest(), level)
 
     def _offsets(

@@ -1,11 +1,12 @@
 """Runs streaming queries with named sources, one after the other, until all rows are written.
 
-Runs in a separate environment, with a Spark that supports names of sources. The only argument is a
-JSON file:
+This script runs in a separate environment with a Spark version that supports named sources. Its
+only argument is a JSON file:
 
     jars     list of paths for `spark.jars`
-    queries  folder to sources: name to format and options. Each query writes the union of its
-             sources to `table` in the folder, as Parquet, and its `checkpoint` next to it
+    queries  maps the folder of each query to its sources. Sources are a map from name to format
+             and options. A query writes the union of its sources as Parquet to `table` in its
+             folder, and uses `checkpoint` in the same folder
     out      folder for Spark's own files
 """
 

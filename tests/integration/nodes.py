@@ -1,4 +1,4 @@
-"""A process of a Kafka cluster: its settings, its folder, its log, how it starts and stops."""
+"""Configures, starts and stops one process of a Kafka cluster."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ class Node:
     """A Kafka process that can be stopped, killed and restarted with the same folder and ports.
 
     Attributes:
-        number: Its `node.id`.
-        folder: Contains its settings, its log file and `logs`.
-        class_path: Class path with the broker.
-        ports: Ports by listener.
+        number: Value of `node.id`.
+        folder: Folder with settings, log file and the log directory `logs`.
+        class_path: Java class path with Kafka's broker.
+        ports: Ports by name of the listener.
     """
 
     number: int
@@ -81,12 +81,12 @@ class Node:
 
     @property
     def logs(self) -> Path:
-        """Returns the only folder in `log.dirs`."""
+        """Returns the node's only log directory (`log.dirs`)."""
         return self.folder / "logs"
 
     @property
     def bootstrap(self) -> str:
-        """Returns the address for plaintext clients."""
+        """Returns `host:port` of the plaintext listener."""
         return f"127.0.0.1:{self.ports['PLAINTEXT']}"
 
     @property
@@ -98,19 +98,19 @@ class Node:
     def pid(self) -> int:
         """Returns the process id."""
         if self._process is None:
-            raise RuntimeError(f"node {self.number} is not running")
+            raise RuntimeError(f"node {self.number} has not been started")
         return self._process.pid
 
     def configure(
         self, tier: Path, controller_port: int, interval_ms: int, settings: Mapping[str, str]
     ) -> None:
-        """Writes the settings file.
+        """Writes the files with the settings of the broker and of its logging.
 
         Args:
-            tier: Folder of the tier, common to all nodes.
+            tier: Folder of the tier, which all nodes share.
             controller_port: Port of the controller on node 1.
-            interval_ms: Interval of the node's tiering and retention tasks.
-            settings: Additional settings, which override the defaults for tests.
+            interval_ms: Interval of the node's tiering and retention tasks, in milliseconds.
+            settings: Additional settings, which override the defaults of this class.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         is_controller = "CONTROLLER" in self.ports
@@ -130,14 +130,14 @@ class Node:
         (self.folder / "log4j2.properties").write_text(_LOG4J2)
 
     def begin_format(self, cluster_id: str) -> subprocess.Popen[bytes]:
-        """Starts to format the disk; `start` needs exit code 0 of the returned process."""
+        """Starts a process that formats the disk. Wait for its exit code 0 before `start`."""
         command = ("kafka.tools.StorageTool", "format", "-t", cluster_id.rstrip("="))
         return self._java("-Xmx128m", *command, "-c", str(self._properties))
 
     def start(self) -> None:
         """Starts the process without waiting until it is ready."""
         if self.is_running:
-            raise RuntimeError(f"node {self.number} is running")
+            raise RuntimeError(f"node {self.number} is already running")
         self._process = self._java("-Xmx512m", "kafka.Kafka", str(self._properties))
 
     def stop(self) -> None:
@@ -158,7 +158,7 @@ class Node:
         return parse_offset_checkpoint(path.read_bytes()) if path.exists() else {}
 
     def log_end(self) -> str:
-        """Returns the last lines of its log, for error messages."""
+        """Returns the last lines of the node's log, for error messages."""
         return f"node {self.number}:\n{self._log.read_text(errors='replace')[-LOG_CHARS:]}"
 
     @property
@@ -170,7 +170,7 @@ class Node:
         return self.folder / "server.properties"
 
     def _java(self, heap: str, *command: str) -> subprocess.Popen[bytes]:
-        # These options let a short-lived JVM start a third faster.
+        # With these options, a JVM starts in two thirds of the time.
         quick = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
         log4j = f"-Dlog4j2.configurationFile={self.folder / 'log4j2.properties'}"
         with self._log.open("ab") as output:

@@ -1,4 +1,4 @@
-"""Reads ranges of offsets with librdkafka's consumer, as reference for the product's reads."""
+"""Reads ranges of offsets with librdkafka's consumer. Tests compare scans with these rows."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Row(NamedTuple):
     """A record with the fields of Spark's Kafka source.
 
     Attributes:
-        offset: Offset in its partition.
-        timestamp: Milliseconds since 1970.
+        offset: Offset of the record in its partition.
+        timestamp: Milliseconds since 1970-01-01 UTC.
         timestamp_type: 0: CreateTime, 1: LogAppendTime.
         key: None for null.
         value: None for null.
-        headers: In order; an empty tuple if there are none.
+        headers: Pairs of name and value in the order of the record; may be empty.
     """
 
     offset: int
@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 def to_row(message: Message) -> Row:
-    """Converts a message without error to a row."""
+    """Converts a received message, which must not be an error, to a row."""
     offset = message.offset()
     assert offset is not None
     kind, timestamp = message.timestamp()
@@ -45,7 +45,7 @@ def to_row(message: Message) -> Row:
 def _open_consumer(
     bootstrap: str, isolation: str, settings: Mapping[str, str | int], errors: list[str]
 ) -> Consumer:
-    """Opens a consumer that commits no offsets and appends its errors to a list."""
+    """Opens a consumer that commits no offsets and appends error messages to `errors`."""
     return Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -75,20 +75,21 @@ def consume_range(
     seconds: float = 60,
     settings: Mapping[str, str | int] | None = None,
 ) -> list[Row]:
-    """Reads [start, stop) even if more is produced in the meantime.
+    """Reads the offsets [start, stop), even if producers write more records concurrently.
 
     Args:
         bootstrap: Address of the cluster.
-        topic: Its name.
-        partition: Its number.
-        start: First offset, inclusive, not below the log start.
-        stop: Last offset, exclusive, not above the end that `isolation` can read.
+        topic: Name of the topic.
+        partition: Number of the partition.
+        start: First offset, at least the log start.
+        stop: Offset after the last one, at most the high watermark (read_uncommitted) or the last
+            stable offset (read_committed).
         isolation: `read_committed` or `read_uncommitted`.
         seconds: Timeout.
-        settings: Additional librdkafka settings, such as those of security.
+        settings: Additional librdkafka settings, for example for authentication.
 
     Raises:
-        TimeoutError: `stop` was not reached; contains the progress.
+        TimeoutError: The consumer did not reach `stop`. The message contains the last offset.
         KafkaException: The broker returned an error, for example because `start` is out of range.
     """
     rows: list[Row] = []
@@ -107,10 +108,10 @@ def consume_range(
                 raise TimeoutError(f"{position}: {progress}")
             for message in consumer.consume(10_000, 0.2):
                 error = message.error()
-                # The consumer does not return control batches and aborted records. A later record,
-                # or the end of the partition, shows that it has passed them.
+                # The consumer does not return control batches and aborted records. It has passed
+                # them when it returns a later record or the end of the partition.
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                    # This consumer uses no group, but librdkafka looks for the group's coordinator.
+                    # librdkafka looks for a group coordinator, although no group is used here.
                     if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
                         continue
                     raise KafkaException(error)

@@ -1,4 +1,4 @@
-"""Starts Spark for scripts in separate environments; imports only pyspark."""
+"""Starts Spark for scripts that run in separate environments. Imports only pyspark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def other_spark(
     out: Path, *, jars: Sequence[str], cores: int, settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Starts a session without log output that writes timestamps with microseconds.
+    """Starts a local Spark session without log output; Parquet timestamps have microseconds.
 
     Args:
         out: Folder for Spark's own files.

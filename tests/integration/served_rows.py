@@ -13,7 +13,7 @@ Row = tuple[str, int, int, int, bytes | None, bytes | None]
 
 
 def consume_until(broker: Broker, level: str, ends: dict[tuple[str, int], int]) -> list[Row]:
-    """Consumes all partitions up to the given offsets."""
+    """Consumes all partitions in `ends` up to these exclusive offsets; returns the rows sorted."""
     consumer = Consumer(
         {
             "bootstrap.servers": broker.bootstrap,
@@ -59,10 +59,10 @@ def _without_more_rows(
     ends: dict[tuple[str, int], int],
     level: str,
 ) -> set[tuple[str, int]]:
-    """Returns the silent partitions after checking that the broker has no more rows for them.
+    """Asserts that the broker has no more rows of the silent partitions; returns these partitions.
 
-    The consumer's position does not include records that it never returns, such as markers and
-    batches that compaction emptied. If the position seems too low, Kafka's own consumer decides.
+    The consumer's position ignores records that it never returns, such as markers. If the position
+    is below the expected end, the console consumer of Kafka checks that no row follows it.
     """
     stable = broker.last_stable_offsets(sorted(silent))
     positions = {

@@ -1,4 +1,4 @@
-"""Runs Spark in a separate process and environment, mostly Spark 4.0, and returns the results."""
+"""Runs Spark, by default 4.0, in a separate process and environment; returns the results."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ RUN_SECONDS = 600
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a read: rows or an error."""
+    """Result of a read: a table or an error message."""
 
     table: pa.Table | None
     error: str | None
 
 
 class Counts(NamedTuple):
-    """Row counts of one DataFrame; its topic gets a record after each action.
+    """Row counts of one DataFrame. After each action, its topic gets another record.
 
     Attributes:
-        collected: Rows of the first `collect`.
-        again: Rows of the second `collect`.
-        counted: Result of `count`, which is another query.
+        collected: Number of rows of the first `collect`.
+        again: Number of rows of a second `collect`.
+        counted: Result of `count`, which Spark plans as a new query.
     """
 
     collected: int
@@ -48,9 +48,9 @@ class Counts(NamedTuple):
 
 
 def spark_python(spark: str = "4.0") -> Path:
-    """Returns the interpreter of the environment with a Spark version; creates it if necessary.
+    """Returns the Python interpreter of the environment with this Spark version.
 
-    The default is the oldest supported version.
+    Creates the environment if it does not exist. The default is the oldest supported version.
     """
     release = spark.replace(".", "")
     python = ROOT / f".venv-spark{release}" / "bin" / "python"
@@ -61,16 +61,16 @@ def spark_python(spark: str = "4.0") -> Path:
 
 
 def run_script(script: Path, spec: Mapping[str, Any], folder: Path, spark: str = "4.0") -> None:
-    """Runs a script in the environment with a Spark version.
+    """Runs a script in the environment with this Spark version.
 
     Args:
         script: Script to run.
-        spec: Its argument, written as a JSON file.
-        folder: Folder for that file and the log, and current folder of the script.
+        spec: Argument of the script, which gets it as the path of a JSON file.
+        folder: Current folder of the script, in which the JSON file and the log are written.
         spark: Spark version, such as `4.0`.
 
     Raises:
-        RuntimeError: The script failed; contains the end of its log.
+        RuntimeError: The script failed. The message contains the end of its log.
     """
     (folder / "spec.json").write_text(json.dumps(spec))
     python = spark_python(spark)
@@ -105,15 +105,15 @@ def run_reads(
     growing: Mapping[str, str] = MappingProxyType({}),
     streams: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> dict[str, Outcome]:
-    """Runs all reads in one Spark session; `read_counts` returns the counts of `growing`.
+    """Runs batch reads and streams in one Spark session and returns their outcomes by name.
 
     Args:
-        source: `kafka` for Spark's own source, `tiered-kafka` for this one.
-        reads: Options by name.
-        folder: Empty or missing folder.
-        options: Options of every read.
-        growing: Options of a DataFrame whose topic gets records between its actions; may be empty.
-        streams: Options by name, of streaming queries that end at the topic's end at their start.
+        source: `kafka` for Spark's Kafka source, `tiered-kafka` for this product.
+        reads: Options of each batch read, by name.
+        folder: Folder for the results, empty or missing.
+        options: Additional options of every read and stream.
+        growing: Options of a DataFrame whose row counts `read_counts` returns; empty to skip it.
+        streams: Options of each streaming query, by name. Queries use `Trigger.AvailableNow`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     jars = [str(path) for path in spark_kafka_jars()] if source == "kafka" else []
@@ -135,12 +135,12 @@ def run_reads(
 
 
 def read_counts(folder: Path) -> Counts:
-    """Returns the counts of the DataFrame whose topic grew."""
+    """Returns the row counts of the DataFrame with the options `growing` of `run_reads`."""
     return Counts(*json.loads((folder / "counts.json").read_text()))
 
 
 def _table(folder: Path) -> pa.Table:
-    """Reads Spark's output and casts it to the types of `SPARK_SCHEMA`."""
+    """Reads Parquet files that Spark wrote; casts columns to the types of `SPARK_SCHEMA`."""
     table = pq.read_table(folder)
     fields = [SPARK_SCHEMA.field(name) for name in table.column_names]
     return table.cast(pa.schema(fields))

@@ -1,17 +1,18 @@
 """Runs many reads in one Spark session and writes their results.
 
-Runs in a separate environment, with the oldest supported Spark, which finds the product's data
-source automatically. The only argument is a JSON file:
+This script runs in a separate environment with the oldest supported Spark, which discovers the
+product's data source automatically. Its only argument is a JSON file:
 
     format     short name of the data source
     jars       list of paths for `spark.jars`
-    options    options of every read
-    reads      name to options
-    streams    name to options, of streaming queries that end at the topic's end at their start
-    growing    options of a DataFrame that is read repeatedly while its topic gets records; may be
-               empty
-    out        folder: `<name>.parquet` with the rows; `outcomes.json` with `null` or an error;
-               `counts.json` with the record counts of that DataFrame
+    options    additional options of every read and stream
+    reads      maps names to the options of batch reads
+    streams    maps names to the options of streaming queries with `Trigger.AvailableNow`
+    growing    options of a DataFrame that is read three times while its topic grows; may be empty
+    out        folder for the results
+
+It writes `<name>.parquet` with the rows of each read. `outcomes.json` maps names to `null` or an
+error. `counts.json` contains the row counts of the DataFrame `growing`.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ THREADS = 4
 
 
 def main(spec: dict[str, Any]) -> None:
-    """Runs the reads concurrently, because they mostly wait for the broker."""
+    """Runs the reads concurrently, because they spend most of their time waiting for brokers."""
     out = Path(spec["out"])
     spark = other_spark(out, jars=spec["jars"], cores=THREADS)
     if spec["format"] == "tiered-kafka":
-        # Spark silently ignores a source that cannot be imported, so import it here.
+        # Import the data source here, because Spark silently ignores import errors.
         importlib.import_module("kts_source.spark.datasource")
     started = time.monotonic()
     reads = {**spec["reads"], **spec["streams"]}
-    # Spark discovers Python data sources at the first use, which is not thread-safe.
+    # At first use, Spark discovers Python data sources; this is not thread-safe.
     with contextlib.suppress(Exception):
         spark.read.format(spec["format"]).load()
     with ThreadPoolExecutor(THREADS) as pool:
@@ -83,7 +84,7 @@ def _counts(reader: DataFrameReader, options: dict[str, str]) -> list[int]:
         counts.append(len(frame.collect()) if is_collected else frame.count())
         producer.produce(options["subscribe"], b"more")
         if producer.flush(30):
-            raise TimeoutError("the broker did not take the record")
+            raise TimeoutError("the broker did not acknowledge the record in 30 s")
     return counts
 
 

@@ -42,7 +42,7 @@ def serde() -> Iterator[Serde]:
 def read(
     root: Path, serde: Serde, values: Sequence[bytes | SimpleRecord | None], /, **more: str
 ) -> Any:  # noqa: ANN401  # untyped
-    """Writes a tier with the topic `orders` and scans it with the registry's latest schema."""
+    """Writes values to a tier with topic `orders` and scans it with schemas of the registry."""
     log = LogBuilder()
     log.append(
         [value if isinstance(value, SimpleRecord) else SimpleRecord(value) for value in values]
@@ -116,7 +116,7 @@ CONVERSIONS = (
 )
 
 
-def test_scan_decodes_logical_types_from_java_classes(serde: Serde, tmp_path: Path) -> None:
+def test_scan_decodes_logical_types_written_from_java_classes(serde: Serde, tmp_path: Path) -> None:
     java, avro = serde.classes.java, serde.classes.org.apache.avro
     for name in CONVERSIONS:
         package, _, kind = name.rpartition(".")
@@ -154,7 +154,7 @@ def test_scan_decodes_logical_types_from_java_classes(serde: Serde, tmp_path: Pa
     assert rows == [expected, {**expected, "seen": None}]
 
 
-def test_scan_of_eight_byte_ids_raises_error_naming_id_handler(
+def test_scan_of_values_with_eight_byte_ids_raises_error_naming_id_handler(
     serde: Serde, tmp_path: Path
 ) -> None:
     row = order(1)
@@ -178,7 +178,7 @@ HOLLOW = record("Hollow", **dict.fromkeys("abcd", NULLABLE), e="int", f="int")
 
 
 @pytest.mark.parametrize("which", ["globalId", "contentId"])
-def test_scan_of_ids_in_headers_raises_error_naming_setting(
+def test_scan_of_values_with_ids_in_headers_raises_error_naming_setting(
     serde: Serde, tmp_path: Path, which: str
 ) -> None:
     hollow = {**dict.fromkeys("abcd"), "e": -1, "f": 7}
@@ -187,7 +187,7 @@ def test_scan_of_ids_in_headers_raises_error_naming_setting(
         "hollow", serde.value(HOLLOW, hollow), serde.serializer(**settings)
     )
     assert f"apicurio.value.{which}" in [name for name, _ in hollow_record.headers]
-    # The bytes at the id's position are the id of a schema with one int.
+    # A reader that takes bytes 1 to 4 for the schema id finds a schema with one int.
     assert hollow_record.value == b"\0\0\0\0\1\x0e"
     bare = SimpleRecord(hollow_record.value)
     rows = read(tmp_path / "bare", serde, [bare], value__subject="one-value")
@@ -204,7 +204,7 @@ def test_scan_of_ids_in_headers_raises_error_naming_setting(
         "schema id 0",
         None,
     ]
-    # With the schema of the only writer, such values can be decoded.
+    # With the writer's schema as an option, the values can be decoded.
     alone = {"value.format": "avro", "value.schema": json.dumps(HOLLOW)}
     decoded = read(tmp_path / "avro", serde, [hollow_record], **alone)["value"].to_pylist()
     assert decoded == [hollow]
@@ -213,9 +213,11 @@ def test_scan_of_ids_in_headers_raises_error_naming_setting(
 TEXT = record("Text", n="long", s="string")
 
 
-def test_scan_of_json_encoding_raises_error_naming_encoding(serde: Serde, tmp_path: Path) -> None:
+def test_scan_of_json_encoded_avro_raises_error_naming_encoding(
+    serde: Serde, tmp_path: Path
+) -> None:
     as_json = {"apicurio.registry.avro.encoding": "JSON"}
-    # Decoded as binary, the first value is a long and a string of 17 bytes.
+    # In Avro's binary encoding, the first value means a long and a string of 17 bytes.
     rows = [{"n": 1, "s": "hello"}, {"n": 2, "s": "some other text"}]
     good = serde.serialize("texts", TEXT, *rows, **CONFLUENT)
     texts = serde.serialize("texts", TEXT, *rows, **CONFLUENT | as_json)
@@ -238,12 +240,12 @@ def test_scan_of_json_encoding_raises_error_naming_encoding(serde: Serde, tmp_pa
     ]
 
 
-def test_registry_api_finds_content_ids_unless_configured_for_global_ids(
+def test_scan_through_confluent_api_decodes_global_ids_only_if_registry_is_so_configured(
     serde: Serde, tmp_path: Path
 ) -> None:
     rows = [order(3), order(4)]
     by_content, _ = serde.serialize("first", ORDER, *rows, **CONFLUENT)
-    # Content that is registered twice has the id of its first registration.
+    # A schema registered twice keeps its content id but gets a second global id.
     by_global, _ = serde.serialize("second", ORDER, *rows, **HANDLER)
     assert serde.serialize("second", ORDER, *rows, **CONFLUENT)[0] == by_content
     assert by_global[:5] != by_content[:5]
@@ -252,7 +254,7 @@ def test_registry_api_finds_content_ids_unless_configured_for_global_ids(
     decoded = read(tmp_path / "as it is", serde, [by_global, by_content], **options)
     assert decoded["value"].to_pylist() == [None, rows[0]]
     assert "does not know" in decoded["valueError"][0].as_py()
-    # The client caches unknown ids by address, so use another address.
+    # The client caches unknown ids by registry address, so use another address.
     other = serde._replace(url=serde.url.replace("127.0.0.1", "localhost"))
     with global_ids(serde):
         decoded = read(tmp_path / "global", other, [by_global], **options)
@@ -260,7 +262,7 @@ def test_registry_api_finds_content_ids_unless_configured_for_global_ids(
 
 
 @pytest.mark.parametrize("which", ["globalId", "contentId"])
-def test_scan_through_apicurio_api_decodes_header_and_eight_byte_ids(
+def test_scan_through_apicurio_api_decodes_ids_in_headers_and_eight_byte_ids(
     serde: Serde, tmp_path: Path, which: str
 ) -> None:
     topic = f"defaults-{which}"
@@ -316,8 +318,8 @@ def test_scan_resolves_references_between_schemas(serde: Serde, tmp_path: Path) 
     assert decoded["value"].to_pylist() == [expected for _, expected in BASKETS]
 
 
-def test_scan_decodes_topic_of_java_producer(serde: Serde, cluster: Cluster) -> None:
-    """Java producers serialize and send; the scan reads the segments that the broker tiered."""
+def test_scan_decodes_tiered_values_of_java_producers(serde: Serde, cluster: Cluster) -> None:
+    """Java producers serialize and send values; the scan reads the tiered segments."""
     topic, kafka = "apicurio-orders", serde.classes.org.apache.kafka.clients.producer
     cluster.admin.create_topic(topic)
     common = {
@@ -347,7 +349,7 @@ def test_scan_decodes_topic_of_java_producer(serde: Serde, cluster: Cluster) -> 
     }
     del options["kafka.bootstrap.servers"]
     assert end > 20
-    # Each format decodes the values of one producer and rejects those of the other.
+    # Each of the two formats decodes the values of one producer and rejects the other values.
     by_header = {number for number in range(end) if number % 10 == 3}
     by_id = {number for number in range(end) if number % 10} - by_header
     for value_format, url, good, bad in (

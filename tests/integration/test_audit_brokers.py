@@ -1,4 +1,7 @@
-"""Audits a live tier with its brokers: no false findings, and the findings that need brokers."""
+"""Audits a tier whose brokers are running.
+
+Tests that audits report no false findings, and that they report findings that need brokers.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ NOTHING: frozenset[str] = frozenset()
 
 @pytest.fixture(scope="module")
 def wait_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """While this file exists, deletes in the tier do not end."""
+    """Returns the path of a file; while it exists, deletes in the tier do not end."""
     return tmp_path_factory.mktemp("wait-file") / "wait"
 
 
@@ -54,8 +57,8 @@ def wait_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster(tmp_path_factory: pytest.TempPathFactory, wait_file: Path) -> Iterator[Cluster]:
     """Runs two brokers for user topics.
 
-    Each has one thread that finds and deletes expired segments. While a delete waits, the thread
-    finds no further segments.
+    Each broker has one thread that finds and deletes expired segments. While one of its deletes
+    waits, the thread deletes no other segments.
     """
     needs("java", "javac", "mvn")
     classes = tmp_path_factory.mktemp("classes")
@@ -74,9 +77,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, wait_file: Path) -> Iterat
         yield cluster
 
 
-def test_audit_of_changing_or_idle_topics_has_no_findings(cluster: Cluster) -> None:
+def test_audit_of_changing_or_idle_topics_reports_no_false_findings(cluster: Cluster) -> None:
     admin, keys = cluster.admin, [("copied", 0), ("copied", 1), ("short", 0)]
-    # The broker's clock sets the timestamps of markers, so it must set those of records, too.
+    # The broker's clock sets the times of transaction markers. Let it set record times, too.
     admin.create_topic("copied", 2, message_timestamp_type="LogAppendTime")
     admin.create_topic("short", message_timestamp_type="LogAppendTime", retention_bytes="50000")
     filler = Filler(cluster.bootstrap, _seed())
@@ -86,7 +89,7 @@ def test_audit_of_changing_or_idle_topics_has_no_findings(cluster: Cluster) -> N
     reports: list[AuditReport] = []
     with Background(RandomWork(cluster.bootstrap, keys, _seed()), RECORDS_PER_SECOND):
         log_start, deadline = admin.offsets("short").earliest, time.monotonic() + 60
-        # Until segments were added and deleted; on a slow machine, for at most a minute.
+        # Audit until brokers added and deleted segments, but for at most a minute.
         while len(reports) < AUDITS or (
             time.monotonic() < deadline
             and not (
@@ -96,7 +99,7 @@ def test_audit_of_changing_or_idle_topics_has_no_findings(cluster: Cluster) -> N
         ):
             reports += [run_audit(cluster, "copied", "short", level=level) for level in LEVELS]
     for report in reports:
-        # The log start moves before a delete begins, so expired segments may still exist.
+        # Brokers move the log start first, so segments below it may still exist.
         named = {(name, partition) for name, partition, *_ in list_alarms(report)}
         assert named <= {("below-log-start", "short-0")}
         assert all(partition.is_whole for partition in report.partitions)
@@ -120,7 +123,7 @@ def test_audit_of_changing_or_idle_topics_has_no_findings(cluster: Cluster) -> N
             assert audited_partition.records == (len(rows) if level == "bytes" else None)
 
 
-def test_audit_reports_segments_known_only_to_tier_or_only_to_brokers(
+def test_audit_reports_segments_that_only_the_tier_or_only_the_brokers_have(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     _fill_topic(cluster, "sides", 3)
@@ -188,7 +191,7 @@ def test_audit_reports_expired_segments_that_brokers_did_not_delete(
     wait_file.touch()
     try:
         admin.delete_records("trimmed", 0, log_start)
-        # The thread waits in the delete of the first segment.
+        # The thread of the broker waits while it deletes the first segment.
         wait_until(lambda: _count_deleting_segments(cluster, "trimmed") == 1)
         now_ms = time.time_ns() // 1_000_000
         newest = _newest_ms(cluster, "aged", spans["aged"])
@@ -208,22 +211,22 @@ def test_audit_reports_expired_segments_that_brokers_did_not_delete(
             report = run_audit(cluster, *topics, level=level, grace_ms=0)
             assert list_alarms(report) == {*below, *overdue, begun}
             assert report.exit_code == 0
-        # These segments are younger than the default grace period.
+        # The default grace period, one hour, is not over for the other segments.
         assert list_alarms(run_audit(cluster, *topics, level="listing")) == below
     finally:
         wait_file.unlink()
     starts = {"trimmed": log_start, "aged": spans["aged"][3][0], "sized": spans["sized"][2][0]}
     for topic, start in starts.items():
         wait_until(lambda: list_tiered_segments(tier, topic)[0].base_offset > start - 100)  # noqa: B023
-        # Retention counts local segments, too.
+        # Retention by size also counts local segments, so it may delete more.
         earliest = admin.offsets(topic).earliest
         assert earliest >= start if topic == "sized" else earliest == start
-    # New copies contain the new log start.
+    # Segments copied from now on contain the new log start in their checkpoint.
     _write(cluster, Filler(cluster.bootstrap, _seed()), "trimmed", 1)
     _wait_tiered(cluster, "trimmed")
     for level in LEVELS:
         report = run_audit(cluster, *topics, level=level, grace_ms=0)
-        # A single copy contains the new log start, and the leader confirms it.
+        # Only the newest segment contains the new log start, but the leader confirms it.
         assert list_alarms(report) == set()
         if level != "listing":
             (partition,) = (
@@ -260,7 +263,7 @@ def test_audit_reports_branch_lost_by_unclean_election(cluster: Cluster) -> None
         report = run_audit(cluster, topic, level=level)
         assert list_alarms(report) == dead
         assert report.exit_code == 0
-    # The tier alone shows the dead branch only after the new branch is copied.
+    # Without brokers, an audit finds the dead branch only after the new branch is tiered.
     assert list_alarms(run_audit(cluster, topic, level="metadata", brokers=False)) == set()
     _write(cluster, filler, topic, 2)
     _wait_tiered(cluster, topic)
@@ -278,7 +281,7 @@ def run_audit(
     brokers: bool = True,
     grace_ms: int = 3_600_000,
 ) -> AuditReport:
-    """Audits topics."""
+    """Audits topics with the given level, grace period and, unless `brokers` is false, brokers."""
     options = {
         "path": str(tier or cluster.tier),
         "layout": "local-tiered-storage",
@@ -290,7 +293,7 @@ def run_audit(
 
 
 def list_alarms(report: AuditReport) -> set[Alarm]:
-    """Returns the findings with severity warning or error; asserts that there are no duplicates."""
+    """Returns the findings with severity warning or error; asserts that each occurs once."""
     alarm_list = [
         (
             finding.name,
@@ -311,7 +314,7 @@ def _segments(report: AuditReport) -> int:
 
 
 def _fill_topic(cluster: Cluster, topic: str, partitions: int = 1) -> None:
-    """Creates a topic with at least five tiered segments and waits until no copy is pending."""
+    """Creates a topic, writes at least five segments and waits until all of them are tiered."""
     cluster.admin.create_topic(topic, partitions)
     filler = Filler(cluster.bootstrap, _seed())
     for number in range(partitions):
@@ -331,7 +334,7 @@ def _write(cluster: Cluster, filler: Filler, topic: str, segments: int, partitio
 
 
 def _wait_tiered(cluster: Cluster, topic: str, partition: int = 0) -> None:
-    """Waits until the tier contains all closed segments."""
+    """Waits until the tier contains all closed segments of a partition."""
     admin = cluster.admin
     admin.wait_stable(topic, partition)
     active = admin.local_bases(admin.leader(topic, partition), topic, partition)[-1]
@@ -339,13 +342,13 @@ def _wait_tiered(cluster: Cluster, topic: str, partition: int = 0) -> None:
 
 
 def _newest_ms(cluster: Cluster, topic: str, spans: list[Span]) -> list[int]:
-    """Returns the newest timestamp in each offset range, as a consumer reads it."""
+    """Returns the newest timestamp of the records in each offset range, in milliseconds."""
     rows = consume_range(cluster.bootstrap, topic, 0, spans[0][0], spans[-1][1])
     return [max(row.timestamp for row in rows if low <= row.offset < high) for low, high in spans]
 
 
 def _count_deleting_segments(cluster: Cluster, topic: str) -> int:
-    """Returns the number of segments that brokers have begun to delete."""
+    """Returns the number of segments whose deletion brokers have begun but not finished."""
     catalog = {"catalog": "metadata-topic", "subscribe": topic}
     plan = make_plan(hybrid_options(cluster.bootstrap, cluster.tier, **catalog))
     return sum(
@@ -354,7 +357,7 @@ def _count_deleting_segments(cluster: Cluster, topic: str) -> int:
 
 
 def _spans(segments: list[TieredSegment], end: int) -> list[Span]:
-    """Returns the offsets [start, stop) of consecutive segments that end at `end`."""
+    """Returns the offsets [start, stop) of each segment; the last segment ends at `end`."""
     bases = [segment.base_offset for segment in segments]
     return list(zip(bases, [*bases[1:], end], strict=True))
 
@@ -368,7 +371,7 @@ def _union(keys: list[frozenset[str]]) -> frozenset[str]:
 
 
 def _with_id(path: Path, segment_id: str) -> str:
-    """Returns the object name for a segment with the same base offset and another id."""
+    """Returns the name of an object with its segment id replaced by `segment_id`."""
     base, suffix = path.name.split("-", 1)[0], path.name.split(".", 1)[1]
     return f"{base}-{segment_id}.{suffix}"
 

@@ -1,7 +1,7 @@
-"""With brokers, this source returns the same rows and errors as Spark's own Kafka source.
+"""Tests that this product, with brokers, returns the same rows and errors as Spark's Kafka source.
 
-Both read from the same running broker; this source with and without the tier. `STILL_DIFFERENT`
-contains the differences, which are also in the table of `docs/kafka-source.md`.
+Both read from the same running broker. This product reads once with and once without the tier.
+`STILL_DIFFERENT` contains the differences, which the table in `docs/kafka-source.md` lists.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ALIKE = [name for name in CASES if name not in STILL_DIFFERENT | {DEFAULT_LEVEL}
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_scan_with_brokers_matches_spark(differential: World, name: str) -> None:
+def test_scan_with_brokers_matches_spark_kafka_source(differential: World, name: str) -> None:
     for level in isolation_levels_of(name):
         _check_same(differential, name, level)
 
@@ -63,7 +63,9 @@ def _check_same(differential: World, name: str, level: IsolationLevel) -> None:
 
 
 @pytest.mark.parametrize("name", MORE)
-def test_broker_case_differs_from_spark_only_as_documented(differential: World, name: str) -> None:
+def test_spark_kafka_source_fails_or_returns_rows_as_case_expects(
+    differential: World, name: str
+) -> None:
     for level in isolation_levels_of(name):
         spark = differential.spark[read_name(name, level)]
         verdict = MORE[name].verdict
@@ -73,7 +75,9 @@ def test_broker_case_differs_from_spark_only_as_documented(differential: World, 
 
 
 @pytest.mark.parametrize("name", sorted(STILL_DIFFERENT))
-def test_documented_difference_fails_in_only_one_source(differential: World, name: str) -> None:
+def test_case_with_documented_difference_fails_in_exactly_one_source(
+    differential: World, name: str
+) -> None:
     spark = differential.spark[read_name(name, "read_uncommitted")]
     for source in SOURCES:
         ours = differential.ours[source, read_name(name, "read_uncommitted")]
@@ -106,7 +110,7 @@ def test_missing_headers_are_an_empty_list_not_null(differential: World) -> None
         assert sum(headers == [] for headers in ours["headers"].to_pylist()) == sum(is_null)
 
 
-def test_data_frame_collected_twice_returns_same_rows(differential: World) -> None:
+def test_data_frame_collected_twice_returns_same_row_count(differential: World) -> None:
     spark, ours = differential.spark_counts, differential.our_counts
     assert (spark.again - spark.collected, spark.counted - spark.collected) == (1, 2)
     assert (ours.again - ours.collected, ours.counted - ours.collected) == (0, 2)
@@ -114,7 +118,9 @@ def test_data_frame_collected_twice_returns_same_rows(differential: World) -> No
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("name", THROUGH_SPARK_WITH_BROKERS)
-def test_scan_in_spark_matches_spark_source(differential: World, name: str, source: str) -> None:
+def test_data_source_in_spark_matches_spark_kafka_source(
+    differential: World, name: str, source: str
+) -> None:
     outcome = differential.through_spark[source, name]
     if CASES[name].verdict is Verdict.BOTH_REFUSE:
         assert outcome.table is None
@@ -128,7 +134,7 @@ ELSEWHERE = {
     "default isolation level": (HERE, "test_scan_with_brokers_reads_committed_by_default"),
     "rows, and `latest`, without brokers": (
         "integration/test_differential_options.py",
-        "test_scan_of_tier_matches_spark",
+        "test_scan_of_tier_matches_spark_kafka_source",
     ),
     "a record without headers": (HERE, "test_missing_headers_are_an_empty_list_not_null"),
     "several incarnations of a topic, without brokers": (
@@ -137,7 +143,7 @@ ELSEWHERE = {
     ),
     "one DataFrame, collected twice": (
         HERE,
-        "test_data_frame_collected_twice_returns_same_rows",
+        "test_data_frame_collected_twice_returns_same_row_count",
     ),
     "streams": (
         "integration/test_stream_hybrid.py",
@@ -148,7 +154,7 @@ ELSEWHERE = {
 """Rows of the docs without a case, and the tests that show them."""
 
 
-def test_docs_table_lists_all_differences() -> None:
+def test_docs_table_lists_all_differences_to_spark_kafka_source() -> None:
     rows = re.findall(r"^\| (\S.*?) \|", PAGE.read_text(), re.MULTILINE)
     rows.remove("| `tiered-kafka`")
     assert len(rows) == len(set(rows))

@@ -1,8 +1,8 @@
-"""The same options return the same rows and errors as in Spark's own Kafka source.
+"""Tests that equal options return the same rows and errors as Spark's Kafka source.
 
-Spark reads from a broker with tiered closed segments; this source reads the tier after the broker
-stopped. The active segment is never tiered, so Spark's rows are cut where the tier ends according
-to the broker.
+Spark's source reads from a broker that has tiered all closed segments. This product reads only the
+tier, after the broker stopped. The active segment is never tiered, so the tests compare only rows
+before the end of the tier, which the broker reported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(720)]
 
 
-def test_tier_has_the_data_that_the_cases_need(differential: World) -> None:
+def test_tier_has_partitions_and_offsets_that_the_cases_need(differential: World) -> None:
     facts = differential.facts
     assert set(facts.tier_ends) >= {(name, n) for name in TOPICS for n in range(TOPICS[name])}
     assert facts.tier_ends["plain-sparse", 1] == 0 < facts.latest["plain-sparse", 1]
@@ -46,7 +46,9 @@ def test_tier_has_the_data_that_the_cases_need(differential: World) -> None:
 
 @pytest.mark.parametrize("level", ISOLATION_LEVELS)
 @pytest.mark.parametrize("name", SAME)
-def test_scan_of_tier_matches_spark(differential: World, name: str, level: IsolationLevel) -> None:
+def test_scan_of_tier_matches_spark_kafka_source(
+    differential: World, name: str, level: IsolationLevel
+) -> None:
     assert differential.spark[read_name(name, level)].error is None
     expected = differential.expected(name, level)
     table = scan({**differential.of_tier, **differential.options(name, level)})
@@ -66,7 +68,7 @@ def test_rejected_options_fail_in_both_sources(differential: World, name: str) -
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_documented_difference_fails_in_one_source_with_a_reason(
+def test_case_with_documented_difference_fails_only_in_named_source(
     differential: World, name: str
 ) -> None:
     case, outcome = DIFFERENT[name], differential.spark[read_name(name, "read_uncommitted")]
@@ -88,7 +90,9 @@ def test_scan_of_tier_reads_committed_by_default(differential: World) -> None:
 
 
 @pytest.mark.parametrize("name", THROUGH_SPARK)
-def test_scan_of_tier_in_spark_matches_spark_source(differential: World, name: str) -> None:
+def test_data_source_of_tier_in_spark_matches_spark_kafka_source(
+    differential: World, name: str
+) -> None:
     outcome = differential.through_spark[TIER, name]
     if name in REFUSED:
         assert outcome.table is None

@@ -39,13 +39,15 @@ def record(kind: object, name: str = "a") -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """A value, the result of this decoder, and the result of Spark; structs are lists of fields.
+    """A value and its results in this product's decoder and in Spark's `from_avro`.
+
+    Structs are represented as lists of their fields.
 
     Attributes:
-        schema: Schema of reader and writer.
+        schema: Avro schema with which both decode the value.
         value: Bytes to decode.
-        here: Result of this decoder.
-        there: Result of Spark, or a part of its error.
+        here: Result of this product's decoder; `MALFORMED` if it rejects the value.
+        there: Result of `from_avro`, or a part of its error message.
         options: Options of `from_avro`.
     """
 
@@ -61,13 +63,12 @@ CASES = {
     "bytes after the value": Case(record("int"), b"\2\0", MALFORMED, [1]),
     "text that is not UTF-8": Case(record("string"), b"\2\xff", MALFORMED, ["\ufffd"]),
     "a boolean of 2": Case(record("boolean"), b"\2", MALFORMED, [False]),
-    # Other tests cover what these modes do in this decoder.
+    # Other tests cover the modes of this product's decoder.
     "`PERMISSIVE`": Case(record("int"), b"", MALFORMED, [None], {"mode": "PERMISSIVE"}),
     "`DROPMALFORMED`": Case(
         record("int"), b"", MALFORMED, "PARSE_MODE_UNSUPPORTED", {"mode": "DROPMALFORMED"}
     ),
-    # Spark decodes with its single schema, so the values of another writer decode to something
-    # else.
+    # Spark decodes all values with one schema, so values of another writer decode to wrong data.
     "schemas of many writers": Case(record("int"), b"\2x\4", [2], [1]),
     "a union of int and long with logical types": Case(
         record(DATE_OR_LONG), b"\0\2", [[datetime.date(1970, 1, 2), None]], [1]
@@ -118,12 +119,12 @@ TYPES: dict[str, object] = {
 }
 
 
-def test_cases_match_the_table_in_the_docs() -> None:
+def test_docs_table_of_from_avro_differences_lists_all_cases() -> None:
     assert list(read_table("typed-reference.md", "Differences from `from_avro`")) == list(CASES)
 
 
 @pytest.mark.parametrize("name", [*CASES, *SAME])
-def test_decoder_returns_the_documented_result(name: str) -> None:
+def test_decoder_returns_documented_result(name: str) -> None:
     case = (CASES | SAME)[name]
     reader = parse_avro(case.schema)
     if name == "schemas of many writers":
@@ -137,13 +138,13 @@ def test_decoder_returns_the_documented_result(name: str) -> None:
     assert not decoded.bad or result is None
 
 
-def test_from_avro_returns_the_documented_result(tmp_path: Path) -> None:
+def test_spark_from_avro_returns_documented_results_and_types(tmp_path: Path) -> None:
     cases = CASES | SAME
     calls = {
         name: {"schema": case.schema, "value": case.value.hex(), "options": dict(case.options)}
         for name, case in cases.items()
     }
-    # The value is empty, but the type does not depend on it.
+    # The values are empty, because the type of the result does not depend on them.
     permissive = {"mode": "PERMISSIVE"}
     calls |= {
         f"type {name}": {"schema": record(kind), "value": "", "options": permissive}
@@ -168,7 +169,7 @@ def _type_of(schema: str) -> str:
 
 
 def _structs_as_lists(value: object) -> object:
-    """Converts structs to lists; maps occur only as fields of the top struct."""
+    """Converts a struct and its structs to lists; keeps maps, which have no key `member0`."""
     if not isinstance(value, dict):
         return value
     return [

@@ -1,6 +1,7 @@
-"""Merged disks of three brokers contain the same rows as the restarted leaders.
+"""Tests that scans of the disks of three brokers return the same rows as the restarted leaders.
 
-One broker's replica lags, and one has a dead branch.
+On broker 2, the replica of one topic lacks the newest records. Its replica of the other topic has a
+dead branch: records that the elected leader did not have.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ SETTINGS = {
 
 
 class Disks(NamedTuple):
-    """Remains of a stopped cluster.
+    """A stopped cluster and copies of its files.
 
     Attributes:
-        cluster: All its nodes are stopped.
-        folder: Copies of its log directories, one per broker, and of its tier.
-        rows: Rows of a consumer, by isolation level and partition.
+        cluster: Cluster whose nodes are all stopped.
+        folder: Folder with copies of each broker's log directory and of the tier.
+        rows: Rows that a consumer received before the stop, by isolation level and partition.
     """
 
     cluster: Cluster
@@ -59,10 +60,10 @@ class Disks(NamedTuple):
 
 @pytest.fixture(scope="module", params=["stopped", "killed"])
 def disks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Disks:
-    """Kills the leader, broker 2; for `two`, broker 3 becomes leader without the newest records.
+    """Kills broker 2, writes more records, and stops or kills the other brokers.
 
-    Afterwards, broker 2 has fewer rows of `three` than the others, and of `two` it has additional
-    rows on a dead branch.
+    Broker 2 then lacks the newest records of topic `three`. Of topic `two`, it has records on a
+    dead branch, because broker 3 became leader of `two` without having them.
     """
     needs("java", "mvn")
     folder = tmp_path_factory.mktemp(f"replicas-{request.param}")
@@ -119,7 +120,7 @@ def _write(cluster: Cluster) -> None:
 
 
 def _options(disks: Disks, level: str, *, is_alone: bool) -> dict[str, str]:
-    """Returns options for the disks alone, or for tier and disks."""
+    """Returns options for tier and disks or, if `is_alone` is true, for topic `two` on disks."""
     options = hybrid_options("", disks.folder / "tier", isolationLevel=level)
     del options["kafka.bootstrap.servers"]
     folder = str(disks.folder / "disks")
@@ -129,7 +130,7 @@ def _options(disks: Disks, level: str, *, is_alone: bool) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_scan_of_disks_returns_rows_of_consumer(disks: Disks, level: str) -> None:
+def test_scan_of_disks_returns_rows_of_consumer_before_stop(disks: Disks, level: str) -> None:
     for is_alone in (False, True):
         options = _options(disks, level, is_alone=is_alone)
         topics = options["subscribe"].split(",")
@@ -137,7 +138,7 @@ def test_scan_of_disks_returns_rows_of_consumer(disks: Disks, level: str) -> Non
         assert_as_consumed(read_rows(make_plan(options), options), expected)
 
 
-def test_plan_reports_dead_branch_as_orphan(disks: Disks) -> None:
+def test_plan_reports_dead_branch_as_orphan_and_skips_its_disk(disks: Disks) -> None:
     plan = make_plan(_options(disks, "read_uncommitted", is_alone=False))
     orphans = {p.topic: [str(orphan) for orphan in p.orphans] for p in plan.partitions}
     assert any("broker-2/two-0" in text and "died" in text for text in orphans["two"])

@@ -1,9 +1,10 @@
-"""A scan of a broker's disk returns the rows that a broker serves after a restart on that disk.
+"""Tests that scans of a broker's disk return the rows that a broker serves after restarting on it.
 
-The log directory is copied during transactions. Killing a process does not lose or tear writes,
-because the page cache survives. So the test simulates a crash: it truncates, zeroes or flips random
-bytes of logs and indexes beyond the recovery point. The restart itself writes markers, so
-read_committed rows are compared up to the disk's own last stable offset.
+The log directory is copied during transactions. Killing a broker would not lose writes, because the
+page cache of the operating system survives. To simulate a crash of the machine, tests truncate,
+zero or flip random bytes of logs and indexes after the recovery point. The restarted broker writes
+transaction markers, so read_committed rows are compared only up to the last stable offset that the
+disk had before.
 
 `python -m tools.soak --only disks` runs more crashes.
 """
@@ -77,7 +78,7 @@ Offsets = dict[tuple[str, int], int]
 
 @pytest.fixture(scope="module")
 def seed() -> int:
-    """Prints the seed, so that a failing run can be repeated."""
+    """Returns the random seed and prints it, so that a failing run can be repeated."""
     number = int(os.environ.get("KTS_DISK_SEED", secrets.randbits(31)))
     print(f"KTS_DISK_SEED={number}")  # noqa: T201
     return number
@@ -85,7 +86,7 @@ def seed() -> int:
 
 @pytest.fixture(scope="module")
 def disks(tmp_path_factory: pytest.TempPathFactory, seed: int) -> list[Path]:
-    """Copies a running broker's log directory repeatedly; the last entry is from a clean stop."""
+    """Returns several copies of a running broker's folder, then its folder after a clean stop."""
     folder = tmp_path_factory.mktemp("disks")
     copies = []
     with running_broker(folder / "first", settings=FIRST_BROKER) as broker:
@@ -111,7 +112,7 @@ def disks(tmp_path_factory: pytest.TempPathFactory, seed: int) -> list[Path]:
 
 
 def _load(broker: Broker, source: random.Random) -> Iterator[None]:
-    """Writes records or ends a transaction in each step, without end.
+    """Yields endlessly; before each yield, writes records or ends a transaction.
 
     Transactions stay open over several steps.
     """
@@ -159,8 +160,8 @@ def _load(broker: Broker, source: random.Random) -> Iterator[None]:
 def _write_decided_transactions(writer: Producer) -> None:
     """Writes a committed and an aborted transaction to every partition.
 
-    Otherwise, the first random transaction could stay open until the end, and read_committed would
-    return no rows.
+    Without them, the first random transaction could stay open for the entire test. A read_committed
+    read would then return no rows.
     """
     for end in (writer.commit_transaction, writer.abort_transaction):
         writer.begin_transaction()
@@ -172,7 +173,7 @@ def _write_decided_transactions(writer: Producer) -> None:
 
 
 def _copy(disk: Path, target_folder: Path) -> None:
-    """Copies files one after the other, like a file-level snapshot; skips files that vanish."""
+    """Copies files one after the other while they change; skips files deleted in the meantime."""
     for path in sorted(disk.rglob("*")):
         if path.is_dir():
             (target_folder / path.relative_to(disk)).mkdir(parents=True, exist_ok=True)
@@ -187,7 +188,7 @@ def _copy(disk: Path, target_folder: Path) -> None:
 
 
 def _crash(disk: Path, source: random.Random) -> Counter[str]:
-    """Damages random files beyond the recovery point; counts the kinds of damage per file type."""
+    """Damages random files after the recovery point; counts damages by file type and kind."""
     done: Counter[str] = Counter()
     points = parse_offset_checkpoint((disk / "recovery-point-offset-checkpoint").read_bytes())
     for folder in sorted(disk.glob("*-[0-9]*")):
@@ -227,10 +228,10 @@ def _damage(path: Path, source: random.Random, *, is_log: bool) -> str:
 
 
 def _checksummed_position(data: bytes | bytearray, position: int) -> int:
-    """Returns a position in the same batch that its checksum covers.
+    """Returns `position`, or a later position in the same batch that the batch's CRC covers.
 
-    Nothing covers the bytes before, especially the base offset. A broker accepts any value there
-    and then misreads the log.
+    The CRC does not cover the first header fields, such as the base offset. A broker accepts any
+    value in these fields and then misreads the log.
     """
     start = 0
     while (stop := start + LOG_OVERHEAD + int.from_bytes(data[start + 8 : start + 12])) <= position:
@@ -241,7 +242,7 @@ def _checksummed_position(data: bytes | bytearray, position: int) -> int:
 def _scan_disk(
     disk: Path, level: str, **more: str
 ) -> tuple[list[Row], dict[tuple[str, int], tuple[int, int, int]]]:
-    """Returns a scan's rows, and the log start, end and last stable offset of each partition."""
+    """Scans a disk; returns rows, and log start, end and last stable offset by partition."""
     options = {
         "path": str(disk),
         "layout": "kafka-logs",
@@ -260,7 +261,7 @@ def _scan_disk(
     ]
     marks = {}
     for partition in describe({**options, "isolationLevel": "read_committed"}).partitions:
-        # Lost records are a hole at the end.
+        # Records lost in the crash appear as a hole before the end.
         end = min([partition.tier_end, *(start for start, _ in partition.holes)])
         stable = min(partition.last_stable_offset, end)
         marks[partition.topic, partition.partition] = (partition.log_start, end, stable)
@@ -291,11 +292,11 @@ def _watermarks(broker: Broker, pairs: list[tuple[str, int]]) -> tuple[Offsets, 
 
 
 def _compare(disk: Path, broker_folder: Path, **more: str) -> int:
-    """Compares the rows for both isolation levels; returns their number."""
+    """Asserts that scans at both levels return a restarted broker's rows; returns their number."""
     scanned = {level: _scan_disk(disk, level, **more) for level in LEVELS}
     with running_broker(broker_folder, settings=RESTARTED) as broker:
         pairs = [(topic, number) for topic, count in TOPICS.items() for number in range(count)]
-        # For a marker of the restart, the end moves before the last stable offset.
+        # Read the last stable offset before the end, because the restart writes markers.
         stable = broker.last_stable_offsets(pairs)
         starts, ends = _watermarks(broker, pairs)
         for level in LEVELS:
@@ -312,10 +313,10 @@ def _compare(disk: Path, broker_folder: Path, **more: str) -> int:
             limits = {pair: end for pair, end in ends_of.items() if end > starts[pair]}
             assert rows == consume_until(broker, level, limits)
         for pair, (_, end, last_stable) in marks.items():
-            # Only markers of the restart may increase them.
+            # Markers that the restart writes may increase both offsets.
             assert ends[pair] >= end and stable[pair] >= last_stable, pair  # noqa: PT018
             if ends[pair] == end:
-                # Compaction may have removed the first records of an open transaction.
+                # The offsets may differ only by records that compaction removed.
                 offsets = (row[2] for row in scanned["read_uncommitted"][0] if row[:2] == pair)
                 assert not set(offsets) & set(range(last_stable, stable[pair])), pair
         assert 0 < len(rows) < len(scanned["read_uncommitted"][0])
@@ -323,7 +324,7 @@ def _compare(disk: Path, broker_folder: Path, **more: str) -> int:
 
 
 @pytest.mark.parametrize("number", range(COPIES))
-def test_scan_of_crashed_disk_returns_rows_of_restarted_broker(
+def test_scan_of_disk_after_crash_returns_rows_of_restarted_broker(
     disks: list[Path], tmp_path: Path, seed: int, number: int
 ) -> None:
     disk = tmp_path / "logs"
@@ -337,7 +338,7 @@ def test_scan_of_crashed_disk_returns_rows_of_restarted_broker(
     shutil.rmtree(tmp_path)
 
 
-def test_scan_of_stopped_disk_returns_rows_of_restarted_broker(
+def test_scan_of_disk_after_clean_stop_returns_rows_of_restarted_broker(
     disks: list[Path], tmp_path: Path
 ) -> None:
     disk = disks[-1] / LOGS

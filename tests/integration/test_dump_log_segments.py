@@ -37,8 +37,8 @@ Drawn = TypeVar("Drawn")
 
 LOG_COUNT = 150
 TIMESTAMP_TYPES = {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppendTime"}
-# Compaction leaves holes, and the tool finds no record with the timestamp of an empty batch. Kafka
-# 4.4's tool also reports the first batch of every file, as if offset -1 came before it.
+# The tool reports the offset gaps that compaction leaves, and batches without records. The tool of
+# Kafka 4.4 also reports the first batch of every file, because it expects offset 0 there.
 OF_COMPACTION = re.compile(
     r"Non-consecutive offsets in .*|  -?\d+ is followed by \d+"
     r"|Found timestamp mismatch in :.*|  Index timestamp: \d+, log timestamp: -1"
@@ -48,7 +48,7 @@ PRINTABLE = records(contents=LETTERS.map(str.encode), header_names=LETTERS)
 
 
 def draw_many(strategy: st.SearchStrategy[Drawn], count: int) -> list[Drawn]:
-    """Returns examples of a strategy, always the same ones, as a list."""
+    """Returns `count` examples of a strategy; every call returns the same examples."""
     drawn: list[Drawn] = []
 
     @settings(
@@ -68,7 +68,7 @@ def draw_many(strategy: st.SearchStrategy[Drawn], count: int) -> list[Drawn]:
 
 
 def store(folder: Path, segments: Sequence[SegmentFiles]) -> dict[str, list[str]]:
-    """Writes segments with a broker's file names; returns the names by suffix."""
+    """Writes the files of segments with the names that brokers use; returns the names by suffix."""
     names: dict[str, list[str]] = {}
     folder.mkdir()
     for segment in segments:
@@ -87,7 +87,7 @@ def store(folder: Path, segments: Sequence[SegmentFiles]) -> dict[str, list[str]
 
 
 def dump_logs(built: Sequence[BuiltLog], folder: Path, version: str = KAFKA_VERSION) -> Dump:
-    """Dumps every file of every log, except indexes without entries, which print nothing."""
+    """Dumps every file of every log. Skips empty files, for which the tool prints nothing."""
     names = [
         name
         for number, log in enumerate(built)
@@ -130,7 +130,7 @@ def intent_of(row: ExpectedRow) -> dict[str, object]:
         "value": None if row.value is None else row.value.decode(),
         "headers": f"[{','.join(key for key, _ in row.headers)}]",
         "sequence": row.sequence,
-        # The tool prints no base offset for legacy entries.
+        # The tool prints no base offset for entries of magic 0 and 1.
         "base": -1 if row.leader_epoch == -1 else row.batch_base_offset,
         "codec": row.codec,
         "producer": row.producer_id,
@@ -260,7 +260,7 @@ def test_dump_log_segments_prints_rows_and_transactions_of_generated_logs(
         assert fates == {True, False, None}
 
 
-def test_indexes_pass_the_sanity_check_of_dump_log_segments(tmp_path: Path) -> None:
+def test_indexes_of_generated_logs_pass_sanity_check_of_dump_log_segments(tmp_path: Path) -> None:
     names: dict[str, list[str]] = {}
     for number, log in enumerate(draw_many(logs(), LOG_COUNT)):
         for suffix, files in store(tmp_path / str(number), log.segments).items():
@@ -273,7 +273,7 @@ def test_indexes_pass_the_sanity_check_of_dump_log_segments(tmp_path: Path) -> N
     assert dump.lines == {name: [f"{name} passed sanity check."] for name in indexes}
 
 
-def test_dump_log_segments_reports_a_wrong_index(tmp_path: Path) -> None:
+def test_dump_log_segments_reports_wrong_offset_in_index(tmp_path: Path) -> None:
     builder = LogBuilder(index_interval_bytes=0)
     for _ in range(3):
         builder.append([SimpleRecord(b"value")] * 2)
@@ -286,7 +286,7 @@ def test_dump_log_segments_reports_a_wrong_index(tmp_path: Path) -> None:
     assert any("Mismatches" in line for line in dump.complaints)
 
 
-def test_dump_log_segments_accepts_payloads_of_other_clients(tmp_path: Path) -> None:
+def test_dump_log_segments_decodes_payloads_framed_as_by_other_clients(tmp_path: Path) -> None:
     rows = [SimpleRecord(f"value{number}".encode() * 40) for number in range(9)]
     names: dict[str, str] = {}
     for codec in ("gzip", "snappy", "lz4", "zstd"):

@@ -1,6 +1,6 @@
-"""Other sources continue where a `backfill` table or a stream of the tier ends, on a real cluster.
+"""Tests that another reader can continue where an exported table or a stream of the tier ends.
 
-Together they must contain every row that a consumer receives, exactly once.
+Both together must read every row that a consumer of the cluster receives, exactly once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def expected_offsets(cluster: Cluster, topic: str, level: str) -> list[int]:
 
 
 def tier_only_options(cluster: Cluster, topic: Topic, level: str) -> dict[str, str]:
-    """Writes until the tier has visible rows; returns options that read the tier only."""
+    """Writes until a scan of the tier returns rows; returns options that read only the tier."""
     options = hybrid_options("", cluster.tier, subscribe=topic.name, isolationLevel=level)
     del options["kafka.bootstrap.servers"]
     topic.write(3)
@@ -80,7 +80,7 @@ def test_spark_kafka_source_continues_at_end_offsets_of_table(
         assert sorted([*before, *run.table["offset"].to_pylist()]) == expected, name
 
 
-def test_followed_export_contains_rows_of_tier_and_brokers(
+def test_continuous_export_contains_each_row_of_tier_and_brokers_once(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     level = random.SystemRandom().choice(ISOLATION_LEVELS)
@@ -108,7 +108,9 @@ def test_followed_export_contains_rows_of_tier_and_brokers(
     assert report.rows == len(table_offsets(lake))
 
 
-def test_named_source_continues_at_end_offsets_of_stream(cluster: Cluster, tmp_path: Path) -> None:
+def test_second_named_source_continues_at_end_offsets_of_first(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     level = random.SystemRandom().choice(ISOLATION_LEVELS)
     topic = Topic(cluster, f"named-{level}")
     tier = tier_only_options(cluster, topic, level)
@@ -127,7 +129,7 @@ def test_named_source_continues_at_end_offsets_of_stream(cluster: Cluster, tmp_p
     queries = {source: tmp_path / source for source in live}
     run_named(tmp_path, {folder: {"tier": ("tiered-kafka", tier)} for folder in queries.values()})
     assert all(count_written_offsets(folder) for folder in queries.values())
-    # The second source reads the segments that are tiered from now on.
+    # The second source must also read these segments, although they are in the tier.
     topic.write(2)
     topic.settle()
     for source, folder in queries.items():
@@ -147,7 +149,7 @@ def test_named_source_continues_at_end_offsets_of_stream(cluster: Cluster, tmp_p
 def run_named(
     folder: Path, queries: Mapping[Path, Mapping[str, tuple[str, Mapping[str, str]]]]
 ) -> None:
-    """Runs queries with named sources, each in its folder; see `named_sources_side`."""
+    """Runs the script `named_sources_side` with queries by output folder."""
     spec = {
         "jars": [str(path) for path in spark_kafka_jars("4.2")],
         "queries": {str(query): dict(sources) for query, sources in queries.items()},

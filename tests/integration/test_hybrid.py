@@ -1,4 +1,4 @@
-"""Scans tier and brokers together and compares with a consumer of a real broker."""
+"""Scans tier and broker together and compares the result with the rows of a consumer."""
 
 from __future__ import annotations
 
@@ -47,14 +47,16 @@ EVERY = ",".join(TOPICS)
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, TierFacts]]:
-    """Runs a broker with topics whose closed segments are tiered."""
+    """Runs a broker whose closed segments are tiered; yields it and its offsets."""
     needs("java", "mvn")
     with running_broker(tmp_path_factory.mktemp("hybrid") / "broker") as broker:
         yield broker, fill(broker)
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_scan_returns_rows_of_consumer(world: tuple[Broker, TierFacts], level: str) -> None:
+def test_scan_of_tier_and_brokers_returns_rows_of_consumer(
+    world: tuple[Broker, TierFacts], level: str
+) -> None:
     broker, _ = world
     plans = []
     for more in ({}, {"minPartitions": "40"}, {"maxRecordsPerPartition": "97"}):
@@ -64,7 +66,7 @@ def test_scan_returns_rows_of_consumer(world: tuple[Broker, TierFacts], level: s
         plan = make_plan(options)
         assert_as_consumed(read_rows(plan, options), consume_rows(broker.bootstrap, plan, level))
         plans.append(plan)
-    # Each plan reads from both tier and brokers.
+    # Each of the three plans reads from the tier and from brokers.
     assert all(any(task.slices for task in plan.tasks) for plan in plans)
     assert all(any(task.ranges for task in plan.tasks) for plan in plans)
     assert len(plans[1].tasks) > len(plans[0].tasks)
@@ -92,7 +94,7 @@ def test_scan_with_objects_missing_before_listing_returns_all_rows(
     choose = random.Random(seed)
     tier = _copy(broker.tier, tmp_path)
     files = sorted(tier.rglob("*-*"))
-    # Keep transaction indexes: this layout does not record whether a segment has one.
+    # Keep transaction indexes: readers of this layout cannot notice that one is missing.
     removable = [path for path in files if path.is_file() and path.suffix != ".txnindex"]
     for path in choose.sample(removable, 12):
         path.unlink()
@@ -132,7 +134,7 @@ def test_scan_with_objects_missing_after_planning_reads_from_brokers(
         read_rows(plan, {**options, "brokerFallback": "false"})
 
 
-def test_scan_raises_store_error_if_the_same_failure_repeats(
+def test_scan_raises_store_error_if_many_objects_fail_in_the_same_way(
     world: tuple[Broker, TierFacts], tmp_path: Path
 ) -> None:
     broker, _ = world
@@ -145,7 +147,9 @@ def test_scan_raises_store_error_if_the_same_failure_repeats(
         read_rows(plan, options)
 
 
-def test_scan_without_tail_ends_where_the_tier_ends(world: tuple[Broker, TierFacts]) -> None:
+def test_scan_with_option_tail_false_ends_where_the_tier_ends(
+    world: tuple[Broker, TierFacts],
+) -> None:
     broker, facts = world
     options = hybrid_options(
         broker.bootstrap,
@@ -162,7 +166,7 @@ def test_scan_without_tail_ends_where_the_tier_ends(world: tuple[Broker, TierFac
     )
 
 
-def test_scan_starts_at_first_record_from_the_starting_timestamp(
+def test_scan_starts_at_first_record_not_older_than_starting_timestamp(
     world: tuple[Broker, TierFacts],
 ) -> None:
     broker, facts = world
@@ -196,7 +200,7 @@ def test_scan_after_delete_records_starts_at_log_start(world: tuple[Broker, Tier
         make_plan({**options, "startingOffsets": '{"plain":{"2":5}}'})
 
 
-def test_stored_plan_returns_same_rows_or_raises(
+def test_stored_plan_returns_same_rows_until_planned_rows_are_deleted(
     world: tuple[Broker, TierFacts], tmp_path: Path
 ) -> None:
     broker, facts = world
@@ -253,7 +257,7 @@ def test_scan_of_recreated_topic_raises_data_loss_error(world: tuple[Broker, Tie
     ]
 
 
-def test_task_closed_early_does_not_affect_next_read(
+def test_read_after_tasks_closed_early_returns_rows_of_consumer(
     world: tuple[Broker, TierFacts],
 ) -> None:
     broker, _ = world
@@ -274,7 +278,9 @@ def test_task_closed_early_does_not_affect_next_read(
     )
 
 
-def test_describe_reports_the_lag_of_the_tier(world: tuple[Broker, TierFacts]) -> None:
+def test_describe_reports_how_many_offsets_only_brokers_have(
+    world: tuple[Broker, TierFacts],
+) -> None:
     broker, facts = world
     options = hybrid_options(broker.bootstrap, broker.tier, subscribe="plain-sparse")
     for partition in describe(options).partitions:
@@ -293,5 +299,5 @@ def test_plan_without_reachable_broker_raises_error_with_advice() -> None:
 
 
 def _copy(tier: Path, folder: Path) -> Path:
-    """Copies the tier, so that the broker's own tier stays unchanged."""
+    """Copies the tier, so that tests can delete objects without changing the broker's tier."""
     return shutil.copytree(tier, folder / "tier", copy_function=shutil.copy2)

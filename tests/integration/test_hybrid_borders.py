@@ -1,4 +1,4 @@
-"""Transactions that are open at the end of the tier, and log starts that move during a scan."""
+"""Tests scans whose transactions cross the end of the tier or whose log start moves."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def filler(cluster: Cluster) -> Filler:
     return Filler(cluster.bootstrap, _seed())
 
 
-def test_scan_with_transactions_open_at_end_of_tier_returns_rows_of_consumer(
+def test_scan_with_transaction_open_at_end_of_tier_returns_rows_of_consumer(
     cluster: Cluster, filler: Filler, tmp_path: Path
 ) -> None:
     cluster.admin.create_topic(TOPIC, 7)
     first, second = filler.transactional("first"), filler.transactional("second")
 
-    # Only the marker is after the end of the tier.
+    # Records of the transaction are in the tier, its marker is not.
     for partition, end in enumerate((first.commit_transaction, first.abort_transaction)):
         _open(filler, first, partition)
         _roll(cluster, filler, partition)
@@ -62,7 +62,7 @@ def test_scan_with_transactions_open_at_end_of_tier_returns_rows_of_consumer(
         facts = _tiered(cluster, partition)
         assert facts.tiered < facts.last_stable == facts.latest
 
-    # The marker is above the last stable offset, because of another open transaction.
+    # The marker is after the last stable offset, because another transaction is open.
     for partition, end in ((2, first.commit_transaction), (3, first.abort_transaction)):
         _open(filler, first, partition)
         _roll(cluster, filler, partition)
@@ -90,7 +90,7 @@ def test_scan_with_transactions_open_at_end_of_tier_returns_rows_of_consumer(
         _check(cluster, partition, tmp_path)
         second.commit_transaction(30)
 
-    # The transaction stays open, so closed segments after its first record are not tiered.
+    # The transaction stays open. Closed segments after its first record are therefore not tiered.
     _fill_up(cluster, filler, 6)
     _open(filler, first, 6)
     _roll(cluster, filler, 6)
@@ -103,14 +103,14 @@ def test_scan_with_transactions_open_at_end_of_tier_returns_rows_of_consumer(
         _check(cluster, partition, tmp_path)
 
 
-def test_scan_after_delete_records_may_start_inside_a_batch_or_be_empty(
+def test_scan_after_delete_records_starts_at_new_log_start_even_inside_a_batch(
     cluster: Cluster, filler: Filler
 ) -> None:
     cluster.admin.create_topic("deleted")
     filler.send(filler.plain("zstd"), "deleted", 0, 900)
     tiered = cluster.admin.wait_tiered("deleted", 0, 100).tiered
     choice = random.Random(_seed())
-    # First inside the tier, then inside the offsets that only brokers have.
+    # Move the log start into the tier, then past its end.
     for before in (choice.randrange(1, tiered - 1), choice.randrange(tiered + 1, 899)):
         cluster.admin.delete_records("deleted", 0, before)
         for level in LEVELS:
@@ -127,7 +127,7 @@ def test_scan_after_delete_records_may_start_inside_a_batch_or_be_empty(
         plan = make_plan(options)
         assert (plan.partitions[0].start, plan.partitions[0].stop) == (900, 900)
         assert read_rows(plan, options) == {}
-    # The log start is above the last stable offset of an open transaction.
+    # DeleteRecords moves the log start past the first record of an open transaction.
     producer = filler.transactional("first")
     producer.begin_transaction()
     filler.send(producer, "deleted", 0, 20)
@@ -170,7 +170,7 @@ def test_delete_records_during_scan_raises_or_skips_deleted_rows(
             else:
                 batches += rows
         read = group_by_partition(batches)[topic, 0]
-        # The rows are a subset of the consumer's, in the same order.
+        # The scan returned a subset of the consumer's rows in the same order.
         missing = set(expected) - set(read)
         assert read == [row for row in expected if row not in missing]
         if fail_on_loss == "false":
@@ -183,7 +183,7 @@ def test_retention_during_scan_raises_or_skips_deleted_rows(
 ) -> None:
     cluster.admin.create_topic("short")
     filler.send(filler.plain("none"), "short", 0, 4000)
-    # Waits for all copies, because a later copy would move the log start again.
+    # Wait until all closed segments are tiered, because otherwise the log start moves later.
     cluster.admin.wait_local_deleted("short", 0, cluster.admin.local_bases(1, "short")[-1])
     options = _options(cluster, "short", "read_uncommitted", cluster.tier)
     # Each object is read in several requests, without prefetching.
@@ -214,14 +214,14 @@ def test_retention_during_scan_raises_or_skips_deleted_rows(
 
 
 def _rows(plan: ScanPlan, options: dict[str, str]) -> Generator[pa.RecordBatch]:
-    """Runs all tasks of a plan with small batches."""
+    """Runs all tasks of a plan and yields their rows in small batches."""
     parsed = parse_options(options)
     for task in plan.tasks:
         yield from run_task(task, parsed, batches=_SMALL)
 
 
 def _check(cluster: Cluster, partition: int, folder: Path) -> None:
-    """Compares the rows with a consumer's, first with the complete tier, then without one log."""
+    """Compares scans with a consumer: with the complete tier, then with one log deleted."""
     tier_copy = shutil.copytree(cluster.tier, folder / "tier", dirs_exist_ok=True)
     try:
         for _ in range(2):
@@ -244,13 +244,13 @@ def _options(cluster: Cluster, topic: str, level: str, tier: Path | None) -> dic
 
 
 def _open(filler: Filler, producer: Producer, partition: int) -> None:
-    """Begins a transaction and sends records."""
+    """Begins a transaction and sends 20 records."""
     producer.begin_transaction()
     filler.send(producer, TOPIC, partition, 20)
 
 
 def _roll(cluster: Cluster, filler: Filler, partition: int) -> None:
-    """Sends until two more segments are closed."""
+    """Sends records until two more segments are closed."""
     newest = cluster.admin.local_bases(1, TOPIC, partition)[-1]
     for _ in range(2):
         previous = newest
@@ -260,19 +260,19 @@ def _roll(cluster: Cluster, filler: Filler, partition: int) -> None:
 
 
 def _fill_up(cluster: Cluster, filler: Filler, partition: int) -> None:
-    """Sends records, so that a batch of `segment.bytes` starts a new segment."""
+    """Sends 40 records, so that a following batch of `segment.bytes` starts a new segment."""
     filler.send(filler.plain("none"), TOPIC, partition, 40)
 
 
 def _tiered(cluster: Cluster, partition: int, open_from: int | None = None) -> Offsets:
     """Waits until the tier has all segments that the broker can copy.
 
-    These are all segments except the active one; with an open transaction, only segments up to
-    `open_from`.
+    These are all closed segments. If a transaction is open, it must begin at `open_from`, and only
+    segments up to that offset can be copied.
     """
     bases = cluster.admin.local_bases(1, TOPIC, partition)
     until = max(base for base in bases if open_from is None or base <= open_from)
-    # Brokers write markers after the producer's commit returns.
+    # Brokers may write markers only after the producer's commit returns.
     wait_until(lambda: cluster.admin.offsets(TOPIC, partition).last_stable >= (open_from or until))
     return cluster.admin.wait_tiered(TOPIC, partition, until)
 

@@ -1,4 +1,4 @@
-"""Leaders change and branches are lost before a scan, during it, and after its plan."""
+"""Tests scans when leaders change or elections lose records before, during or after planning."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300
 LEVELS = ("read_committed", "read_uncommitted")
 KEPT = "-2"  # uses the value of retention.bytes
 FAIL_OVERS = [(is_clean, is_quiet) for is_clean in (True, False) for is_quiet in (True, False)]
-# Each run tests a few of them; the test ids show which.
+# Each run tests a random subset of these combinations; test ids show which.
 CELLS = examples_source(__name__).sample(FAIL_OVERS, int(os.environ.get("KTS_FAIL_OVERS", "2")))
 
 
@@ -66,7 +66,7 @@ def two_brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def test_scan_after_lost_branch_returns_rows_of_consumer(one_node: Cluster) -> None:
     one_node.admin.create_topic("lost", local_retention_bytes=KEPT)
-    # No transaction may lose its marker, or it would stay open.
+    # Begin with records outside of transactions, so that no lost marker leaves one open.
     filler = Filler(one_node.bootstrap, _seed())
     filler.send(filler.plain("lz4"), "lost", 0, 400)
     _write(one_node, "lost", segments=3)
@@ -79,10 +79,10 @@ def test_scan_after_lost_branch_returns_rows_of_consumer(one_node: Cluster) -> N
     for level, plan in before.items():
         with pytest.raises(DataLossError, match=r"unclean election|is gone"):
             read_rows(plan, _options(one_node, "lost", level))
-    # The tier contains only the lost branch.
+    # At first, the tier contains only the lost branch.
     _write(one_node, "lost", records=200)
     _assert_equal(one_node, "lost")
-    # Now the tier contains the new branch, too.
+    # Afterwards, the tier also contains the new branch.
     _write(one_node, "lost", segments=3)
     _wait_tiered(one_node.admin, "lost")
     for plan in _assert_equal(one_node, "lost"):
@@ -111,7 +111,7 @@ def test_scan_after_unclean_election_returns_rows_of_consumer(
             read_rows(plan, _options(two_brokers, "unclean", level))
         _replay_fails(plan, _options(two_brokers, "unclean", level), tmp_path)
     _assert_equal(two_brokers, "unclean")
-    # Enough segments to make the new branch longer than the lost one.
+    # Write until the new branch is longer than the lost branch.
     _write(two_brokers, "unclean", segments=4)
     for level, plan in plans.items():
         with pytest.raises(DataLossError, match="unclean election"):
@@ -121,22 +121,22 @@ def test_scan_after_unclean_election_returns_rows_of_consumer(
     _wait_tiered(two_brokers.admin, "unclean")
     for plan in _assert_equal(two_brokers, "unclean"):
         assert any(task.slices for task in plan.tasks)
-    # Replaying a plan of the tier alone fails, too, because its rows are not in the topic any more.
+    # Old plans still fail after tiering, because their rows are no longer in the topic.
     for level, plan in plans.items():
         _replay_fails(plan, _options(two_brokers, "unclean", level), tmp_path)
     two_brokers.start_node(old)
 
 
 @pytest.mark.parametrize(("is_clean", "is_quiet"), CELLS)
-def test_scan_continues_after_leader_stops(
+def test_scan_continues_after_leader_stops_or_dies(
     two_brokers: Cluster, is_clean: bool, is_quiet: bool, tmp_path: Path
 ) -> None:
     topic = f"moves-{is_clean}-{is_quiet}".lower()
     two_brokers.admin.create_topic(topic, replicas=(2, 3), local_retention_bytes=KEPT)
     _write(two_brokers, topic, segments=12)
     if is_quiet:
-        # The leader of the plan's epoch has written nothing, so the next leader does not know that
-        # epoch.
+        # The leader during planning writes no records in its epoch, so its successor does not
+        # know that epoch.
         two_brokers.start_node(_end_leader(two_brokers, topic, is_clean=True))
     plans = {
         level: make_plan(_options(two_brokers, topic, level, is_slow=True)) for level in LEVELS
@@ -156,7 +156,7 @@ def test_scan_continues_after_leader_stops(
             batches += rows
         assert_as_consumed(group_by_partition(batches), expected[level])
     two_brokers.start_node(leader)
-    # Old plans can still be read after another leader was elected.
+    # Plans from before the election can still be read.
     for level, plan in plans.items():
         assert_as_consumed(read_rows(plan, _options(two_brokers, topic, level)), expected[level])
         stored = _stored(plan, _options(two_brokers, topic, level, is_slow=True), tmp_path)
@@ -166,7 +166,7 @@ def test_scan_continues_after_leader_stops(
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_scan_fetches_from_follower_in_its_rack(
+def test_scan_fetches_from_follower_in_its_rack_while_follower_lives(
     two_brokers: Cluster, dies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = f"racks-{dies}".lower()
@@ -224,7 +224,7 @@ def _replay_fails(plan: ScanPlan, options: dict[str, str], folder: Path) -> None
 
 
 def _end_leader(cluster: Cluster, topic: str, *, is_clean: bool) -> int:
-    """Stops the leader and returns its number; waits until the in-sync follower leads."""
+    """Stops or kills the leader and waits for a new leader; returns the id of the old leader."""
     wait_until(lambda: cluster.admin.in_sync(topic) == [2, 3])
     leader = cluster.admin.leader(topic)
     node = cluster.nodes[leader]
@@ -235,7 +235,7 @@ def _end_leader(cluster: Cluster, topic: str, *, is_clean: bool) -> int:
 
 def _options(cluster: Cluster, topic: str, level: str, *, is_slow: bool = False) -> dict[str, str]:
     more = {"kafka.max.partition.fetch.bytes": "3000"} if is_slow else {}
-    # Small responses need brokers, so the tier is not used.
+    # To make a scan slow, read only from brokers, with small responses.
     tier = None if is_slow else cluster.tier
     return hybrid_options(cluster.bootstrap, tier, subscribe=topic, isolationLevel=level, **more)
 
@@ -251,7 +251,7 @@ def _assert_equal(cluster: Cluster, topic: str) -> list[ScanPlan]:
 
 
 def _write(cluster: Cluster, topic: str, *, segments: int = 0, records: int = 0) -> None:
-    """Writes random work without open transactions until there are enough segments or records."""
+    """Writes at least `segments` new segments and `records` records; ends all transactions."""
     work = RandomWork(cluster.bootstrap, [(topic, 0)], _seed())
     leader = cluster.admin.leader(topic)
     min_segments = len(cluster.admin.local_bases(leader, topic)) + segments

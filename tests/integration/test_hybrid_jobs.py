@@ -1,4 +1,4 @@
-"""Reads tier and brokers with Spark, the command line and exports, and compares with a consumer."""
+"""Compares what Spark, `kts cat` and exports read from tier and brokers with a consumer."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _offsets(broker: Broker, options: dict[str, str]) -> set[tuple[int, int]]:
 
 
 def _broker_offsets(options: dict[str, str]) -> set[tuple[int, int]]:
-    """Returns the offsets that a plan reads from brokers."""
+    """Returns the (partition, offset) pairs that a plan with these options reads from brokers."""
     return {
         (partition.partition, offset)
         for partition in make_plan(options).partitions
@@ -78,8 +78,10 @@ def test_load_in_spark_returns_rows_of_consumer(broker: Broker, spark: SparkSess
     assert frame.limit(5).count() == 5
 
 
-def test_export_contains_each_offset_once_after_tiering(broker: Broker, tmp_path: Path) -> None:
-    """Between the runs, offsets that were read from brokers move to the tier."""
+def test_repeated_export_contains_each_offset_once_although_offsets_are_tiered(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """Between runs, brokers tier offsets that earlier runs read from brokers."""
     options = hybrid_options(broker.bootstrap, broker.tier, subscribe="orders")
     target = tmp_path / "table"
     from_brokers = _broker_offsets(options)

@@ -1,4 +1,4 @@
-"""The tier grows or changes between the steps of planning and during a scan."""
+"""Tests scans while the tier grows or changes during planning or reading."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(420)]
 
 
-def test_plan_ignores_segments_uploaded_before_listing(
+def test_plan_ignores_segments_tiered_after_its_end_offsets_were_read(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = Topic(cluster, "grows")
@@ -62,7 +62,7 @@ def test_plan_ignores_segments_uploaded_before_listing(
         assert_as_consumed(read_rows(plan, options), consume_rows(cluster.bootstrap, plan, level))
 
 
-def test_scan_continues_when_segments_are_tiered_during_the_scan(cluster: Cluster) -> None:
+def test_scan_returns_all_rows_if_segments_are_tiered_during_the_scan(cluster: Cluster) -> None:
     topic = Topic(cluster, "moves")
     topic.write(2)
     topic.settle()
@@ -88,7 +88,7 @@ def test_scan_continues_when_segments_are_tiered_during_the_scan(cluster: Cluste
         assert_as_consumed(group_by_partition(batches), expected)
 
 
-def test_scan_with_two_incarnations_in_tier_reads_the_current_one(
+def test_scan_of_recreated_topic_ignores_tiered_segments_of_old_topic(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     old = Topic(cluster, "twice")
@@ -121,7 +121,7 @@ def test_scan_with_two_incarnations_in_tier_reads_the_current_one(
     (new,) = created
     new.write(2)
     new.settle()
-    # The broker deletes the old topic's segments in the background, so the copy keeps them.
+    # The broker deletes the old topic's segments in the background; use the copied ones.
     (former,) = {segment.log.parent.name for segment in list_tiered_segments(tier_copy, "twice")}
     ignored = shutil.ignore_patterns(former)
     shutil.copytree(cluster.tier, tier_copy, dirs_exist_ok=True, ignore=ignored)
@@ -136,7 +136,7 @@ def test_scan_with_two_incarnations_in_tier_reads_the_current_one(
         assert rows != old_rows
 
 
-def test_scan_without_access_to_log_objects_reads_from_brokers(
+def test_scan_denied_access_to_log_objects_reads_from_brokers(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = Topic(cluster, "refused")
@@ -146,7 +146,7 @@ def test_scan_without_access_to_log_objects_reads_from_brokers(
 
     def refuse(store: LocalStore, key: str, *arguments: Any, **more: Any) -> Any:  # noqa: ANN401
         if key.endswith(".log"):
-            raise AccessDeniedError("may not be read", uri=store.uri(key))
+            raise AccessDeniedError("the test denies reading logs", uri=store.uri(key))
         return read(store, key, *arguments, **more)
 
     for level in ISOLATION_LEVELS:

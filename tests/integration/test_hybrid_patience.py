@@ -1,4 +1,4 @@
-"""Brokers are slow, throttle, restart or reject logins: scans continue or raise, but never hang."""
+"""Tests that scans continue or raise if brokers are slow, throttle, restart or reject logins."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _MODULES = {
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """Creates the brokers' certificates and another authority."""
+    """Creates certificates for brokers and clients, and an unrelated authority."""
     return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
@@ -58,10 +58,10 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 def secured(
     tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
 ) -> Iterator[Cluster]:
-    """Runs one node that requires logins, except for plaintext, with a partly tiered topic."""
+    """Runs one node with a partly tiered topic; only its plaintext listener needs no login."""
     needs("java", "mvn")
     users = {"reader": PASSWORD, "describer": PASSWORD, "nobody": PASSWORD}
-    # A quota over two seconds, so that it is exhausted quickly.
+    # Measure quotas over only two seconds, so that a client exceeds its quota quickly.
     spec = ClusterSpec(
         certificates=certificates,
         passwords=users,
@@ -104,7 +104,7 @@ def test_wrong_password_raises_broker_error(secured: Cluster, certificates: Cert
         _assert_rejected(options, "refused the login", secret="a bad one")
 
 
-def test_unknown_authority_raises_broker_error(
+def test_broker_certificate_of_untrusted_authority_raises_broker_error(
     secured: Cluster, certificates: Certificates
 ) -> None:
     options = _login(secured, certificates.other_authority, "PLAIN", "reader")
@@ -132,7 +132,7 @@ def test_missing_acls_raise_broker_error(secured: Cluster, certificates: Certifi
 
 
 @pytest.mark.parametrize("level", ISOLATION_LEVELS)
-def test_scan_returns_rows_of_consumer_if_brokers_limit_remote_fetch_wait(
+def test_scan_returns_all_rows_if_brokers_wait_only_briefly_for_the_tier(
     secured: Cluster, level: str
 ) -> None:
     secured.admin.alter_brokers(remote_fetch_max_wait_ms="1")
@@ -181,7 +181,7 @@ def test_scan_with_exhausted_quota_waits_and_returns_all_rows(
     assert len(rows["large", 0]) == 6_000
 
 
-def test_scan_continues_after_broker_restart(secured: Cluster) -> None:
+def test_scan_continues_after_broker_is_killed_and_restarted(secured: Cluster) -> None:
     scans = {}
     for level in ISOLATION_LEVELS:
         options = hybrid_options(secured.bootstrap, subscribe="orders", isolationLevel=level)

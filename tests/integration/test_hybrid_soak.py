@@ -1,4 +1,7 @@
-"""Runs a part of the hybrid soak; `python -m tools.soak --only hybrid` runs more."""
+"""Runs random scans of changing topics for a short time.
+
+`python -m tools.soak --only hybrid` runs them longer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests the oldest or the newest supported version of Kafka, chosen at random."""
+"""Tests scans with the oldest or the newest supported Kafka version, chosen at random."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _rows_below(rows_by_partition: Rows, stop: int) -> Rows:
 
 
 @pytest.mark.parametrize("version", VERSIONS.split(","))
-def test_scan_with_other_kafka_version_returns_rows_of_consumer(
+def test_scan_with_oldest_or_newest_kafka_returns_rows_of_consumer_or_raises(
     version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs("java", "mvn")
@@ -56,8 +56,8 @@ def test_scan_with_other_kafka_version_returns_rows_of_consumer(
     is_old = version.startswith("3.")
     spec = ClusterSpec(version=version, settings=BUSY)
     with Cluster(tmp_path / "cluster", spec) as cluster:
-        # At first all segments are on the broker's disk, where all versions report aborted
-        # transactions correctly.
+        # At first, all segments are on the broker's disk. All versions report aborted transactions
+        # of such segments correctly.
         cluster.admin.create_topic("orders", local_retention_bytes="-2")
         _write(cluster)
         active = cluster.admin.local_bases(1, "orders")[-1]
@@ -74,7 +74,7 @@ def test_scan_with_other_kafka_version_returns_rows_of_consumer(
 
         cluster.admin.alter_topic("orders", local_retention_bytes="1")
         cluster.admin.wait_local_deleted("orders", 0, active)
-        # The plan reads from the broker's disk offsets that are now only in its tier.
+        # When the plan was made, its offsets were on disk. Now they are only in the tier.
         options = _options(cluster, "read_committed", None)
         if is_old:
             with pytest.raises(BrokerError, match=r"since the plan was made.*KAFKA-17801"):
@@ -82,14 +82,14 @@ def test_scan_with_other_kafka_version_returns_rows_of_consumer(
         else:
             assert_as_consumed(read_rows(early, options), expected["read_committed"])
         for level in ISOLATION_LEVELS:
-            # Tier and brokers, also with objects that are missing after planning.
+            # Read from tier and brokers; later also with objects missing.
             tier_copy = shutil.copytree(cluster.tier, tmp_path / level)
             options = _options(cluster, level, tier_copy)
             plan = make_plan(options)
             assert any(task.slices for task in plan.tasks)
             assert any(task.ranges for task in plan.tasks)
             assert_as_consumed(read_rows(plan, options), expected[level])
-            # Also a range that ends inside transactions.
+            # Read a range that ends inside transactions.
             bounded = options | {"endingOffsets": f'{{"orders":{{"0":{active // 2}}}}}'}
             expected_half = _rows_below(expected[level], active // 2)
             assert_as_consumed(read_rows(make_plan(bounded), bounded), expected_half)
@@ -98,7 +98,7 @@ def test_scan_with_other_kafka_version_returns_rows_of_consumer(
             ended: list[TaskMetrics] = []
             assert_as_consumed(read_rows(plan, options, ended), expected[level])
             assert any(metrics.broker_fallbacks for metrics in ended)
-            # Brokers before 4.0 may return aborted records that they read from their tier.
+            # From the tier, brokers before 4.0 may return records of aborted transactions.
             for tier in (None, tier_copy):
                 options = _options(cluster, level, tier)
                 if is_old and level == "read_committed":
@@ -112,7 +112,7 @@ def _write(cluster: Cluster) -> None:
     seed = random.SystemRandom().randrange(1 << 31)
     print(f"seed {seed}")  # noqa: T201  # shown if the test fails
     work = RandomWork(cluster.bootstrap, [("orders", 0)], seed)
-    # Random work may abort no transaction; then both isolation levels return the same rows.
+    # Without an aborted transaction, both isolation levels would return the same rows.
     aborted = work.filler.transactional("aborted")
     aborted.begin_transaction()
     work.filler.send(aborted, "orders", 0, 50)

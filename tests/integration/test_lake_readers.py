@@ -1,7 +1,7 @@
 """Reads exported Delta and Iceberg tables with Delta's and Iceberg's own code in Spark.
 
-The Java libraries share no code with `deltalake` and `pyiceberg`, which wrote the tables: neither
-for the log and the manifests, nor for the catalog and the statistics.
+These Java libraries share no code with `deltalake` and `pyiceberg`, which wrote the tables. The
+tests therefore also check the log, the manifests, the catalog and the statistics.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ CATALOG = "spark.sql.catalog.lake"
 
 @dataclass(frozen=True)
 class Read:
-    """Results of Spark.
+    """What Spark read from the exported tables.
 
     Attributes:
-        rows: Rows by table format, with the file of each row (`_file`).
-        pruned: For each of `OFFSETS`, the remaining files of the Delta table.
+        rows: Rows by table format. Column `_file` contains the file of each row.
+        pruned: For each offset in `OFFSETS`, the files of the Delta table that a query of this
+            offset reads.
         bounds: Column bounds of each file in Iceberg's manifests.
     """
 
@@ -55,7 +56,7 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> Read:
     lakes = {name: Lake(folder / name, name) for name in FORMATS}
     for lake in lakes.values():
         lake.folder.mkdir()
-        # Several commits; the second run adds a topic.
+        # Export twice, so that the tables have several commits. The second run adds a topic.
         lake.export(source(TOPICS[1:]), partition_by=["topic", "date(timestamp)"])
         lake.export(source(TOPICS[:1]), partition_by=["topic", "date(timestamp)"])
     out = folder / "out"
@@ -91,7 +92,7 @@ def _path(uri: str) -> str:
 
 
 def _files(rows: pa.Table) -> dict[str, dict[str, int]]:
-    """Returns bounds and number of the rows by file."""
+    """Returns, by file, the number of rows and the bounds of their offsets and timestamps."""
     microseconds = rows["timestamp"].cast(pa.timestamp("us")).cast(pa.int64())
     grouped = (
         rows.select(["_file", "offset"])
@@ -114,7 +115,7 @@ def _files(rows: pa.Table) -> dict[str, dict[str, int]]:
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_spark_reads_golden_rows(read: Read, table_format: str) -> None:
+def test_spark_reads_all_rows_of_exported_table(read: Read, table_format: str) -> None:
     rows = read.rows[table_format]
     assert_holds(rows, TOPICS)
     if "timestamp_date" in rows.column_names:
@@ -122,7 +123,7 @@ def test_spark_reads_golden_rows(read: Read, table_format: str) -> None:
         assert pc.all(pc.equal(rows["timestamp_date"], days)).as_py()
 
 
-def test_iceberg_manifests_contain_bounds_of_every_file(read: Read) -> None:
+def test_iceberg_manifests_contain_row_count_and_bounds_of_every_file(read: Read) -> None:
     files = _files(read.rows["iceberg"])
     assert len(files) > len(TOPICS)
     entries = {_path(entry["file"]): {**entry} for entry in read.bounds}
@@ -131,7 +132,7 @@ def test_iceberg_manifests_contain_bounds_of_every_file(read: Read) -> None:
     assert entries == files
 
 
-def test_spark_skips_delta_files_without_the_offset(read: Read) -> None:
+def test_spark_query_of_one_offset_reads_only_delta_files_with_that_offset(read: Read) -> None:
     files = _files(read.rows["delta"])
     assert len(files) > len(TOPICS)
     for offset, remaining in zip(OFFSETS, read.pruned, strict=True):

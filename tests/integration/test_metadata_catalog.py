@@ -1,4 +1,4 @@
-"""Scans with the catalog of `__remote_log_metadata` of a real cluster."""
+"""Tests scans that find segments in the topic `__remote_log_metadata` of a cluster."""
 
 from __future__ import annotations
 
@@ -71,17 +71,17 @@ def cluster(
 
 @pytest.fixture
 def no_listing(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Denies listing the tier."""
+    """Makes listing the tier raise `AccessDeniedError`; returns the patch."""
 
     def refuse(*_: object, **__: object) -> None:
-        raise AccessDeniedError("listing is refused")
+        raise AccessDeniedError("the test denies listing")
 
     for name in ("list_objects", "list_folders"):
         monkeypatch.setattr(LocalStore, name, refuse)
     return monkeypatch
 
 
-def test_catalog_of_changing_topics_matches_metadata_records(
+def test_plans_of_changing_topics_match_metadata_records_without_listing(
     cluster: Cluster, no_listing: pytest.MonkeyPatch
 ) -> None:
     seed = random.SystemRandom().randrange(1 << 31)
@@ -92,7 +92,7 @@ def test_catalog_of_changing_topics_matches_metadata_records(
         ended = time.monotonic() + MOVING_SECONDS
         while time.monotonic() < ended:
             plans.append(make_plan(options))
-    # Each catalog must match the events up to some offset of the metadata topic.
+    # Each plan must match the metadata records before the offset at which it stopped reading.
     records = _read_all_records(cluster)
     for plan in plans:
         assert all(partition.catalog is not None for partition in plan.partitions)
@@ -127,7 +127,9 @@ def test_catalog_of_changing_topics_matches_metadata_records(
 
 
 @pytest.mark.parametrize("level", ["read_committed", "read_uncommitted"])
-def test_metadata_catalog_plans_same_segments_as_listing(cluster: Cluster, level: str) -> None:
+def test_plan_by_metadata_topic_reads_same_segments_as_plan_by_listing(
+    cluster: Cluster, level: str
+) -> None:
     by_listing = make_plan(_options(cluster, catalog="listing", isolationLevel=level))
     options = _options(cluster, isolationLevel=level)
     by_topic = make_plan(options)
@@ -151,10 +153,10 @@ def test_metadata_catalog_plans_same_segments_as_listing(cluster: Cluster, level
     )
 
 
-def test_plan_reads_from_brokers_if_objects_named_by_the_metadata_are_missing(
+def test_scan_reads_from_brokers_if_objects_named_in_metadata_are_missing(
     cluster: Cluster, no_listing: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # The missing objects are only removed from a copy, because brokers need them.
+    # Remove objects only from a copy of the tier, because brokers need them.
     copy = Path(shutil.copytree(cluster.tier, tmp_path / "tier"))
     options = {**_options(cluster), "path": str(copy)}
     choose = random.Random(5)
@@ -168,7 +170,7 @@ def test_plan_reads_from_brokers_if_objects_named_by_the_metadata_are_missing(
     )
 
 
-def test_catalog_of_recreated_topic_is_empty(cluster: Cluster) -> None:
+def test_plan_of_recreated_empty_topic_finds_no_segments(cluster: Cluster) -> None:
     admin = cluster.admin
     admin.delete_topic("local")
     admin.create_topic("local")
@@ -178,7 +180,7 @@ def test_catalog_of_recreated_topic_is_empty(cluster: Cluster) -> None:
     assert (partition.catalog.live, partition.start, partition.stop) == (0, 0, 0)
 
 
-def test_describe_reports_which_catalog_is_used(
+def test_describe_reports_counts_of_metadata_records_copies_and_deletions(
     cluster: Cluster, no_listing: pytest.MonkeyPatch
 ) -> None:
     marks = describe(_options(cluster, subscribe="keep")).to_arrow().to_pylist()
@@ -218,7 +220,7 @@ def _options(cluster: Cluster, **more: str) -> dict[str, str]:
 
 
 def _read_all_records(cluster: Cluster) -> list[list[tuple[int, bytes]]]:
-    """Returns the offsets and values of each partition of the metadata topic."""
+    """Returns all records of the metadata topic by partition, as pairs of offset and value."""
     consumer = Consumer(
         {"bootstrap.servers": cluster.bootstrap, "group.id": "none", "enable.auto.commit": "false"}
     )
@@ -240,7 +242,7 @@ def _read_all_records(cluster: Cluster) -> list[list[tuple[int, bytes]]]:
 
 
 def _wait_until_quiet(cluster: Cluster) -> None:
-    """Waits until all possible copies are done and nothing changes in the tier for two seconds."""
+    """Waits until all closed segments are tiered and the tier has not changed for two seconds."""
     for topic, partition in MovingTopics.partition_keys:
         cluster.admin.wait_stable(topic, partition)
         active = cluster.admin.local_bases(1, topic, partition)[-1]

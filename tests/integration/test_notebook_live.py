@@ -1,4 +1,4 @@
-"""Runs the notebook about streams on a real topic while producers write."""
+"""Runs the notebook `03_from_history_to_live.ipynb` on a topic while a producer writes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    # Warnings of Jupyter's client and its sockets.
+    # Jupyter's client and its sockets cause these warnings.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:unclosed:ResourceWarning"),
 ]
 
 
-def test_notebook_continues_from_history_to_live_records(
+def test_notebook_reads_history_and_then_live_records(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = Topic(cluster, "notebook")

@@ -1,4 +1,4 @@
-"""Reads values of real serializers with the schemas of a real registry."""
+"""Scans values that Confluent's serializers wrote, with schemas of a running registry."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def read(tier: Path, url: str, value_format: str, values: list[bytes | None], **
     return kts_source.scan(options).to_table()
 
 
-def test_scan_decodes_avro_of_two_schema_versions_with_reference(
+def test_scan_decodes_avro_of_two_schema_versions_that_reference_a_schema(
     client: SchemaRegistryClient, url: str, tmp_path: Path
 ) -> None:
     client.register_schema("line", Schema(json.dumps(LINE), "AVRO"))
@@ -107,7 +107,9 @@ def test_scan_decodes_avro_of_two_schema_versions_with_reference(
         read(tmp_path / "no", url, "avro", values, value__subject="no such")
 
 
-def test_scan_decodes_json(client: SchemaRegistryClient, url: str, tmp_path: Path) -> None:
+def test_scan_decodes_values_of_json_serializer(
+    client: SchemaRegistryClient, url: str, tmp_path: Path
+) -> None:
     serialize = JSONSerializer(json.dumps(JSON_SCHEMA), client)
     values = [serialize({"country": "CH", "amount": 7}, values_of("json-orders")), None]
     rows = read(tmp_path, url, "json", values, value__subject="json-orders-value")
@@ -139,7 +141,7 @@ def order_class() -> Any:  # noqa: ANN401  # a generated class
 ROW = {"country": "CH", "line": {"n": 3}, "at": None}
 
 
-def test_scan_decodes_protobuf_with_serialized_schemas(
+def test_scan_decodes_values_of_protobuf_serializer(
     client: SchemaRegistryClient, url: str, tmp_path: Path
 ) -> None:
     order = order_class()
@@ -159,7 +161,7 @@ def test_scan_decodes_protobuf_with_serialized_schemas(
     assert "shop.Other.Order, not shop.Line" in rows["valueError"][0].as_py()
 
 
-def test_scan_decodes_protobuf_with_schemas_in_text_form(
+def test_scan_decodes_protobuf_with_schemas_registered_as_text(
     client: SchemaRegistryClient, url: str, tmp_path: Path
 ) -> None:
     pytest.importorskip("grpc_tools")

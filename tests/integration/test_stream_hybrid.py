@@ -1,4 +1,4 @@
-"""Streams of a changing cluster through tier and brokers return each row of a consumer once."""
+"""Tests that streams of tier and brokers return each row that a consumer receives once."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(420
 
 
 class Follower(Checkpointed):
-    """A stream of a topic.
+    """Stream that reads a topic from tier and brokers.
 
     Args:
         cluster: Cluster of the topic.
-        topic: Its name.
+        topic: Name of the topic.
         level: Isolation level.
-        options: Additional options.
+        options: Additional options of the stream.
     """
 
     def __init__(self, cluster: Cluster, topic: str, level: str, **options: str) -> None:
@@ -50,7 +50,10 @@ class Follower(Checkpointed):
         super().__init__(all_options)
 
     def check(self, cluster: Cluster) -> int:
-        """Reads to the end, compares the rows with a consumer's and returns their number."""
+        """Reads to the end of the topic and asserts that all rows equal a consumer's.
+
+        Returns:
+            Number of rows since the start of the stream."""
         self.all()
         batches = [batch for table in self.batches.values() for batch in table.to_batches()]
         scan = {name: text for name, text in self.options.items() if "Trigger" not in name}
@@ -61,7 +64,7 @@ class Follower(Checkpointed):
 
 @pytest.fixture
 def opened() -> Iterator[ExitStack]:
-    """Closes the streams of a test."""
+    """Returns a stack of streams, which are closed after the test."""
     with ExitStack() as stack:
         yield stack
 
@@ -92,7 +95,7 @@ def test_stream_reads_each_row_once_from_tier_or_brokers(
 
 
 @pytest.mark.parametrize("level", ISOLATION_LEVELS)
-def test_replayed_batch_returns_same_rows_after_tiering(
+def test_replayed_batch_returns_same_rows_after_its_offsets_are_tiered(
     cluster: Cluster, opened: ExitStack, level: str
 ) -> None:
     topic = Topic(cluster, f"replayed-{level}")
@@ -112,7 +115,7 @@ def test_replayed_batch_returns_same_rows_after_tiering(
 
 
 def _next_rows(cluster: Cluster, topic: Topic, follower: Follower) -> tuple[int, pa.Table]:
-    """Returns number and rows of the next batch that has rows; the batch is not committed."""
+    """Reads batches until one has rows; returns its number and rows without committing it."""
     while True:
         read = follower.last["topics"][topic.name]["p"]["0"]
         while cluster.admin.offsets(topic.name).latest < read + 9:
@@ -126,7 +129,9 @@ def _next_rows(cluster: Cluster, topic: Topic, follower: Follower) -> tuple[int,
         follower.committed += 1
 
 
-def test_stream_of_recreated_topic_raises_or_continues(cluster: Cluster, opened: ExitStack) -> None:
+def test_stream_of_recreated_topic_raises_unless_data_loss_is_allowed(
+    cluster: Cluster, opened: ExitStack
+) -> None:
     old = Topic(cluster, "again")
     old.write(2)
     old.settle()
@@ -142,7 +147,7 @@ def test_stream_of_recreated_topic_raises_or_continues(cluster: Cluster, opened:
     cluster.admin.delete_topic("again")
     new = Topic(cluster, "again")
     new.write(2)
-    # The random work may abort everything that it wrote.
+    # The random work may abort all its transactions, so send some other records.
     new.work.filler.send(new.work.filler.plain("none"), "again", 0, 50)
     new.settle()
     with pytest.raises(Exception, match="created again"):

@@ -1,7 +1,7 @@
-"""Streaming queries follow a live cluster and are killed repeatedly.
+"""Kills and restarts streaming queries of a cluster that changes at the same time.
 
-In the meantime, the topics are written, tiered and shortened by retention, and the broker restarts.
-`python -m tools.soak --only live` runs this for half an hour, with every Spark version.
+Producers write, the broker tiers segments and restarts, and retention deletes segments.
+`python -m tools.soak --only live` runs this for half an hour with every Spark version.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class LiveRun:
 
     Args:
         cluster: A cluster of one node.
-        queries: The queries; only one runs at a time, because the machine has two cores.
+        queries: Cases and their queries. Only one query runs at a time, to limit the CPU load.
         source: Source of all random choices.
         seed: Seed of the written records.
 
     Attributes:
-        events: Counts of events.
+        events: Number of broker restarts and query kills, by description.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class LiveRun:
         self._sent = 0
 
     def run(self, seconds: float) -> None:
-        """Writes and restarts the broker for `seconds`, while queries run and are killed."""
+        """For `seconds`, writes records, restarts the broker, and starts and kills queries."""
         started = time.monotonic()
         restart = self._random.uniform(0.3, 0.6) * min(seconds, 60)
         for turn, (case, query) in enumerate(itertools.cycle(self._queries)):
@@ -101,7 +101,7 @@ class LiveRun:
         self._cluster.admin.alter_topic(SHORT, retention_ms="-1")
 
     def ends(self, level: str) -> dict[tuple[str, int], int]:
-        """Returns the end of each partition for an isolation level."""
+        """Returns the offset at which reads of each partition with this isolation level end now."""
         name = "last_stable" if level == "read_committed" else "latest"
         offsets = {key: self._cluster.admin.offsets(*key) for key in PARTITIONS}
         return {key: getattr(offsets[key], name) for key in PARTITIONS}
@@ -118,7 +118,9 @@ class LiveRun:
 
 
 def chosen_cases(source: random.Random) -> list[Case]:
-    """Returns a query per isolation level; in a soak, per Spark version, too. Sinks alternate."""
+    """Returns one case per isolation level with a random Spark version and sink.
+
+    In a soak, returns one case per isolation level and Spark version."""
     sparks = source.sample(sorted(interpreters()), len(interpreters()) if LONG else 1)
     sinks = source.sample(SINKS, 2)
     return [
@@ -129,7 +131,7 @@ def chosen_cases(source: random.Random) -> list[Case]:
 
 
 @pytest.mark.timeout(SECONDS + (1200 if LONG else 500))
-def test_killed_queries_write_each_row_once(tmp_path: Path) -> None:
+def test_killed_and_restarted_queries_write_each_row_once(tmp_path: Path) -> None:
     needs("java", "mvn")
     seed = int(os.environ.get("KTS_LIVE_SEED", secrets.randbits(31)))
     print(f"KTS_LIVE_SEED={seed}")  # noqa: T201

@@ -1,6 +1,7 @@
-"""Reads a stopped cluster from its tier and its disks.
+"""Tests scans of the tier and the disks of a stopped cluster.
 
-The rows must equal those of a consumer before the stop, and those of the restarted cluster.
+The rows must equal those that a consumer received before the stop. With the option `endOfLog`, they
+must equal those of the restarted cluster.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ SETTINGS = {
 
 
 class StoppedCluster(NamedTuple):
-    """Remains of a stopped cluster, and its last rows.
+    """A stopped cluster, copies of its files, and its rows before the stop.
 
     Attributes:
         cluster: The stopped cluster, which can be restarted.
-        tier: A copy of its tier.
-        logs: A copy of its log directory.
-        rows: Rows by isolation level and partition, before the stop.
+        tier: Folder with a copy of the cluster's tier.
+        logs: Folder with a copy of the broker's log directory.
+        rows: Rows that a consumer received before the stop, by isolation level and partition.
     """
 
     cluster: Cluster
@@ -70,7 +71,7 @@ class StoppedCluster(NamedTuple):
 def stopped_cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> StoppedCluster:
-    """Stops a cluster that has tiered most of its records, but not all."""
+    """Fills a cluster until most of its records are tiered, and stops or kills it."""
     needs("java", "mvn")
     seed = secrets.randbits(32)
     print(f"seed {seed}")  # noqa: T201  # shown if a test fails
@@ -92,8 +93,7 @@ def stopped_cluster(
                 filler.send(writer, "txn", partition, source.randint(1, 60))
                 filler.send(filler.plain(source.choice(CODECS)), "txn", partition, 20)
             (writer.commit_transaction if source.random() < 0.5 else writer.abort_transaction)(30)
-        # Brokers write markers after a commit returns; all must be written before the rows are
-        # read.
+        # Brokers may write markers after a commit returns, so wait for the markers before reading.
         cluster.admin.wait_stable("txn", 0)
         writers[0].begin_transaction()
         filler.send(writers[0], "txn", 0, 5)
@@ -115,7 +115,7 @@ def stopped_cluster(
 
 
 def tail_options(stopped_cluster: StoppedCluster, level: str, **more: str) -> dict[str, str]:
-    """Returns options that read tier and disks."""
+    """Returns options that read all topics from the tier and, after its end, from the disks."""
     options = hybrid_options(
         "", stopped_cluster.tier, subscribe=EVERY, isolationLevel=level, **more
     )
@@ -124,7 +124,7 @@ def tail_options(stopped_cluster: StoppedCluster, level: str, **more: str) -> di
 
 
 def count_disk_slices(plan: ScanPlan) -> Counter[bool]:
-    """Counts the slices on disks (True) and in the tier (False)."""
+    """Returns the number of slices that a plan reads from disks (True) and the tier (False)."""
     return Counter(
         is_beside(task_slice.objects.log.key) for task in plan.tasks for task_slice in task.slices
     )
@@ -146,7 +146,9 @@ def test_scan_of_tier_and_disks_returns_rows_of_consumer(
         assert count[True] > 5, count
 
 
-def test_scan_of_tier_without_disks_ends_earlier(stopped_cluster: StoppedCluster) -> None:
+def test_describe_reports_same_tier_end_with_and_without_disks(
+    stopped_cluster: StoppedCluster,
+) -> None:
     options = tail_options(stopped_cluster, "read_uncommitted")
     with_disks = {p.partition: p for p in describe({**options}).partitions if p.topic == "plain"}
     del options["tailPath"]
@@ -156,7 +158,7 @@ def test_scan_of_tier_without_disks_ends_earlier(stopped_cluster: StoppedCluster
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_scan_up_to_end_of_disk_logs_returns_rows_of_restarted_cluster(
+def test_scan_with_end_of_log_option_returns_rows_of_restarted_cluster(
     stopped_cluster: StoppedCluster, level: str
 ) -> None:
     options = tail_options(stopped_cluster, level, endOfLog="true")
@@ -175,7 +177,7 @@ def _without_empty(rows_by_partition: Rows) -> Rows:
     return {key: rows for key, rows in rows_by_partition.items() if rows}
 
 
-def test_plan_file_returns_same_rows_and_requires_tail_path(
+def test_stored_plan_of_disks_returns_same_rows_and_requires_tail_path(
     stopped_cluster: StoppedCluster, tmp_path: Path
 ) -> None:
     options = tail_options(stopped_cluster, "read_committed")
@@ -189,7 +191,7 @@ def test_plan_file_returns_same_rows_and_requires_tail_path(
         make_plan(replay)
 
 
-def test_partition_without_disk_raises_data_loss_error(
+def test_partition_missing_on_disks_raises_data_loss_error(
     stopped_cluster: StoppedCluster, tmp_path: Path
 ) -> None:
     shutil.copytree(stopped_cluster.logs, tmp_path / "logs")
@@ -206,7 +208,7 @@ def test_partition_without_disk_raises_data_loss_error(
     assert rows
 
 
-def test_disks_of_other_incarnation_raise_invalid_option_error(
+def test_disks_with_other_topic_id_raise_invalid_option_error(
     stopped_cluster: StoppedCluster, tmp_path: Path
 ) -> None:
     shutil.copytree(stopped_cluster.logs, tmp_path / "logs")

@@ -1,4 +1,7 @@
-"""Reads typed tables with added fields with the code of Delta, Iceberg and Spark."""
+"""Reads exported tables of decoded values with Delta, Iceberg and Spark.
+
+A second export added fields to each table.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ WHERE = "value.country = 'DE' and value.amount > 4"
 
 
 def _spark_job(lakes: dict[str, Lake]) -> dict[str, Any]:
-    """Returns the settings, tables and queries of the Spark session that reads the tables."""
+    """Returns settings, tables, conditions and queries for the script that reads the tables."""
     tables = {
         "delta": f"delta.`{lakes['delta'].target}`",
         "iceberg": f"lake.{ICEBERG_TABLE}",
@@ -66,7 +69,10 @@ def _spark_job(lakes: dict[str, Lake]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pa.Table]:
-    """Exports and reads the tables; returns Spark's output folder and the rows of a scan."""
+    """Exports tables, reads them with Spark, and scans the topic.
+
+    Returns:
+        Spark's output folder and the rows of the scan."""
     jars = spark_lake_jars()
     folder = tmp_path_factory.mktemp("typed")
     registry = folder / "schemas"
@@ -106,7 +112,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pa.Table]:
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_spark_reads_rows_of_typed_table(
+def test_spark_reads_all_rows_of_table_with_decoded_values(
     table_format: str, expected: tuple[Path, pa.Table]
 ) -> None:
     out, rows = expected
@@ -122,7 +128,9 @@ def test_spark_reads_rows_of_typed_table(
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_spark_filters_rows_by_fields(table_format: str, expected: tuple[Path, pa.Table]) -> None:
+def test_spark_query_with_field_conditions_returns_matching_rows(
+    table_format: str, expected: tuple[Path, pa.Table]
+) -> None:
     out, rows = expected
     offsets = pq.read_table(out / f"{table_format}-where.parquet")["offset"].to_pylist()
     assert sorted(offsets) == [
@@ -133,7 +141,9 @@ def test_spark_filters_rows_by_fields(table_format: str, expected: tuple[Path, p
     assert len(offsets) > 3
 
 
-def test_spark_skips_delta_files_by_fields(expected: tuple[Path, pa.Table]) -> None:
+def test_spark_query_with_field_conditions_skips_delta_files(
+    expected: tuple[Path, pa.Table],
+) -> None:
     out, rows = expected
     file_of = {
         row["offset"]: unquote(urlparse(row["_file"]).path)
@@ -150,7 +160,7 @@ def test_spark_skips_delta_files_by_fields(expected: tuple[Path, pa.Table]) -> N
         assert len(read) < len(set(file_of.values()))
 
 
-def test_iceberg_manifests_contain_partitions_and_field_bounds(
+def test_iceberg_manifests_contain_partition_values_and_field_bounds(
     expected: tuple[Path, pa.Table],
 ) -> None:
     out, rows = expected

@@ -1,4 +1,4 @@
-"""Lists and removes objects in the folder of LocalTieredStorage."""
+"""Lists, renames and deletes objects in the folder of `LocalTieredStorage`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _ASIDE = ".aside"
 
 @dataclass(frozen=True, slots=True)
 class TieredSegment:
-    """The objects of a segment.
+    """A segment in the tier.
 
     Attributes:
-        base_offset: Its first offset.
-        objects: Paths of its objects, including the log.
+        base_offset: First offset of the segment.
+        objects: Paths of the segment's objects, including the log.
     """
 
     base_offset: int
@@ -26,12 +26,15 @@ class TieredSegment:
 
     @property
     def log(self) -> Path:
-        """Returns the path of the log."""
+        """Returns the path of the log object."""
         return next(path for path in self.objects if path.suffix == ".log")
 
 
 def list_tiered_segments(tier: Path, topic: str, partition: int = 0) -> list[TieredSegment]:
-    """Returns the segments that have a log, of all topics with this name, by base offset."""
+    """Returns the segments of a partition in order of their base offsets.
+
+    Skips segments without a log object. If a topic was recreated, also returns segments of the
+    deleted topic."""
     paths_by_segment: dict[tuple[Path, str], list[Path]] = {}
     for path in tier.glob(f"*/{topic}-{partition}-*/*"):
         if path.suffix != _ASIDE:
@@ -45,7 +48,7 @@ def list_tiered_segments(tier: Path, topic: str, partition: int = 0) -> list[Tie
 
 
 def remove_random(segments: list[TieredSegment], count: int, choice: random.Random) -> list[Path]:
-    """Deletes random objects of any kind.
+    """Deletes `count` random objects of the segments.
 
     Returns:
         The deleted paths.
@@ -58,7 +61,7 @@ def remove_random(segments: list[TieredSegment], count: int, choice: random.Rand
 
 
 def put_aside(path: Path) -> None:
-    """Renames an object so that readers do not find it; `put_back` restores it."""
+    """Renames an object so that readers do not find it; `put_back` restores the name."""
     path.rename(path.with_name(path.name + _ASIDE))
 
 

@@ -1,4 +1,4 @@
-"""A topic with random work, which is tiered step by step."""
+"""Writes random records to a topic and waits until they are tiered."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class Topic:
-    """A topic of one partition with random work, including transactions.
+    """Topic with one partition, random records and random transactions.
 
     Args:
         cluster: A cluster of one node.
-        name: Name of the topic, which is created.
+        name: Name of the topic to create.
     """
 
     def __init__(self, cluster: Cluster, name: str) -> None:
@@ -38,12 +38,15 @@ class Topic:
         self.finish()
 
     def finish(self) -> None:
-        """Ends all transactions and waits until a consumer can read everything."""
+        """Ends all transactions and waits until consumers can read all records."""
         self.work.finish()
         self._cluster.admin.wait_stable(self.name)
 
     def settle(self) -> int:
-        """Waits until all closed segments are only in the tier; returns its end."""
+        """Waits until all closed segments are in the tier and deleted from disk.
+
+        Returns:
+            Offset after the last tiered offset."""
         admin, active = self._cluster.admin, self._active()
         admin.wait_tiered(self.name, 0, active)
         admin.wait_local_deleted(self.name, 0, active)
@@ -51,6 +54,6 @@ class Topic:
 
     def _active(self) -> int:
         admin = self._cluster.admin
-        # The broker reports a leader before its first file exists.
+        # A broker can be the leader before its first log file exists.
         wait_until(lambda: bool(admin.local_bases(1, self.name)))
         return admin.local_bases(1, self.name)[-1]

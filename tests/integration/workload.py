@@ -1,17 +1,19 @@
-"""Topics of the differential test's broker. They are small, and each has a special property.
+"""Creates and fills the topics of the differential test.
 
-plain          3 partitions; every codec, null and empty keys and values, headers, unordered create
-               times
-plain-sparse   2; partition 1 has records, but none that can be tiered yet
-txn            2; aborts over several segments. 0: a marker that is not tiered; 1: a transaction
-               that stays open
-append         1; LogAppendTime
-trimmed        1; DeleteRecords moved the log start into a tiered segment
+Topics with tiered segments, and their numbers of partitions:
 
-Topics without a tier:
+plain          3  every codec, null and empty keys and values, headers, unordered create times
+plain-sparse   2  partition 1 has only an active segment, which cannot be tiered
+txn            2  aborted transactions over several segments. In partition 0, the last markers are
+                  not tiered. In partition 1, a transaction stays open.
+append         1  LogAppendTime
+trimmed        1  DeleteRecords moved the log start into a tiered segment
 
-empty          1; never written
-gone           2. 0: DeleteRecords removed everything; 1: never written
+Topics without tiered segments:
+
+empty          1  never written
+gone           2  DeleteRecords removed all records of partition 0; partition 1 was never written
+
 """
 
 from __future__ import annotations
@@ -36,15 +38,15 @@ GONE_RECORDS = 40
 
 @dataclass(frozen=True)
 class TierFacts:
-    """Offsets of the broker after all closed segments are tiered.
+    """Offsets of each partition, as the broker reports them after all closed segments are tiered.
 
     Attributes:
         bootstrap: Address of the broker.
-        starts: Log start of every partition.
-        latest: End of every partition.
-        stable: Last stable offset of every partition.
-        tier_ends: Offset after the last tiered one; 0 if nothing is tiered.
-        tier_stable: End of read_committed reads of the tier.
+        starts: Log start of each partition.
+        latest: High watermark of each partition.
+        stable: Last stable offset of each partition.
+        tier_ends: Offset after the last tiered offset of each partition; 0 if nothing is tiered.
+        tier_stable: Offset at which read_committed reads of the tier end, of each partition.
     """
 
     bootstrap: str
@@ -55,19 +57,19 @@ class TierFacts:
     tier_stable: PartitionOffsets
 
     def limit(self, isolation_level: str) -> PartitionOffsets:
-        """Returns the end of a read of the tier, by partition."""
+        """Returns where reads of the tier with this isolation level end, by partition."""
         return self.tier_stable if isolation_level == "read_committed" else self.tier_ends
 
 
 def fill(broker: Broker) -> TierFacts:
-    """Creates and fills the topics, waits until they are tiered and returns their offsets."""
+    """Creates and fills the topics; waits until their closed segments are tiered."""
     created = {name: TOPICS[name] for name in TOPICS if name != "append"}
     broker.create_topics({**created, **UNTIERED})
     broker.create_topics({"append": 1}, message_timestamp_type="LogAppendTime")
     filler = Filler(broker.bootstrap, 20240601)
     for codec in (*CODECS, *CODECS):
         for partition in range(3):
-            # Different counts, so that the end offsets of partitions differ.
+            # Send different counts, so that the partitions end at different offsets.
             count = PLAIN_RECORDS // 10 - 40 * partition
             filler.send(filler.plain(codec), "plain", partition, count)
         filler.send(filler.plain(codec), "append", 0, 60)
@@ -79,7 +81,7 @@ def fill(broker: Broker) -> TierFacts:
     _transactions(filler)
     partitions = [(topic, number) for topic, count in TOPICS.items() for number in range(count)]
     broker.wait_until_tiered(partitions)
-    # Segments that close after this contain the new log start in their leader epoch checkpoint.
+    # Checkpoints of segments that close from now on contain the new log start.
     broker.delete_records({("trimmed", 0): TRIM_TO})
     filler.send(filler.plain("none"), "trimmed", 0, 500)
     broker.wait_until_tiered(partitions)
@@ -93,14 +95,14 @@ def _transactions(filler: Filler) -> None:
         for partition in range(2):
             first.begin_transaction()
             second.begin_transaction()
-            # Interleaved, and sometimes longer than a segment.
+            # Interleave both transactions; some are longer than a segment.
             filler.send(first, "txn", partition, 15)
             filler.send(second, "txn", partition, 200 if round_number % 5 == 3 else 20)
             filler.send(plain, "txn", partition, 10)
             filler.send(first, "txn", partition, 15)
             (first.abort_transaction if round_number % 3 == 1 else first.commit_transaction)(30)
             (second.abort_transaction if round_number % 2 else second.commit_transaction)(30)
-    # Partition 0: records in segments that will close, the marker in the active one.
+    # Partition 0: the records are in segments that close, the markers in the active segment.
     first.begin_transaction()
     second.begin_transaction()
     filler.send(first, "txn", 0, 20)
@@ -108,7 +110,7 @@ def _transactions(filler: Filler) -> None:
     filler.send(plain, "txn", 0, 500)
     first.abort_transaction(30)
     second.commit_transaction(30)
-    # Partition 1: the transaction stays open, so closed segments after it are not tiered.
+    # Partition 1: a transaction stays open, so later closed segments are not tiered.
     first.begin_transaction()
     filler.send(first, "txn", 1, 20)
     filler.send(plain, "txn", 1, 500)

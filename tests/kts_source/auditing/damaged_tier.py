@@ -1,4 +1,4 @@
-"""A healthy tier with known segments, and functions that damage it."""
+"""Writes a healthy tier with known segments, and damages it on request."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ ABORT_MARKER, STOP = 81, 203
 
 
 def healthy_segments(rolls: tuple[int, ...] = (0, 1, 2, 3, 4)) -> list[SegmentFiles]:
-    """Returns five segments with entries in each index.
+    """Returns the files of five segments with entries in each index.
 
-    A transaction of the first segment is aborted in the second. The third segment begins a leader
-    epoch. With fewer `rolls`, the same batches are in fewer segments.
+    A transaction that begins in the first segment is aborted in the second. The third segment
+    begins a new leader epoch. A segment ends after each of the five groups of batches whose number
+    is in `rolls`; with fewer numbers, fewer segments contain the same batches.
     """
     builder = LogBuilder(index_interval_bytes=300)
     clock = DEFAULT_TIMESTAMP_MS
@@ -61,53 +62,53 @@ def healthy_segments(rolls: tuple[int, ...] = (0, 1, 2, 3, 4)) -> list[SegmentFi
 
 @dataclass(frozen=True, slots=True)
 class DamagedTier:
-    """A tier in a local folder."""
+    """A tier in a local folder, with methods that damage it. Segments are numbered from 0."""
 
     root: Path
 
     def path(self, number: int, suffix: str) -> Path:
-        """Returns the path of a segment's object."""
+        """Returns the path of the object of segment `number` with this suffix."""
         (path,) = self.root.rglob(f"{BASES[number]:020d}-*.{suffix}")
         return path
 
     def key(self, number: int, suffix: str) -> str:
-        """Returns the key of a segment's object, relative to the root."""
+        """Returns the key of the object of segment `number` with this suffix."""
         return self.path(number, suffix).relative_to(self.root).as_posix()
 
     def flip(self, number: int, suffix: str, position: int, mask: int = 1) -> None:
-        """Flips bits of a byte; a negative position counts from the end."""
+        """Flips the bits `mask` of one byte of an object; a negative position counts from its end."""
         path = self.path(number, suffix)
         data = bytearray(path.read_bytes())
         data[position] ^= mask
         path.write_bytes(data)
 
     def lose(self, number: int, *suffixes: str) -> None:
-        """Deletes objects."""
+        """Deletes the objects of segment `number` with these suffixes."""
         for suffix in suffixes:
             self.path(number, suffix).unlink()
 
     def resize(self, number: int, suffix: str, by: int) -> None:
-        """Truncates an object, or appends zeros."""
+        """Appends `by` zero bytes to an object; if `by` is negative, removes bytes from its end."""
         path = self.path(number, suffix)
         data = path.read_bytes()
         path.write_bytes(data[: len(data) + by] if by < 0 else data + bytes(by))
 
     def swap(self, number: int, other: int, suffix: str) -> None:
-        """Swaps the objects of two segments."""
+        """Swaps the contents of the objects of two segments with this suffix."""
         first, second = self.path(number, suffix), self.path(other, suffix)
         a, b = first.read_bytes(), second.read_bytes()
         first.write_bytes(b)
         second.write_bytes(a)
 
     def edit_manifest(self, number: int, change: Callable[[dict[str, Any]], object]) -> None:
-        """Changes members of a manifest."""
+        """Calls `change` with the parsed manifest of segment `number` and stores the result."""
         path = self.path(number, "rsm-manifest")
         manifest = json.loads(path.read_text())
         change(manifest)
         path.write_text(json.dumps(manifest, separators=(",", ":")))
 
     def positions(self, number: int) -> list[int]:
-        """Returns the start positions of the batches in an uncompressed, unencrypted log."""
+        """Returns the byte position of each batch in a log that is not compressed or encrypted."""
         data = self.path(number, "log").read_bytes()
         positions, position = [], 0
         while position < len(data):
@@ -127,7 +128,7 @@ def write_tier(
     topic_id: str = TOPIC_ID,
     seed: int = 5,
 ) -> DamagedTier:
-    """Writes segments in the layout of the Aiven plugin, with segment ids derived from the seed."""
+    """Writes segments in the layout of the Aiven plugin. The seed determines the segment ids."""
     writer = AivenTierWriter(
         str(root),
         topic=TOPIC,
@@ -143,23 +144,23 @@ def write_tier(
 
 
 def replace_files(number: int, **fields: Any) -> list[SegmentFiles]:  # noqa: ANN401
-    """Returns the healthy segments with replaced files in one segment."""
+    """Returns the healthy segments, but replaces these fields of segment `number`."""
     segments = healthy_segments()
     segments[number] = replace(segments[number], **fields)
     return segments
 
 
 def run_audit(tier: DamagedTier, level: str = "bytes", **options: str) -> AuditReport:
-    """Audits a tier at a time long after it was written."""
+    """Audits a tier as of the time `NOW_MS`, long after the tier was written."""
     audit_options = {"path": str(tier.root), "subscribe": TOPIC, **options}
     return kts_source.audit(audit_options, level=level, now_ms=NOW_MS)
 
 
 def finding_spans(report: AuditReport) -> set[tuple[str, int | None, int | None]]:
-    """Returns kind, start and end offset of each finding."""
+    """Returns name, start offset and exclusive end offset of each finding."""
     return {(finding.name, finding.start, finding.stop) for finding in report.findings}
 
 
 def encryption() -> EncryptionKey:
-    """Returns the encryption key of the golden tier."""
+    """Returns the public key `key1` of the golden tier, which encrypts data keys."""
     return EncryptionKey("key1", (KEYS / "key1.public.pem").read_bytes())

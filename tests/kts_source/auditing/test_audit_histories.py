@@ -1,7 +1,7 @@
-"""Random event sequences of a tiered topic, compared with their audits.
+"""Audits tiers that result from random sequences of events, such as uploads, elections and damage.
 
-An audit must report each loss and each damaged file, and nothing else. If it reports no error, a
-scan must not fail.
+An audit must report each lost offset range and each damaged file, and nothing else. If it reports
+no error, planning a scan must not fail.
 """
 
 from __future__ import annotations
@@ -49,7 +49,11 @@ FAMILIES: Final = {
 
 
 def run_audit(world: World) -> AuditReport | None:
-    """Audits the tier. Returns `None` without a topic, or if the newest topic id is unknown."""
+    """Audits the tier of a world.
+
+    Returns:
+        The report, or `None` if the tier has no segments or it is unknown which of several topic
+        ids is the newest."""
     options = {"path": "memory://", "subscribe": TOPIC}
     if world.shape.local:
         options["layout"] = "local-tiered-storage"
@@ -65,7 +69,7 @@ def run_audit(world: World) -> AuditReport | None:
 
 
 def scan_plan(world: World) -> ScanPlan:
-    """Plans a scan of the tier."""
+    """Plans a scan of the tier of a world."""
     options = parse_options({"path": "memory://", "subscribe": TOPIC})
     return plan_scan(options, Tier(MemoryStore(world.store)))
 
@@ -93,16 +97,16 @@ def check_statement(
     *,
     is_damaged: bool,
 ) -> None:
-    """Compares what an audit says about a partition with the truth."""
+    """Asserts that the report about a partition matches the truth, which the history determines."""
     errors = [error for error in report.errors if error.partition == statement.partition]
-    # Without checkpoint and log, the branch of a segment is unknown. A scan reads nothing.
+    # If checkpoint and log are missing, the branch of a segment is unknown and scans fail.
     if world.shape.local and is_in_doubt(world, times=False):
         assert {error.name for error in errors} <= {"object-missing"}
         assert report.errors
         outcomes["in doubt"] += 1
         return
-    # The local layout does not store copy times either, so the newest of equal copies is
-    # unknown. A scan has the same result.
+    # The local layout stores no copy times, so the newest of several copies of a segment is
+    # unknown. Scans have the same problem.
     if world.shape.local and truth.is_ambiguous:
         assert not errors
         assert statement.stop == truth.stop
@@ -113,7 +117,7 @@ def check_statement(
         damaged_uploads(world, statement.topic_id, statement.partition),
     )
     assert reported <= damaged
-    # A checkpoint without its last line feed has the same meaning.
+    # The damage may remove only the last line feed of a checkpoint, which has no effect.
     assert {family for *_, family in damaged - reported} <= {"epochs"}
     if any(family == "epochs" for *_, family in reported):
         outcomes["lineage unknown"] += 1
@@ -128,14 +132,14 @@ def check_statement(
 
 
 def check(history: History, outcomes: Counter[str], *, is_exact: bool = True) -> None:
-    """Compares an audit with the truth about a history.
+    """Audits the tier that a history leaves and compares the report with the truth.
 
     Args:
         history: The event sequence.
-        outcomes: Counts the comparisons by outcome.
-        is_exact: True if damage is compared finding by finding and offset by offset. If the newest
-            copy is damaged, the end of an older copy may be unknown. Then the audit must report a
-            loss, at any offset.
+        outcomes: Counts comparisons by outcome; this function adds to it.
+        is_exact: True if the report must contain exactly the expected findings and offsets. False
+            if, for damaged tiers, it only must not call a partition with losses complete. If the
+            newest copy of a segment is damaged, the end of an older copy may be unknown.
     """
     world = World(history)
     report = run_audit(world)
@@ -144,7 +148,7 @@ def check(history: History, outcomes: Counter[str], *, is_exact: bool = True) ->
         return
     is_damaged = any(step.kind in DAMAGING_STEPS for step in history.steps)
     truths = {truth.number: truth for truth in truth_of(world).values()}
-    # With several topic ids, objects of another one may be newer. Then a scan needs a topic id.
+    # With several topic ids, a scan may need the option topicId.
     has_one_id = not world.shape.local and len(world.incarnations) == 1
     if has_one_id and truths and not report.errors:
         scan_plan(world)
@@ -161,7 +165,7 @@ def check(history: History, outcomes: Counter[str], *, is_exact: bool = True) ->
         elif not is_exact and (is_damaged or truth.missing):
             assert not (statement.is_whole and truth.missing)
             outcomes["damaged"] += 1
-        # The local layout does not store segment ends, so gaps are uncertain.
+        # The local layout stores no segment ends, so an audit cannot be sure about gaps.
         elif not (world.shape.local and (is_damaged or truth.missing)):
             check_statement(world, report, statement, truth, outcomes, is_damaged=is_damaged)
 
@@ -175,7 +179,7 @@ def check_counts(records: int | None, batches: int | None, truth: PartitionTruth
 
 
 def reported_files(errors: Iterable[Finding]) -> set[tuple[int | None, int | None, str]]:
-    """Returns start, end and file kind of the errors that lose no data."""
+    """Returns start offset, end offset and file kind of each error that means no data loss."""
     names = ((error, error.name.rpartition("-")) for error in errors if not error.kind.loses_data)
     files = set()
     for error, (family, _, problem) in names:
@@ -185,7 +189,7 @@ def reported_files(errors: Iterable[Finding]) -> set[tuple[int | None, int | Non
 
 
 def damaged_uploads(world: World, topic_id: str, partition: int) -> set[tuple[int, int, str]]:
-    """Returns start, end and file kind of the damaged files that an audit can detect."""
+    """Returns start offset, end offset and kind of each damaged file that an audit can detect."""
     files = set()
     for copy in world.incarnations[topic_id][partition].complete():
         for name in copy.spoiled:
@@ -194,7 +198,7 @@ def damaged_uploads(world: World, topic_id: str, partition: int) -> set[tuple[in
     return files
 
 
-def test_healthy_tiers_have_no_errors() -> None:
+def test_audits_of_healthy_tiers_report_no_errors() -> None:
     outcomes: Counter[str] = Counter()
     for seed in range(60):
         check(without_damage(random_history(random.Random(seed))), outcomes)
@@ -202,15 +206,15 @@ def test_healthy_tiers_have_no_errors() -> None:
 
 
 def test_batch_in_two_segments_is_counted_only_once() -> None:
-    # The log start moved into the batch between two copies.
+    # Between the copies of two segments, the log start moved into a batch that both contain.
     outcomes: Counter[str] = Counter()
     check(without_damage(random_history(random.Random("7-43"))), outcomes)
     assert outcomes["complete"] == 1
 
 
-def test_copies_of_unknown_order_are_reported_as_ambiguous() -> None:
-    # The last segment was copied twice, with DeleteRecords in between. The audit must report the
-    # log start of the newest copy.
+def test_audit_of_segment_copied_twice_reports_no_false_errors() -> None:
+    # The last segment was copied before and after DeleteRecords. If the layout stores copy times,
+    # the audit must report the log start of the newer copy.
     outcomes: Counter[str] = Counter()
     for seed in (664, 1273, 1866, 1933):
         history = without_damage(random_history(random.Random(f"healthy {seed}")))
@@ -224,8 +228,8 @@ COPIED = (Step("roll", 7), Step("upload", 15))
 
 def test_missing_segment_of_newest_epoch_is_reported_as_data_loss() -> None:
     # Only a segment of a replaced branch (epochs 0 and 2) remains. The checkpoint of the current
-    # branch (epochs 1 and 3) is missing. A scan refuses to read the partition, so the audit must
-    # not report it as complete.
+    # branch (epochs 1 and 3) is missing. Scans of the partition fail, so the audit must not report
+    # the partition as complete.
     steps = (
         *(Step("append"), Step("elect_unclean", 1, 1), Step("append")),
         *(Step("elect_unclean", 0, 1), Step("append"), *COPIED),
@@ -246,8 +250,8 @@ def test_missing_segment_of_newest_epoch_is_reported_as_data_loss() -> None:
         scan_plan(world)
 
 
-def test_branches_of_unknown_lineage_are_not_joined() -> None:
-    # A marker of one branch must not end a transaction of the replaced branch.
+def test_audit_with_damaged_checkpoint_does_not_join_two_branches() -> None:
+    # A marker of the new branch must not end a transaction of the replaced branch.
     steps = (
         *(Step("send", 1), Step("settle", b=14), *COPIED, Step("elect_unclean", 1, 6)),
         *(Step("append"), Step("roll", 7), Step("settle", b=10), *COPIED, Step("upload", 15)),
@@ -258,7 +262,7 @@ def test_branches_of_unknown_lineage_are_not_joined() -> None:
     assert [error.name for error in report.errors] == ["epochs-invalid"]
 
 
-def test_audits_of_histories_of_fixed_defects_report_expected_findings() -> None:
+def test_audits_of_histories_that_failed_in_the_past_report_expected_findings() -> None:
     outcomes: Counter[str] = Counter()
     for seed in ("fix-3-2358", "fix-1-310"):
         history = random_history(random.Random(seed))
@@ -267,7 +271,7 @@ def test_audits_of_histories_of_fixed_defects_report_expected_findings() -> None
     assert outcomes["damaged"] == 2
 
 
-def test_audit_reports_losses_and_damaged_files() -> None:
+def test_audits_of_damaged_tiers_report_lost_offsets_and_damaged_files() -> None:
     outcomes: Counter[str] = Counter()
     for seed in range(100):
         check(random_history(random.Random(seed)), outcomes)
@@ -285,7 +289,7 @@ def test_audits_of_random_histories_report_expected_findings() -> None:
     while time.monotonic() < deadline:
         history = random_history(random.Random(f"{seed}-{number}"))
         history = without_damage(history) if number % 2 else history
-        # The local layout does not store all facts that the truth contains.
+        # Use the other layout, because the local layout does not store all compared facts.
         history = replace(history, shape=replace(history.shape, local=False))
         try:
             check(history, outcomes, is_exact=False)

@@ -1,4 +1,7 @@
-"""Audits with brokers: segments that only one side knows, and facts that the leader confirms."""
+"""Tests audits that compare the tier with brokers.
+
+They report segments that only the tier or only the brokers have, and use the leader's log start.
+"""
 
 from __future__ import annotations
 
@@ -71,14 +74,14 @@ def finding_spans(report: AuditReport) -> set[tuple[str, int | None, int | None]
     return {(finding.name, finding.start, finding.stop) for finding in report.findings}
 
 
-def test_audit_of_known_segments_has_no_findings(world: World) -> None:
+def test_audit_of_tier_that_matches_brokers_has_no_findings(world: World) -> None:
     world.write_metadata()
     report = run_audit(world)
     assert report.findings == ()
     assert report.partitions[0].is_whole
 
 
-def test_segment_that_brokers_do_not_list_is_reported(world: World) -> None:
+def test_tiered_segment_that_brokers_do_not_list_is_reported(world: World) -> None:
     world.records[1].clear()
     world.write_metadata()
     report = run_audit(world)
@@ -89,7 +92,7 @@ def test_segment_that_brokers_do_not_list_is_reported(world: World) -> None:
 
 
 @pytest.mark.parametrize("level", ["listing", "bytes"])
-def test_missing_segment_that_brokers_list_is_reported(world: World, level: str) -> None:
+def test_missing_last_segment_that_brokers_list_is_reported(world: World, level: str) -> None:
     world.write_metadata()
     for key in world.keys(3):  # the last segment; without brokers its loss is not detectable
         del world.store[key]
@@ -99,14 +102,14 @@ def test_missing_segment_that_brokers_list_is_reported(world: World, level: str)
     assert not report.partitions[0].is_whole
 
 
-def test_missing_segment_is_reported_only_once(world: World) -> None:
+def test_missing_inner_segment_is_reported_only_as_hole(world: World) -> None:
     world.write_metadata()
     for key in world.keys(1):
         del world.store[key]
     assert finding_spans(run_audit(world)) == {("hole", 12, 24)}
 
 
-def test_unfinished_copies_and_deletes_are_reported(world: World) -> None:
+def test_unfinished_copies_and_deletes_are_reported_after_grace_period(world: World) -> None:
     del world.records[0][1:]
     third = world.segment_ids[2]
     world.records[2] = [*copied(world.place, world.closed[2], third, FINISHED, DELETING)]
@@ -115,7 +118,7 @@ def test_unfinished_copies_and_deletes_are_reported(world: World) -> None:
         ("copy-not-finished", 0, 12),
         ("delete-not-finished", 24, 36),
     }
-    # Copies and deletes that began recently are not reported.
+    # At 1 ms, the grace period is not over, so the audit does not report these segments.
     assert finding_spans(run_audit(world, now_ms=1)) <= {
         ("clock", 12 * n, 12 * n + 12) for n in range(4)
     }
@@ -132,13 +135,13 @@ def test_overdue_retention_by_time_is_reported(world: World) -> None:
     world.write_metadata()
     configs = world.cluster.configs
     configs["retention.ms"] = "86400000"
-    # Level `listing`, which reads no manifest, also reports it.
+    # Level `listing`, which reads no manifests, must report it, too.
     for level in ("listing", "bytes"):
         report = run_audit(world, level)
         assert finding_spans(report) == {("retention-overdue", 0, 48)}
         assert set(report.findings[0].objects) == set(world.store)
         assert report.exit_code == 0
-    # Topics that are only compacted have no retention by age.
+    # With cleanup policy `compact` alone, retention.ms has no effect.
     configs["cleanup.policy"] = "compact"
     assert run_audit(world).findings == ()
     configs["cleanup.policy"] = "compact,delete"
@@ -148,7 +151,7 @@ def test_overdue_retention_by_time_is_reported(world: World) -> None:
 
 
 def segment_metadata(number: int, newest_ms: int, copied_ms: int = 100) -> RemoteLogSegmentMetadata:
-    """Returns metadata of a segment with ten offsets and 50 bytes."""
+    """Returns metadata of segment `number`: offsets from 10 * number on, ten offsets, 50 bytes."""
     segment_id = RemoteLogSegmentId(TopicIdPartition("t", ID, 0), uuid.UUID(int=number + 1))
     start = 10 * number
     return RemoteLogSegmentMetadata(
@@ -176,7 +179,7 @@ def segment_metadata(number: int, newest_ms: int, copied_ms: int = 100) -> Remot
         (Retention(), 0, 1 << 40, []),
     ],
 )
-def test_retention_overdue_returns_the_oldest_segments(
+def test_overdue_segments_are_the_oldest_beyond_the_retention_limits(
     retention: Retention, log_start: int, old_ms: int, overdue: list[int]
 ) -> None:
     live = [segment_metadata(2, 1 << 40), segment_metadata(0, 300), segment_metadata(1, 400)]
@@ -196,7 +199,7 @@ def test_overdue_retention_by_size_is_reported(world: World) -> None:
     assert run_audit(world).findings == ()
 
 
-def test_denied_describe_configs_is_reported(world: World) -> None:
+def test_denied_describe_configs_request_is_reported(world: World) -> None:
     world.write_metadata()
     world.cluster.configs["retention.ms"] = "1"
     world.cluster.fail("DescribeConfigs", Fault(code=29), times=2)
@@ -206,7 +209,7 @@ def test_denied_describe_configs_is_reported(world: World) -> None:
     assert report.exit_code == 0
 
 
-def test_segments_of_other_topic_id_are_reported(world: World) -> None:
+def test_segments_with_topic_id_unknown_to_brokers_are_reported(world: World) -> None:
     world.write_metadata()
     other: dict[str, bytes] = {}
     writer = AivenTierWriter(other, topic="t", topic_id="AAAAAAAAAAAAAAAAAAAAIQ")
@@ -260,7 +263,7 @@ def test_offsets_missing_in_tier_and_on_disk_are_reported_as_hole() -> None:
     assert findings == {("named-not-there", 10, 30), ("hole", 30, 45)}
 
 
-def test_cluster_without_the_topic_raises_topic_not_found_error(world: World) -> None:
+def test_audit_of_topic_missing_in_metadata_raises_topic_not_found_error(world: World) -> None:
     with pytest.raises(TopicNotFoundError):
         run_audit(world)
 
@@ -277,7 +280,7 @@ def broker_snapshot(
     *epochs: EpochEntry,
     retention: Retention = Retention(),  # noqa: B008  # frozen
 ) -> BrokerSnapshot:
-    """Returns the snapshot of a leader that knows one segment with offsets [10, 30)."""
+    """Returns the state of a leader whose only tiered segment has the offsets [10, 30)."""
     log = BrokerLog("t", TOPIC_ID, 0, 9, log_start, 60, 60, 60, local_start)
     segment_id = RemoteLogSegmentId(TopicIdPartition("t", ID, 0), ID)
     metadata = RemoteLogSegmentMetadata(segment_id, 10, 29, 5, 1, 20, epochs, 100)
@@ -307,9 +310,9 @@ def compare_snapshots(
 EPOCH_1 = EpochEntry(1, 10)
 
 
-def test_offsets_before_segments_are_compared_with_log_starts() -> None:
+def test_log_starts_of_leader_determine_holes_and_segments_below_log_start() -> None:
     owned = {1: (0, 60)}
-    # Before the listing, the local log started at 30, so all earlier offsets were copied.
+    # The leader's disk started at 30 before the listing: older offsets had been copied by then.
     assert (
         compare_snapshots(
             broker_snapshot(10, 30, owned, EPOCH_1), broker_snapshot(10, 45, owned, EPOCH_1)
@@ -322,7 +325,7 @@ def test_offsets_before_segments_are_compared_with_log_starts() -> None:
     assert compare_snapshots(
         broker_snapshot(10, 45, owned, EPOCH_1), broker_snapshot(10, 45, owned, EPOCH_1)
     ) == {("hole", 30, 45)}
-    # Offsets of a missing segment are reported with the segment, not as a hole.
+    # Offsets of a missing segment are reported with that segment, not as a hole.
     lost = broker_snapshot(4, 45, owned, EPOCH_1)
     objects = PartitionObjects("t", TOPIC_ID, 0, (), ())
     for stop, holes in ((10, {(30, 45)}), (8, {(8, 10), (30, 45)})):
@@ -333,14 +336,14 @@ def test_offsets_before_segments_are_compared_with_log_starts() -> None:
         }
         assert reported_holes == holes
         assert {finding.start for finding in findings if finding.name == "named-not-there"} == {10}
-    # Segments that retention deleted during the audit are not reported.
+    # Offsets that retention deleted during the audit are not reported.
     assert (
         compare_snapshots(
             broker_snapshot(4, 30, owned, EPOCH_1), broker_snapshot(10, 30, owned, EPOCH_1)
         )
         == set()
     )
-    # If the topic was deleted or recreated after the read, its new log start is ignored.
+    # If the topic was deleted or recreated during the audit, its last log start is ignored.
     before = broker_snapshot(10, 30, owned, EPOCH_1), broker_snapshot(10, 30, owned, EPOCH_1)
     recreated = broker_snapshot(0, 0, owned, EPOCH_1)
     other = BrokerLog("t", "AAAAAAAAAAAAAAAAAAAAMQ", 0, 9, 0, 5, 5, 5, 0)
@@ -378,21 +381,23 @@ def test_segments_of_replaced_branch_are_reported() -> None:
         return set(compare_snapshots(snapshot, snapshot))
 
     assert findings({1: (0, 20), 4: (20, 60)}) == set()
-    # Offsets that both branches have belong to the leader.
+    # Findings begin at the first offset that the leader has in another epoch.
     assert findings({1: (0, 15), 4: (15, 60)}) == {("dead-branch", 15, 30)}
     assert findings({1: (0, 20), 4: (20, 25)}) == {("dead-branch", 25, 30)}
     assert findings({1: (12, 20), 4: (20, 60)}) == {("dead-branch", 10, 30)}
     assert findings({1: (0, 20)}) == {("dead-branch", 20, 30)}
-    # Retention ignores segments of a replaced branch.
+    # Retention findings do not include segments of a replaced branch.
     for owned, name in (({1: (0, 20), 4: (20, 60)}, "retention-overdue"), ({}, "dead-branch")):
         snapshot = broker_snapshot(10, 10, dict(owned), *epochs, retention=Retention(1))
         assert {kind for kind, *_ in compare_snapshots(snapshot, snapshot)} == {name}
-    # The leader drops epochs below its log start, and their start offsets.
+    # A leader forgets the epochs before its log start, which is no sign of another branch.
     assert findings({4: (20, 60)}, log_start=20) == set()
     assert findings({4: (24, 60)}, log_start=24) == set()
 
 
-def test_incomplete_metadata_raises_broker_unavailable_error(world: World) -> None:
+def test_metadata_response_without_a_partition_raises_broker_unavailable_error(
+    world: World,
+) -> None:
     world.write_metadata()
     _, partitions = world.cluster.topics["t"]
     partitions.append(FakePartition(partitions[0].log))
@@ -411,7 +416,7 @@ def test_incomplete_metadata_raises_broker_unavailable_error(world: World) -> No
 
 
 def with_higher_start(log_start: int) -> BuiltLog:
-    """Builds four closed segments; only the newest checkpoint has the new log start."""
+    """Builds four closed segments; only the checkpoint of the last one has the new log start."""
     builder = LogBuilder()
     for segment in range(5):
         for number in range(6):
@@ -424,7 +429,7 @@ def with_higher_start(log_start: int) -> BuiltLog:
 
 
 @pytest.mark.parametrize("log_start", [5, 12, 17])
-def test_log_start_of_newest_checkpoint_confirmed_by_leader_is_used(
+def test_audit_uses_log_start_of_newest_checkpoint_if_leader_confirms_it(
     cluster: FakeCluster, log_start: int
 ) -> None:
     world = World(cluster, with_higher_start(log_start))
@@ -439,7 +444,9 @@ def test_log_start_of_newest_checkpoint_confirmed_by_leader_is_used(
 
 
 @pytest.mark.parametrize("log_start", [5, 12, 17])
-def test_log_start_above_leader_log_start_is_an_error(cluster: FakeCluster, log_start: int) -> None:
+def test_checkpoint_log_start_above_leader_log_start_is_reported_as_error(
+    cluster: FakeCluster, log_start: int
+) -> None:
     world = World(cluster, with_higher_start(log_start))
     world.write_metadata()
     report = run_audit(world)

@@ -1,4 +1,4 @@
-"""Concurrent requests of an audit, and how its threads write the state."""
+"""Tests that an audit reads with several threads, and how it writes its state file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run_audit(tier: SimulatedTier, state: Path | None = None) -> AuditReport:
 
 
 def call_on_manifests(monkeypatch: pytest.MonkeyPatch, note: Callable[[], object]) -> None:
-    """Calls `note` before each read of a manifest, in the reading thread."""
+    """Makes every read of a manifest first call `note` in the thread that reads."""
 
     def manifest(self: AivenLayout, *arguments: object) -> object:
         note()
@@ -63,7 +63,7 @@ def test_audit_reads_with_all_threads_concurrently(
     assert not run_audit(tier).findings
 
 
-def test_several_threads_read_one_large_partition(
+def test_all_threads_read_one_large_partition_concurrently(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tier = SimulatedTier(60, 2 * PLANNING_THREADS, latency_seconds=0)
@@ -81,7 +81,7 @@ def test_several_threads_read_one_large_partition(
     assert not run_audit(tier).findings
 
 
-def test_proofs_of_a_group_are_written_at_once(
+def test_state_file_gets_several_lines_per_write_and_avoids_repeated_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writes = []
@@ -96,7 +96,7 @@ def test_proofs_of_a_group_are_written_at_once(
     report = run_audit(tier, tmp_path / "state")
     lines = (tmp_path / "state").read_text().splitlines()
     assert len(lines) == 1 + 20 * 160 + 20
-    # The header, and for each partition about ten groups of proofs and one line.
+    # One write for the header and, per partition, about ten for segments and one for the result.
     assert len(writes) <= 1 + 20 * (160 // 10 + 1)
     assert all(data.endswith(b"\n") for data in writes)
     same_tier = SimulatedTier(20, 160, latency_seconds=0)
@@ -104,7 +104,7 @@ def test_proofs_of_a_group_are_written_at_once(
     assert not same_tier.counters.requests
 
 
-def test_truncated_write_loses_only_one_line(tmp_path: Path) -> None:
+def test_audit_with_truncated_state_file_repeats_only_missing_reads(tmp_path: Path) -> None:
     state = tmp_path / "state"
     expected = run_audit(SimulatedTier(3, 40, latency_seconds=0), state)
     content = state.read_bytes()

@@ -1,4 +1,4 @@
-"""An audit reports each kind of damage with its offsets, and nothing else."""
+"""Tests that an audit reports each kind of damage with its offsets, and nothing else."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_digest_does_not_depend_on_compression_or_encryption(tmp_path: Path) -> 
         assert report.findings == ()
         digests.add((report.partitions[0].digest, report.partitions[0].records))
     assert len(digests) == 1
-    # The digest by its definition.
+    # Compute the digest as its definition says: base offset and CRC of each batch.
     chain = hashlib.sha256()
     for segment in healthy_segments():
         position = 0
@@ -86,12 +86,12 @@ class Damage:
     """One kind of damage.
 
     Attributes:
-        level: First level that reports the damage. Lower levels report nothing, and higher levels
-            report the same finding.
+        level: Lowest audit level that reports the damage. Lower levels report nothing; higher
+            levels report the same finding.
         kind: Name of the finding.
         number: Number of the damaged segment.
-        harm: Damages a written tier.
-        segments: Returns the segments to write instead of the healthy segments.
+        harm: Function that damages a tier after it was written.
+        segments: Function that returns the segments to write; by default the healthy segments.
     """
 
     level: str
@@ -356,7 +356,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_audit_reports_only_the_damage(tmp_path: Path, name: str) -> None:
+def test_audit_reports_the_damage_and_nothing_else(tmp_path: Path, name: str) -> None:
     damage = DAMAGES[name]
     tier = write_tier(tmp_path, damage.segments())
     damage.harm(tier)

@@ -1,4 +1,7 @@
-"""Objects deleted during an audit: deletes by brokers are expected, other deletes are errors."""
+"""Tests audits during which objects are deleted.
+
+An audit must ignore deletes by brokers and report other deletes as errors.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +51,9 @@ class ChangingStore(MemoryStore):
     """Store that calls a function before an object is read for the first time.
 
     Args:
-        world: Owns the objects.
-        first: Key of the object.
-        change: Called before the first read of the object.
+        world: World whose objects are read.
+        first: Key of that object.
+        change: The function, which changes the world.
     """
 
     def __init__(self, world: World, first: str, change: Callable[[], None]) -> None:
@@ -70,14 +73,14 @@ def user_log(world: World) -> FakeLog:
 
 
 def remove(world: World, numbers: Iterable[int]) -> None:
-    """Deletes the objects of segments."""
+    """Deletes the objects of the segments with these numbers."""
     for number in numbers:
         for key in world.keys(number):
             del world.store[key]
 
 
 def delete(world: World, numbers: Iterable[int]) -> None:
-    """Deletes segments as brokers do: metadata events, log start, objects."""
+    """Deletes segments as brokers do: writes events, moves the log start and deletes objects."""
     for number in numbers:
         files, name = world.closed[number], world.segment_ids[number]
         world.records[number] = [*copied(world.place, files, name, FINISHED, DELETING, DELETED)]
@@ -102,7 +105,7 @@ def audit_with_change(
 
 @pytest.mark.parametrize("numbers", [(0,), (0, 1)])
 @pytest.mark.parametrize("suffix", ["rsm-manifest", "indexes", "log"])
-def test_segments_deleted_by_brokers_are_not_reported(
+def test_segments_that_brokers_delete_during_audit_are_not_reported(
     world: World, suffix: str, numbers: tuple[int, ...]
 ) -> None:
     first = next(key for key in world.keys(numbers[-1]) if key.endswith(suffix))
@@ -111,12 +114,14 @@ def test_segments_deleted_by_brokers_are_not_reported(
     (statement,) = report.partitions
     assert (statement.start, statement.stop) == (STOPS[numbers[-1]], 48)
     assert statement.is_whole
-    # The records are counted for all remaining segments, or not at all.
+    # The report counts the records of all remaining segments or contains no count.
     assert statement.records in (None, 48 - STOPS[numbers[-1]])
 
 
 @pytest.mark.parametrize("suffix", ["rsm-manifest", "indexes", "log"])
-def test_segment_deleted_by_others_is_reported(world: World, suffix: str) -> None:
+def test_segment_that_disappears_without_delete_by_brokers_is_reported(
+    world: World, suffix: str
+) -> None:
     first = next(key for key in world.keys(1) if key.endswith(suffix))
     report = audit_with_change(world, "bytes", first, lambda: remove(world, (1,)))
     assert ("object-gone", 12) in {(name, start) for name, start, _ in finding_spans(report)}
@@ -124,14 +129,14 @@ def test_segment_deleted_by_others_is_reported(world: World, suffix: str) -> Non
     assert not report.partitions[0].is_whole
 
 
-def test_half_deleted_segment_is_reported_after_grace(world: World) -> None:
-    # The log object is deleted, and the other objects remain until the end of the audit.
+def test_half_deleted_segment_is_reported_after_grace_period(world: World) -> None:
+    # Brokers have deleted the log object, but not yet the other objects of the segment.
     first = world.segment_ids[0]
     world.records[0] = [*copied(world.place, world.closed[0], first, FINISHED, DELETING)]
     world.write_metadata()
     del world.store[next(key for key in world.keys(0) if key.endswith(".log"))]
     user_log(world).log_start = 12
-    # The delete began at 2 ms, and the default grace is one hour.
+    # The delete began at 2 ms. The default grace period is one hour.
     spans = finding_spans(run_audit(world, now_ms=3_600_003))
     assert {name for name, *_ in spans} == {"half-delete", "clock"}
     report = run_audit(world, now_ms=3_600_002)
@@ -140,14 +145,14 @@ def test_half_deleted_segment_is_reported_after_grace(world: World) -> None:
 
 
 def test_gap_below_the_log_start_is_not_reported(world: World) -> None:
-    # Brokers deleted both segments while the tier was listed. The listing shows only the first.
+    # Segment 1 is gone and segment 0 is below the log start, as after deletes during a listing.
     delete(world, (1,))
     report = run_audit(world)
     assert {span for span in finding_spans(report) if span[0] != "below-log-start"} == set()
     assert (report.partitions[0].start, report.partitions[0].is_whole) == (24, True)
 
 
-def test_log_start_moved_during_audit_is_not_reported(
+def test_log_start_that_moves_during_audit_causes_no_findings(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     builder = LogBuilder()
@@ -172,15 +177,17 @@ def test_log_start_moved_during_audit_is_not_reported(
 
     real = ClusterView.owned
     monkeypatch.setattr(ClusterView, "owned", owned)
-    # The leader has dropped these epochs by then. That is not a replaced branch.
+    # When the leader is asked, it has forgotten epochs before its new log start. The audit must
+    # not take the segments with these epochs for a replaced branch.
     assert run_audit(world).findings == ()
     assert log_starts == [0, 0]
 
 
 def compare_with(last: BrokerSnapshot, start: int, digest: str | None = None) -> tuple[object, ...]:
-    """Compares a finding about a live segment with the last snapshot.
+    """Applies the last broker snapshot to a report with one finding about a segment.
 
-    Returns the start of the statement, and the number of findings that remain.
+    Returns:
+        Start offset of the partition in the report, and the number of remaining findings.
     """
     entry = SegmentEntry("t", TOPIC_ID, 0, 10, TOPIC_ID, "k", (("log", ObjectInfo("k", 5, "1")),))
     objects = PartitionObjects("t", TOPIC_ID, 0, (entry,), ())
@@ -196,7 +203,7 @@ def compare_with(last: BrokerSnapshot, start: int, digest: str | None = None) ->
     return remaining.start, len(findings)
 
 
-def test_only_findings_of_deleted_segments_are_dropped() -> None:
+def test_findings_are_dropped_only_for_segments_that_brokers_deleted() -> None:
     def last(log_start: int, *, is_live: bool) -> BrokerSnapshot:
         snapshot = broker_snapshot(log_start, log_start, {1: (0, 60)}, EPOCH_1)
         named = NamedSegments(
@@ -207,12 +214,12 @@ def test_only_findings_of_deleted_segments_are_dropped() -> None:
 
     assert compare_with(last(30, is_live=False), 10) == (30, 0)
     assert compare_with(last(30, is_live=False), 30) == (30, 0)
-    # The segment was read completely, so its offsets stay in the statement.
+    # The segment was read completely before it was deleted, so the report keeps its offsets.
     assert compare_with(last(30, is_live=False), 10, "digest") == (10, 0)
-    # The segment is below the log start but not deleted, or deleted but not below the log start.
+    # The segment is below the log start but not deleted, or it is deleted but not below it.
     assert compare_with(last(30, is_live=True), 10) == (10, 1)
     assert compare_with(last(29, is_live=False), 10) == (10, 1)
-    # The partition does not exist any longer, or has another topic id.
+    # The partition no longer exists or has another topic id.
     assert compare_with(BrokerSnapshot({}, {}, {}, {}), 10) == (10, 1)
     other = last(30, is_live=False)
     logs = {PARTITION: replace(other.logs[PARTITION], topic_id="AAAAAAAAAAAAAAAAAAAAMQ")}
