@@ -199,11 +199,7 @@ def test_scan_of_values_with_ids_in_headers_raises_error_naming_setting(
     rows = read(tmp_path / "null", serde, records, **options, value__mode="PERMISSIVE")
     assert rows["value"].to_pylist() == [{"a": 7}, None, None]
     reasons = rows["valueError"].to_pylist()
-    assert [reason and reason[:11] for reason in reasons] == [
-        None,
-        "schema id 0",
-        None,
-    ]
+    assert [reason and "has schema id 0" in reason for reason in reasons] == [None, True, None]
     # With the writer's schema as an option, the values can be decoded.
     alone = {"value.format": "avro", "value.schema": json.dumps(HOLLOW)}
     decoded = read(tmp_path / "avro", serde, [hollow_record], **alone)["value"].to_pylist()
