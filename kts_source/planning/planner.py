@@ -184,10 +184,10 @@ def _plan_source(
                 records_end=progress is not None,
             )
         except TieredKafkaError as error:
-            located = error.located(topic=partition.topic, partition=partition.partition)
+            topic, number = partition.topic, partition.partition
             if on_partition_error is None or isinstance(error, InvalidOptionError):
-                raise located from error.__cause__
-            on_partition_error(located)
+                raise error.located(topic=topic, partition=number) from error.__cause__
+            on_partition_error(error.located(topic=topic, partition=number))
             return None
         finally:
             if partition.listed is not None:

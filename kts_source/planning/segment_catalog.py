@@ -164,17 +164,19 @@ class SegmentCatalog:
             log.warning("%s was deleted after it was listed; its segment is not read", uri)
             return None
         except SegmentFormatError as error:
-            failure = CorruptSegmentError(
-                str(error),
-                topic=entry.topic,
-                partition=entry.partition,
-                offset=entry.base_offset,
-                uri=self.store.uri(entry.described_by),
-            )
             if self._fail_on_data_loss:
-                raise failure from error
-            log.warning("%s; not read", failure)
+                raise self._corrupt(entry, error) from error
+            log.warning("%s; not read", self._corrupt(entry, error))
             return None
+
+    def _corrupt(self, entry: SegmentEntry, error: SegmentFormatError) -> CorruptSegmentError:
+        return CorruptSegmentError(
+            str(error),
+            topic=entry.topic,
+            partition=entry.partition,
+            offset=entry.base_offset,
+            uri=self.store.uri(entry.described_by),
+        )
 
 
 class ListedPartition:

@@ -247,13 +247,18 @@ def read_slices(
                 fallback.forget_failures()
             return
         failed = position.task_slice
-        if fallback is not None:
-            fallback.check(failed, failure)
-            yield from fallback.rest(failed, position.next_offset, source, failure)
-        else:
-            _skip_rest(position, failure, settings, meter)
-            if position.decoder is not None:
-                yield from position.decoder.finish(meter, rest_is_lost=True)
+        try:
+            if fallback is not None:
+                fallback.check(failed, failure)
+                yield from fallback.rest(failed, position.next_offset, source, failure)
+            elif not position.is_object_gone:
+                raise failure
+            else:
+                _skip_rest(position, failure, settings, meter)
+        finally:
+            del failure  # its traceback has this frame: a cycle would keep files and batches open
+        if fallback is None and position.decoder is not None:
+            yield from position.decoder.finish(meter, rest_is_lost=True)
         number = next(index for index, task_slice in enumerate(slices) if task_slice is failed)
         slices = slices[number + 1 :]
 
@@ -319,11 +324,8 @@ def _skip_rest(
     lost.
 
     Raises:
-        DataLossError: The object was deleted, and data loss is an error.
-        TieredKafkaError: The slice failed for another reason.
+        DataLossError: Data loss is an error.
     """
-    if not position.is_object_gone:
-        raise error
     task_slice, is_started = position.task_slice, position.decoder is not None
     topic, partition = task_slice.topic, task_slice.partition
     offsets = task_slice.start_offset, task_slice.stop_offset

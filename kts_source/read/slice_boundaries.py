@@ -127,8 +127,9 @@ def errors_in_span(span: SegmentSpan, source: SegmentSource) -> Iterator[None]:
     except TieredKafkaError as error:
         raise source.error_in_span(error, span) from error.__cause__
     except SegmentFormatError as error:
-        corrupt = CorruptSegmentError(error.message, offset=error.offset, position=error.position)
-        raise source.error_in_span(corrupt, span) from error
+        raise source.error_in_span(
+            CorruptSegmentError(error.message, offset=error.offset, position=error.position), span
+        ) from error
 
 
 def slice_boundaries(task_slice: SegmentSlice, source: SegmentSource) -> tuple[Boundary, Boundary]:

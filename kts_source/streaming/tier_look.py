@@ -398,8 +398,8 @@ class TierLooker:
             look = TierLogLook(self._options, tier_log)
             return None if tier_log.is_empty else look
         except TieredKafkaError as error:
-            located = error.located(topic=listed.topic, partition=listed.partition)
-            raise located from error.__cause__
+            topic, partition = listed.topic, listed.partition
+            raise error.located(topic=topic, partition=partition) from error.__cause__
 
     def _topic(
         self,
