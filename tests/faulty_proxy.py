@@ -28,13 +28,13 @@ class Answer:
     body: bytes
     # Number of body bytes to send before the connection is reset; None sends the entire body.
     cut_at: int | None = None
-    # True: after `cut_at` bytes, send nothing more instead of resetting.
+    # If true, keep the connection idle after `cut_at` bytes instead of resetting it.
     silent: bool = False
-    # True: reset the connection without a response.
+    # If true, reset the connection without sending a response.
     dropped: bool = False
 
     def error(self, status: int, code: str) -> Self:
-        """Replaces status, headers and body by those of an S3 error."""
+        """Replaces status, headers and body, so that the response is an S3 error."""
         self.status = status
         self.body = f"<Error><Code>{code}</Code><Message>by the proxy</Message></Error>".encode()
         self.headers = {"Content-Type": "application/xml"}

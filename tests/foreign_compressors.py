@@ -1,7 +1,8 @@
 """Compresses payloads as Kafka clients other than the Java producer do.
 
-librdkafka, sarama, franz-go and others frame the same codecs differently: with content sizes,
-checksums, other block sizes, several streams in a row. Kafka accepts and stores all of them.
+librdkafka, sarama, franz-go and other clients write frames that the Java producer does not write:
+with content sizes or checksums, with other block sizes, or several in a row. Kafka accepts and
+stores all of these frames.
 """
 
 from __future__ import annotations

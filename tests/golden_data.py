@@ -46,7 +46,7 @@ TOPICS = (
 )
 ISOLATION_LEVELS: tuple[IsolationLevel, ...] = ("read_committed", "read_uncommitted")
 
-# Spark's Arrow types. Repeated here so that the product's schema is not compared with itself.
+# Arrow types of Spark's Kafka source, written out so that tests do not use the product's schema.
 SPARK_SCHEMA = pa.schema(
     [
         ("key", pa.binary()),
@@ -152,7 +152,7 @@ def expected_table(
 
 
 def in_order(table: pa.Table) -> pa.Table:
-    """Sorts rows by those of the columns topic, partition and offset that the table has."""
+    """Sorts rows by topic, partition and offset; ignores missing columns."""
     keys = [
         (name, "ascending")
         for name in ("topic", "partition", "offset")

@@ -1,4 +1,4 @@
-"""Writes the tier that the examples of the documentation read: three small topics of a shop.
+"""Writes the tier that the examples in the docs read. It contains three small topics of a shop.
 
 s3://bucket/tiered/…   the tier in most examples
 tier/tiered/…          the same objects in the current folder

@@ -15,7 +15,7 @@ def test_every_check_belongs_to_a_page_with_examples() -> None:
     assert set(CHECKS) <= pages
 
 
-def test_modules_named_on_pages_exist() -> None:
+def test_modules_named_in_docs_exist() -> None:
     folders = (
         ROOT,
         *(ROOT / name for name in ("kts_source", "segment_format", "kts_source/planning")),

@@ -108,7 +108,7 @@ class Tally:
 
 
 def seed() -> int:
-    """Returns the seed in `KTS_FAULT_SEED`, or a new one."""
+    """Returns the seed in `KTS_FAULT_SEED`, or a random seed if the variable is not set."""
     return int(os.environ.get("KTS_FAULT_SEED") or random.SystemRandom().randrange(1 << 32))
 
 

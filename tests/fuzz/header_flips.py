@@ -1,7 +1,8 @@
 """Flips one bit in the header of a batch near the first or last offset of a read.
 
-No checksum covers some header fields, but reads of an offset range use them to find its first and
-last batch. After each flip, a read must return the correct rows or raise an error.
+Some header fields are not covered by a checksum. Reads of an offset range use these fields to find
+the first and last batch of the range. After each flip, a read must return the correct rows or raise
+an error.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _TOKENS: Final = (
 
 
 class Mutator:
-    """Creates new inputs from existing ones.
+    """Creates new inputs by mutating existing inputs.
 
     Args:
         seeds: The initial corpus; not empty.

@@ -252,7 +252,7 @@ PARSERS: Final = (
 
 
 def targets() -> tuple[Target, ...]:
-    """Returns all targets. Importing the compiled ones takes seconds."""
+    """Returns all targets. Takes seconds at first, because it imports the compiled kernels."""
     from tests.fuzz.compiled import COMPILED
 
     return (*PARSERS, *COMPILED)

@@ -112,7 +112,7 @@ class Broker:
         return {(topic, int(number)): int(offset) for topic, number, offset in fields if offset}
 
     def last_stable_offsets(self, partitions: Iterable[tuple[str, int]]) -> PartitionOffsets:
-        """Returns the last stable offset of each partition, where read_committed reads end."""
+        """Returns the last stable offset of each partition: the end of read_committed reads."""
         specs = {TopicPartition(*pair): OffsetSpec.latest() for pair in partitions}
         admin = self.new_admin()
 

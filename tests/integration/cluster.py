@@ -65,7 +65,8 @@ class Cluster:
     """A cluster that runs during a `with` block.
 
     Args:
-        folder: Folder for the subfolders `node-1`, … of the nodes and `tier` of the tier.
+        folder: Folder of the cluster. Subfolder `tier` contains the tier; subfolders `node-1`, …
+            contain the disks of the nodes.
         spec: Settings of the cluster.
 
     Attributes:

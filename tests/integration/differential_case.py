@@ -46,7 +46,7 @@ class Case:
 
 
 def offsets_json(facts: TierFacts, topics: str, share: float, **special: int) -> str:
-    """Returns JSON with an offset of each partition, which divides its tier at the ratio `share`.
+    """Returns JSON with an offset of each partition, at the fraction `share` of its tier.
 
     Args:
         facts: Start and end of each partition's tier.

@@ -1,4 +1,4 @@
-"""Differential cases for which Spark's Kafka source and this one return the same rows."""
+"""Contains the cases in which Spark's Kafka source and this product return the same rows."""
 
 from __future__ import annotations
 

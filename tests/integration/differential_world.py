@@ -137,7 +137,7 @@ def read_name(name: str, level: str) -> str:
 def isolation_levels_of(name: str) -> tuple[IsolationLevel, ...]:
     """Returns the isolation levels with which a case is read.
 
-    Most cases are read with one of them, because reads with Spark's Kafka source are slow."""
+    Most cases are read with only one isolation level, because Spark's Kafka source is slow."""
     if name in SAME or name == BOTH_LEVELS:
         return ISOLATION_LEVELS
     if CASES[name].verdict not in (Verdict.SAME_ROWS, Verdict.NO_ROWS):

@@ -1,6 +1,6 @@
-"""Tests the table in `docs/typed-reference.md` of differences from Spark's `from_avro`, row by row.
+"""Tests each difference from Spark's `from_avro` that `docs/typed-reference.md` lists in a table.
 
-Also tests that Avro types map to the same Spark types.
+Also tests that this product maps Avro types to the same Spark types as `from_avro`.
 """
 
 from __future__ import annotations

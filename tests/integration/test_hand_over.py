@@ -149,7 +149,11 @@ def test_second_named_source_continues_at_end_offsets_of_first(
 def run_named(
     folder: Path, queries: Mapping[Path, Mapping[str, tuple[str, Mapping[str, str]]]]
 ) -> None:
-    """Runs the script `named_sources_side` with queries by output folder."""
+    """Runs streaming queries with the script `named_sources_side`.
+
+    Args:
+        folder: Folder for the files of the script.
+        queries: Sources of each query, by the folder of its output."""
     spec = {
         "jars": [str(path) for path in spark_kafka_jars("4.2")],
         "queries": {str(query): dict(sources) for query, sources in queries.items()},

@@ -182,7 +182,7 @@ def test_scan_starts_at_first_record_not_older_than_starting_timestamp(
         assert_as_consumed(
             read_rows(plan, options), consume_rows(broker.bootstrap, plan, "read_committed")
         )
-        # Timestamps of records are one second apart, except for a few late ones.
+        # Records are one second apart, except for a few records with earlier timestamps.
         assert abs(plan.partitions[0].start - number) <= 1
 
 

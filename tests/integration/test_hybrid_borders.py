@@ -144,7 +144,7 @@ def test_scan_after_delete_records_starts_at_new_log_start_even_inside_a_batch(
 
 
 @pytest.mark.parametrize("has_tier", [True, False])
-def test_delete_records_during_scan_raises_or_skips_deleted_rows(
+def test_scan_raises_or_skips_rows_that_delete_records_removes_meanwhile(
     cluster: Cluster, filler: Filler, has_tier: bool
 ) -> None:
     topic = f"passed-{has_tier}".lower()
@@ -178,7 +178,7 @@ def test_delete_records_during_scan_raises_or_skips_deleted_rows(
         assert missing
 
 
-def test_retention_during_scan_raises_or_skips_deleted_rows(
+def test_scan_raises_or_skips_rows_that_retention_removes_meanwhile(
     cluster: Cluster, filler: Filler
 ) -> None:
     cluster.admin.create_topic("short")

@@ -121,7 +121,7 @@ def test_scan_of_recreated_topic_ignores_tiered_segments_of_old_topic(
     (new,) = created
     new.write(2)
     new.settle()
-    # The broker deletes the old topic's segments in the background; use the copied ones.
+    # Skip the old topic's segments: the broker deletes them in the background, the copy has them.
     (former,) = {segment.log.parent.name for segment in list_tiered_segments(tier_copy, "twice")}
     ignored = shutil.ignore_patterns(former)
     shutil.copytree(cluster.tier, tier_copy, dirs_exist_ok=True, ignore=ignored)

@@ -71,7 +71,7 @@ def cluster(
 
 @pytest.fixture
 def no_listing(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Makes listing the tier raise `AccessDeniedError`; returns the patch."""
+    """Makes listing the tier raise `AccessDeniedError`; returns `monkeypatch`."""
 
     def refuse(*_: object, **__: object) -> None:
         raise AccessDeniedError("the test denies listing")

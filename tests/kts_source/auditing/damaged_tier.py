@@ -76,7 +76,7 @@ class DamagedTier:
         return self.path(number, suffix).relative_to(self.root).as_posix()
 
     def flip(self, number: int, suffix: str, position: int, mask: int = 1) -> None:
-        """Flips the bits `mask` of one byte of an object; a negative position counts from its end."""
+        """Flips the bits `mask` of one byte; a negative position counts from the end."""
         path = self.path(number, suffix)
         data = bytearray(path.read_bytes())
         data[position] ^= mask
@@ -101,7 +101,7 @@ class DamagedTier:
         second.write_bytes(a)
 
     def edit_manifest(self, number: int, change: Callable[[dict[str, Any]], object]) -> None:
-        """Calls `change` with the parsed manifest of segment `number` and stores the result."""
+        """Lets `change` edit the parsed manifest of segment `number` and stores the result."""
         path = self.path(number, "rsm-manifest")
         manifest = json.loads(path.read_text())
         change(manifest)
@@ -144,7 +144,7 @@ def write_tier(
 
 
 def replace_files(number: int, **fields: Any) -> list[SegmentFiles]:  # noqa: ANN401
-    """Returns the healthy segments, but replaces these fields of segment `number`."""
+    """Returns the healthy segments; segment `number` gets the files in `fields`."""
     segments = healthy_segments()
     segments[number] = replace(segments[number], **fields)
     return segments

@@ -106,7 +106,7 @@ def check_statement(
         outcomes["in doubt"] += 1
         return
     # The local layout stores no copy times, so the newest of several copies of a segment is
-    # unknown. Scans have the same problem.
+    # unknown to audits and to scans.
     if world.shape.local and truth.is_ambiguous:
         assert not errors
         assert statement.stop == truth.stop

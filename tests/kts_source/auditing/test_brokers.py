@@ -343,7 +343,7 @@ def test_log_starts_of_leader_determine_holes_and_segments_below_log_start() -> 
         )
         == set()
     )
-    # If the topic was deleted or recreated during the audit, its last log start is ignored.
+    # If the topic is deleted or recreated during the audit, the last snapshot must be ignored.
     before = broker_snapshot(10, 30, owned, EPOCH_1), broker_snapshot(10, 30, owned, EPOCH_1)
     recreated = broker_snapshot(0, 0, owned, EPOCH_1)
     other = BrokerLog("t", "AAAAAAAAAAAAAAAAAAAAMQ", 0, 9, 0, 5, 5, 5, 0)
