@@ -69,9 +69,9 @@ class Target:
 
 
 def _checked(function: Callable[[bytes, int], object], data: bytes, *, located: bool) -> str:
-    """Calls `function` with all bytes after the first and with the first byte, the mode.
+    """Calls `function(rest, mode)`, where `mode` is the first byte of the data.
 
-    If `located` is true, errors without a position are failures."""
+    If `located` is true, fails if an error has no position."""
     mode, rest = (data[0], data[1:]) if data else (0, b"")
     try:
         function(rest, mode)

@@ -236,7 +236,7 @@ def test_scan_of_json_encoded_avro_raises_error_naming_encoding(
     ]
 
 
-def test_scan_through_confluent_api_decodes_global_ids_only_if_registry_is_so_configured(
+def test_scan_decodes_global_ids_only_after_confluent_api_is_set_to_global_ids(
     serde: Serde, tmp_path: Path
 ) -> None:
     rows = [order(3), order(4)]

@@ -179,7 +179,7 @@ def check_counts(records: int | None, batches: int | None, truth: PartitionTruth
 
 
 def reported_files(errors: Iterable[Finding]) -> set[tuple[int | None, int | None, str]]:
-    """Returns start offset, end offset and file kind of each error that means no data loss."""
+    """Returns start offset, end offset and file kind of each error that reports no data loss."""
     names = ((error, error.name.rpartition("-")) for error in errors if not error.kind.loses_data)
     files = set()
     for error, (family, _, problem) in names:
