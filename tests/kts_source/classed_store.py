@@ -1,4 +1,4 @@
-"""A store of the sample tier that lists storage classes."""
+"""A local store that returns storage classes in its listing."""
 
 from __future__ import annotations
 

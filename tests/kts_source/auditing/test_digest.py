@@ -1,4 +1,4 @@
-"""The digest equals its definition for all partitionings of the batches, and covers served rows."""
+"""Tests the digest of a partition: its definition, its independence of splits, and its rows."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_digest_ignores_segments_that_are_not_served() -> None:
     twice = audit_store(add_segments(write_store(segments), segments[1:3]))
     assert {finding.name for finding in twice.findings} == {"duplicate-upload"}
     assert report_digest(twice) == HEALTHY_DIGEST
-    # A branch of epoch 1 at offsets that the log has from epoch 3.
+    # These offsets exist twice: here with epoch 1, and in the served log with epoch 3.
     builder = LogBuilder(start_offset=82, leader_epoch=1)
     builder.append([SimpleRecord(b"lost")] * 50)
     builder.roll()

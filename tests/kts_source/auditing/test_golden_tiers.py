@@ -30,7 +30,7 @@ def test_golden_tier_has_only_expected_warnings(level: str) -> None:
     assert len(warnings) == len(WARNINGS) + 1  # two half copies
     kinds = {(finding.topic, finding.name) for finding in report.findings}
     other_kinds = kinds - {warning[:2] for warning in WARNINGS}
-    # Transactions that are open at the end of the tier.
+    # These transactions are still open at the end of the tier.
     open_transactions = {("txn", "open-transaction"), ("encrypted", "open-transaction")}
     assert other_kinds == (set() if level == "listing" else open_transactions)
 

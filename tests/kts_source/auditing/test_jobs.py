@@ -1,4 +1,4 @@
-"""Audits in several processes have the report of one process, with and without a state."""
+"""An audit in several processes returns the same report as in one, with or without a state."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_audit_in_several_processes_has_the_same_report_as_in_one(tmp_path: Path
             options, level="bytes", now_ms=NOW_MS, jobs=2, state=state, on_read=read.append
         )
         assert report == expected
-    # One process skips the segments that several processes proved, except the damaged segment.
+    # A later audit in one process skips the segments that the audit in two processes proved.
     read_again: list[int] = []
     report = kts_source.audit(
         options, level="bytes", now_ms=NOW_MS, state=state, on_read=read_again.append
@@ -50,7 +50,11 @@ def test_audit_in_several_processes_has_the_same_report_as_in_one(tmp_path: Path
 
 
 class TextExecutor:
-    """Runs tasks in this process and serializes outcomes to text, as Spark does; can lose one."""
+    """Runs tasks in this process and serializes each outcome to text, as Spark does.
+
+    Args:
+        loses_first: True to return no outcome for the first task.
+    """
 
     is_near = False
 

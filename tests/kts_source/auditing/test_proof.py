@@ -1,4 +1,4 @@
-"""Conditions under which the proof of a segment's bytes is still valid."""
+"""Tests when an audit may trust the stored proof of a segment instead of reading it again."""
 
 from __future__ import annotations
 

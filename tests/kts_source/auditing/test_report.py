@@ -1,4 +1,4 @@
-"""Audit reports as values, as JSON of the documented schema, and as metrics; invalid options."""
+"""Tests audit reports: values, exit codes, documented JSON schema, metrics, invalid options."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ def test_exit_code_distinguishes_loss_from_damage() -> None:
 
 
 def conforms(value: Any, schema: dict[str, Any]) -> bool:  # noqa: ANN401
-    """Returns true if JSON matches a schema; supports the keywords of the page's schema."""
+    """Returns true if a JSON value matches a schema.
+
+    Supports only the JSON Schema keywords that the documented schema uses.
+    """
     kinds = {"integer": int, "number": float, "string": str, "boolean": bool, "null": type(None)}
     kinds |= {"array": list, "object": dict}
     allowed = schema.get("type", [])

@@ -1,4 +1,4 @@
-"""Audit state: only new, changed or damaged objects are read, and reports stay the same."""
+"""An audit with a state reads only new, changed or damaged objects; its report is the same."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class CountingStore(MemoryStore):
-    """Counts reads by suffix, and can interrupt the audit after a limit of reads."""
+    """Counts reads by object suffix, and can interrupt the audit after a number of reads."""
 
     def __init__(self, objects: dict[str, bytes]) -> None:
         super().__init__(objects)
@@ -102,7 +102,7 @@ def test_state_of_higher_level_is_used_for_lower_levels(tmp_path: Path) -> None:
         assert run_audit(store, state, level) == run_audit(store, None, level)
         run_audit(store, state, level)
         assert not store.read
-    # Audits of lower levels keep the proof of the bytes.
+    # An audit of a lower level does not remove the proofs of level `bytes` from the state.
     run_audit(store, state, "bytes")
     assert not store.read
 

@@ -1,4 +1,4 @@
-"""Audits with a changed tier or a changed state file have the same report as without a state."""
+"""If the tier or the state file was changed, an audit reports the same as without a state."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class ForgedStore(CountingStore):
-    """Store that returns the versions and storage classes that a test sets."""
+    """Store whose object versions and storage classes can be replaced by a test."""
 
     def __init__(self, objects: dict[str, bytes]) -> None:
         super().__init__(objects)
@@ -117,7 +117,12 @@ def test_clock_that_was_set_back_is_reported(tmp_path: Path) -> None:
 
 
 def rewrite(state: Path, change: dict[str, str]) -> None:
-    """Replaces texts in the segment lines of a state, and removes its partition lines."""
+    """Rewrites a state file: replaces texts in segment lines, and removes partition lines.
+
+    Args:
+        state: State file.
+        change: Maps each text to its replacement.
+    """
     head, *lines = state.read_text().splitlines()
     kept = [head + "\n"]
     for line in lines:
@@ -130,8 +135,8 @@ def rewrite(state: Path, change: dict[str, str]) -> None:
 
 
 def test_state_drops_proof_of_damaged_segment(tmp_path: Path) -> None:
-    # The disk returns wrong bytes in a segment that must be read again with unchanged versions,
-    # because its served offsets differ from the proof.
+    # The store returns wrong bytes for a segment whose object versions are unchanged. The audit
+    # reads the segment again because its served offsets differ from those in the proof.
     objects = write_store(healthy_segments()).objects
     store, state = ForgedStore(objects), tmp_path / "state"
     expected = run_audit(store, state)
@@ -168,7 +173,7 @@ def test_state_with_truncated_header_is_ignored(tmp_path: Path) -> None:
 
 
 def test_concatenated_states_are_ignored_or_refused(tmp_path: Path) -> None:
-    # The lines come from a replica of the tier with the same segment ids and object versions.
+    # The second state belongs to a replica with the same segment ids and object versions.
     store, state = write_store(healthy_segments()), tmp_path / "state"
     run_audit(store, state)
     text = state.read_text()
@@ -190,8 +195,8 @@ def test_concatenated_states_are_ignored_or_refused(tmp_path: Path) -> None:
 def test_transaction_from_below_the_log_start_is_reported_with_and_without_state(
     is_continued: bool, tmp_path: Path
 ) -> None:
-    # If only deleted records of a transaction were aborted, the index need not contain the abort.
-    # The state still knows these records, and must not change the report.
+    # The index need not contain an aborted transaction whose records were all deleted. The state
+    # still contains these records, but must not change the report.
     builder = LogBuilder()
     builder.send(7, [SimpleRecord(b"first")])
     builder.roll()
@@ -280,7 +285,7 @@ class Adversary:
 
 
 def compare_audits(seed: str, state: Path, rounds: int = 12) -> int:
-    """Compares audits with and without a state; returns the number of saved reads."""
+    """Compares audits with and without a state. Returns how many reads the state saved."""
     saved_reads = 0
     adversary = Adversary(seed, state)
     rng, store = adversary.rng, adversary.store

@@ -1,4 +1,4 @@
-"""Audits of stores that change during the audit, refuse access, or have archived objects."""
+"""Tests audits of stores that change meanwhile, refuse access, or contain archived objects."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def objects() -> dict[str, bytes]:
 
 
 class FailingStore(MemoryStore):
-    """Store in which an object of a segment cannot be read, or is archived."""
+    """Store in which one object of one segment raises an error, or has an archive storage class."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ def test_audit_of_level_listing_reads_no_object() -> None:
     assert store.read == []
     run_audit(store, "metadata")
     assert not any(key.endswith(".log") for key in store.read)
-    # Two reads for each segment: the manifest, and a contiguous range of the side files.
+    # The audit reads two ranges per segment: the manifest, and all side files together.
     assert len(store.read) == 2 * 5
 
 

@@ -1,4 +1,4 @@
-"""Damage of several objects, and normal conditions of a tier in use."""
+"""Tests audits of tiers with several damaged objects, and of tiers that brokers still write."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_vectorized_audit_of_flipped_bytes_equals_checks_of_single_batches(
 ) -> None:
     rng = random.Random(3)
     tier = write_tier(tmp_path, healthy_segments())
-    # Batch headers and index entries, in which almost each bit matters.
+    # Damages batch headers and index entries, because almost each of their bits matters.
     batches = [
         (number, "log", position) for number in range(5) for position in tier.positions(number)
     ]
@@ -91,7 +91,7 @@ def split_batches(log: bytes) -> list[bytearray]:
 
 
 def damage_segments(rng: random.Random) -> list[SegmentFiles]:
-    """Returns the healthy segments with one to three faults, most of them with valid checksums."""
+    """Returns the healthy segments with one to three faults; most faults keep checksums valid."""
     segments = healthy_segments()
     for _ in range(rng.randint(1, 3)):
         number = rng.randrange(len(segments))
@@ -128,7 +128,7 @@ def damage_segments(rng: random.Random) -> list[SegmentFiles]:
 
 
 def check_damage(seed: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Returns the kinds of errors, after a comparison of both checks."""
+    """Asserts that vectorized and single checks report the same; returns the kinds of errors."""
     rng = random.Random(seed)
     store = write_store(damage_segments(rng))
     with monkeypatch.context() as patched:

@@ -31,7 +31,7 @@ _DAY = datetime.timedelta(days=1)
 
 @dataclass(frozen=True)
 class Identity:
-    """A private key and its certificate chain, with the key's own certificate first."""
+    """A private key and its certificate chain, which begins with the key's certificate."""
 
     key: ec.EllipticCurvePrivateKey
     chain: tuple[x509.Certificate, ...]
@@ -56,7 +56,7 @@ class Identity:
 
     def pkcs12(self, password: str = PASSWORD) -> bytes:
         encryption = BestAvailableEncryption(password.encode())
-        # Reversed, because a PKCS12 store has no certificate order that readers may rely on.
+        # The order is reversed because readers must not rely on the certificate order of PKCS12.
         issuers = list(reversed(self.chain[1:]))
         return pkcs12.serialize_key_and_certificates(
             b"me", self.key, self.chain[0], issuers, encryption
@@ -130,7 +130,10 @@ def server() -> Identity:
 
 @cache
 def client() -> Identity:
-    """Returns an identity below an intermediate, so the client must send its certificate chain."""
+    """Returns an identity that an intermediate authority signed.
+
+    The client must send the intermediate certificate too, because servers trust only the root.
+    """
     return create_identity("client", intermediate())
 
 

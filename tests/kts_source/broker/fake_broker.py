@@ -49,7 +49,7 @@ class FakePartition:
     Attributes:
         followers: Maps a rack to its preferred read replica.
         reports_log_start: True if OFFSET_OUT_OF_RANGE responses contain the log start. Real
-            brokers return −1 (`ReplicaManager.createLogReadResult`).
+            brokers return −1 instead (`ReplicaManager.createLogReadResult`).
     """
 
     log: FakeLog
@@ -66,10 +66,11 @@ class FakeCluster:
         topics: Maps a topic name to its id and partitions.
         faults: Maps a request kind to the faults of the next requests.
         asked: Kind and node of each received request.
-        versions: Maps a request kind to the brokers' max version, if it differs from the default.
+        versions: Maps a request kind to the maximum version that the brokers support. Kinds that
+            are not listed have the default maximum.
         opened: Number of accepted connections.
         configs: Config values by name, the same for every topic.
-        old_nodes: Node ids that act like Kafka 3.9.
+        old_nodes: Ids of the nodes that behave like Kafka 3.9.
         fetches: Node, offset, isolation level and rack of each fetch request.
     """
 
@@ -126,7 +127,7 @@ class FakeCluster:
         self._nodes[number].stop()
 
     def fail(self, kind: str, *faults: Fault, times: int = 1) -> None:
-        """Queues faults for the next requests of a kind; the sequence repeats `times` times."""
+        """Queues the sequence of faults `times` times for the next requests of a kind."""
         with self.lock:
             self.faults[kind].extend(faults * times)
 
@@ -315,7 +316,7 @@ class FakeCluster:
         self.fetches.append((node, asked.fetch_offset, request.isolation_level, request.rack_id))
         partition: FakePartition | None = None
         for topic_id, partitions in self.topics.values():
-            # A slow client may request a partition that a recreated topic does not have.
+            # A client with old metadata may request a partition that the recreated topic lacks.
             if topic_id == topic.topic_id and asked.partition < len(partitions):
                 partition = partitions[asked.partition]
                 break

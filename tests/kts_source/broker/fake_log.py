@@ -37,8 +37,9 @@ class FakeLog:
         dates: Maps an offset to its timestamp in ms, for ListOffsets.
         log_start: First offset that consumers can read.
         local_start: First offset on the leader's disk. A value below `log_start` means `log_start`.
-        reach: Number of offsets after the returned bytes in which aborted transactions are also
-            listed. Real brokers look up the end in their sparse offset index.
+        reach: Number of offsets after the returned bytes. Responses also list the aborted
+            transactions of these offsets, because real brokers round the end of a response up to
+            the next entry of their sparse offset index.
         holes: Offset ranges [start, stop) for which the brokers' tier lost the segment.
     """
 
@@ -72,7 +73,7 @@ class FakeLog:
         return min(open_, default=self.end)
 
     def epoch_end(self, epoch: int) -> tuple[int, int]:
-        """Returns the latest epoch up to `epoch` in the log, and the end offset of that epoch."""
+        """Returns the latest epoch of the log that is not after `epoch`, and its end offset."""
         earlier = [candidate for candidate, _ in self.epochs if candidate <= epoch]
         if not earlier:
             # For an epoch before its first one, the leader returns the requested epoch
@@ -82,7 +83,7 @@ class FakeLog:
         return earlier[-1], later_starts[0] if later_starts else self.end
 
     def first_dated(self, timestamp_ms: int) -> int:
-        """Returns the first offset with a timestamp at or after a time, or −1."""
+        """Returns the first offset whose timestamp is at or after `timestamp_ms`, or −1."""
         return next(
             (
                 offset
@@ -95,9 +96,10 @@ class FakeLog:
     def read(
         self, offset: int, max_bytes: int, *, committed: bool
     ) -> tuple[bytes, list[tuple[int, int]] | None]:
-        """Returns log bytes from the batch that contains an offset, and the aborted transactions.
+        """Returns log bytes and the aborted transactions that a fetch response lists.
 
-        The bytes are cut at `max_bytes`, except that the first batch is always complete.
+        The bytes begin with the batch that contains `offset`. They are cut after `max_bytes`, but
+        the first batch is always complete.
         """
         limit = self.stable if committed else self.end
         parts: list[bytes] = []
@@ -131,7 +133,7 @@ class FakeLog:
 def fake_log(
     log: BuiltLog, *, log_start: int = 0, epochs: Sequence[tuple[int, int]] | None = None
 ) -> FakeLog:
-    """Converts a log of `LogBuilder`, with all its segments."""
+    """Returns the log of all segments that `LogBuilder` built."""
     batches: list[StoredBatch] = []
     for files in log.segments:
         for entry in iter_entries(memoryview(files.log)):
@@ -161,5 +163,5 @@ def empty_log() -> FakeLog:
 
 
 def with_log_start(log: FakeLog, offset: int) -> FakeLog:
-    """Returns a copy whose log start was moved by DeleteRecords."""
+    """Returns a copy of the log with another log start, as after DeleteRecords."""
     return replace(log, log_start=offset)

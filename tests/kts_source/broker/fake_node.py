@@ -1,4 +1,4 @@
-"""The listening port of a fake broker, and faults that it applies to responses."""
+"""The listening port of a fake broker, and the faults that it injects into responses."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Fault:
 
     Attributes:
         code: Error code of every partition in the response.
-        change: Called before the request is answered, for example to change the cluster.
-        alter: Returns altered bytes of the response, including the size prefix.
-        edit: Changes the response message in place.
+        change: Function called before the response is created, for example to elect a leader.
+        alter: Function that receives the response with its size prefix, and returns other bytes.
+        edit: Function that changes the response message in place.
         hang_up: True if the connection is closed after the response.
         pause: Delay in seconds before the response.
         drip: Delay in seconds after each byte of the response.
-        node: The fault applies to a request to this node; −1 means any node.
+        node: Id of the node whose request gets the fault; −1 means any node.
     """
 
     code: int = 0

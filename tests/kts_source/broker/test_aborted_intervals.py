@@ -1,4 +1,4 @@
-"""Fetch responses cut at any byte: complete batches, and rows outside aborted transactions."""
+"""Tests fetch responses cut at any byte: only complete batches, and no aborted rows, are kept."""
 
 from __future__ import annotations
 

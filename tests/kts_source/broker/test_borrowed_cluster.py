@@ -42,8 +42,8 @@ def _settings(port: int) -> BrokerSettings:
 
 
 def test_connections_of_ended_threads_are_reused() -> None:
-    # Each read starts its own threads. Without reuse, the connections of ended threads stayed open
-    # until the process ended, each with the memory of a response.
+    # Each read starts its own threads. Without reuse, the connections of ended threads would stay
+    # open until the process ends, each with a buffer for a response.
     with FakeCluster() as cluster:
         scan = _scan(cluster, minPartitions="6")
         planning = cluster.opened
@@ -53,7 +53,7 @@ def test_connections_of_ended_threads_are_reused() -> None:
 
 
 def test_interleaved_reads_in_one_thread_use_separate_connections() -> None:
-    # With a shared connection, the reads discarded each other's responses and fetched them again.
+    # If both reads shared a connection, each would discard the other's responses and fetch again.
     with FakeCluster() as cluster:
         small_fetches = {"kafka.max.partition.fetch.bytes": "800"}
         scan = _scan(cluster, **small_fetches)

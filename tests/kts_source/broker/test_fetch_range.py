@@ -1,4 +1,4 @@
-"""Fetches from failing brokers return all rows or raise an error that names the cause, in time."""
+"""A fetch from failing brokers returns all rows, or raises an error with the cause in time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Scene:
-    """Two brokers with one partition of 20 batches with three records each, and a client."""
+    """Two brokers and a client. The only partition has 20 batches of three records each."""
 
     def __init__(self) -> None:
         builder = LogBuilder()
@@ -66,13 +66,13 @@ class Scene:
         return BrokerRange("t", self.topic_id, 0, 0, 0, END, False, 1)
 
     def offsets(self, broker_range: BrokerRange | None = None, **changed: Any) -> list[int]:  # noqa: ANN401
-        """Returns the offsets that reading a range yields."""
+        """Reads a range and returns its offsets; `changed` replaces client settings."""
         settings = dataclasses.replace(SETTINGS, **changed)
         rows = read_range(broker_range or self.broker_range, self.cluster, settings)
         return [offset for batch in rows for offset in batch["offset"].to_pylist()]
 
     def elect(self, *, keeps: int = END) -> None:
-        """Elects the other broker; its log has offsets up to `keeps` from the previous epoch."""
+        """Elects the other broker. Its epoch 1 begins at offset `keeps`, after epoch 0."""
         self.partition.leader, self.partition.epoch = 1, 1
         self.partition.log.epochs = [(0, 0), (1, keeps)]
 
@@ -151,7 +151,8 @@ def test_permanent_failure_raises_broker_unavailable_error_before_the_deadline(
 
 
 def test_fetch_reaches_its_end_if_compaction_removed_the_last_records(scene: Scene) -> None:
-    # A read_committed fetch returns no batch there. That is not a broker that is still loading.
+    # A read_committed fetch returns no batch for the removed offsets. The client must not mistake
+    # this for a broker that is still loading.
     builder = LogBuilder()
     for number in range(9):
         builder.append([SimpleRecord(b"%d" % number)] * 3)
@@ -162,7 +163,7 @@ def test_fetch_reaches_its_end_if_compaction_removed_the_last_records(scene: Sce
     scene.partition.log = log
     broker_range = dataclasses.replace(scene.broker_range, stop_offset=27, read_committed=True)
     assert scene.offsets(broker_range) == list(range(15))
-    # Existing batches are requested until the broker returns them.
+    # If the batches exist, the client repeats its requests until the broker returns them.
     scene.partition.log = fake_log(builder.build())
     scene.brokers.fail(FETCH, Fault(), *[Fault(edit=_empty)] * 11)
     assert scene.offsets(broker_range) == list(range(27))
@@ -242,8 +243,8 @@ def test_recreated_topic_raises_data_loss_error(scene: Scene) -> None:
 
 @pytest.mark.parametrize("reports_log_start", [False, True])
 def test_moved_log_start_raises_data_loss_error(scene: Scene, reports_log_start: bool) -> None:
-    # Real brokers do not return the log start in an OFFSET_OUT_OF_RANGE response. The batch that
-    # contains the log start begins before it, with rows that consumers do not see.
+    # Real brokers do not return the log start in an OFFSET_OUT_OF_RANGE response. The log start is
+    # inside a batch, and consumers do not see the rows of the batch that are below it.
     def move() -> None:
         scene.partition.log = with_log_start(scene.partition.log, 31)
 
@@ -287,7 +288,7 @@ def test_next_request_is_sent_before_batches_are_returned(scene: Scene) -> None:
         time.sleep(0.01)
     assert [offset for _, offset, *_ in scene.brokers.fetches] == [0, 9]
     batches.close()
-    # The second response was not read; the next range must not receive it.
+    # The client did not read the second response. The next range must not receive it.
     assert scene.offsets() == list(range(END))
 
 
@@ -302,14 +303,16 @@ def test_connections_are_reused(scene: Scene) -> None:
 def test_worker_authenticates_once_for_metadata_and_fetch(scene: Scene) -> None:
     assert scene.offsets() == list(range(END))
     assert scene.brokers.opened == 1
-    # Later metadata requests need a second connection: the first may have unread fetch responses.
+    # Later metadata requests use a second connection, because the first connection may have
+    # unread fetch responses.
     assert scene.cluster.topics(["t"])["t"].topic_id == scene.topic_id
     assert scene.offsets() == list(range(END))
     assert scene.brokers.opened == 2
 
 
 def test_slow_consumer_sends_no_extra_requests(scene: Scene) -> None:
-    # The next response waits in the socket. That time must not count as a broker timeout.
+    # The next response is in the socket buffer while the consumer is slow. The client must not
+    # count this time as a broker timeout.
     fetcher = RangeFetcher(scene.cluster, scene.broker_range, max_batch_bytes=1 << 20)
     responses = 0
     with closing(fetcher.batches()) as fetched:

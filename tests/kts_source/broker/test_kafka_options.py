@@ -1,4 +1,4 @@
-"""Each option of the table is supported, refused by name, or ignored."""
+"""Tests `kafka.*` options: each documented option is parsed, refused by name, or ignored."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SERVERS = {"kafka.bootstrap.servers": "broker:9092"}
 
 
 def parse_settings(**changes: str) -> BrokerSettings:
-    """Parses `bootstrap.servers` and more options; `__` in a keyword stands for a dot."""
+    """Parses `bootstrap.servers` and the options in `changes`, with `__` in place of each dot."""
     parsed, _ = broker_settings(SERVERS | prefix_options(changes))
     assert parsed is not None
     return parsed

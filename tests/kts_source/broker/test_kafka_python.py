@@ -1,4 +1,4 @@
-"""Names and signatures of kafka-python that the product uses but that are not a public API."""
+"""Tests the names and signatures of kafka-python that we use although they are not public."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_msk_client_has_expected_signature() -> None:
 
 
 def test_gssapi_mechanism_uses_only_fields_that_we_set() -> None:
-    """Our subclass replaces `__init__`, so it must set each field that these methods use."""
+    """Our subclass replaces `__init__`, so it must set each field that inherited methods use."""
     used = set()
     for method in (
         SaslMechanismGSSAPI.auth_bytes,

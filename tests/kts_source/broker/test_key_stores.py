@@ -149,7 +149,7 @@ def test_pem_without_certificates_is_refused() -> None:
 
 
 def test_trust_store_without_certificates_is_an_error() -> None:
-    """Without any certificate, `ssl` would trust the system authorities instead."""
+    """With an empty trust store, `ssl` would trust the system authorities instead."""
     with pytest.raises(KeyStoreError, match="no certificate"):
         trusted_certificates(jks([]), PASSWORD)
 

@@ -198,7 +198,7 @@ def test_kerberos_options_are_parsed() -> None:
     cache = f"{KRB5} required useTicketCache=true serviceName=kafka keyTab='/not/used';"
     assert parse_security("GSSAPI", cache).login == Kerberos("kafka", "", "")
     jaas = f'{KRB5} required useKeyTab=true storeKey=true keyTab="/gone" principal="a@B";'
-    # The keytab is a file of the worker; parsing does not check that it exists.
+    # The keytab exists only on workers, so parsing does not check for the file.
     assert parse_security("GSSAPI", jaas, **service).login == Kerberos("kafka", "a@B", "/gone")
     assert "differ" in refusal_message("GSSAPI", f"{KRB5} required serviceName=other;", **service)
     assert "keyTab and principal" in refusal_message(

@@ -1,4 +1,4 @@
-"""OAuth tokens from a loopback endpoint: requested per RFC 6749, cached, renewed, never shown."""
+"""Tests OAuth tokens of a loopback endpoint: RFC 6749 requests, reuse, renewal and errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECRET = "hunter2+/ ü"
 
 
 class Endpoint(http.server.ThreadingHTTPServer):
-    """Sends the queued `answers` and records each request in `asked`."""
+    """An HTTP server that sends the queued `answers` and records each request in `asked`."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

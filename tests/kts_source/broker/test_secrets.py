@@ -1,4 +1,4 @@
-"""Credentials never appear in the repr of options, in error messages, or outside `Secret`."""
+"""Credentials are stored only in `Secret`; they never appear in a repr or an error message."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_broker_settings_hide_secrets_and_pickle(tmp_path: Path) -> None:
         for fragment in (SECRET, "alice", PASSWORD, "BEGIN", repr(client().key_der)[2:30], "\\x"):
             assert fragment not in text
     assert pickle.loads(pickle.dumps(options)) == options
-    # Without the `Secret`, the pickle must not contain a credential.
+    # After `Secret` is removed, the pickle must not contain any credential.
     bare = dataclasses.replace(options.brokers, security=Secret(Security()))
     remaining = pickle.dumps(dataclasses.replace(options, brokers=bare))
     for value in (SECRET.encode(), client().key_der):
@@ -115,7 +115,7 @@ secrets = st.text(
 
 @st.composite
 def random_options(draw: st.DrawFn) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Draws options with secrets at valid and invalid positions; returns options and secrets."""
+    """Draws options with secrets in valid or invalid places. Returns the options and secrets."""
     hidden = tuple(draw(st.lists(secrets, min_size=1, max_size=3)))
     mechanism = draw(st.sampled_from(MECHANISMS))
     pairs = draw(
@@ -164,7 +164,7 @@ def test_option_errors_hide_secrets_in_any_option(
     shown = ""
     try:
         settings, _ = broker_settings(options)
-        # `client_id` and `rack` are shown; they are not meant for secrets.
+        # Errors show `client_id` and `rack`, because these options are not meant for secrets.
         assert settings is not None
         shown = repr(dataclasses.replace(settings, client_id="", rack=""))
     except InvalidOptionError as error:
@@ -199,7 +199,7 @@ EXAMPLES = [
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
 def test_docs_examples_are_accepted(example: str, tmp_path: Path) -> None:
-    """Only the file paths of the examples are replaced."""
+    """The examples are used as documented, except that their file paths are replaced."""
     from tests.kts_source.broker.certificates import jks
 
     files = {

@@ -46,7 +46,10 @@ def serve_tls(
     asks_for_certificate: bool = False,
     newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3,
 ) -> Iterator[int]:
-    """Runs a server that sends the client's certificate name, then closes; yields its port."""
+    """Runs a server and yields its port.
+
+    The server sends the common name of the client certificate, then closes the connection.
+    """
     pem = folder / "server.pem"
     pem.write_text(identity.key_pem() + identity.chain_pem)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -212,7 +215,8 @@ def test_tls_client_certificate_is_sent(
     (tmp_path / "temporary").mkdir()
     client_security = parse_security(KEY_STORES[store](tmp_path) | TRUST_STORES["JKS"](tmp_path))
     with serve_tls(tmp_path, server(), asks_for_certificate=True) as port:
-        # The server trusts only the authority, so the client must also send the intermediate.
+        # The server trusts only the root, so the client must also send the intermediate
+        # certificate.
         assert read_greeting(client_security, port) == "hello ['client'] TLSv1.3"
     assert list((tmp_path / "temporary").iterdir()) == []
 

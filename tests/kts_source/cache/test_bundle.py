@@ -1,4 +1,4 @@
-"""Checks that the values of one entry are read back together or not at all."""
+"""Checks that a bundle stores several values in one cache entry, or reads none of them back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks that repeated reads of known versions come from disk, and all others from the store."""
+"""Checks that the cache serves repeated reads of an object version, and the store all others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KEEP = CacheLimits(None, None)
 
 
 class SlowStore:
-    """A store with one object. Each request appends a line to a file that all processes share."""
+    """A slow store with one object. Each request appends a line to a file, for all processes."""
 
     def __init__(self, requests: Path, data: bytes = bytes(range(256)), seconds: float = 0) -> None:
         self._requests = requests
@@ -255,7 +255,7 @@ def test_cached_chunks_serve_a_second_scan(topic: str, tmp_path: Path) -> None:
         if number:
             assert planned == 0
             assert tier.store.counters.requests == 0
-    # Other cuts use the same chunks.
+    # A scan with other task boundaries uses the same cached chunks.
     recut = tier_options(topic, includeHeaders="true", targetPartitionBytes="30k")
     tier = golden(tmp_path)
     plan = plan_scan(parse_options(recut), tier)
@@ -356,13 +356,13 @@ def test_read_of_a_replaced_object_is_a_cache_miss(tmp_path: Path) -> None:
     (folder / "a").write_bytes(b"other")
     second = local.head("a")
     assert store.get_range("a", 0, 5, version=second.version) == b"other"
-    # The cache still has the old version; the store itself would reject it.
+    # The cache still has the old version, which the store can no longer return.
     assert store.get_range("a", 0, 5, version=first.version) == b"first"
     with pytest.raises(ObjectChangedError):
         store.get_range("a", 0, 4, version=first.version)
 
 
-# -- whether the cache is used, and its folder
+# -- default folder of the cache
 
 
 def test_default_cache_folders_follow_the_environment(

@@ -1,6 +1,4 @@
-"""Tests entries on disk: complete or missing, limited in bytes and age, readable by their owner
-only.
-"""
+"""Tests cache entries on disk: integrity, size and age limits, file permissions, locks."""
 
 from __future__ import annotations
 
@@ -119,7 +117,7 @@ def test_cache_drops_the_least_recently_used_entries_first(tmp_path: Path) -> No
 
 
 def pass_time(folder: Path, seconds: int = 5) -> None:
-    """Makes every entry older without other changes."""
+    """Moves the timestamps of all cache files into the past."""
     for path in entries(folder):
         then = path.stat().st_mtime_ns - seconds * 1_000_000_000
         os.utime(path, ns=(then, then))
@@ -150,7 +148,7 @@ def test_reused_cache_entries_are_dropped_when_they_become_old(tmp_path: Path) -
     cache.put("new", bytes(1 << 10))
     assert cache.peek("0") is None
     assert cache.peek("199") is not None
-    # A quarter of the space stays available for new entries.
+    # Reused entries may fill at most three quarters of the cache; the rest is for new entries.
     for number in range(14):
         pass_time(tmp_path)
         cache.put(f"new {number}", bytes(1 << 10))
@@ -208,7 +206,7 @@ def test_cache_disk_error_is_a_miss(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert len(caplog.records) == 1
 
 
-# -- single flight
+# -- locks: only one process fetches an object
 
 
 def test_only_one_thread_holds_the_lock(tmp_path: Path) -> None:
@@ -279,7 +277,7 @@ def test_lock_of_a_killed_holder_is_released(tmp_path: Path) -> None:
     assert not (tmp_path / "a.lock").exists()
 
 
-# -- a folder that is replaced
+# -- cache folders that another user replaces
 
 
 @pytest.mark.parametrize("how", ["link", "folder"])

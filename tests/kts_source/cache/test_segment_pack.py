@@ -1,4 +1,4 @@
-"""Checks that packed segments equal the described ones, or are described again."""
+"""Checks that segment descriptions read from the cache are equal, or are created again."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_segment_pack_is_empty_without_a_cache() -> None:
     assert pack.find(entry) is None
 
 
-# -- planners that start at once
+# -- concurrent planners
 
 
 def _plan(
@@ -192,7 +192,7 @@ def slices_of(plan: ScanPlan) -> list[SegmentSlice]:
 
 
 def planned_at_once(folder: Path, planners: int) -> list[tuple[int, str]]:
-    """Returns the number of requests and the plan of each process."""
+    """Starts several planners at once. Returns the requests and the plan of each process."""
     context = multiprocessing.get_context("spawn")
     together, results = context.Barrier(planners), context.Queue()
     processes = [
@@ -210,7 +210,7 @@ def planned_at_once(folder: Path, planners: int) -> list[tuple[int, str]]:
 def test_concurrent_planners_write_complete_packs(tmp_path: Path) -> None:
     first, second = planned_at_once(tmp_path, 2)
     assert first[1] == second[1]
-    # Reads a manifest of each segment and the checkpoint of each partition's newest, each only
-    # once.
+    # Each process reads the manifest of each segment once, and for each partition the leader
+    # epoch checkpoint of the newest segment.
     assert 0 < max(first[0], second[0]) <= 3 * 40 + 3
     assert planned_at_once(tmp_path, 1) == [(0, first[1])]

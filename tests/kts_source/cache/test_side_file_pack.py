@@ -1,4 +1,4 @@
-"""Checks that a pack of side files returns the bytes that were read, and stays within its limit."""
+"""Checks that the cache entry with side files returns equal bytes and has a limited size."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def source(name: str, version: str | None = "1") -> ObjectRef:
 
 
 def content(name: str, start: int, stop: int) -> bytes:
-    """Returns the content of an object of this name."""
+    """Returns bytes [start, stop) of the object `name`."""
     return random.Random(name).randbytes(4096)[start:stop]
 
 

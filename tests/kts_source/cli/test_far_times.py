@@ -1,6 +1,6 @@
-"""Tests records with timestamps that Python cannot represent.
+"""Tests records with timestamps that Python's `datetime` cannot represent.
 
-Every row is shown and read, or an error names it.
+Every such row is read, or an error names its offset.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests `kts find`: its output, files of keys, and exit codes."""
+"""Tests `kts find`: its output, its key files, and its exit codes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEYS = (b"a", b"\xc3\xa9", b"", None, b"\x00\xff")
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[int], str]:
-    """Returns the exit code, the printed offsets and the text on standard error."""
+    """Runs `kts find`. Returns the exit code, the printed offsets, and standard error."""
     code = main(["find", *arguments])
     out, err = capsys.readouterr()
     return code, [json.loads(line)["offset"] for line in out.splitlines()], err

@@ -233,7 +233,8 @@ def test_commands_return_exit_codes(
     code, _, err = run(capsys, "plan", "--subscribe", "codecs", path=tier)
     assert code == 3
     assert "[5841, 10634)" in err
-    # Another rule set in the target returns exit code 1, an interrupt its own code.
+    # An export with options that contradict the target returns exit code 1. An interrupted
+    # export returns exit code 130.
     target = str(tmp_path / "lake")
     export = ("export", target, "--subscribe", "epochs", "--workers", "1")
     assert run(capsys, *export)[0] == 0

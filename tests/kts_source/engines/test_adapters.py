@@ -1,4 +1,4 @@
-"""Polars and DuckDB over a scan return all matching rows, and read only the necessary bytes."""
+"""Polars and DuckDB queries of a scan return all matching rows and read only needed bytes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def create_scan(topic: str = "txn", **options: str) -> kts_source.Scan:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[ScanTask]:
-    """Records the tasks that begin."""
+    """Returns a list to which each started task is appended."""
     tasks: list[ScanTask] = []
     real = base_scan.TaskRun._read
 
@@ -177,7 +177,7 @@ def test_polars_reads_in_other_threads(
     wrong = (pl.col("offset") + 1000).cast(pl.Int8) > 0
     with pytest.raises(pl.exceptions.PolarsError, match="conversion"):
         lazy.filter(wrong).collect(engine=engine)
-    # After a query with enough rows, a Polars thread closes the source later than the result.
+    # If a query stops early, a Polars thread closes the source after the result was returned.
     began = time.monotonic()
     while [thread for thread in threading.enumerate() if thread.name.startswith("kts-")]:
         assert time.monotonic() - began < 30

@@ -74,7 +74,7 @@ def test_close_aborts_waiting_threads(tier: kts_source.Scan, delayed: DelayedRes
     assert delayed.waiting.wait(10)
     began = time.monotonic()
     batches.close()
-    # A thread that is opening a connection completes it and then closes it.
+    # A thread that is opening a connection first completes the connection, then closes it.
     while [thread for thread in threading.enumerate() if thread.name.startswith("kts-")]:
         assert time.monotonic() - began < LATE_SECONDS / 2
         time.sleep(0.001)

@@ -62,7 +62,7 @@ def scan(tmp_path: Path) -> kts_source.Scan:
 
 @pytest.fixture
 def pushed(monkeypatch: pytest.MonkeyPatch) -> list[Predicate]:
-    """Records the conditions that an engine pushes down."""
+    """Returns a list to which each condition that an engine pushes down is appended."""
     conditions: list[Predicate] = []
     real = kts_source.Scan.where_predicate
 

@@ -1,4 +1,4 @@
-"""Engines request only the necessary bytes; measured as requests and bytes at an S3 server."""
+"""Engines request only the necessary bytes. A proxy of an S3 server counts requests and bytes."""
 
 from __future__ import annotations
 
@@ -81,11 +81,10 @@ def tier(options: dict[str, str], wire: Wire) -> kts_source.Scan:
 
 @pytest.fixture(scope="module")
 def full_cost(tier: kts_source.Scan, wire: Wire) -> tuple[int, int]:
-    """Returns the cost of reading all rows.
+    """Returns the number of requests and bytes for reading all rows.
 
-    It contains each task's bytes once, and at most 10% more at chunk boundaries. With
-    `read_committed`, a task that ends inside a segment reads up to the markers of its open
-    transactions.
+    Each task reads its bytes once, plus at most 10% at chunk boundaries. With `read_committed`, a
+    task that ends inside a segment also reads up to the markers of its open transactions.
     """
     cost = wire.cost(lambda: tier.to_table(threads=1))
     assert cost[0] >= len(tier.tasks) > 9
@@ -123,7 +122,7 @@ def test_scan_reads_only_matching_bytes(
             reader.read_next_batch()
 
     assert is_partial(wire.cost(first_batch), full_cost)
-    # Records store all columns together, so a scan of one column reads all bytes once.
+    # A record stores all its columns together, so a scan of one column still reads all bytes.
     assert wire.cost(lambda: tier.select(["offset"]).to_table(threads=1)) == full_cost
 
 

@@ -1,4 +1,4 @@
-"""Ray over a scan. The tests need Ray (`.ci/engines_env`)."""
+"""Tests Ray datasets of a scan. The tests need Ray (`.ci/engines_env`)."""
 
 from __future__ import annotations
 

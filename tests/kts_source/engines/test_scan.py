@@ -102,7 +102,7 @@ def test_where_skips_rows(level: IsolationLevel, condition: str, mask: object) -
     base = create_scan(isolationLevel=level, targetPartitionBytes="32k")
     assert_same_rows(base.where(condition).to_table(threads=2), expected_rows)
     assert base.where(condition).count() == expected_rows.num_rows
-    # Derived scans and their plan do not change the base scan.
+    # Scans derived from the base scan do not change the base scan.
     assert_same_rows(base.to_table(), expected)
 
 

@@ -1,4 +1,4 @@
-"""Concurrent readers in one process return their rows, and acquire our locks in one order."""
+"""Concurrent readers return all rows and acquire locks in a consistent order (no deadlocks)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SECONDS = 6
 
 
 class LockOrders:
-    """Records which lock was acquired while another was held; locks are named by source line."""
+    """Records pairs of locks: one held, and the other acquired meanwhile, named by source line."""
 
     def __init__(self) -> None:
         self._held = threading.local()
@@ -57,7 +57,7 @@ class LockOrders:
             stack.reverse()
 
     def cycles(self) -> list[str]:
-        """Returns the locks that are on a cycle of acquisition orders."""
+        """Returns the locks that threads acquire in contradicting orders, which may deadlock."""
 
         def reached(start: str) -> set[str]:
             visited: set[str] = set()
@@ -106,7 +106,7 @@ class WatchedLock:
 
 @pytest.fixture
 def orders(monkeypatch: pytest.MonkeyPatch) -> LockOrders:
-    """Records the orders of locks that our code creates during the test."""
+    """Records in which order threads acquire the locks that our code creates during the test."""
     lock_orders = LockOrders()
 
     def watched(make: Any) -> Any:  # noqa: ANN401

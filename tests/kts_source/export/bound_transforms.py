@@ -1,4 +1,4 @@
-"""One transform in many forms, each bound to a value, and values of many types."""
+"""The same transform as a closure, partial, method and so on, and values to bind to it."""
 
 from __future__ import annotations
 

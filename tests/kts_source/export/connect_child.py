@@ -10,7 +10,7 @@ from tests.kts_source.export.exporting import Lake, source
 
 
 def main(folder: str, table_format: str) -> None:
-    """Runs the backfill twice against a server in local mode. Prints both row counts."""
+    """Runs the backfill twice with a Spark Connect server in local mode; prints both row counts."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 

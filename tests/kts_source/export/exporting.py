@@ -40,7 +40,7 @@ def source(topics: str | Iterable[str] = "txn", **options: str) -> dict[str, str
 
 
 class InThisProcess:
-    """Runs the tasks in this process, because starting a process takes a second."""
+    """Executor that runs tasks in this process, because starting a process takes a second."""
 
     def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
         for task in tasks:
@@ -49,7 +49,7 @@ class InThisProcess:
 
 @dataclass(frozen=True)
 class Lake:
-    """A target of one format in its own folder."""
+    """The target table of an export, in `folder`."""
 
     folder: Path
     table_format: str
@@ -91,7 +91,7 @@ class Lake:
         )
 
     def read(self) -> pa.Table:
-        """Reads the table as a user does. Returns no rows if there is no table."""
+        """Reads the table with the library of its format; returns no rows if it does not exist."""
         if self.table_format == "delta":
             if not DeltaTable.is_deltatable(self.target):
                 return pa.table({})
@@ -107,7 +107,7 @@ class Lake:
         return ds.dataset(self.target, format="parquet", partitioning="hive").to_table()
 
     def duckdb_rows(self) -> list[tuple[Any, ...]]:
-        """Returns topic, partition and offset of every row as DuckDB reads them, in order."""
+        """Returns (topic, partition, offset) of every row that DuckDB reads, sorted."""
         connection = duckdb.connect()
         if self.table_format == "parquet":
             files = f"read_parquet('{self.target}/**/*.parquet', hive_partitioning=true)"
@@ -123,7 +123,7 @@ def assert_holds(
     topics: Iterable[str],
     isolation_level: Any = "read_committed",  # noqa: ANN401
 ) -> None:
-    """Fails unless the table contains exactly the golden rows of the topics."""
+    """Asserts that the table contains each row of the golden topics once, and no other row."""
     row_count = 0
     for topic in topics:
         expected = expected_table(topic, isolation_level)
@@ -134,7 +134,7 @@ def assert_holds(
 
 
 def row_locations(table: pa.Table) -> list[tuple[str, int, int]]:
-    """Returns topic, partition and offset of every row."""
+    """Returns (topic, partition, offset) of every row."""
     if table.num_rows == 0:
         return []
     columns = (table[name].to_pylist() for name in ("topic", "partition", "offset"))
@@ -142,7 +142,7 @@ def row_locations(table: pa.Table) -> list[tuple[str, int, int]]:
 
 
 def assert_at_most_once(lake: Lake) -> None:
-    """Fails if a reader sees a row twice."""
+    """Asserts that no row is in the table twice."""
     if lake.table_format == "parquet" and not (lake.folder / "table").exists():
         return
     locations = row_locations(lake.read())

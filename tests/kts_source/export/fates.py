@@ -1,4 +1,4 @@
-"""Events in random histories of exports, and the tier that they read."""
+"""Events that random histories of exports contain, and the model of the table."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 EXPORT: Final = "export"
-# Chooses an event for a run from step `a`.
+# `step.a` is the index of an event in this list.
 FATES: Final = (
     *("plain", "plain", "plain", "loss allowed", "plan file", "old plan file"),
     *("dies before a commit", "dies after a commit", "dies at a step", "dies at a step"),
@@ -48,9 +48,9 @@ FATES: Final = (
 
 
 def random_export_history(source: random.Random) -> History:
-    """Returns a random history of a topic with two to six exports, and one at the end."""
+    """Returns a random history of a topic with two to six exports, then a final export."""
     drawn = random_history(source)
-    # Scan histories cover damaged objects; a damaged tier looks the same to an export.
+    # Damaged objects are tested by the scan histories; exports handle their errors alike.
     shape = replace(drawn.shape, local=False)
     steps = [step for step in drawn.steps if step.kind != "spoil"]
     for _ in range(source.randint(2, 6)):
@@ -61,12 +61,12 @@ def random_export_history(source: random.Random) -> History:
 
 @dataclass(slots=True)
 class TableState:
-    """State of the table in the model.
+    """Expected state of the table.
 
     Attributes:
-        ranges: Offsets by topic id and partition.
-        rows: All rows.
-        logs: The batches of the exported logs, at the time of the export.
+        ranges: Maps topic id and partition to the exported offsets [start, stop).
+        rows: Number of occurrences of each row.
+        logs: Maps topic id and partition to the batches of the log when it was exported.
         topic_id: Topic id of the last commit.
     """
 
@@ -78,11 +78,11 @@ class TableState:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Expected result of a run for a partition.
+    """Offsets [first, stop) that a run should write for a partition.
 
     Attributes:
         first: First offset to write.
-        stop: One past the last.
+        stop: One past the last offset to write.
     """
 
     key: PartitionKey
@@ -92,7 +92,13 @@ class Expected:
 
 
 class Dying:
-    """A table that kills its process around one of its commits."""
+    """A table whose process dies before or after a commit.
+
+    Args:
+        table: The real table.
+        number: Number of commits that succeed before that.
+        after: True to die after the commit, False to die before it.
+    """
 
     def __init__(self, table: Any, number: int, *, after: bool) -> None:  # noqa: ANN401
         self._table, self._number, self._after = table, number, after
@@ -111,12 +117,12 @@ class Dying:
 
 
 def without_answers(table: Any, number: int, *, is_error: bool) -> Any:  # noqa: ANN401
-    """Makes the table lose the response to one commit: the library reports a conflict or an error.
+    """Makes one commit succeed although the library reports a conflict or an error.
 
     Args:
         table: The table to commit to.
-        number: Number of the commit with the lost response.
-        is_error: True if the library raises an error.
+        number: Index of this commit, from 0.
+        is_error: True if the library raises an error, False if it reports a conflict.
     """
     attempt, remaining = table._try_commit, [number]
 
@@ -168,7 +174,7 @@ def rolled_back(lake: Lake, choice: int) -> bool:
 
 
 class Between(LocalExecutor):
-    """Calls a function once, before a wave's tasks or between them and their commit."""
+    """Calls a function once: before the tasks of the first commit, or after them but before it."""
 
     def __init__(self, act: Callable[[], object], *, before: bool) -> None:
         super().__init__(1)
@@ -184,7 +190,7 @@ class Between(LocalExecutor):
 
 @contextmanager
 def memory_tier(world: World) -> Iterator[None]:
-    """Makes every opened tier the current tier of the history."""
+    """Replaces the store of every tier that is opened by the current tier of the history."""
 
     def opened(_options: object) -> Tier:
         modified = {
@@ -206,7 +212,7 @@ def memory_tier(world: World) -> Iterator[None]:
 
 
 def table_rows(lake: Lake) -> Counter[Row]:
-    """Counts the rows that a reader returns."""
+    """Returns how often each row is in the table."""
     if lake.table_format == "parquet" and not Path(lake.target).exists():
         return Counter()
     table = lake.read()

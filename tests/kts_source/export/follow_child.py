@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Slow:
-    """A transform that changes nothing and leaves time for a signal.
+    """A transform that changes nothing, but is slow, so that a signal arrives during a round.
 
     Attributes:
-        fingerprint: Empty, as without a transform.
+        fingerprint: Empty, so that the table may be continued without a transform.
     """
 
     fingerprint: str = ""
@@ -40,7 +40,7 @@ def print_round(metrics: RoundMetrics) -> None:
 
 
 def main(folder: str, table_format: str, workers: str) -> None:
-    """Follows the tier in small rounds, so that there are several."""
+    """Follows the tier with a small byte limit per round, so that there are several rounds."""
     settings = Lake(Path(folder), table_format).settings(
         follow=True, interval="1h", round_bytes=250_000, transform=Slow()
     )

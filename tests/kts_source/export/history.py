@@ -1,8 +1,8 @@
-"""Runs random histories of an exported topic: the tier changes, and exports run, die, race and
-repeat.
+"""Runs random histories of an exported topic. Between changes of the tier, exports run, are killed,
+run concurrently, or are repeated.
 
-A small model defines the allowed results of each run. The table must contain exactly the rows of
-the committed offsets, each once, whatever happened between two runs.
+A small model defines the allowed results of each run. After each step, the table must contain each
+row of the committed offsets exactly once.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ if TYPE_CHECKING:
 
 
 class _AmbiguousTierError(Exception):
-    """A run refused the tier because it looks like a tier with a damaged checkpoint."""
+    """A run refused the tier because its leader epoch checkpoint may be damaged."""
 
 
 class Exporting:
     """Runs one history.
 
     Args:
-        history: Steps of the topic and exports.
-        seed: Chooses the isolation level, which is fixed per history.
+        history: Changes of the topic and exports, in order.
+        seed: Its parity chooses the isolation level of all exports.
         folder: Folder of the table.
         table_format: Format of the table.
-        outcomes: Counts the outcomes.
+        outcomes: Counters of events and results, updated by the run.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Exporting:
         self._plans: list[tuple[str, list[Expected]]] = []
 
     def check(self) -> None:
-        """Fails on the first wrong row, and on an unexpected or missing error."""
+        """Runs all steps. Fails on a wrong row, an unexpected error or a missing error."""
         with memory_tier(self._world):
             for step in self._steps:
                 if step.kind != EXPORT:
@@ -132,7 +132,7 @@ class Exporting:
         self._committed_with_losses(expected, report)
 
     def _later_start(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
-        """Runs with a user-defined start: a gap and an overlap must raise."""
+        """Runs an export with `startingOffsets`; a gap after the table or an overlap must raise."""
         starts = {}
         problems = False
         for expected_range in self._expected(truth)[0]:
@@ -152,7 +152,7 @@ class Exporting:
         self._compare()
 
     def _plan_file(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
-        # The plan begins at the start of the tier, whatever the table contains.
+        # The plan begins at the start of the tier, even if the table has these offsets already.
         expected, allowed, must = self._expected(truth, planned=True)
         fresh, fresh_allowed, fresh_must = self._expected(truth, with_table=False)
         path = self._folder / f"plan-{len(self._plans)}.json"
@@ -172,7 +172,7 @@ class Exporting:
         self._compare()
 
     def _old_plan_file(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
-        """Runs an earlier plan: writes its missing offsets, or fails."""
+        """Runs an earlier plan file. The run writes offsets that the table lacks, or fails."""
         if not self._plans:
             self._plain(step, truth)
             return
@@ -224,7 +224,7 @@ class Exporting:
                 self._committed(expected)
         except Killed:
             self._outcomes["died"] += 1
-            # Checks that readers see each row once.
+            # Even now, readers see no row twice and no row that the run should not write.
             assert not table_rows(self._lake) - self._rows_with(expected)
             self._reload(expected)
         self._compare()
@@ -236,7 +236,7 @@ class Exporting:
         self._races(step, truth, before=False)
 
     def _races(self, step: Step, truth: Mapping[int, PartitionTruth], *, before: bool) -> None:
-        """Runs another export concurrently."""
+        """Runs an export, and another one between its plan and its commit."""
         expected, allowed, must = self._expected(truth)
         other_reports: list[BackfillReport] = []
         executor = Between(
@@ -244,7 +244,8 @@ class Exporting:
         )
         allowed = (*allowed, CommitConflictError)
         report = self._run(step, allowed, must=must, executor=executor)
-        # A run without tasks does not start the other run, but records where partitions begin.
+        # If a run has no tasks, the other export does not run. The run still commits the start
+        # offsets of new partitions.
         if other_reports or report is not None:
             self._committed(expected)
         self._compare()
@@ -291,7 +292,7 @@ class Exporting:
         self._compare()
 
     def _rolled_back(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
-        """Undoes commits, or deletes the log of a folder: a run must fail or allow the loss."""
+        """Undoes commits or hides the commit log; then a run must fail unless loss is allowed."""
         if self._lake.table_format == "parquet":
             self._without_log(step, truth)
             return
@@ -336,7 +337,10 @@ class Exporting:
         self._world.take(Step("lose", step.b, step.c))
 
     def _raise_if_ambiguous(self, error: DataLossError) -> None:
-        """Raises `_AmbiguousTierError` if a damaged checkpoint would look like this tier."""
+        """Raises `_AmbiguousTierError` if the model allows this error, else the error itself.
+
+        The model allows the error if a tier with a damaged checkpoint would look the same.
+        """
         if "Segments would be skipped because of it" in str(error):
             if not truth_of(self._world)[error.partition or 0].is_start_unsure:
                 raise error
@@ -387,12 +391,12 @@ class Exporting:
     def _expected(
         self, truth: Mapping[int, PartitionTruth], *, with_table: bool = True, planned: bool = False
     ) -> tuple[list[Expected], tuple[type[Exception], ...], bool]:
-        """Returns the expected result of a run: ranges, allowed errors, and whether it must fail.
+        """Returns the ranges that a run should write, the allowed errors, and whether it must fail.
 
         Args:
             truth: Expected content of the partitions.
             with_table: False if the run ignores the table.
-            planned: True for a run of a plan file.
+            planned: True if the run uses a plan file.
         """
         topic_id = newest_incarnation(self._world)
         expected_ranges = []
@@ -441,7 +445,11 @@ class Exporting:
     def _has_other_log(
         self, key: PartitionKey, truth: PartitionTruth, *, planned: bool
     ) -> tuple[bool, bool]:
-        """Returns whether a run may, and whether it must, detect that table and log differ."""
+        """Compares the exported log with the current log.
+
+        Returns:
+            Whether a run may report that they differ, and whether it must report this.
+        """
         stop = self._table.ranges[key][1]
         if stop > truth.stop:
             return True, not planned
@@ -451,7 +459,7 @@ class Exporting:
     def _is_unseen(
         self, key: PartitionKey, truth: PartitionTruth, all_truth: Mapping[int, PartitionTruth]
     ) -> bool:
-        """Returns whether a new partition may have lost records before the first export."""
+        """Returns whether a partition that is not in the table may have lost its first records."""
         other_keys = (PartitionKey(key.topic_id, number) for number in all_truth)
         return truth.log_start > 0 and any(
             key_of_partition in self._table.ranges for key_of_partition in other_keys
@@ -473,7 +481,7 @@ class Exporting:
         self._move(expected)
 
     def _move(self, expected: Sequence[Expected]) -> None:
-        """Advances the offsets of the table in the model."""
+        """Advances the committed offsets in the model, without rows."""
         for expected_range in expected:
             is_new = expected_range.key not in self._table.ranges
             has_lost_records = expected_range.first == expected_range.truth.log_start > 0
@@ -484,8 +492,10 @@ class Exporting:
                 self._table.topic_id = expected_range.key.topic_id
 
     def _committed_with_losses(self, expected: Sequence[Expected], report: BackfillReport) -> None:
-        """Adds the expected rows except the losses in the report; transaction outcomes may be lost
-        too.
+        """Adds the written rows to the model.
+
+        Each other expected row must be reported as skipped, or belong to a transaction whose
+        outcome may be lost.
         """
         rows = table_rows(self._lake)
         fresh = rows - self._table.rows
@@ -518,9 +528,9 @@ class Exporting:
     def _with_skipped_ends(
         self, expected: Sequence[Expected], named: set[tuple[int, int]]
     ) -> list[Expected]:
-        """Extends the ends by the offsets that the run skipped and reported.
+        """Returns the ranges, extended by the offsets that the run skipped after them.
 
-        A transaction whose end is lost does not stop a run that may lose data.
+        With `failOnDataLoss=false`, a run does not stop at a transaction whose end is lost.
         """
         table = self._lake.table()
         committed = table.load().committed
@@ -536,9 +546,7 @@ class Exporting:
         return extended
 
     def _reload(self, expected: Sequence[Expected]) -> None:
-        """Reads from the table how far a failed run progressed, after checking that it is
-        possible.
-        """
+        """Updates the model with the offsets that a failed run committed, and checks them."""
         table = self._lake.table()
         committed = table.load().committed
         table.close()
@@ -569,7 +577,7 @@ class Exporting:
 def check_export_history(
     history: History, seed: int, table_format: str, outcomes: Counter[str] | None = None
 ) -> None:
-    """Runs a history with its own table, in memory if the machine allows it.
+    """Runs a history with a new table in `/dev/shm`, or in a temporary folder if there is none.
 
     Raises:
         AssertionError: Wrong rows, or a wrong error.

@@ -1,6 +1,6 @@
-"""A target store that dies at a chosen step of a protocol, before or after the step.
+"""A target store that simulates a kill before or after a chosen step of a commit protocol.
 
-A dead process does nothing more, so every later call fails too. No clean-up code runs.
+After the kill, every later call fails too, so clean-up code of the killed run has no effect.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Killed(BaseException):
 
 
 class Steps:
-    """Counts steps and dies at one of them.
+    """Counts the steps of a protocol and simulates a kill at one of them.
 
     Args:
-        fatal: Number of the fatal step, from 0; None for no death.
+        fatal: Index of the fatal step, from 0; None to survive.
         after: True to die after the step, False to die before it.
-        really: True to kill the process with SIGKILL.
+        really: True to kill this process with SIGKILL, False to raise `Killed`.
     """
 
     def __init__(self, fatal: int | None, *, after: bool = False, really: bool = False) -> None:
@@ -55,7 +55,7 @@ class Steps:
 
 
 class MortalTarget:
-    """A target that counts its steps."""
+    """A target whose calls are steps of `steps`."""
 
     def __init__(self, target: TargetStore, steps: Steps) -> None:
         self._target = target

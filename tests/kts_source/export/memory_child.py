@@ -11,13 +11,13 @@ from kts_source.export.task_writer import LocalExecutor
 
 
 def main(tier: str, target: str, sort_by: str) -> None:
-    """Runs one task, whatever the size of the segment."""
+    """Exports topic `large` in a single task; prints the number of rows and the peak bytes."""
     report = export(
         {"path": tier, "subscribe": "large", "targetPartitionBytes": "8g"},
         export_settings(target, sort_within_files=[sort_by] if sort_by else []),
         LocalExecutor(1),
     )
-    # getrusage includes the parent process.
+    # `getrusage` is not used because its peak includes the parent process.
     status = Path("/proc/self/status").read_text()
     peak = int(status.partition("VmHWM:")[2].split()[0]) << 10
     sys.stdout.write(f"{report.rows} {peak}\n")

@@ -20,10 +20,10 @@ T0 = 1_700_000_000_000
 
 @dataclass
 class SmallTier:
-    """Partition 0 of a topic: segments of ten records each, dated one second apart.
+    """A tier with one partition. Each segment has ten records, whose timestamps differ by 1 s.
 
     Attributes:
-        keys: Keys of the objects of each segment.
+        keys: Object keys of each segment.
     """
 
     root: Path
@@ -34,7 +34,7 @@ class SmallTier:
         self._writer = AivenTierWriter(str(self.root), topic=TOPIC, partition=0)
 
     def grow(self, segments: int, key: bytes = b"k") -> SmallTier:
-        """Adds segments."""
+        """Adds a number of segments whose records have this key."""
         for _ in range(segments):
             first = self._log.next_offset
             self._log.append(
@@ -49,7 +49,7 @@ class SmallTier:
         return self
 
     def expire(self, *numbers: int) -> None:
-        """Deletes segments, as retention or an accident would."""
+        """Deletes the segments with these numbers, counted from 0."""
         for number in numbers:
             for key in self.keys[number]:
                 (self.root / key).unlink(missing_ok=True)
@@ -66,7 +66,7 @@ class SmallTier:
 
 
 def offset_option(offset: int) -> str:
-    """Returns the offset in the form of an option."""
+    """Returns the JSON text of an offset option for partition 0."""
     return json.dumps({TOPIC: {"0": offset}})
 
 

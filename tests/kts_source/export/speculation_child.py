@@ -38,11 +38,12 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Dawdles:
-    """A transform that changes nothing, and never ends in the first process that reads offset 900
-    or a later one in partition 0.
+    """A transform that changes nothing, and sleeps very long in one process.
+
+    This is the first process that reads an offset of at least 900 in partition 0.
 
     Attributes:
-        folder: Receives a file named after every process that reads such an offset.
+        folder: Folder for a file per process that reads such an offset, named by process id.
         fingerprint: Empty, as without a transform.
     """
 
@@ -65,7 +66,7 @@ class Dawdles:
 
 
 def main(master: str, folder: str) -> None:
-    """Runs one export of each format, each in a single wave."""
+    """Runs one export of each format; each has a single commit."""
     builder = SparkSession.builder.master(master).appName("two attempts")
     for name, value in SETTINGS.items():
         builder = builder.config(name, value)

@@ -32,7 +32,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 @pytest.fixture
 def folder_lake(tmp_path: Path) -> Lake:
-    """A folder, the fastest format, for rules that are equal for all formats."""
+    """Returns a Parquet folder, the fastest target, for rules that all formats share."""
     return Lake(tmp_path, "parquet")
 
 
@@ -105,7 +105,7 @@ def test_plan_file_that_overlaps_the_table_is_refused_without_resume(
         folder_lake.export(planned, resume=False)
 
 
-# -- below the table
+# -- offsets below those of the table
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_offsets_below_the_table_are_never_ignored(
     assert table_offsets(lake) == list(range(20, 40))
 
 
-# -- offsets of the table may have left the tier
+# -- exported offsets that were deleted from the tier
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_continued_export_reads_only_a_few_manifests(
     assert 0 < len(described) < 20
 
 
-# -- offsets that are skipped because loss is allowed
+# -- offsets skipped with failOnDataLoss=false
 
 
 def test_report_contains_offsets_outside_the_tier(folder_lake: Lake, tier: SmallTier) -> None:
@@ -248,7 +248,7 @@ def test_report_contains_offsets_outside_the_tier(folder_lake: Lake, tier: Small
     assert (gaps(report), ranges(report)) == ([(0, 10)], [(30, 35)])
 
 
-# -- end offsets from a manifest only
+# -- wrong end offsets in a manifest
 
 
 def raise_end(tier: SmallTier, number: int, end: int) -> None:

@@ -1,6 +1,7 @@
 """Exports of tiers with damaged transaction indexes write no row of an aborted transaction.
 
-A wave may end while a transaction is open whose marker is in a later wave.
+A wave is the set of tasks of one commit. A transaction may begin in one wave and have its marker in
+a later wave.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ TOPIC_ID = uuid.UUID(int=7)
 def export_in_waves(
     lake: Lake, root: Path, segments: Iterable[SegmentFiles], **options: str
 ) -> CorruptSegmentError | OldBrokerError | None:
-    """Writes a tier, exports it in waves of one segment, and returns the error of a refusal."""
+    """Writes a tier and exports it with one segment per commit.
+
+    Returns:
+        The error if the export was refused, else None.
+    """
     writer = LocalTierWriter(str(root), topic="t", partition=0, topic_id=TOPIC_ID)
     for files in segments:
         writer.write_segment(files)
@@ -128,7 +133,7 @@ def test_export_with_lost_entry_in_cut_segment_commits_nothing(
 def export_damaged_tiers(
     seed: int, folder: Path, *, share: float, flips: int
 ) -> tuple[int, list[str]]:
-    """Damages the transaction indexes of a log and exports the tier in waves.
+    """Damages the transaction indexes of a log and exports the tier with one segment per commit.
 
     Returns:
         The number of refused exports, and the damages after which a table has wrong rows.

@@ -1,4 +1,4 @@
-"""Checks that the offsets of waves without rows are recorded in all formats."""
+"""Checks that a table records the offsets of a wave (the tasks of one commit) without rows."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_wave_without_rows_advances_offsets(
 
 
 def only_x(batch: pa.RecordBatch) -> pa.RecordBatch | None:
-    """A function whose columns are known only from rows."""
+    """A transform function that declares no columns, so they are unknown until it returns rows."""
     rows = batch.filter(pc.equal(batch["key"], b"x"))
     if not rows.num_rows:
         return None
@@ -83,7 +83,8 @@ def test_transform_that_returns_no_rows_advances_offsets(
     tier = make_tier(tmp_path, keys)
     report = lake.export(tier.options(), transform=only_x, commit_bytes=1)
     assert table_offsets(lake) == expected(keys)
-    # Without rows the columns are unknown, so there is no table to record offsets in.
+    # If no row was returned, the columns are unknown. Then Delta and Iceberg tables do not
+    # exist yet, so they cannot record offsets.
     unrecorded = b"x" not in keys and lake.table_format != "parquet"
     assert ranges(report) == ([] if unrecorded else [(0, 30)])
     assert bool(lake.export(tier.options(), transform=only_x).commits) is False

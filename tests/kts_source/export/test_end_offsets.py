@@ -1,4 +1,4 @@
-"""Tests the ends of a table as `startingOffsets` of a stream or batch."""
+"""Tests `end_offsets`, which returns the `startingOffsets` for reading on after a table."""
 
 from __future__ import annotations
 

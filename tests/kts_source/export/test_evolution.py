@@ -1,4 +1,4 @@
-"""Tests tables whose values gain fields, lose fields, or contradict the schema."""
+"""Tests exports whose value schema gains fields, loses fields, or contradicts the table."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def values_of(lake: Lake) -> list[dict[str, Any]]:
 
 
 def assert_all_fields(lake: Lake) -> None:
-    """Checks for ten rows without the new fields, then ten with all fields."""
+    """Asserts that the new fields are null in the first ten rows and set in the last ten."""
     values = values_of(lake)
     assert [{name: value[name] for name in row(0)} for value in values[10:]] == [
         row(number) for number in range(10, 20)
@@ -201,7 +201,7 @@ def test_iceberg_gets_columns_and_files_in_one_commit(
 
 @dataclass
 class AfterAnother:
-    """A table for which another export makes the same commit first."""
+    """A table in which another export commits the same offsets first."""
 
     lake: Lake
     options: dict[str, str]

@@ -1,4 +1,4 @@
-"""Tests complete exports without Spark: equal rows, resumed and incremental runs, refusals."""
+"""Tests exports without Spark: all rows, resumed runs, incremental runs, refused arguments."""
 
 from __future__ import annotations
 

@@ -47,18 +47,18 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 
 def only_x(batch: pa.RecordBatch) -> pa.RecordBatch | None:
-    """A function whose columns are known only from rows."""
+    """A transform function that declares no columns, so they are unknown until it returns rows."""
     rows = batch.filter(pc.equal(batch["key"], b"x"))
     return rows if rows.num_rows else None
 
 
 @dataclass
 class Driven:
-    """Runs rounds with a clock that advances only in pauses. A SIGTERM ends the last pause.
+    """Runs follow rounds with a fake clock. In the last pause, a SIGTERM ends the export.
 
     Attributes:
         steps: The function called in each pause.
-        pauses: The length of each pause.
+        pauses: The length of each pause in seconds.
         rounds: The metrics of each round.
         seconds_a_round: The simulated duration of a round.
     """
@@ -340,7 +340,7 @@ def test_follow_finishes_its_round_after_a_signal(
         assert first["left_bytes"] > 0
         attempts = tmp_path / "table" / "_kts" / "attempts"
         deadline = time.monotonic() + 120
-        # Unfinished files show that tasks of the second round are active.
+        # Files that are not committed show that tasks of the second round are running.
         while not any(path.is_file() for path in attempts.rglob("*")):
             assert time.monotonic() < deadline
             time.sleep(0.01)

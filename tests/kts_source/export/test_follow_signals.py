@@ -1,4 +1,4 @@
-"""Checks that a follow export returns after a signal at any step, and the next one continues."""
+"""Checks that a follow export ends after a signal at any step, and that the next one resumes."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ ROWS = list(range(30))
 
 
 class Calls:
-    """Counts calls of this package in this thread during rounds, and sends the signal at one of
-    them.
+    """Counts calls and returns of kts_source functions during a follow export.
+
+    At event `number`, it sends a SIGTERM to this process.
 
     Attributes:
-        count: Number of calls.
+        count: Number of calls and returns.
     """
 
     def __init__(self, number: int | None) -> None:
@@ -61,7 +62,7 @@ class Calls:
 
 
 def followed(lake: Lake, tier: SmallTier, calls: Calls) -> list[RoundMetrics]:
-    """Runs until the second pause, or until the signal arrives."""
+    """Follows the tier until the second pause or until `calls` sends its signal."""
     rounds: list[RoundMetrics] = []
     pauses: list[float] = []
 

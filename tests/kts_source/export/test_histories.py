@@ -1,8 +1,8 @@
 """Runs random histories of exported topics: the table contains the committed rows, each once.
 
-The test detects these mistakes: plan files run without a check; offsets below the table or after a
-gap skipped; empty waves not recorded; vanished offsets not reported; ranges not compared before a
-commit; a commit published but not recorded.
+The test fails if an export runs plan files without a check, skips offsets below the table or after
+a gap, does not record commits without rows, does not report vanished offsets, does not compare
+ranges before a commit, or publishes a commit that it does not record.
 """
 
 from __future__ import annotations

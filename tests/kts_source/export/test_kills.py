@@ -52,7 +52,7 @@ def run(lake: Lake, fatal: int | None, after: bool, ready: Connection) -> None:
 
 
 class Child:
-    """An active export."""
+    """An export that runs in a child process."""
 
     def __init__(self, lake: Lake, fatal: int | None = None, *, after: bool = False) -> None:
         self._receiver, sender = CONTEXT.Pipe(duplex=False)
@@ -63,20 +63,20 @@ class Child:
         self.started = time.monotonic()
 
     def steps(self) -> int:
-        """Waits for the run, which survives. Returns its number of steps."""
+        """Waits for the export to end without a kill. Returns its number of protocol steps."""
         count: int = self._receiver.recv()
         self.process.join()
         return count
 
     def end(self) -> int | None:
-        """Waits for the end. Returns the exit code."""
+        """Waits until the process ends. Returns the exit code."""
         self.process.join()
         self._receiver.close()
         return self.process.exitcode
 
 
 def check(lake: Lake) -> None:
-    """Checks for each row at most once, and exactly once after another run."""
+    """Asserts that the table has no row twice, and each row once after another run."""
     assert_at_most_once(lake)
     lake.export(source())
     assert_holds(lake.read(), ["txn"])

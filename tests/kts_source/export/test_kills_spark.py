@@ -1,4 +1,4 @@
-"""Tests kill −9 through Spark: Python workers and drivers at random points, with retried tasks."""
+"""Kills Python workers and drivers of Spark exports at random points, and resumes the export."""
 
 from __future__ import annotations
 
@@ -57,12 +57,11 @@ def spark() -> Iterator[SparkSession]:
 
 @dataclass(frozen=True)
 class Dies:
-    """A transform that changes nothing and kills its process at some calls, counted over all
-    processes.
+    """A transform that changes nothing, but kills its process at some of its calls.
 
     Attributes:
-        calls: A file that receives a byte with every call.
-        at: Numbers of the fatal calls.
+        calls: A file to which every call in any process appends a byte.
+        at: Numbers of the fatal calls, counted over all processes.
         fingerprint: Empty, as without a transform.
     """
 
@@ -81,7 +80,7 @@ class Dies:
 
 
 def check(lake: Lake) -> None:
-    """Checks that rows exist at most once, and exactly once after clean-up and another run."""
+    """Asserts that the table has no row twice, and each row once after `clean` and another run."""
     assert_at_most_once(lake)
     lake.export(source())
     assert_holds(lake.read(), ["txn"])

@@ -43,7 +43,7 @@ TOPIC = "compacted"
 
 
 def source(topics: str | tuple[str, ...], **options: str) -> dict[str, str]:
-    """Returns options for records with a key only, because every golden topic has some without."""
+    """Returns options that read only records with a key; golden topics also have null keys."""
     return exporting.source(topics, where="key is not null", **options)
 
 
@@ -60,7 +60,7 @@ def latest_records(
     retention_ms: int = 86_400_000,
     isolation_level: Any = "read_committed",  # noqa: ANN401
 ) -> dict[tuple[int, bytes], dict[str, Any]]:
-    """Returns the records that Kafka's cleaner would keep, computed one by one."""
+    """Returns the records that Kafka's log cleaner would keep, by partition and key."""
     latest: dict[tuple[int, bytes], dict[str, Any]] = {}
     newest: dict[int, Any] = {}
     for row in expected_table(topic, isolation_level).to_pylist():
@@ -146,7 +146,7 @@ RUNS = {"compacted": (300, 301, 900, 1700, 2968), "txn": (500, 1200, 3000, 3671)
 
 
 class Watched(LocalExecutor):
-    """Records which slices are read."""
+    """Runs tasks and records in `read` which slices they read."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -196,7 +196,7 @@ def test_compaction_in_several_runs_equals_compaction_in_one_run(
         written_lake.read().select(columns).sort_by(order) for written_lake in (lake, once)
     )
     assert merged.equals(compacted_once)
-    # Old records were not read from the tier again.
+    # No run read a slice that an earlier run had read.
     spans = sorted((topic, number, start) for topic, number, start, _ in executor.read)
     assert len(spans) == len(set(spans))
 

@@ -34,7 +34,7 @@ MERGES = ["delta", "iceberg"]
 
 
 class Tier:
-    """Partitions of topics with names that begin with `o`; each `grow` adds a segment."""
+    """A tier with topics whose names begin with `o`. Each call of `grow` adds a segment."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -43,7 +43,7 @@ class Tier:
     def grow(
         self, topic: str, keys: str, *, partition: int = 0, topic_id: str = IDS[0], null: str = ""
     ) -> None:
-        """Writes a record for each letter; letters in `null` are tombstones."""
+        """Writes a segment with a record per letter of `keys`; letters in `null` are tombstones."""
         location = topic, partition, topic_id
         if location not in self._logs:
             writer = AivenTierWriter(
@@ -150,7 +150,7 @@ def test_merge_keeps_unrequested_partition(tier: Tier, lake: Lake) -> None:
     tier.grow("oa", "cd", partition=1)
     options = tier.options(where="key IN ('a', 'b')")
     lake.export(options, compact=True, tombstones="remove-old")
-    # A rebuild would fail because of the missing offsets.
+    # Without these offsets, a rebuild of the table would fail, but a merge succeeds.
     shutil.rmtree(tier.root / f"oa-{IDS[0]}" / "0")
     tier.grow("oa", "ef", partition=1)
     lake.export(options, compact=True, tombstones="remove-old")
@@ -203,7 +203,7 @@ def test_rebuild_keeps_all_rows(
 def test_rebuild_without_segment_of_table_is_refused(
     tier: Tier, lake: Lake, columns: str, in_flight: bool
 ) -> None:
-    """Allowed loss affects new records only: rows of the table are kept."""
+    """`failOnDataLoss=false` may skip new records, but must not remove rows from the table."""
     options = tier.options(columns, failOnDataLoss="false")
     for keys in ("ab", "cd", "ef"):
         tier.grow("oa", keys)
@@ -245,7 +245,7 @@ def test_compaction_into_folder_with_rows_is_refused(tier: Tier, tmp_path: Path)
 
 
 def test_concurrent_first_compactions_conflict(tier: Tier, lake: Lake) -> None:
-    """Both plans start from an empty table, with two incarnations of one topic."""
+    """Both exports start from an empty table, and read different incarnations of a topic."""
     tier.grow("oa", "abc")
     table: Any = lake.table(compact=True)
     commit = table.commit

@@ -1,4 +1,4 @@
-"""A small tier of rows with a text, and a transform that turns the text into a column."""
+"""A small tier whose values are texts, and a transform that returns the text as a column."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ def tier_of(
 
 
 def by_country(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Returns two columns: the offset, and the value as text."""
+    """Returns the columns `offset` and `country`, which contains the value as text."""
     columns = [batch["offset"], batch["value"].cast(pa.string())]
     return pa.RecordBatch.from_arrays(columns, names=["offset", "country"])

@@ -26,7 +26,10 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 
 def aged(lake: Lake, hours: float, *, but: int = 0) -> list[Path]:
-    """Makes all data files except the newest ones older."""
+    """Moves the timestamps of all data files except the newest `but` files into the past.
+
+    Returns all data files, oldest first.
+    """
     files = sorted(
         (path for path in lake.folder.rglob("*.par*") if "_delta_log" not in path.parts),
         key=lambda path: path.stat().st_mtime_ns,
@@ -38,7 +41,7 @@ def aged(lake: Lake, hours: float, *, but: int = 0) -> list[Path]:
 
 
 def test_clean_keeps_files_of_an_active_run(lake: Lake) -> None:
-    # In a long wave, the first files are old when the last one is written.
+    # If a commit takes long, its first files are already old when its last file is written.
     cleaned: list[object] = []
 
     def clean_up() -> None:
@@ -61,12 +64,12 @@ def test_clean_keeps_files_committed_during_its_listing(
         under_way.append(prefix)
         yield from list(original(self, prefix, after=after))
         under_way.pop()
-        # Directly after `clean` has listed its folders.
+        # `clean` has just listed a folder, so the commit happens now.
         if waiting and not under_way and not prefix.endswith("commits/"):
             waiting.pop()()
 
     class Committing(DiesAtCommit):
-        """Lets another process run `clean` during this commit."""
+        """Commits while `clean` runs, directly after `clean` has listed its folders, and dies."""
 
         def commit(self, commit: Commit) -> bool:
             waiting.append(lambda: self._table.commit(commit))

@@ -1,6 +1,4 @@
-"""Tests existing Delta tables: complete rows are written, or the export is refused before any
-row.
-"""
+"""Tests exports into existing Delta tables, which are supported or refused before any row."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ def begin_table(
     versions: tuple[int, int] = (1, 2),
     features: list[str] | None = None,
 ) -> None:
-    """Writes the first log entry of a table, in the form of the Delta protocol."""
+    """Creates an empty Delta table by writing its first log entry."""
     protocol: dict[str, Any] = {"minReaderVersion": versions[0], "minWriterVersion": versions[1]}
     if features is not None:
         protocol["writerFeatures"] = features

@@ -1,4 +1,4 @@
-"""Tests folders with existing files: partitioned in the same way, or refused."""
+"""Tests exports into folders with files: the export is refused if the partitions differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests existing Iceberg tables and concurrent writers: complete rows or none."""
+"""Tests exports into existing Iceberg tables: refusals before any row, and concurrent writers."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_unsigned_integers_are_refused(lake: Lake) -> None:
 
 
 class Overtaken:
-    """Lets another writer commit between the comparison of the table and the commit."""
+    """A table in which another writer commits between the check of the table and the commit."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, between: Any) -> None:  # noqa: ANN401
         self._between = between

@@ -1,6 +1,4 @@
-"""Reads partition values back from folder names, with readers that share no code with the
-export.
-"""
+"""Tests that other libraries read partition values from folder names with value and type."""
 
 from __future__ import annotations
 

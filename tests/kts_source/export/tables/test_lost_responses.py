@@ -153,7 +153,7 @@ def test_clean_removes_files_of_a_dead_export(lake: Lake, tier: SmallTier) -> No
 
     with pytest.raises(KeyboardInterrupt):
         lake.export(tier.grow(1).options(), executor=Interposed(die))
-    # A killed process leaves its mark; its lock is released.
+    # A killed run leaves the file that marks it as running, but its file lock is released.
     folder = Path(lake.table()._root().removeprefix("file://")) / export_table.MARKS
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ("0" * 32)).touch()

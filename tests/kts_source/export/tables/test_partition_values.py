@@ -1,4 +1,4 @@
-"""Checks that independent readers find texts used as partition values, or that they are refused."""
+"""Checks that readers find rows by partition text; texts that readers cannot read are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commit protocols interrupted at every step: readers, second runs and races."""
+"""Tests that every row is committed once if runs are killed at any step or run concurrently."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_readers_do_not_see_unpublished_files(tmp_path: Path) -> None:
 
 
 class Interposed(LocalExecutor):
-    """Runs a function once, after the tasks of the first wave and before their commit."""
+    """Calls a function once: after the tasks of the first commit and before this commit."""
 
     def __init__(self, between: Any) -> None:  # noqa: ANN401
         super().__init__(1)
@@ -150,7 +150,7 @@ def test_export_fails_if_concurrent_export_changed_the_rules(lake: Lake) -> None
 
 
 class Racing:
-    """Commits another export at the last moment, after the ranges were compared."""
+    """A table in which another export commits after the offset ranges were compared."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, act: Any) -> None:  # noqa: ANN401
         original = getattr(owner, name)

@@ -1,4 +1,4 @@
-"""Checks that tables with another state version are refused with its number."""
+"""Checks that a table whose state has another version is refused; the error names the version."""
 
 from __future__ import annotations
 

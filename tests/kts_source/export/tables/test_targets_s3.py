@@ -1,6 +1,4 @@
-"""Tests targets on S3 over real HTTP, with the same protocols, and with a server that ignores
-If-None-Match.
-"""
+"""Tests export targets on an S3 server, also on a server that ignores If-None-Match."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ def url(s3_server: S3Server) -> str:
 
 
 def few_tasks(topics: str | tuple[str, ...] = "txn") -> dict[str, str]:
-    """Few tasks, because every task opens its own clients, which is slow."""
+    """Returns options for few tasks, because every task opens S3 clients, which is slow."""
     return source(topics, targetPartitionBytes="250k")
 
 
@@ -243,7 +241,7 @@ def test_create_reports_which_caller_was_first(url: str, s3_server: S3Server) ->
     assert target.create("a/b", b"first")
     assert not target.create("a/b", b"second")
     assert target.read("a/b") == b"first"
-    # A repeated request whose first response was lost succeeds.
+    # A request that is repeated because its first response was lost also succeeds.
     assert target.create("a/b", b"first")
     require_create(target)
     assert [entry.key for entry in target.list_objects("")] == ["a/b"]
