@@ -1,5 +1,6 @@
-"""Checks that filtering in two passes, in one pass, and after a full decode returns the same
-rows.
+"""Compares ways to filter rows: with two decoding passes, with one pass, and after a full decode.
+
+The first of two passes decodes only the columns of the condition.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ CODECS = ("none", "lz4", "zstd", "snappy", "gzip")
 
 
 def make_log(sizes: Sequence[int], codec: str, *, old: bool) -> bytes:
-    """Returns batches with these record counts, with keys, nulls and repeated headers."""
+    """Returns a log with one batch of `size` records for each of `sizes`. Some keys and values are
+    null, and some header keys repeat. With `old`, a message set of magic 1 precedes the batches.
+    """
     data, offset = b"", 0
     if old:
         data, offset = (

@@ -162,7 +162,7 @@ def test_unknown_topic_error_lists_topics() -> None:
 def test_error_of_missing_tier_names_the_searched_location(tmp_path: Path) -> None:
     with pytest.raises(TierNotFoundError, match=r"<topic>-<topic id>.*keyPrefix"):
         scan(options_for(tmp_path, "codecs"))
-    # The golden tier's prefix ends with a slash. The misspelled prefix finds nothing.
+    # No object of the golden tier has a key with this misspelled prefix.
     with pytest.raises(TierNotFoundError, match="keyPrefix"):
         scan({**tier_options("codecs"), "keyPrefix": "tierd/"})
 
@@ -270,7 +270,7 @@ def test_missing_segments_below_log_start_are_not_a_hole(
     bases = sorted(span.segment.start_offset for span in partition.surviving.ranges)
     assert partition.start == partition.surviving.log_start == min(bases) > 0
     skipped = [interval.segment for interval in partition.surviving.skipped]
-    # One of the four was deleted.
+    # The segment with base offset 3 was deleted, so it is not listed as skipped.
     assert [segment.start_offset for segment in skipped] == [0, 6, 9]
     for skipped_segment in skipped:
         line = f"segment {skipped_segment.segment_id} not read: below the log start"
@@ -337,8 +337,8 @@ def test_wrong_offset_index_raises_error(tier: Path) -> None:
     section = manifest["segmentIndexes"]["offset"]
     indexes = objects(tier, "codecs", "indexes")[0]
     data = bytearray(indexes.read_bytes())
-    # Every entry has a lower offset than the batch at its position: a bound relying on it would
-    # lose rows.
+    # Each index entry has a lower offset than the batch at its position. A reader that trusted the
+    # entries would skip rows.
     first = int.from_bytes(data[section["position"] : section["position"] + 4], "big")
     for position in range(section["position"], section["position"] + section["size"], 8):
         relative = int.from_bytes(data[position : position + 4], "big")
@@ -353,7 +353,7 @@ def test_wrong_offset_index_raises_error(tier: Path) -> None:
 def test_flipped_base_offset_bit_never_returns_wrong_rows(
     tier: Path, bounds: dict[str, int], target: str
 ) -> None:
-    # No checksum covers the base offset, so a batch may seem to be after the bounds.
+    # No checksum covers the base offset. A wrong one may seem to be outside the requested range.
     source = random.Random(f"{bounds} {target}")
     bounds_of_topic = {
         name: json.dumps({"codecs": {"0": offset}}) for name, offset in bounds.items()

@@ -1,4 +1,4 @@
-"""Checks that adjacent side files are read with one request and match separate reads."""
+"""Checks that one request reads adjacent side files, with the same bytes as separate requests."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def segments(
 
 
 def check_all_kinds(store: LocalStore, objects: SegmentObjects) -> int:
-    """Compares all side files and returns the number of requests."""
+    """Checks that each side file of a segment is read with the right bytes. Returns the number of
+    requests that the reads sent.
+    """
     reads = partial(read_side_file, Tier(store), SideFilePack())
     kinds = [kind for kind, section in objects.indexes.items() if section.size]
     random.Random(objects.log.key).shuffle(kinds)
@@ -63,8 +65,8 @@ def check_all_kinds(store: LocalStore, objects: SegmentObjects) -> int:
 def test_golden_side_files_are_read(topic: str) -> None:
     store = LocalStore(TIER)
     for objects in segments(AivenLayout(), store, KEY_PREFIX, topic):
-        # The offset index, the time index, and the rest in one request, or two if transactions come
-        # first.
+        # The offset index and the time index take one request each. The other files take one, or
+        # two if the transaction index is read first.
         assert check_all_kinds(store, objects) <= 4
 
 

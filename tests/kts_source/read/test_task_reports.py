@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def request_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Records the size of every range that a store was asked for."""
+    """Returns a list that receives the size in bytes of each range requested from a store."""
     sizes: list[int] = []
     original = LocalStore.get_range
 

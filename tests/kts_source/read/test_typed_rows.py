@@ -46,7 +46,7 @@ def damaged(tmp_path: Path) -> dict[str, str]:
 
 
 def select_known_fields(rows: list[dict[str, object]]) -> list[object]:
-    """Keeps only the fields that `row` has."""
+    """Returns the rows with only the fields that `typed_tier.row` returns."""
     names = row(0)
     return [fields and {name: fields[name] for name in names} for fields in rows]
 
@@ -304,7 +304,7 @@ def test_typed_scan_can_be_pickled(good: dict[str, str]) -> None:
     scan = kts_source.scan(good | as_avro())
     again = pickle.loads(pickle.dumps(scan))
     assert again.to_table().equals(scan.to_table())
-    # A plan contains no formats: it is the same with and without them, and any version can read it.
+    # A plan does not contain the value format, so a plan with the option equals one without it.
     plain = kts_source.scan(good)
     typed = json.loads(scan.plan.to_json())
     assert typed == json.loads(plain.plan.to_json())

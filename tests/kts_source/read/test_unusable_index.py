@@ -1,4 +1,8 @@
-"""Tests unusable offset indexes: the full segment is read, unless the plan relied on the index."""
+"""Checks that a segment with an unusable offset index is read in full, unless the plan used the
+index.
+
+If the index was damaged after it was used for the plan, the read must fail.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +30,9 @@ def options_from(start: int, **more: str) -> dict[str, str]:
 
 
 def damage_steps(how: int) -> list[Step]:
-    """Damages the index of each segment.
+    """Returns steps that damage the offset index of both segments.
 
-    Its size may stay the same, and the store has no versions.
+    The damage may keep the size of the index, and the store has no object versions.
     """
     return [Step("spoil", number, 2, how) for number in range(2)]
 
@@ -43,7 +47,7 @@ PIECES: tuple[dict[str, str], ...] = (
 @pytest.mark.parametrize("how", [1, 2, 3])
 @pytest.mark.parametrize("more", PIECES)
 def test_index_damaged_after_planning_raises_error(how: int, more: dict[str, str]) -> None:
-    # Without this error, scans with no slice at the segment's start skipped rows.
+    # Earlier code without this error skipped rows if no slice began at the start of the segment.
     for start in range(1, STOP + 1, 5):
         world = World(History(Shape(interval=0), SEGMENT * 2))
         options = options_from(start, **more)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Remembering:
-    """Allocates memory and records the addresses by size."""
+    """Allocates memory and records the address of each allocation, by its size in bytes."""
 
     def __init__(self) -> None:
         self.taken: dict[int, set[int]] = {}
@@ -41,7 +41,7 @@ def test_scan_reuses_the_memory_of_decoded_chunks(
     writer = AivenTierWriter(tmp_path, topic="t", chunk_size=1 << 20)
     writer.write_segment(uniform_segment(batches, log_start=0))
     remembering = Remembering()
-    # Even on a busy machine, this thread reads.
+    # Even if the reads are slow, this thread performs them itself and starts no other threads.
     monkeypatch.setattr(fetch, "_PATIENCE_SECONDS", 1e9)
     monkeypatch.setattr(local_store, "writable_bytes", remembering)
     scan = kts_source.scan({"path": str(tmp_path), "subscribe": "t"})

@@ -56,7 +56,9 @@ def damaged(tmp_path: Path) -> dict[str, str]:
 
 
 def offsets(options: dict[str, str], where: str) -> list[int]:
-    """Returns the offsets of the matching rows; the option and the method must agree."""
+    """Returns the offsets of the rows that match `where`. Checks that the option `where` and the
+    method `Scan.where` return the same rows.
+    """
     by_option: list[int] = (
         kts_source.scan(options | {"where": where}).to_table()["offset"].to_pylist()
     )
@@ -82,7 +84,7 @@ def offsets(options: dict[str, str], where: str) -> list[int]:
         ("value.local < '1970-01-01 00:00:00.000002'", [0, 1]),
         ("value.price = 2.56 AND value.amount > 28.5", [29, 0]),
         ("value.amount < 9999999999999999999999 AND value.amount > 28", [29, 0]),
-        # Null is not smaller than a number beyond the range of bigint.
+        # At offset 4, amount is null: it is not smaller than a number beyond the range of bigint.
         ("value.amount < 99999999999999999999 AND offset BETWEEN 3 AND 5", [3, 5]),
         ("false OR value.amount > 99999999999999999999.5", []),
     ],
@@ -104,7 +106,7 @@ def test_rows_are_filtered_by_key_fields(tmp_path: Path) -> None:
     options = write(tmp_path, [[avro(number) for number in range(30)]])
     fixed = json.dumps({"type": "fixed", "name": "F", "size": 2})
     options |= as_avro(**{"key.format": "avro", "key.schema": fixed, "key.mode": "DROPMALFORMED"})
-    # Keys of other lengths than two are invalid and dropped.
+    # Keys that are not two bytes long are invalid, so their rows are dropped.
     assert offsets(options, "key = 'k7' OR value.amount = 8") == [7, 8]
 
 
@@ -158,7 +160,7 @@ def test_failfast_raises_for_malformed_condition_field(damaged: dict[str, str]) 
 
 
 def test_failfast_ignores_other_fields_of_filtered_rows(tmp_path: Path) -> None:
-    # The note is not UTF-8. If only the country is decoded, this has no effect.
+    # The field `note` is not UTF-8. This has no effect on scans that decode only `country`.
     bad = avro(2).replace(b"n2", b"\xff2")
     options = write(tmp_path, [[avro(0), bad, avro(3)]]) | as_avro()
     assert offsets(options, "value.country = 'DE'") == [0, 2]
@@ -169,7 +171,7 @@ def test_failfast_ignores_other_fields_of_filtered_rows(tmp_path: Path) -> None:
 
 def test_permissive_filters_malformed_values_as_null(damaged: dict[str, str]) -> None:
     options = damaged | as_avro(**{"value.mode": "PERMISSIVE"})
-    # The value and all fields of a malformed value are null, whichever fields are selected.
+    # A malformed value and all its fields are null, whichever fields are selected.
     scan = kts_source.scan(options | {"value.columns": "country"}).where("value.amount IS NULL")
     rows_by_offset = {row["offset"]: row for row in scan.to_table().to_pylist()}
     assert list(rows_by_offset) == [3, 4, 17, 25, 27]
@@ -241,7 +243,7 @@ def test_malformed_rows_are_rejected_in_both_passes(
 def test_json_with_inferred_type_is_filtered(tmp_path: Path) -> None:
     options = write(tmp_path, [[json_value(number) for number in range(30)]])
     options |= {"value.format": "json"}
-    # The types are known at this point.
+    # `scan` has inferred the types before `where` parses the condition.
     table = kts_source.scan(options).where("value.user.id = 7 AND offset < 9").to_table()
     assert table["offset"].to_pylist() == [7]
     with pytest.raises(InvalidOptionError, match=r"needs option 'value\.schema'"):

@@ -1,6 +1,6 @@
-"""Compares conditions on fields with a plain evaluation, row by row.
+"""Checks that scans with conditions on fields return the rows that match in plain Python.
 
-Schemas, values and conditions are generated, in each mode.
+Schemas, values, conditions and the mode for invalid values are random.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ CONDITIONS: Final = 12
 
 
 class Generated:
-    """Generates schemas, values and conditions from a seed.
+    """Generates a schema, values and conditions from a seed.
 
-    Hypothesis would draw fewer different ones.
+    Strategies of Hypothesis would generate less varied examples.
     """
 
     def __init__(self, seed: int) -> None:
@@ -54,7 +54,7 @@ class Generated:
         return self._chance.choice(choices)
 
     def value(self, schema: dict[str, Any] | None = None) -> dict[str, Any] | None:
-        """Returns a record in which each field may be null."""
+        """Returns a random record of `schema`. The record and each of its fields may be null."""
         if self._chance.random() < 0.15:
             return None
         return {
@@ -65,15 +65,15 @@ class Generated:
         }
 
     def bad_rows(self) -> set[int]:
-        """Chooses the rows whose value cannot be decoded."""
+        """Returns random numbers of rows whose values the test makes invalid."""
         return {self._chance.randrange(ROWS) for _ in range(self._chance.choice([0, 1, 8]))}
 
     def mode(self) -> str:
-        """Chooses the mode for invalid values."""
+        """Returns a random mode for invalid values."""
         return self._of("permissive", "dropmalformed")
 
     def condition(self, depth: int = 0) -> str:
-        """Returns a condition as text."""
+        """Returns a random condition. `depth` is the number of AND, OR and NOT around it."""
         kind = self._chance.randint(0, 9)
         if depth < 3 and kind < 3:
             terms = [self.condition(depth + 1) for _ in range(self._chance.randint(2, 3))]
@@ -119,7 +119,7 @@ def is_record(kind: Any) -> bool:  # noqa: ANN401 - a type of Avro
 
 
 def paths_of(schema: dict[str, Any], above: Path = ()) -> list[Path]:
-    """Returns the paths of all fields that are not records."""
+    """Returns the paths of all fields that are not records. Each path begins with `above`."""
     paths: list[Path] = []
     for name, kind in schema.items():
         path = (*above, name)
@@ -168,7 +168,9 @@ def batch_of(values: Sequence[bytes | None]) -> pa.RecordBatch:
 
 
 def kept(batch: pa.RecordBatch, form: ColumnFormat, where: Predicate) -> pa.Table:
-    """Filters the way tasks do, with the columns that a task would read."""
+    """Returns the rows that match `where`, filtered as in a task, with the columns that a task
+    reads.
+    """
     plain, of_fields = split_by_fields(where)
     columns = ["offset", "value", *([] if form.error_column is None else [form.error_column])]
     rows = TypedRows(columns, [form], where)
@@ -179,7 +181,7 @@ def kept(batch: pa.RecordBatch, form: ColumnFormat, where: Predicate) -> pa.Tabl
             + [(name, pa.string()) for name in columns[2:]]
         ),
     )
-    # A batch in two halves gives the same rows.
+    # The two parts of the condition, evaluated separately, match the same rows.
     halves = [
         TypedRows(["offset"], [form], half) if half is not None else None
         for half in (plain, of_fields)
@@ -201,7 +203,7 @@ def test_generated_conditions_equal_evaluation_in_python(seed: int) -> None:
     generated = Generated(seed)
     writer = Writer(record("R", generated.schema))
     values = [generated.value() for _ in range(ROWS)]
-    # An invalid union branch: the first field cannot be read, so the value cannot either.
+    # The union branch of the first field is invalid, so the value cannot be decoded.
     bad_rows = generated.bad_rows()
     written = [
         b"\x7f" if number in bad_rows else None if value is None else writer(value)

@@ -1,6 +1,6 @@
 """Compares `where` on the golden topics with a filter after a full read.
 
-Also checks that `where` does not change ranges, ends and holes.
+Also checks that `where` does not change the offset ranges, ends and holes that a plan reports.
 """
 
 from __future__ import annotations

@@ -54,7 +54,9 @@ def text(value: str) -> bytes:
 
 
 def avro(number: int, *, old: bool = False) -> bytes:
-    """Returns the encoded order with this number."""
+    """Returns order `number` as Avro bytes. With `old`, an earlier schema with fewer fields is
+    used.
+    """
     value = text("CH" if number % 3 else "DE") + long(number) + long(T0 + number) + long(number)
     if old:
         return value
@@ -64,7 +66,7 @@ def avro(number: int, *, old: bool = False) -> bytes:
 
 
 def row(number: int, *, old: bool = False) -> dict[str, Any]:
-    """Returns the same order as the table returns it, with times as numbers."""
+    """Returns the country, amount, note and tags that a table must have for order `number`."""
     return {
         "country": "CH" if number % 3 else "DE",
         "amount": number,
@@ -74,7 +76,9 @@ def row(number: int, *, old: bool = False) -> dict[str, Any]:
 
 
 def write(root: Path, values: list[list[bytes | None]]) -> dict[str, str]:
-    """Writes segments of ten records. Returns the options that read them."""
+    """Writes one partition per list of `values`, in segments of ten records. Returns the options
+    that read the topic.
+    """
     for partition, of_partition in enumerate(values):
         log = LogBuilder()
         writer = AivenTierWriter(str(root), topic=TOPIC, topic_id=TOPIC_ID, partition=partition)
@@ -92,5 +96,5 @@ def write(root: Path, values: list[list[bytes | None]]) -> dict[str, str]:
 
 
 def as_avro(**options: str) -> dict[str, str]:
-    """Returns the options that decode the orders."""
+    """Returns options that decode the values as orders, together with `options`."""
     return {"value.format": "avro", "value.schema": json.dumps(SCHEMA)} | options

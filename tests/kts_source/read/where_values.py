@@ -51,7 +51,7 @@ SAMPLES: Final[dict[str, list[Any]]] = {
 def record(name: str, fields: dict[str, Any]) -> dict[str, Any]:
     """Returns a record schema whose fields are all nullable.
 
-    A dict without `type` becomes a nested record.
+    A field whose type is a dict without `type` becomes a nested record.
     """
     encoded = []
     for field, kind in fields.items():

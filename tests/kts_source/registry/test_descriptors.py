@@ -1,4 +1,4 @@
-"""Tests which messages a schema's own file contains."""
+"""Checks that message indexes refer to the messages of a schema's own file, not of its imports."""
 
 from __future__ import annotations
 

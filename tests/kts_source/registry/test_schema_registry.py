@@ -1,4 +1,7 @@
-"""Tests registry responses and schema files that do not prove that a schema is unknown."""
+"""Checks that malformed responses and schema files raise errors.
+
+They must not be treated as proof that the registry does not know a schema.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def answering(raw: bytes) -> Iterator[str]:
-    """Returns the URL of a server that always sends these bytes."""
+    """Runs a server that sends `raw` as the response to every request. Yields its URL."""
     ended = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"

@@ -15,7 +15,7 @@ _EXACT: Final = (1 << 53) - 1
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A parsed page.
+    """The parsed content of a report page.
 
     Attributes:
         facts: The packed JSON.

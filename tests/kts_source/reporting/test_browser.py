@@ -53,7 +53,7 @@ def open_page(
 
 
 def _keep(name: str, picture: bytes) -> None:
-    """Saves a screenshot if an environment variable names a folder."""
+    """Checks that `picture` is a PNG image. Saves it if `KTS_SCREENSHOTS` names a folder."""
     assert picture.startswith(b"\x89PNG")
     assert len(picture) > 20_000
     if folder := os.environ.get("KTS_SCREENSHOTS"):
@@ -110,7 +110,7 @@ def test_page_supports_keys_search_and_mouse(tmp_path: Path) -> None:
             "(() => { const box = document.querySelector('.lanes').getBoundingClientRect();"
             " return [box.left, box.top, box.width]; })()"
         )
-        # The lane of `timeline`; the topic's segments span two months.
+        # Moves the mouse onto the row of partition timeline-0, whose segments span two months.
         await tab.move(box[0] + 210 + 60, box[1] + 28 + 22 * 9.5)
         await tab.settle()
         assert "timeline-0" in await tab.run("document.querySelector('.tip').textContent")
@@ -212,6 +212,6 @@ def test_page_of_100_000_segments_opens_in_two_seconds(tmp_path: Path) -> None:
     async def look(tab: Browser) -> None:
         await tab.press("o")
 
-    # The machine may be busy, so the fastest of three counts.
+    # The machine may be busy, so only the fastest of three attempts is checked.
     times = [open_page(tmp_path, html, look, "large") for _ in range(3)]
     assert min(times) <= 2, times

@@ -1,4 +1,4 @@
-"""Checks that the numbers of a report equal those of `describe`, or follow from the segments."""
+"""Checks the numbers of a report against `describe`, segment lists, plans and files."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_page_segments_match_kts_segments(
             row["state"] == "read",
         )
         for row in rows
-        # The part of a served segment below the log start is not a segment of its own.
+        # Only `kts segments` lists the part of a segment below the log start separately.
         if row["state"] == "read" or (row["topic"], row["partition"], row["segment"]) not in used
     }
     assert page_segments == expected
@@ -119,7 +119,7 @@ def test_stored_bytes_match_objects() -> None:
     counted_bytes = sum(facts.cost.served_bytes.values()) + sum(facts.cost.unserved_bytes.values())
     counted_bytes += facts.cost.side_file_bytes + facts.cost.orphan_bytes
     objects = [path for path in TIER.rglob("*") if path.is_file()]
-    # The other incarnation of topic `recreated` is not described, and manifests are not counted.
+    # The report excludes manifests, and one of the two topic ids of topic `recreated`.
     other = next(TIER.rglob("recreated-Y0eIqb0wSCGvx1A44Duolw"))
     counted = [p for p in objects if p.suffix != ".rsm-manifest" and other not in p.parents]
     assert counted_bytes == sum(path.stat().st_size for path in counted)

@@ -17,7 +17,9 @@ READERS: dict[str, dict[str, str]] = {"own": {}, "s3fs": BY_S3FS}
 
 @pytest.fixture(params=READERS)
 def reader(request: pytest.FixtureRequest) -> dict[str, str]:
-    """Returns options for reads by the package's own client, or by s3fs."""
+    """Runs a test once with the package's own client and once with s3fs. Returns the options that
+    select the client.
+    """
     return READERS[str(request.param)]
 
 

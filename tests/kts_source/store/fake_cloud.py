@@ -23,17 +23,18 @@ KEY = "c2VjcmV0LW9mLXRoZS1hY2NvdW50"
 QUICK = RetryPolicy(max_attempts=3, first_pause_seconds=0.001, max_pause_seconds=0.01)
 CLOUDS = ("s3", "s3fs", "obstore gcs", "gcsfs", "obstore azure", "adlfs", "http", "presigned")
 
-# Status, replaced headers (None removes one), and body.
+# HTTP status, headers that replace the standard headers (None removes a header), and body.
 Reply = tuple[int, dict[str, str | None], bytes]
 
 
 class FakeCloud(HttpDouble):
-    """One object of `DATA` under every key.
+    """Serves an object with the content `DATA` under every key.
 
     Attributes:
-        read: Returns a replacement for the response to a ranged read of [start, stop).
-        next_token: Returns the token of the page after the one with this token; `None` ends the
-            listing.
+        read: Called with the byte range [start, stop) of each read. Returns the response to send,
+            or `None` to send the bytes of the range.
+        next_token: Called with the continuation token of each listing request, `None` for the first
+            page. Returns the token of the next page, or `None` if this page is the last one.
         seen: Method, path with query, and headers of every request.
     """
 
@@ -68,7 +69,7 @@ class FakeCloud(HttpDouble):
 
     @property
     def reads(self) -> list[tuple[str, str, dict[str, str]]]:
-        """Returns the requests that read a range."""
+        """Returns the requests that read a byte range."""
         return [request for request in self.seen if "range" in request[2] or _azure(request[2])]
 
     def answer(self, path: str, headers: dict[str, str]) -> Reply:

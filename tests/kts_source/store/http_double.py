@@ -1,4 +1,4 @@
-"""An HTTP server in a thread, which test doubles of stores use."""
+"""Runs an HTTP server in a thread. Test doubles of stores are based on it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HttpDouble:
     """Serves requests through a handler, on a port that the system chooses.
 
     Attributes:
-        server: The server of the library.
+        server: The HTTP server of the standard library.
         url: The address for clients on this machine.
     """
 
@@ -42,13 +42,13 @@ class HttpDouble:
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
     def encrypt(self, context: ssl.SSLContext) -> None:
-        """Serves over TLS from now on."""
+        """Makes the server use TLS for all later connections."""
         self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
         self.url = self.url.replace("http:", "https:")
 
     @contextmanager
     def serving(self) -> Iterator[Self]:
-        """Serves for the block."""
+        """Serves requests while the `with` block runs."""
         thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         try:

@@ -38,7 +38,7 @@ ODD_KEYS = ["a b", "a+b", "a%20b", "ü/ß", "q?x=1&y=2", "h#1", "=", "quote'\"",
 
 
 class StoreRoot(Protocol):
-    """A root that tests fill without the code under test."""
+    """A root of a store. Tests add and delete its objects without the store under test."""
 
     path: str
     storage: Secret[Mapping[str, str]]
@@ -55,14 +55,14 @@ def _first_bytes(store: ObjectStore, key: str) -> bytes:
 class ObjectStoreSuite:
     """Tests the behavior of an `ObjectStore`."""
 
-    # Requests for a read of a pinned version.
+    # Number of requests that a read of a given object version sends.
     requests_per_pinned_read = 1
     knows_missing_root = True
 
     @pytest.fixture(scope="class")
     @classmethod
     def make_root(cls) -> Callable[[], StoreRoot]:
-        """Returns a function that makes a new, empty root."""
+        """Returns a function that creates a new, empty root at each call."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -328,7 +328,7 @@ class ObjectStoreSuite:
         assert b"".join(contents) == DATA
         assert (tree.counters - before).bytes == 1280
 
-    # Newer Pythons warn about forks in processes with threads, as Spark's daemon makes them.
+    # Newer Python versions warn if a process with threads forks, as Spark's daemon does.
     @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
     def test_forked_child_reads_with_its_own_connections(self, tree: ObjectStore) -> None:
         assert _first_bytes(tree, "tiered") == b"besi"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 KEYS = {"s3.access-key-id": "AKGIVEN", "s3.secret-access-key": "secret-0123456789"}
-# An argument without effect that only s3fs supports.
+# Only s3fs supports this argument, so s3fs reads the objects. It has no other effect.
 BY_S3FS = {"storageOptions": '{"use_ssl": true}'}
 
 

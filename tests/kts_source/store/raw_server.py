@@ -1,4 +1,4 @@
-"""A TCP server that calls a function of the test per connection, and a client for it."""
+"""A TCP server that calls a function of the test for each connection, and a client for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OTHER = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"
 
 
 class Server:
-    """Accepts connections and calls a function for each."""
+    """Accepts connections and calls `serve` for each connection."""
 
     def __init__(self, serve: Callable[[Server, socket.socket], object]) -> None:
         self.requests: list[bytes] = []
@@ -54,7 +54,7 @@ class Server:
             self._serve(self, sock)
 
     def request(self, sock: socket.socket) -> bytes:
-        """Reads one request; empty if the client closed the connection."""
+        """Reads and returns one request. Returns b"" if the client closed the connection."""
         data = b""
         while not data.endswith(b"\r\n\r\n"):
             received = sock.recv(65536)
@@ -65,7 +65,7 @@ class Server:
         return data
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Closes the listener and all connections, and waits for the threads."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for sock in self.sockets:
@@ -110,7 +110,7 @@ def silent(server: Server, sock: socket.socket) -> None:
 
 
 def dripping(server: Server, sock: socket.socket) -> None:
-    """Sends a byte at a time, so that no wait is ever long."""
+    """Sends a response byte by byte, so that the client never waits long for the next byte."""
     server.request(sock)
     for byte in ANSWER + BODY:
         sock.sendall(bytes([byte]))
@@ -121,7 +121,7 @@ def dripping(server: Server, sock: socket.socket) -> None:
 
 
 def tls_context(folder: Path) -> tuple[ssl.SSLContext, str]:
-    """Returns the context of a server, and the file of the authority that signed for it."""
+    """Returns a TLS context for a server, and the path of the certificate authority for clients."""
     certificates = make_certificates(folder)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates.broker)
@@ -140,7 +140,9 @@ def serving_encrypted(
     serve: Callable[[Server, socket.socket], object],
     version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3,
 ) -> Iterator[tuple[Server, HttpSettings]]:
-    """Serves each connection after the TLS handshake."""
+    """Runs a server that calls `serve` for each connection after the TLS handshake. Yields the
+    server, and settings for its clients.
+    """
     context, authority = tls_context(folder)
     context.minimum_version = context.maximum_version = version
 

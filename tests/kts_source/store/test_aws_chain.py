@@ -41,13 +41,13 @@ _KEY = re.compile(r"Credential=([^/]+)/")
 
 @dataclass
 class Issuer:
-    """Serves IMDSv2, containers, STS and SSO; every response has new keys.
+    """Issues AWS keys like IMDSv2, containers, STS and SSO. Every response has new keys.
 
     Attributes:
-        seconds: Lifetime of the keys.
-        issued: Access keys in order.
+        seconds: Lifetime of the keys in seconds.
+        issued: Issued access keys, in order.
         requests: Method and path of every request, with its body.
-        refuses: True makes it deny every request.
+        refuses: True to deny every request.
     """
 
     seconds: float = 3600.0
@@ -266,7 +266,7 @@ def test_temporary_keys_are_used_until_they_expire(
     assert len(issuer.issued) <= 2, "once for the ranges, once for the rest"
 
 
-# botocore keeps using expired keys of an instance role, as its service may be unreachable.
+# `imds` is excluded: botocore continues to use expired keys of an instance role.
 @pytest.mark.parametrize("source", [name for name in ISSUED if name != "imds"])
 def test_expiring_keys_are_renewed_during_a_scan(
     server: FakeCloud,
@@ -297,7 +297,7 @@ def test_keys_rejected_as_expired_are_renewed(
     status: int,
     source: str,
 ) -> None:
-    """The clock is slow, or the session was revoked: the keys look valid."""
+    """The keys look valid because the clock is slow, or because the session was revoked."""
     prepare(source, issuer, monkeypatch, tmp_path)
     refused: list[int] = []
 
@@ -363,7 +363,7 @@ def test_wrong_clock_is_reported(
 def test_objects_encrypted_with_customer_provided_keys_raise_store_error(
     server: FakeCloud, reader: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SSE-C: S3 reads such an object only with its key."""
+    """S3 returns such an object (SSE-C) only to clients that send its encryption key."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKENV")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-env-01")
     body = (

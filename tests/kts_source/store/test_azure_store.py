@@ -61,7 +61,7 @@ def opened(arguments: dict[str, object], path: str = "abfs://orders/a b") -> Azu
 
 
 def use(store: AzureStore, settings: AzureSettings) -> None:
-    """Replaces the settings that were made from the options."""
+    """Replaces the settings that the store derived from its options."""
     store._ranges._settings, store._ranges._opened = settings, settings.open()
 
 

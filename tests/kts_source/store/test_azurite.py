@@ -1,4 +1,4 @@
-"""The suite of all stores on Azurite, Microsoft's emulator of Azure Blob Storage, through adlfs."""
+"""Runs the tests of all stores with adlfs on Azurite, Microsoft's emulator of Azure Blob Storage."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 class Service:
-    """The running emulator, and a client of its own to fill it with."""
+    """The running emulator, and a separate client that uploads test objects."""
 
     def __init__(self, url: str) -> None:
         from azure.storage.blob import BlobServiceClient

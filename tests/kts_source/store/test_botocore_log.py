@@ -1,4 +1,4 @@
-"""DEBUG messages of botocore show no session tokens."""
+"""Checks that DEBUG messages of botocore show no session tokens."""
 
 from __future__ import annotations
 

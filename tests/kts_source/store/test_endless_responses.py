@@ -1,4 +1,4 @@
-"""An S3 server that never stops answering a request for 100 bytes."""
+"""Tests a read of 100 bytes from an S3 server whose response does not end."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 ANNOUNCED = 1 << 30
 PIECE = bytes(1 << 20)
-# Size of the socket buffers of both sides, plus one read.
+# Upper bound of the sent bytes: the socket buffers of both sides, plus one read.
 TAKEN = 32 << 20
 
 
 @contextmanager
 def _endless(sent: list[int]) -> Iterator[str]:
-    """Yields the endpoint; `sent` gets the number of bytes of each response."""
+    """Serves responses that are sent until the client disconnects. Yields the endpoint. Appends the
+    number of sent bytes of each response to `sent`.
+    """
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -36,7 +38,7 @@ def _endless(sent: list[int]) -> Iterator[str]:
 
         def do_GET(self) -> None:
             self.send_response(206)
-            # Everything that the client checks is right, except the length.
+            # Of the headers that the client checks, only the length is wrong.
             for name, text in {
                 "ETag": ETAG,
                 "Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT",
@@ -65,7 +67,7 @@ def _endless(sent: list[int]) -> Iterator[str]:
 
 
 def test_endless_response_is_aborted(clean_environment: None) -> None:
-    """The requested size bounds its memory."""
+    """The client needs no more memory than the requested size."""
     sent: list[int] = []
     with _endless(sent) as endpoint:
         storage = storage_options_from({"s3.endpoint": endpoint, **KEYS})

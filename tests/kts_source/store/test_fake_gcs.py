@@ -1,4 +1,4 @@
-"""The suite of all stores on an emulator of Google Cloud Storage, through gcsfs."""
+"""Runs the tests of all stores with gcsfs on an emulator of Google Cloud Storage."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def service() -> Iterator[Service]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     address = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-external-url", url]
-    # The server offers the XML interface, which obstore uses, under this name.
+    # The emulator serves its XML API, which obstore uses, only under this host name.
     public = ["-public-host", f"127.0.0.1:{port}"]
     with running([program, "-backend", "memory", *address, *public], port):
         yield Service(url)
@@ -47,7 +47,7 @@ def service() -> Iterator[Service]:
 
 @dataclass(frozen=True)
 class Service:
-    """The running emulator, filled through its JSON interface."""
+    """The running emulator. Tests add objects through its JSON API."""
 
     url: str
 
@@ -63,7 +63,7 @@ class Service:
         return Bucket(self, name)
 
     def ask(self, method: str, path: str, data: bytes | None = None) -> None:
-        """Sends a request, which must succeed."""
+        """Sends a request and checks that it succeeds."""
         request = urllib.request.Request(self.url + path, data, method=method)
         with urllib.request.urlopen(request, timeout=30):
             pass

@@ -37,7 +37,7 @@ _numbers = itertools.count()
 
 @dataclass
 class Memory:
-    """A folder in fsspec's memory file system, which the process shares."""
+    """A folder in fsspec's memory file system, which all tests of a process share."""
 
     path: str
     root: str = field(default_factory=lambda: f"/place-{next(_numbers)}")
@@ -119,7 +119,7 @@ def test_storage_options_are_passed_to_the_file_system() -> None:
 
 
 class FailingFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """A memory file system that raises the errors in this list."""
+    """A memory file system whose reads raise the errors in `failures`, one error per read."""
 
     protocol = "failing"
     failures: list[Exception] = []  # noqa: RUF012  # one list on purpose
@@ -185,7 +185,7 @@ def test_cached_listings_of_fsspec_are_ignored() -> None:
 
 
 class HttpError(Exception):
-    """An error as the cloud clients raise it."""
+    """An error with the HTTP status in one of the attributes that cloud clients use."""
 
     def __init__(self, **names: int) -> None:
         super().__init__("no luck at https://user:pw@host/x?sig=abcdef")

@@ -43,7 +43,7 @@ GENERATION = "1795555436959178"
 def service(clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[OneObject]:
     from gcsfs.core import GCSFileSystem
 
-    # The default class asks over gRPC for the bucket type.
+    # gcsfs's default class asks another service over gRPC for the bucket type.
     fsspec.register_implementation("gs", GCSFileSystem, clobber=True)
     for name in list(os.environ):
         if name.startswith(("GOOGLE_", "STORAGE_EMULATOR")):
@@ -64,7 +64,7 @@ def opened(service: OneObject, path: str = "gs://orders/a b", **more: object) ->
 
 @pytest.fixture
 def by_gcsfs(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
-    """Lists the versions that were requested from gcsfs."""
+    """Replaces the reads of gcsfs. Returns a list that receives the object version of each read."""
     versions: list[str | None] = []
 
     def read(_store: Any, _key: str, start: int, stop: int, version: str | None) -> bytes:  # noqa: ANN401
@@ -76,7 +76,7 @@ def by_gcsfs(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
 
 
 def use(store: GcsStore, settings: GcsSettings) -> None:
-    """Replaces the settings that were made from the options."""
+    """Replaces the settings that the store derived from its options."""
     store._ranges._settings, store._ranges._opened = settings, settings.open()
     store._ranges._reason = ""
 
@@ -112,7 +112,7 @@ def credentials(token: str, **more: object) -> Any:  # noqa: ANN401  # Google's
 
 
 class Login:
-    """Replaces `GoogleCredentials` of gcsfs; each token expires at once."""
+    """Replaces `GoogleCredentials` of gcsfs. Each token expires after a millisecond."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -142,7 +142,7 @@ def test_expired_tokens_are_renewed(service: OneObject) -> None:
 
 
 class Lasting(Login):
-    """Requests a new token only when the current one has expired."""
+    """Replaces a token only if it has expired, and fails to replace it if `gives` is false."""
 
     def __init__(self, *, gives: bool) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class Lasting(Login):
 
 
 def refused(service: OneObject, login: Lasting, *, token: str) -> GcsStore:
-    """Opens a store of a server that refuses a token."""
+    """Opens a store whose server refuses all requests with `token`."""
     store = opened(service)
     assert not store.remarks
     settings = store._ranges._settings
@@ -173,7 +173,7 @@ def refused(service: OneObject, login: Lasting, *, token: str) -> GcsStore:
 
 
 def test_refused_token_is_renewed_only_once(service: OneObject) -> None:
-    """A token may be revoked, or the clock may be late."""
+    """A server may refuse a token that has not expired, for example after it was revoked."""
     login = Lasting(gives=True)
     store = refused(service, login, token="token-0")
     with ThreadPoolExecutor(8) as pool:
@@ -188,7 +188,9 @@ def test_refused_token_is_renewed_only_once(service: OneObject) -> None:
 
 
 @pytest.mark.parametrize("gives", [True, False])
-def test_second_refusal_raises_access_denied_error(service: OneObject, gives: bool) -> None:
+def test_refusal_without_accepted_new_token_raises_access_denied_error(
+    service: OneObject, gives: bool
+) -> None:
     login = Lasting(gives=gives)
     store = refused(service, login, token="token-0")
     service.refuses = lambda _headers: True
@@ -207,8 +209,12 @@ class Hiccup(Login):
         raise OSError("no token")
 
 
-def test_gcsfs_reads_without_a_token(service: OneObject, by_gcsfs: list[str | None]) -> None:
-    """gcsfs retries and reports the cause; obstore reports "permission denied" for all of them."""
+def test_gcsfs_reads_if_obstore_cannot_get_a_token(
+    service: OneObject, by_gcsfs: list[str | None]
+) -> None:
+    """gcsfs repeats the request for a token and reports why it failed. obstore would report every
+    such failure as "permission denied".
+    """
     store = opened(service)
     assert not store.remarks
     settings = store._ranges._settings
@@ -296,7 +302,7 @@ def test_gcsfs_reads_if_obstore_rejects_a_credentials_file(
 def test_workload_identity_tokens_are_used(
     service: OneObject, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Only gcsfs supports workload identity."""
+    """obstore cannot read a file for workload identity, so gcsfs obtains the tokens."""
     file = tmp_path / "identity.json"
     file.write_text(json.dumps({"type": "external_account", "audience": "x"}))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
@@ -315,10 +321,12 @@ def test_workload_identity_tokens_are_used(
 
 
 @pytest.mark.parametrize(("status", "code"), [(404, "NoSuchKey"), (400, "InvalidArgument")])
-def test_gcsfs_confirms_missing_objects_and_bad_requests(
+def test_gcsfs_repeats_reads_that_fail_as_missing_or_bad_request(
     service: OneObject, by_gcsfs: list[str | None], status: int, code: str
 ) -> None:
-    """Also an overwritten generation is missing, and other interfaces may have the object."""
+    """gcsfs may find an object for which obstore receives these errors, because it uses another
+    API.
+    """
     service.error = status, code
     store = opened(service)
     for _ in range(2):

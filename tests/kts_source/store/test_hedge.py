@@ -1,4 +1,4 @@
-"""`hedged` sends a second request if a response is late, and returns the first response."""
+"""Checks that `hedged` sends a second request if a response is late."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kts_source.store.request_policy import (
 
 
 class Attempts:
-    """Attempts that end when the test says so."""
+    """Records attempts. Each attempt ends when the test sets its result."""
 
     def __init__(self) -> None:
         self.made: list[Future[str]] = []
@@ -32,7 +32,9 @@ class Attempts:
         self.hedges += 1
 
     def start(self, pool: ThreadPoolExecutor, *, after_seconds: float, number: int) -> Future[str]:
-        """Calls `hedged` and waits for its attempts."""
+        """Calls `hedged` in a thread and waits until it has made `number` attempts. Returns the
+        future of the call.
+        """
         answer = pool.submit(hedged, self.call, after_seconds=after_seconds, on_second=self.count)
         deadline = time.monotonic() + 10
         while len(self.made) < number:
@@ -85,7 +87,7 @@ def test_failure_of_both_requests_raises_error(attempts: Attempts) -> None:
             answer.result(10)
 
 
-def test_success_is_returned_if_both_requests_end_at_once() -> None:
+def test_success_is_returned_if_the_other_request_fails_at_the_same_time() -> None:
     for _ in range(20):
         calls, both = list[int](), threading.Barrier(2)
 

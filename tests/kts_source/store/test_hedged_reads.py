@@ -1,4 +1,4 @@
-"""Second requests for late responses while many threads read."""
+"""Tests second requests for late responses while many threads read."""
 
 from __future__ import annotations
 

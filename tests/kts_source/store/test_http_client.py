@@ -1,4 +1,4 @@
-"""Requests of `HttpClient`: reuse of connections, deadlines, cancellation, TLS and proxies."""
+"""Tests `HttpClient`: reuse of connections, deadlines, cancellation, TLS and proxies."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_cancellation_ends_the_request(
 
 
 def test_truncated_response_of_a_cancelled_request_is_not_a_failure() -> None:
-    """A failure would count as a retry, or end the caller's last attempt."""
+    """If it were a failure, the caller would retry the cancelled request or raise an error."""
     cancellation = Cancellation()
 
     def read(answer: http.client.HTTPResponse) -> bytes:
@@ -274,7 +274,7 @@ def test_request_cancelled_before_it_starts_takes_no_connection() -> None:
 def test_cancellation_while_connecting_closes_the_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """For example during a slow name look-up."""
+    """Connecting may take long, for example during a slow DNS lookup."""
     started, resume, closed = threading.Event(), threading.Event(), threading.Event()
     create_connection = HTTPConnection._new_conn
 

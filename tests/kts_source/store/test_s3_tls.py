@@ -225,7 +225,7 @@ def _read_in_child(start: int) -> bytes:
     return bytes(_forked[0].get_range("x", start, start + 100))
 
 
-# Newer Pythons warn about forks in processes with threads, as Spark's daemon makes them.
+# Newer Python versions warn if a process with threads forks, as Spark's daemon does.
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 def test_forked_processes_can_read_after_their_parent(
     server: TlsCloud, reader: dict[str, str]
