@@ -19,7 +19,7 @@ from tests.needs import needs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-# An S3 gateway over a folder; the benchmarks use it, too.
+# An S3 gateway that serves a local folder. The benchmarks use it, too.
 VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 BUILD = Path(__file__).resolve().parents[1] / "build"
 _START_SECONDS = 120
@@ -35,10 +35,10 @@ _PORTS = range(20_000, 32_000)
 
 @contextlib.contextmanager
 def build_lock(name: str) -> Iterator[None]:
-    """Holds a lock across all processes of this checkout during a build.
+    """Locks out all other processes of this checkout during the `with` block.
 
     Args:
-        name: File name of the lock.
+        name: Name of the lock; blocks with different names run concurrently.
     """
     folder = BUILD / "locks"
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,9 @@ def build_lock(name: str) -> Iterator[None]:
 
 
 def go_program(module: str) -> Path:
-    """Returns a program from PATH; if it is missing, builds it with Go, once per checkout.
+    """Returns the path of a program.
+
+    If the program is not on PATH, builds it with Go, once per checkout.
 
     Args:
         module: Package and version, such as `example.com/tool@v1.0.0`.
@@ -88,13 +90,14 @@ def npm_script(package: str, script: str) -> list[str]:
 
 
 def _build_once(target: Path, build: Callable[[Path], Path]) -> None:
-    """Creates a file or folder unless it exists; other processes wait until it is complete.
+    """Creates a file or folder unless it exists. Other processes wait for the build.
 
-    The target appears by a rename, so an interrupted build leaves no incomplete target.
+    Builds in a temporary folder and renames the result, so an interrupted build leaves no
+    incomplete target.
 
     Args:
-        target: The file or folder.
-        build: Builds it in an empty folder and returns its path there.
+        target: The file or folder to create.
+        build: Builds the target in the empty folder it receives; returns the path of the result.
     """
     with build_lock(target.name):
         if not target.exists():
@@ -110,7 +113,7 @@ def _build_once(target: Path, build: Callable[[Path], Path]) -> None:
 def _install(
     command: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None
 ) -> None:
-    """Runs an installer; retries when it fails, since it downloads from public registries."""
+    """Runs an installer; retries if it fails, because downloads from registries can fail."""
     deadline = time.monotonic() + seconds
     for attempts_left in reversed(range(_INSTALL_ATTEMPTS)):
         done = subprocess.run(
@@ -138,8 +141,8 @@ def free_port() -> int:
 def free_ports(count: int) -> list[int]:
     """Returns different ports that no server listens on.
 
-    They are outside the range that the system gives to clients: a client's connection could take
-    the port before the server starts, or while it restarts.
+    The ports are outside the range that the operating system assigns to client connections.
+    Otherwise a client could occupy the port before the server starts, or while it restarts.
     """
     choose = random.SystemRandom()
     candidates = _worker_ports()
@@ -154,7 +157,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _worker_ports() -> range:
-    """Returns the ports of this pytest worker: concurrent workers must not choose the same port."""
+    """Returns the ports of this pytest worker; workers have different ports."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     return _PORTS[worker::workers]
@@ -168,7 +171,13 @@ def running(
     environment: Mapping[str, str] | None = None,
     patience_seconds: float = _START_SECONDS,
 ) -> Iterator[None]:
-    """Runs a server for the block, which starts when the port accepts connections."""
+    """Runs a server during the `with` block.
+
+    Enters the block when the port accepts connections.
+
+    Raises:
+        AssertionError: The server exits, or accepts no connection within `patience_seconds`.
+    """
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             [str(argument) for argument in command],

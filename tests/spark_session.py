@@ -1,4 +1,4 @@
-"""One local Spark session for all tests that need one."""
+"""Provides one local Spark session that all Spark tests share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.sql.warehouse.dir": str(home / "warehouse"),
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
-        # Off, as in a default installation; tests of Unix sockets start their own Spark.
+        # Unix sockets are off by default. Their tests start their own Spark.
         "spark.python.unix.domain.socket.enabled": "false",
         "spark.python.worker.faulthandler.enabled": "true",
         "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",

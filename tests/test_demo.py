@@ -15,14 +15,14 @@ from tests.golden_data import TOPICS, partition_summaries
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# A POSIX userland, bash, make and git: with Python, the only programs that `make demo` may use.
+# Besides Python, `make demo` may use only these programs of POSIX, bash, make and git.
 TOOLS = (
     "bash", "basename", "cat", "chmod", "cp", "cut", "date", "dirname", "env", "expand", "expr",
     "git", "grep", "head", "hostname", "id", "ln", "ls", "make", "mkdir", "mktemp", "mv", "ps",
     "readlink", "realpath", "rm", "sed", "sh", "sleep", "sort", "tail", "touch", "tr", "true",
     "uname", "which",
 )  # fmt: skip
-# Settings of package registries and proxies are kept; the tools of the machine are not.
+# The tests keep only the environment variables of package registries and proxies.
 REGISTRY_SETTINGS = ("PIP_", "UV_", "SSL_", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 PROXY_SETTINGS = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
 
@@ -137,7 +137,7 @@ def test_demo_in_fresh_clone_prints_row_counts(bare_path: Path, tmp_path: Path) 
     assert code == 0, f"{out}\n{err}"
     assert "Traceback" not in out + err
 
-    # Figures of the broker (tests/golden/expected/summary.json), not of an earlier demo run.
+    # The expected counts come from the broker (tests/golden/expected/summary.json).
     for topic in TOPICS:
         partitions = partition_summaries(topic).values()
         uncommitted, committed = (

@@ -46,7 +46,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_grou
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """A list of `platforms/`: Python versions, pinned packages, and pins that must be replaced."""
+    """Reads a file of `platforms/`: Python versions, pins, and pins that must be replaced."""
 
     pythons: tuple[str, ...]
     pins: tuple[str, ...]
@@ -74,7 +74,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def uv_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Declares PySpark's dependencies; otherwise uv unpacks 450 MB per version to read them."""
+    """Tells uv the dependencies of PySpark, because reading them unpacks 450 MB per version."""
     file = tmp_path_factory.mktemp("uv") / "uv.toml"
     metadata = 'name = "pyspark"\nrequires-dist = ["py4j>=0.10.9.7,<0.11"]\n'
     file.write_text(f"[[dependency-metadata]]\n{metadata}")
@@ -92,10 +92,10 @@ def resolve_wheel(
     pins: tuple[str, ...] = (),
     wheels: tuple[str, ...] = (":all:",),
 ) -> tuple[dict[str, str], str]:
-    """Resolves the wheel and its extras; returns versions by name, and uv's errors.
+    """Resolves the wheel and its extras with uv.
 
-    The versions are empty if there is no solution. Packages in `wheels` must have a wheel, except
-    PySpark, which has none.
+    Returns the resolved versions by package name (empty if there is no solution), and uv's error
+    output. The packages in `wheels` must have a wheel. PySpark may have only a source archive.
     """
     requirements, constraints = folder / "wanted.in", folder / "constraints.txt"
     requirements.write_text(f"tiered-kafka[{','.join(extras)}] @ {wheel.as_uri()}\n")
@@ -133,7 +133,7 @@ def test_wheel_resolves_with_pins_of_platform(
 
 
 @pytest.mark.parametrize("file", LISTS, ids=lambda file: file.stem)
-def test_every_replaced_pin_conflicts_without_its_replacement(
+def test_every_pin_listed_for_replacement_conflicts_with_the_wheel(
     wheel: Path, file: Path, tmp_path: Path
 ) -> None:
     platform = Platform.of(file)

@@ -1,4 +1,4 @@
-"""Tests of the repository itself: texts, sizes, dependencies, golden files, suites."""
+"""Tests the repository: texts, file sizes, dependencies, golden files and test suites."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_modules_have_at_most_max_lines() -> None:
 
 
 def long_functions(source: str) -> list[str]:
-    """Returns the names of functions that are too long, except for compiled ones."""
+    """Returns the names of functions with more than `MAX_FUNCTION_LINES` lines, except kernels."""
     return [
         function.name
         for function in ast.walk(ast.parse(source))
@@ -83,7 +83,7 @@ def long_functions(source: str) -> list[str]:
     ]
 
 
-def test_long_functions_reports_no_kernels_and_no_short_functions() -> None:
+def test_long_functions_ignores_kernels_and_short_functions() -> None:
     def text(decorator: str, lines: int) -> str:
         return f"{decorator}\ndef work():\n" + "    pass\n" * (lines - 1)
 
@@ -124,7 +124,7 @@ def direct_requirements() -> list[str]:
 
 
 def direct_dependencies() -> dict[str, str]:
-    """Returns the requirement of each direct dependency, by normalised name."""
+    """Returns the requirement text of each direct dependency, by normalized package name."""
     return {normalize(re.split(r"[\[<>=~!; ]", text)[0]): text for text in direct_requirements()}
 
 

@@ -80,7 +80,7 @@ COMES_WITH = {
     "py4j": "pyspark",
 }
 
-# Packages that may import pyspark: the first anywhere, the others only inside functions.
+# `SPARK_RING` may import pyspark anywhere, `SPARK_INSIDE_FUNCTIONS` only inside functions.
 SPARK_RING = "kts_source.spark"
 SPARK_INSIDE_FUNCTIONS = ("kts_source.cli",)
 LAZY_SPARK_MODULES = {"kts_source"}  # __getattr__ imports the data source
@@ -94,7 +94,7 @@ FACES: dict[str, str] = {
 
 
 class Import(NamedTuple):
-    """One imported name: the importing module, the imported module, where and how."""
+    """One imported name, with the importing module and the position and kind of the import."""
 
     importer: str
     imported: str
@@ -112,7 +112,7 @@ def module_name(path: Path) -> str:
 
 
 def imports_of(path: Path) -> Iterator[Import]:
-    """Yields every import of a file; relative ones keep their leading dots."""
+    """Yields every import of a file. Relative imports keep their leading dots."""
     name = module_name(path)
 
     def walk(node: ast.AST, at_import_time: bool, for_types_only: bool) -> Iterator[Import]:

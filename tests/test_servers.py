@@ -50,14 +50,14 @@ def _build(_number: int) -> str:
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-def test_go_program_with_two_workers_is_built_once(installer: Path) -> None:
+def test_go_program_that_two_workers_request_is_built_once(installer: Path) -> None:
     with multiprocessing.get_context("fork").Pool(2) as pool:
         texts = pool.map_async(_build, range(2), chunksize=1).get(60)
     assert texts == ["first half, second half"] * 2
     assert len((installer / "runs").read_text().split()) == 2, "one failure, one build"
 
 
-def test_go_program_with_failing_installer_raises_and_leaves_no_file(
+def test_failing_installer_of_go_program_raises_and_leaves_no_file(
     installer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(servers, "_INSTALL_ATTEMPTS", 1)
@@ -67,7 +67,7 @@ def test_go_program_with_failing_installer_raises_and_leaves_no_file(
     assert servers.go_program(MODULE).read_text() == "first half, second half"
 
 
-def test_running_raises_error_with_output_of_server_that_exited() -> None:
+def test_server_that_exits_at_start_raises_error_with_its_output() -> None:
     port = servers.free_port()
     with (
         pytest.raises(AssertionError, match="ended with 3") as caught,

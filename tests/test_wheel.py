@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_grou
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """Runs a command and returns its output; shows its errors if it fails."""
+    """Runs a command and returns its output; fails with its error output."""
     done = subprocess.run(
         [str(argument) for argument in command],
         cwd=cwd,
@@ -95,7 +95,7 @@ def test_modules_import_from_wheel_without_spark(python: Path, tmp_path: Path) -
     assert all("site-packages" in path for path in paths.split())
 
 
-def test_command_without_extra_names_missing_extra(python: Path, tmp_path: Path) -> None:
+def test_command_without_cli_extra_reports_the_missing_extra(python: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [str(python.parent / "kts"), "topics", "."],
         cwd=tmp_path,

@@ -51,7 +51,7 @@ _TEXT = (
 
 @dataclass(frozen=True, slots=True)
 class UniformBatches:
-    """A run of batches of equal structure.
+    """Consecutive batches with the same number of records of the same sizes.
 
     Attributes:
         data: Bytes of all batches, in order.
@@ -90,8 +90,8 @@ def write_uniform_batches(
         batch_count: Number of batches.
         records_per_batch: Number of records in each batch.
         value_size: Bytes of every value.
-        key_size: Bytes of every key; None writes null keys. A key begins with the record's offset,
-            big-endian; shorter keys contain its last bytes.
+        key_size: Bytes of every key; None writes null keys. A key begins with the record's offset
+            as 8 bytes, big-endian. A key of fewer bytes contains the last bytes of the offset.
         base_offset: Offset of the first record. The offsets have no gaps.
         base_timestamp: Timestamp of the first record, in milliseconds.
         leader_epoch: Leader epoch of every batch.
@@ -129,7 +129,7 @@ def write_uniform_batches(
 
 
 def _template(records_per_batch: int, blank: SimpleRecord, leader_epoch: int) -> bytes:
-    """Returns an uncompressed batch of blank keys and values that starts at offset and time 0."""
+    """Returns an uncompressed batch of records like `blank`, from offset 0 and timestamp 0."""
     return write_batch(
         [
             SimpleRecord(blank.value, blank.key, blank.headers, timestamp=index)
@@ -148,7 +148,7 @@ def _fill(
     payload: str,
     seed: int,
 ) -> None:
-    """Writes keys and values into all records."""
+    """Writes the keys and values of all records into the batches."""
     random = np.random.Generator(np.random.SFC64(seed))
     groups = _groups(records_per_batch, blank)
     # Fills a few megabytes at a time, because allocating memory costs more than filling it.
@@ -160,14 +160,14 @@ def _fill(
 
 
 def _compressed(codec: str, batches: npt.NDArray[np.uint8]) -> tuple[bytes, npt.NDArray[np.int64]]:
-    """Returns the compressed batches and the size of each."""
+    """Returns the compressed batches and the size of each batch in bytes."""
     with ThreadPoolExecutor(2) as pool:  # the codecs release the GIL
         packed = list(pool.map(functools.partial(_pack, codec), batches))
     return b"".join(packed), np.array([len(batch) for batch in packed], np.int64)
 
 
 def _pack(codec: str, batch: npt.NDArray[np.uint8]) -> bytes:
-    """Compresses the records of a batch whose attributes name the codec."""
+    """Returns the batch with compressed records. Its attributes must already contain the codec."""
     checked = batch[_ATTRIBUTES_AT:_HEADER_BYTES].tobytes() + compress(
         codec, batch[_HEADER_BYTES:].tobytes()
     )
@@ -188,8 +188,7 @@ def uniform_segment(
     Args:
         batches: Output of `write_uniform_batches`.
         leader_epoch: Same value as in `write_uniform_batches`.
-        log_start: Start offset of the epoch; None uses the first offset of the batches, so the log
-            begins with them.
+        log_start: Start offset of the leader epoch. None means the first offset of the batches.
         index_interval_bytes: Kafka's `index.interval.bytes`.
     """
     count = len(batches.sizes)
@@ -243,7 +242,7 @@ def _groups(records_per_batch: int, blank: SimpleRecord) -> list[_Group]:
     groups: list[_Group] = []
     position = _HEADER_BYTES
     first = 0
-    # The varint of an offset delta, and so the record, grows at 64, 8192, ….
+    # Records grow by a byte when the offset delta reaches 64, 8192, …, because it is a varint.
     for limit in (64, 8192, 1 << 20, 1 << 27, 1 << 31):
         count = min(records_per_batch, limit) - first
         if count <= 0:

@@ -1,4 +1,4 @@
-"""Checks that hostile input either parses or raises a format error with a position."""
+"""Helpers that check that invalid input either parses or raises an error with a position."""
 
 from __future__ import annotations
 

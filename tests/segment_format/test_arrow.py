@@ -1,4 +1,4 @@
-"""Schema, bounds, counters and errors of the public API.
+"""Tests schema, offset bounds, counters and errors of the public decoders.
 
 `kernels/test_equal_to_reference` checks the rows.
 """

@@ -1,7 +1,7 @@
 """Checks which transactional batches `read_committed` delivers, using the tier's files only.
 
 Kafka's own classes wrote the logs and their side files and returned the expected read_committed
-offsets. Every prefix of a log's segments is tested as a tier too.
+offsets. The tests also read tiers that contain only the first segments of a log.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ every_log = pytest.mark.parametrize("log", golden_logs(), ids=lambda log: str(lo
 
 
 def read_committed(tier: tuple[Segment, ...], start: int, stop: int) -> tuple[list[int], int]:
-    """Returns the delivered offsets of `[start, stop)` and the offset where delivery ends.
+    """Returns the `read_committed` offsets in [start, stop), and the offset where reading ends.
 
     Snapshots decide how far to search for markers. Transaction indexes decide which transactions
     were aborted.
@@ -167,8 +167,11 @@ def test_read_committed_range_returns_a_slice_of_the_rows_of_the_full_log(log: L
                 assert end == min(stop, undecided)
 
 
-def test_transaction_index_of_only_one_segment_lacks_aborted_transactions() -> None:
-    """An aborted transaction is in the index of its marker's segment, so later indexes matter."""
+def test_transaction_index_of_one_segment_does_not_list_all_its_aborted_batches() -> None:
+    """Kafka writes an aborted transaction only into the index of the segment with its marker.
+
+    A reader therefore also needs the indexes of later segments.
+    """
     leaked = 0
     for log in golden_logs():
         for segment in log.segments:

@@ -1,4 +1,4 @@
-"""Checks of transaction markers that need no log."""
+"""Tests the checks of transaction markers without a log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def intervals() -> AbortedIntervals:
 @pytest.mark.parametrize(
     ("next_until", "expected"), [(None, [5]), (20, [5]), (21, [5, 25]), (31, [5, 25, 35])]
 )
-def test_clip_keeps_the_interval_after_the_range_of_each_producer(
+def test_clip_keeps_next_interval_of_each_producer_that_begins_before_limit(
     next_until: int | None, expected: list[int]
 ) -> None:
     clipped = intervals().clip(2, 8, next_until=next_until)
@@ -34,7 +34,7 @@ def test_clip_keeps_the_interval_after_the_range_of_each_producer(
     ("producer_id", "offset", "end"),
     [(1, 0, 5), (1, 4, 5), (1, 5, None), (1, 24, 25), (3, 0, None)],
 )
-def test_end_of_returns_the_marker_of_an_aborted_batch(
+def test_end_of_aborted_batch_is_the_offset_of_its_marker(
     producer_id: int, offset: int, end: int | None
 ) -> None:
     assert intervals().end_of(producer_id, offset) == end
@@ -55,7 +55,7 @@ def test_marker_that_contradicts_the_expected_outcome_raises(
         check_next_marker(1, marker, offset, {1: end})
 
 
-def test_next_marker_with_the_expected_outcome_is_removed() -> None:
+def test_marker_with_the_expected_outcome_removes_the_expectation() -> None:
     expected = {1: None, 2: 5}
     check_next_marker(1, ControlRecordType.COMMIT, 4, expected)
     check_next_marker(2, ControlRecordType.ABORT, 5, expected)

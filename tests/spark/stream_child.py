@@ -1,9 +1,9 @@
 """A streaming query that a test kills:
 `python -m tests.spark.stream_child CHECKPOINT SINK OPTIONS parquet|delta|delta-spark once|on`.
 
-`parquet` uses Spark's own sink, which records batches. `delta` writes a Delta table with
-`foreachBatch`; each commit contains the number of its batch. `delta-spark` writes it with Spark
-and the jars in `JARS`.
+`parquet` uses Spark's own sink, which records the written batches. `delta` writes a Delta table
+with `deltalake` in `foreachBatch`; each commit contains the number of its batch. `delta-spark`
+writes a Delta table with Spark and the jars in `JARS`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ def delta_writer(table: str) -> Callable[[DataFrame, int], None]:
 
 
 def delta_writer_of_spark(table: str) -> Callable[[DataFrame, int], None]:
-    """Returns a function that appends a batch with Delta's writer, which skips known batches."""
+    """Returns a function that appends a batch with Delta's Spark writer.
+
+    The writer skips batches that the table contains.
+    """
 
     def write(batch: DataFrame, number: int) -> None:
         transaction = {"txnAppId": APPLICATION, "txnVersion": str(number)}
@@ -54,7 +57,10 @@ def delta_writer_of_spark(table: str) -> Callable[[DataFrame, int], None]:
 
 
 def main(checkpoint: str, sink: str, options: str, kind: str, mode: str) -> None:
-    """Writes all available rows and prints "done"; with mode `on`, continues until killed."""
+    """Writes all available rows and prints "done".
+
+    With mode `on`, waits for new rows instead until the process is killed.
+    """
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2]").appName("to be killed")
     jars = os.environ.get(JARS)

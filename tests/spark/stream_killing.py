@@ -45,12 +45,12 @@ _RUNNER: Final = "python_streaming_source_runner"
 
 
 class Case(NamedTuple):
-    """A kind of query.
+    """Describes a query that the tests kill.
 
     Attributes:
         spark: Spark version.
         isolation_level: Isolation level of the stream.
-        sink: `parquet`, `delta` with `deltalake`, or `SPARKS_DELTA`.
+        sink: `parquet`, `delta` (written with `deltalake`), or `SPARKS_DELTA` (written with Spark).
     """
 
     spark: str
@@ -59,7 +59,7 @@ class Case(NamedTuple):
 
     @property
     def has_slow_batches(self) -> bool:
-        """Returns whether small batches take over a second, as before Spark 4.2 and with Delta."""
+        """Returns whether small batches take seconds: before Spark 4.2, or if Spark writes Delta."""
         return self.spark in ("4.0", "4.1") or self.sink == SPARKS_DELTA
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class Case(NamedTuple):
 
 
 def interpreters() -> dict[str, Path]:
-    """Returns interpreters by Spark version: the oldest, the newest, and other installed ones."""
+    """Returns a Python interpreter for each installed Spark version, by Spark version."""
     pythons = {NEWEST: Path(sys.executable), OLDEST: spark_python()}
     for release in ("4.1", "4.2"):
         python = ROOT / f".venv-spark{release.replace('.', '')}" / "bin" / "python"
@@ -77,7 +77,7 @@ def interpreters() -> dict[str, Path]:
 
 
 def cases() -> list[Case]:
-    """Returns every kind of query that can run on this machine."""
+    """Returns all cases that can run on this machine."""
     return [
         Case(spark, level, sink)
         for spark, level in itertools.product(interpreters(), ISOLATION_LEVELS)
@@ -87,7 +87,7 @@ def cases() -> list[Case]:
 
 
 class Query:
-    """A streaming query in separate processes, over all tiered rows.
+    """Runs a streaming query over all tiered rows in separate processes.
 
     Args:
         case: Spark version, isolation level and sink.
@@ -115,12 +115,15 @@ class Query:
 
     @property
     def batches(self) -> int:
-        """Returns the number of the last batch that was started; -1 if there is none."""
+        """Returns the number of the last started batch, or -1 if no batch was started."""
         names = (path.name for path in (self.folder / "checkpoint" / "offsets").glob("*"))
         return max((int(name) for name in names if name.isdigit()), default=-1)
 
     def start(self, *, is_endless: bool = False) -> subprocess.Popen[str]:
-        """Starts the query; it runs until all rows are written, or until it is killed."""
+        """Starts the query and returns its driver process.
+
+        The query ends when all rows are written, or runs until it is killed if `is_endless`.
+        """
         with self.log.open("ab") as log:
             return subprocess.Popen(
                 [*self._command, "on" if is_endless else "once"],
@@ -132,7 +135,7 @@ class Query:
             )
 
     def kill_after_file(self, name: str) -> None:
-        """Runs the query and kills it when a file appears in the folder."""
+        """Runs the query and kills it when the file `name` appears in its folder."""
         driver = self.start()
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while not (self.folder / name).exists():
@@ -145,7 +148,8 @@ class Query:
         """Runs the query and kills it at a random time after the start of its first batch.
 
         Returns:
-            The kind of the killed process and the last batch, or that the query had ended.
+            A text: the kind of the killed process ("it had ended" if the query was not running),
+            and the number of the last batch.
         """
         driver = self.start()
         before = self.batches
@@ -162,7 +166,7 @@ class Query:
         """Kills a random process of the query, and then the others.
 
         Returns:
-            The kind of the killed process, or that the query had ended.
+            The kind of the killed process, or "it had ended" if the query was not running.
         """
         victim = source.choice(VICTIMS)
         if driver.poll() is not None:
@@ -207,7 +211,7 @@ class Query:
 
 
 def processes(parent: int) -> Iterator[int]:
-    """Yields the ids of a process and of all its descendants: the JVM and the Python processes."""
+    """Yields `parent` and the process ids of all its descendants (the JVM and Python workers)."""
     yield parent
     for task in Path(f"/proc/{parent}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -219,8 +223,8 @@ def kill(driver: subprocess.Popen[str], others: Iterable[int] = ()) -> None:
     """Kills a driver and all its descendants.
 
     Args:
-        driver: The process.
-        others: Ids of earlier descendants.
+        driver: The driver process.
+        others: Ids of processes that were descendants earlier.
     """
     for process in {*processes(driver.pid), *filter(_is_query_process, others)}:
         _kill(process)
@@ -233,7 +237,7 @@ def _kill(process: int) -> None:
 
 
 def _is_query_process(process: int) -> bool:
-    """Returns whether a process belongs to a query; ids of ended processes may be reused."""
+    """Returns whether the process id still belongs to a query, because ids are reused."""
     text = _read(process, "cmdline")
     return "python" in text or "java" in text
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Sink:
-    """Stores batches; a replayed batch replaces the earlier one."""
+    """Stores the rows of batches by number. A replayed batch replaces its earlier rows."""
 
     def __init__(self) -> None:
         self.batches: dict[int, pa.Table] = {}

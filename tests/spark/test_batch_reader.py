@@ -1,4 +1,4 @@
-"""Calls the reader's generator like Spark's worker, without Spark."""
+"""Calls `TieredKafkaBatchReader.read` like a Spark worker does, without Spark."""
 
 from __future__ import annotations
 

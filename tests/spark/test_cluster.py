@@ -1,4 +1,4 @@
-"""Reads on a Spark cluster, with planning, driver and tasks in different processes."""
+"""Reads on a Spark cluster, where planner, driver and tasks run in different processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.golden_data import SPARK_SCHEMA, assert_same_rows, expected_table, ti
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("cluster_side.py")
-# Transactions; encryption with a key that the driver reads; many tasks.
+# The topics have transactions, encryption with a key that the driver reads, and many tasks.
 READS = {
     "txn": {"includeHeaders": "true"},
     "encrypted": {"includeHeaders": "true"},

@@ -23,7 +23,7 @@ MALFORMED = "malformed"
 
 
 class Case(NamedTuple):
-    """A value, and its results in this decoder and in Spark; for structs, the first field."""
+    """A JSON text with the fields that this decoder (`here`) and Spark (`there`) return."""
 
     ddl: str
     text: bytes
@@ -84,7 +84,7 @@ def test_decoder_returns_the_documented_result() -> None:
         assert result == case.here, name
 
 
-def test_from_json_returns_result_of_case(spark: SparkSession) -> None:
+def test_from_json_of_spark_returns_the_documented_result(spark: SparkSession) -> None:
     columns = [
         f"from_json(CAST(X'{case.text.hex()}' AS STRING), '{case.ddl}', map('timeZone', 'UTC'))"
         f" AS c{number}"

@@ -1,4 +1,4 @@
-"""Mistakes of users raise errors with helpful messages."""
+"""Checks the errors that users see in Spark after a mistake."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_corrupt_bytes_raise_error_with_location(registered: SparkSession, tmp_p
 
 @pytest.mark.slow
 def test_data_source_is_found_without_register(tmp_path: Path) -> None:
-    """Runs in a separate Spark, because registration affects the session and the JVM."""
+    """Runs in a separate process, because registration changes the shared session and its JVM."""
     program = f"""
 from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()

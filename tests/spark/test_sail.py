@@ -133,7 +133,7 @@ def test_two_scans_of_a_table_keep_their_conditions(sail: SparkSession) -> None:
 
 @pytest.fixture
 def many_batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Creates hundreds of batches per task, and kills the process if it hangs."""
+    """Makes tasks return hundreds of batches; kills the process if a test hangs."""
     monkeypatch.setattr(sail_module, "_LIMITS", BatchLimits(20, 1 << 20))
     signal.alarm(100)  # a hang holds the GIL, so no Python thread could end the process
     yield
@@ -175,7 +175,7 @@ def test_many_batches_do_not_block_the_channel_to_sail(
 def test_task_that_is_too_large_for_the_channel_raises_error(
     sail: SparkSession, many_batches: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server must not hang: it answers other queries and the same query with smaller tasks."""
+    """After the error, the server still runs another query and the same query in smaller tasks."""
     options = tier_options("codecs", targetPartitionBytes="64m")
     frame = sail.read.format("tiered-kafka").options(**options).load()
     expected = expected_table("codecs", "read_committed").num_rows

@@ -28,7 +28,7 @@ def test_joined_batches_contain_same_rows(sizes: list[int]) -> None:
 
 
 def test_rows_too_large_for_batches_raise_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch too many for the channel would block the server forever."""
+    """Sail would wait forever for a task that returns more than `MAX_BATCHES` batches."""
     monkeypatch.setattr(sail, "_MAX_COLUMN_BYTES", 100)
     batch = pa.record_batch({"n": pa.array(range(5), pa.int64()), "s": pa.array(["x"] * 5)})
     batches = [batch] * (MAX_BATCHES + 1)

@@ -68,7 +68,7 @@ def filters(draw: st.DrawFn) -> Any:  # noqa: ANN401  # PySpark 4.0 has no such 
 
 
 def _accepts(pushed_filter: Any, row: dict[str, Any]) -> bool:  # noqa: ANN401
-    """Returns whether a filter is true for a row in SQL."""
+    """Returns whether a filter is true for a row by the rules of SQL (null is not true)."""
     name, cell = type(pushed_filter).__name__, row[pushed_filter.attribute[0]]
     if name == "IsNull":
         return cell is None
@@ -137,7 +137,7 @@ def test_filters_are_combined_with_where_option() -> None:
 @pytest.mark.parametrize(
     ("version", "expected"), [("0.7.2", True), ("0.7.3", False), (None, False)]
 )
-def test_filters_are_used_only_with_known_sail_versions(
+def test_filters_are_pushed_down_only_with_known_sail_versions(
     monkeypatch: pytest.MonkeyPatch, version: str | None, expected: bool
 ) -> None:
     def installed_version(name: str) -> str:

@@ -1,6 +1,7 @@
-"""Calls a stream reader in the order of Spark's calls, for old and new versions, without a JVM.
+"""Calls a stream reader in the order in which Spark calls it, without a JVM.
 
-Before Spark 4.2: `latestOffset()` before `initialOffset()`, and `partitions(X, X)` after a restart.
+Before version 4.2, Spark calls `latestOffset()` before `initialOffset()`, and after a restart it
+calls `partitions(X, X)`.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ except ImportError:
     sparks_own = None  # type: ignore[assignment]
 
 SPARKS = ["newer", "older"] if sparks_own is not None else ["older"]
-"""A newer Spark also has the API of older ones."""
+"""A newer Spark also has the API of older versions."""
 
 
 class Query:
-    """Simulates a driver: an offset log as text, and rows of a pickled reader."""
+    """Simulates a Spark driver, which logs offsets as text and reads with a pickled reader."""
 
     def __init__(self, options: Mapping[str, str], *, is_older: bool) -> None:
         self.options = {"includeHeaders": "true", "minListingIntervalMs": "0", **options}
@@ -71,7 +72,7 @@ class Query:
         return json.dumps(self.reader.initialOffset())
 
     def choose(self) -> bool:
-        """Logs the next end offset if its text differs; returns whether it does."""
+        """Logs the next end offset; returns False if it is the same as the last logged offset."""
         start = self.log[-1] if self.log else self.initial()
         if self.is_older:
             end = json.dumps(self.reader.latestOffset())

@@ -1,7 +1,7 @@
-"""Replaces the named source of a query: first the history, then another source.
+"""Tests that a streaming query first reads the history, and then a source with another name.
 
-Here the other source is also a stream of this data source, with a different tier. For the query,
-it is a different source, like Spark's Kafka source.
+Users replace this data source with Spark's Kafka source. The test uses a second stream of this data
+source with another tier instead.
 """
 
 from __future__ import annotations

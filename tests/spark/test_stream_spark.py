@@ -200,7 +200,7 @@ def test_invalid_option_raises_at_load(registered: SparkSession) -> None:
 
 
 @pytest.mark.slow
-def test_option_that_only_batches_have_raises_at_start(
+def test_batch_only_option_raises_at_start_of_stream(
     registered: SparkSession, tmp_path: Path
 ) -> None:
     invalid_options = tier_options("txn", endingOffsets="latest")

@@ -1,4 +1,4 @@
-"""Decoded values in Spark, in a batch and in a stream."""
+"""Tests decoded values in Spark, in batch queries and in streams."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ CONDITIONS: Final = [
 
 
 def rows(seed: int, count: int) -> list[dict[str, Any] | None]:
-    """Returns random rows; many have equal values in a field."""
+    """Returns random rows; values of a field often repeat."""
     chance = random.Random(seed)
 
     def random_fields(names: dict[str, Any]) -> dict[str, Any]:

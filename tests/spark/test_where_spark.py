@@ -43,7 +43,7 @@ def for_spark(condition: str) -> str:
 
 
 class Conditions:
-    """Creates random conditions with values of a table."""
+    """Creates random SQL conditions that contain values of a table."""
 
     def __init__(self, table: pa.Table, seed: int) -> None:
         self._chance = random.Random(seed)
@@ -104,7 +104,11 @@ class Conditions:
         return self._chance.choice(["startswith", "endswith", "contains"])
 
     def _literal(self, column: str, data: bytes | None = None) -> str:
-        """Returns a literal with a value of the column or a similar one, as text if possible."""
+        """Returns an SQL literal of `data`, or of a random value of the column by default.
+
+        The literal is a string or, for bytes that are not UTF-8, hexadecimal. Random values are
+        sometimes changed in their last byte.
+        """
         value = self._value(column) if data is None else data
         if value is None:
             return "NULL" if self._chance.random() < 0.3 else "''"
@@ -164,7 +168,7 @@ class Conditions:
         stamps = sorted(self._value("timestamp") for _ in range(2))
         zoned = [stamp.strftime("%Y-%m-%d %H:%M:%S.%f") + "Z" for stamp in stamps]
         op = self._chance.choice(["=", "<>", "<", "<=", ">", ">=", "<=>"])
-        # Without a zone, both use UTC: option timeZone here, the session's zone in Spark.
+        # Timestamps without a time zone are UTC, by option timeZone and by Spark's session zone.
         plain = stamps[0].strftime("%Y-%m-%dT%H:%M:%S")
         return self._chance.choice(
             [
@@ -295,7 +299,7 @@ PATTERNS: Final = ["_", "__", "___", "a_b", "%_", "_a", "%é", "_é", "a%b", "%a
 
 @pytest.mark.slow
 def test_like_matches_malformed_text_like_spark(registered: SparkSession) -> None:
-    """Spark decodes text in Java; both must count the same number of characters."""
+    """Spark must count the same number of characters in invalid UTF-8 as this data source."""
     from kts_source.predicate.evaluate import evaluate
 
     frame = registered.createDataFrame(

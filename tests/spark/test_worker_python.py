@@ -1,4 +1,4 @@
-"""Workers whose Python lacks the package raise an error that names that Python and the fix."""
+"""Tests the error of workers whose Python does not have the package installed."""
 
 from __future__ import annotations
 

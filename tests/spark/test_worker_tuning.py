@@ -64,7 +64,7 @@ print("fine")
 
 
 @pytest.mark.skipif(not ARCHIVES, reason="this pyspark contains no archive")
-def test_finders_of_archives_are_removed(tmp_path: Path) -> None:
+def test_import_finders_of_spark_archives_are_removed(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "user.zip", "w") as file:
         file.writestr("added_by_the_user.py", "")
     # First on the path, as in Spark.
@@ -79,7 +79,7 @@ def test_finders_of_archives_are_removed(tmp_path: Path) -> None:
     assert done.stdout == "fine\n", done.stderr
 
 
-def test_finders_are_kept_if_pyspark_is_a_folder() -> None:
+def test_import_finders_are_kept_if_pyspark_is_a_folder() -> None:
     program = """
 import sys
 import pyspark.sql.types
@@ -170,7 +170,7 @@ class _Failing:
         raise OSError("broken")
 
 
-def test_end_task_is_called_if_a_task_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_task_is_called_after_a_failed_or_closed_task(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[str] = []
     monkeypatch.setattr(jobs, "end_task", lambda: ended.append("export"))
     monkeypatch.setattr(task_rows, "end_task", lambda: ended.append("scan"))

@@ -116,7 +116,10 @@ def make_table(sample: TableSample, table_format: str, tier: Path) -> None:
 
 
 def make_half_published(tier: Path) -> None:
-    """Writes a Parquet table; dies after the first commit, before its first file is renamed."""
+    """Starts to write a Parquet table; dies after the first commit is logged.
+
+    No file of the commit has its final name yet.
+    """
     link = os.link
 
     def die_at_first_file(source: os.PathLike[str], destination: os.PathLike[str]) -> None:

@@ -1,4 +1,7 @@
-"""Arguments and expected rows of the stored samples; used by the tests and by `make_samples`."""
+"""Defines the arguments and expected rows of the stored samples.
+
+The tests and `make_samples` use them.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +90,7 @@ class TableSample:
     Attributes:
         arguments: Arguments of `backfill` except source, target, format and catalog.
         options: Options of the source except path and topics.
-        rows: Returns the rows of the table for the rows of the tier.
+        rows: Maps the rows of the tier to the expected rows of the table.
         dead_letters: True if rejected rows are written to a folder next to the table.
         table_formats: Formats in which the table was stored.
     """
@@ -101,8 +104,9 @@ class TableSample:
     table_formats: tuple[str, ...] = ("parquet", "delta", "iceberg")
 
     def expected(self, *, first: bool = False) -> dict[RowPosition, Values]:
-        """Returns the rows of the table after the first export, or after an export of all
-        segments.
+        """Returns the expected rows of the table.
+
+        These are the rows after the first export if `first`, else after all exports.
         """
         return self.rows(expected_rows(self.topics, first=first))
 
@@ -117,7 +121,7 @@ class TableSample:
         }
 
     def backfill_arguments(self, table_format: str) -> dict[str, Any]:
-        """Returns the arguments of `backfill` except the source; targets are in the current folder.
+        """Returns the arguments of `backfill` except the source; the target is a relative path.
 
         Iceberg's metadata contains the table's location in the path of each file. The location is
         relative to the current folder, so a copy of the sample can be read from any folder.
@@ -150,7 +154,7 @@ TABLES = (
         "rejecting", _json_rows, arguments={"transform": RejectNotJson()}, dead_letters=True
     ),
     TableSample("function", _with_length, arguments={"transform": with_length}),
-    # No Iceberg: like Parquet, it stores the text of a transform; Delta stores a digest.
+    # Iceberg is omitted because it stores the transform's text like Parquet. Delta stores a digest.
     *(
         TableSample(
             name,
@@ -177,7 +181,7 @@ TABLE_FORMATS = ("parquet", "delta", "iceberg")
 
 @dataclass(frozen=True)
 class ScanSample:
-    """A read of golden topics; URIs and versions of the objects are the same on all machines.
+    """A read of golden topics whose objects have the same URIs and versions on all machines.
 
     Attributes:
         store: `golden`, `local-tier` (see `stable_store`), or `folder` for a copy of golden topics.
@@ -206,7 +210,7 @@ class ScanSample:
 
     @property
     def expected_folder(self) -> Path | None:
-        """Folder of the golden rows; `None`: the folder of `golden_data`."""
+        """Returns the folder of the expected rows; None is the default folder of `golden_data`."""
         return LOCAL_TIER / "expected" if self.store == "local-tier" else None
 
 

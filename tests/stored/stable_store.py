@@ -59,7 +59,7 @@ def register_stable_store() -> None:
 
 
 def store_path(sample: ScanSample, folder: Path) -> str:
-    """Returns the path of the sample's store; copies the topics to `folder` if it is needed."""
+    """Returns the URI of the sample's store; copies its topics if the store is `folder`."""
     if sample.store != "folder":
         return f"{SCHEME}://{sample.store}"
     for topic in sample.topics:

@@ -70,7 +70,11 @@ def expected_rows(sample: ScanSample) -> pa.Table:
 
 
 def between_times(rows: pa.Table, start: int, stop: int) -> pa.Table:
-    """Returns offsets from the first timestamp >= `start` up to before the first one >= `stop`."""
+    """Returns the rows that a read between two timestamps in milliseconds must return.
+
+    In each partition, they begin at the first record with a timestamp >= `start` and end before the
+    first record with a timestamp >= `stop`.
+    """
     slices = []
     for partition in sorted(set(rows["partition"].to_pylist())):
         log = rows.filter(pc.equal(rows["partition"], partition))
@@ -106,7 +110,7 @@ def test_stored_plan_is_replayed(sample: ScanSample, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sample", CACHES, ids=CACHE_NAMES)
 def test_stored_cache_is_used_or_refilled(sample: ScanSample, tmp_path: Path) -> None:
-    # `copyfile` does not copy file times: they contain the last access of entries.
+    # `copyfile` does not copy file times, because the cache stores the last access in them.
     shutil.copytree(V1 / "caches" / sample.name, tmp_path / "cache", copy_function=shutil.copyfile)
     options = cached_options(sample, tmp_path)
     for _ in range(2):  # the second scan also reads the entries that the first one added
@@ -127,7 +131,10 @@ def test_damaged_cache_entries_are_refilled(sample: ScanSample, tmp_path: Path) 
 def test_cache_entries_of_another_version_are_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Objects have the same keys and chunks, but other bytes. Only their versions differ."""
+    """The store has other objects with the keys and chunk positions of the cached objects.
+
+    Only the object versions show that the cached bytes are outdated.
+    """
     sample = CACHES[CACHE_NAMES.index("chunks")]
     shutil.copytree(V1 / "caches" / "chunks", tmp_path / "cache", copy_function=shutil.copyfile)
     monkeypatch.setitem(ROOTS, "golden", tmp_path / "tier")
@@ -138,7 +145,7 @@ def test_cache_entries_of_another_version_are_not_used(
         segment_ids.append(metadata["remoteLogSegmentId"])
         offsets = range(metadata["startOffset"], metadata["endOffset"] + 1)
         assert builder.next_offset == offsets.start
-        # Segments longer than a chunk, so that chunks keep their positions.
+        # Segments are longer than a chunk, so that chunks keep their positions.
         builder.append([SimpleRecord(b"%d" % offset * 100) for offset in offsets])
         builder.roll()
     log = builder.build()

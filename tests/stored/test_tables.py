@@ -1,4 +1,4 @@
-"""Tests that exports continue tables of earlier code: each offset once, with its values.
+"""Tests that exports continue tables of earlier code, so that each row is stored once.
 
 The Iceberg locations in the samples are relative to the current folder, so each test changes into a
 copy.
@@ -34,7 +34,7 @@ SAMPLES = {sample.name: sample for sample in TABLES}
 
 @pytest.fixture(scope="module")
 def tier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Writes the tier with the segments that were added after the first exports."""
+    """Writes the tier with all segments, also those added after the first exports."""
     folder = tmp_path_factory.mktemp("tier")
     write_tier(folder, first=False)
     return folder
@@ -52,7 +52,7 @@ def enter_copy(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def read_stored_table(sample: TableSample, table_format: str) -> pa.Table:
-    """Reads the table in the current folder with other libraries."""
+    """Reads the table in the current folder with deltalake, PyArrow or PyIceberg."""
     arguments = sample.backfill_arguments(table_format)
     if table_format == "delta":
         return DeltaTable(arguments["target"]).to_pyarrow_table()
@@ -78,7 +78,7 @@ def to_plain(name: str, values: pa.ChunkedArray) -> list[Any]:
 
 
 def rows_by_position(table: pa.Table) -> dict[RowPosition, Values]:
-    """Returns the rows by position; fails if a position occurs twice."""
+    """Returns the rows by topic, partition and offset; fails if an offset occurs twice."""
     columns = {name: to_plain(name, table[name]) for name in table.column_names}
     positions = list(zip(columns["topic"], columns["partition"], columns["offset"], strict=True))
     assert len(positions) == len(set(positions))

@@ -39,7 +39,7 @@ SAMPLES = {sample.name: sample for sample in TYPED_TABLES}
 
 @pytest.fixture(scope="module")
 def tier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Writes the tier with the segments that were added after the first exports."""
+    """Writes the tier with all segments, also those added after the first exports."""
     folder = tmp_path_factory.mktemp("typed-tier")
     write_typed_tier(folder, first=False)
     return folder
@@ -173,7 +173,10 @@ def test_stored_typed_plan_is_replayed(tmp_path: Path) -> None:
 
 
 def test_schemas_cached_without_subject_are_requested_again(tier: Path, tmp_path: Path) -> None:
-    """An id without a subject may belong to another context. No server listens at the URL."""
+    """The old cache entries have no subject, so their schema ids may be of another context.
+
+    The test expects a request to the registry, which fails because no server listens.
+    """
     shutil.copytree(V2 / "schemas", tmp_path / "cache", copy_function=shutil.copyfile)
     source = {**CACHED_SOURCE, "path": tier.as_uri(), "cacheDir": str(tmp_path / "cache")}
     with pytest.raises(RegistryUnavailableError, match=r"/schemas/ids/1\?subject="):

@@ -62,9 +62,9 @@ def _record(number: int) -> SimpleRecord:
 
 
 def wire_value(number: int) -> bytes:
-    """Returns an Avro value of schema 1 for even numbers, a JSON value of schema 2 for odd ones.
+    """Returns an Avro value of schema 1 if the number is even, else a JSON value of schema 2.
 
-    The numbers must be below 64: zigzag encoding then writes one byte, twice the number.
+    The number must be below 64, so that its zigzag varint has one byte.
     """
     name = f"name {number}".encode()
     if number % 2:

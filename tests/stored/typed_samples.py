@@ -1,6 +1,6 @@
 """Samples with typed columns: tables, a plan, and cached schemas of a registry.
 
-They have topics of their own, because the topics in `topics.py` must not change.
+The samples use separate topics, because the topics in `topics.py` must not change.
 """
 
 from __future__ import annotations
@@ -65,7 +65,10 @@ def _name(number: int) -> bytes:
 
 
 def _payment(number: int) -> bytes:
-    """Returns a value of schema 1 for an even number, of schema 3 for an odd one; at most 63."""
+    """Returns an Avro value: even numbers use schema 1, odd numbers schema 3.
+
+    The number must be at most 63, so that its varint has one byte.
+    """
     name = bytes([2 * len(_name(number))]) + _name(number)
     if number % 2 == 0:
         return b"\0\0\0\0\1" + bytes([2 * number]) + name
@@ -163,7 +166,7 @@ class TypedSample(TableSample):
     """A table with typed columns; see `TableSample`."""
 
     def expected(self, *, first: bool = False) -> dict[RowPosition, Values]:
-        """Returns the rows of the table; see the base class."""
+        """Returns the expected rows of the table; see `TableSample.expected`."""
         (topic,) = self.topics
         rows = _logs()[topic].rows(READ_COMMITTED, segment_count=_FIRST_SEGMENTS if first else None)
         return self.rows({(topic, 0, row.offset): row for row in rows})

@@ -1,7 +1,7 @@
 """Tests that a batch can be released without the GIL.
 
 Engines release batches from a native thread while a Python thread keeps the GIL and waits. The test
-runs in its own process, because a failure hangs.
+runs in its own process, because a process hangs if the test fails.
 """
 
 from __future__ import annotations
@@ -106,7 +106,10 @@ class _ArrowArray(ctypes.Structure):
 
 
 def release_under_a_held_gil(kind: str) -> int:
-    """Releases pieces of batches in a native thread while this thread waits and keeps the GIL."""
+    """Releases pieces of batches in native threads while this thread waits and keeps the GIL.
+
+    Returns the number of bytes that Arrow has not freed.
+    """
     c_library = ctypes.PyDLL(None)  # PyDLL keeps the GIL during calls
     decoded()  # creates the objects that are never freed
     before = pa.total_allocated_bytes()
@@ -145,13 +148,13 @@ for kind in {kinds!r}:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs pthreads through ctypes")
-def test_batches_are_released_while_gil_is_taken() -> None:
+def test_batches_are_released_while_another_thread_keeps_the_gil() -> None:
     kinds = sorted(set(PIECES) - {"over python"})
     assert _run(kinds, 60).splitlines() == [f"{kind} 0" for kind in kinds]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs pthreads through ctypes")
-def test_release_of_python_owned_buffer_blocks_while_the_gil_is_taken() -> None:
+def test_release_of_python_buffer_blocks_while_another_thread_keeps_the_gil() -> None:
     with pytest.raises(subprocess.TimeoutExpired) as caught:
         _run(["whole", "over python"], 4)
     assert (caught.value.stdout or b"").decode() in ("", "whole 0\n")

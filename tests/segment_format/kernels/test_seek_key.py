@@ -44,7 +44,7 @@ def kernel_rows(
     cut: Sequence[int] = (),
     **options: Any,  # noqa: ANN401
 ) -> tuple[list[Row], int]:
-    """Returns the rows with the keys, and the number of records skipped for other keys."""
+    """Returns the rows whose key is in `keys`, and the number of records with other keys."""
     arguments = {"columns": ALL_COLUMNS, "start_offset": START, **options}
     decoder = RecordDecoder(keys=KeySet.of(keys), **arguments)
     rows = rows_of(decode_pieces(decoder, pieces(stored, cut) if cut else [stored]))
@@ -56,7 +56,7 @@ def reference_rows(
     keys: Iterable[bytes | None],
     **options: Any,  # noqa: ANN401
 ) -> tuple[list[Row], int]:
-    """Returns the same from the readable decoder and a Python set."""
+    """Computes the result of `kernel_rows` with the readable decoder and a Python set."""
     rows = expected(stored, **options)
     assert isinstance(rows, list)
     sought = set(keys)
@@ -95,7 +95,7 @@ def test_key_filter_matches_reference(
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
 @pytest.mark.parametrize("columns", [("offset",), ("offset", "timestamp"), ("key", "offset")])
-def test_key_filter_of_selected_columns_matches_reference(
+def test_key_filter_with_selected_columns_matches_reference(
     codec: str, columns: tuple[str, ...]
 ) -> None:
     keys = [None, b"", b"k", b"key", b"longer key", b"longer kez"]
@@ -110,7 +110,7 @@ def test_key_filter_of_selected_columns_matches_reference(
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 62, 63, 64, 300])
 def test_key_filter_compares_every_byte(size: int) -> None:
-    """One key, alone and with a second key, compared with keys that differ from it in one byte."""
+    """Searches one key among keys that differ from it in one byte or in length."""
     key = bytes(range(1, size + 1)) if size < 255 else b"k" * size
     others = [
         key[:position] + bytes([key[position] ^ 0x40]) + key[position + 1 :]
@@ -154,7 +154,7 @@ def test_key_filter_with_colliding_hashes_compares_keys() -> None:
 
 
 def colliding(seed: int, count: int) -> list[bytes]:
-    """Returns keys of 16 bytes whose second word cancels the hash effect of the first word."""
+    """Returns different keys of 16 bytes that have the same hash for this seed."""
     begun = (seed ^ 16 * MULTIPLIER) & _MASK
 
     def after(word: int) -> int:
@@ -178,8 +178,9 @@ def test_key_filter_without_keys_returns_no_rows() -> None:
 def test_key_filter_of_any_bytes_matches_or_raises(
     payload: bytes, count: int, keys: list[bytes | None]
 ) -> None:
-    """Invalid records raise, unless a key outside the set comes first: the rest is then not
-    read.
+    """An invalid record raises, unless the kernel skips it because its key is not in the set.
+
+    The kernel does not read the rest of a record after such a key.
     """
     data = frame_batch(payload, base_offset=7, record_count=count, last_offset_delta=4)
     all_rows = actual(data)

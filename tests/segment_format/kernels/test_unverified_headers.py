@@ -1,4 +1,7 @@
-"""Checks that only headers proven by checksums or neighbors let a read skip a batch or end."""
+"""Checks which batch headers a read trusts when it skips a batch or ends.
+
+The checksum of the batch or the header of the next batch must confirm them.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ def test_header_bit_flip_returns_same_rows_or_raises(
 
 
 def flip_bits(data: bytes, number: int, position: int, bits: int) -> bytes:
-    """Flips some bits of a byte of one entry and returns the log."""
+    """Returns the log after flipping `bits` in one byte of the entry with this number."""
     entry = list(iter_entries(data))[number]
     flipped = bytearray(data)
     flipped[entry.position + position] ^= bits
@@ -162,7 +165,7 @@ def batch_of(base: int, deltas: list[int], last_offset_delta: int) -> bytes:
         ),
     ],
 )
-def test_batch_with_overlapping_offsets_raises(
+def test_batch_with_impossible_record_offsets_raises(
     deltas: list[int], last_offset_delta: int, text: str, columns: str
 ) -> None:
     data = batch_of(64, [0, 1, 2, 3], 3) + batch_of(68, deltas, last_offset_delta)
@@ -177,13 +180,13 @@ def test_batch_with_overlapping_offsets_raises(
             list(read(data))
 
 
-def test_batch_with_overlapping_offsets_raises_with_key_filter() -> None:
+def test_batch_with_impossible_record_offsets_raises_with_key_filter() -> None:
     decoder = RecordDecoder(columns=("offset",), keys=KeySet.of([b"other"]))
     with pytest.raises(CorruptRecordError, match="a record has offset 71"):
         decode_pieces(decoder, [batch_of(68, [0, 3], 2)])
 
 
-def test_batch_with_overlapping_offsets_raises_when_records_are_counted() -> None:
+def test_batch_with_impossible_record_offsets_raises_without_columns() -> None:
     decoder = RecordDecoder(columns=())
     with pytest.raises(CorruptRecordError, match="a record has offset 71"):
         decode_pieces(decoder, [batch_of(68, [0, 3], 2)])
@@ -209,7 +212,7 @@ def test_skipped_batch_with_more_records_than_offsets_raises() -> None:
         (0, {"timestamp_type": 1}, False),
     ],
 )
-def test_implausible_max_timestamp_does_not_skip_batch(
+def test_batch_is_skipped_only_if_its_max_timestamp_is_plausible(
     max_timestamp: int, options: dict[str, Any], is_read: bool
 ) -> None:
     records = [SimpleRecord(b"v", timestamp=1000), SimpleRecord(b"v", timestamp=2000)]

@@ -1,6 +1,6 @@
 """Compares the kernel's size bound of a zstd frame with the readable parser.
 
-The kernel may return "unknown" instead.
+The kernel may also report that the bound is unknown.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ bound_of: Callable[..., int] = _bound
 
 
 def in_kernel(payload: bytes) -> int:
-    """Returns the kernel's size bound for a payload at the end of memory."""
+    """Returns the kernel's size bound for a payload that ends before an inaccessible page."""
     return bound_of(PAGES.ending_with(payload))
 
 
 def readable(payload: bytes) -> int:
-    """Returns the bound of the readable parser; −1 unless the payload is one frame without content
-    size.
+    """Returns the readable parser's size bound for a payload.
+
+    Returns −1 if the payload is not exactly one frame, or if the frame states its content size.
     """
     try:
         frames = scan_frames(memoryview(payload))

@@ -1,4 +1,7 @@
-"""Reference for the kernels: the readable decoder's rows, or its error class."""
+"""Computes the expected results of the kernels with the readable decoder.
+
+A result is a list of rows, or the name of an error class.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +59,9 @@ def expected(
     check_crcs: bool = True,
     max_batch_bytes: int = LARGEST_ENTRY,
 ) -> Outcome:
-    """Returns rows of `ALL_COLUMNS`, with timestamps in microseconds, by the decoder's documented
-    rules.
+    """Returns the rows that the decoder's documentation promises, or the name of the error class.
+
+    The rows contain `ALL_COLUMNS`, with timestamps in microseconds.
     """
     try:
         rows = _rows(data, start_offset, stop_offset, aborted, check_crcs, max_batch_bytes)
@@ -123,7 +127,7 @@ def _rows(
 
 
 def _check_skipped(entry: bytes | None, limit: int) -> None:
-    """Raises if the checksum or wrapper of a skipped entry is wrong."""
+    """Raises if a skipped entry has a wrong checksum or is an invalid message of magic 0 or 1."""
     if entry is None:
         return
     if entry[16] < 2:
@@ -158,7 +162,7 @@ def _row(batch: DecodedBatch, record: Record) -> Row:
 
 
 def pieces(data: bytes | memoryview, sizes: Iterable[int]) -> Iterator[bytes]:
-    """Yields `data` cut into pieces of these sizes, in turn."""
+    """Splits `data` into pieces of these sizes; repeats the sizes until the data ends."""
     stream = io.BytesIO(data)
     for size in itertools.cycle(sizes):
         piece = stream.read(size)
@@ -168,13 +172,13 @@ def pieces(data: bytes | memoryview, sizes: Iterable[int]) -> Iterator[bytes]:
 
 
 def decode_pieces(decoder: RecordDecoder, windows: Iterable[BytesLike]) -> list[pa.RecordBatch]:
-    """Returns all batches of a decoder after feeding the windows and finishing."""
+    """Feeds all windows to a decoder, finishes it, and returns all its batches."""
     batches = [batch for window in windows for batch in decoder.feed(window)]
     return batches + list(decoder.finish())
 
 
 def rows_of(batches: Sequence[pa.RecordBatch]) -> list[Row]:
-    """Returns the rows of batches after validating each one as Arrow."""
+    """Validates each record batch with Arrow and returns the rows of all batches."""
     rows: list[Row] = []
     for batch in batches:
         batch.validate(full=True)
@@ -192,8 +196,9 @@ def rows_of(batches: Sequence[pa.RecordBatch]) -> list[Row]:
 
 
 def actual(data: bytes | memoryview, *, cut: Sequence[int] = (), **options: Any) -> Outcome:  # noqa: ANN401
-    """Returns the kernels' rows for the same bytes, fed in one piece or in pieces of the sizes in
-    `cut`.
+    """Decodes the bytes with the kernels; returns rows, or the name of the error class.
+
+    The decoder receives pieces of the sizes in `cut`, or all bytes at once if `cut` is empty.
     """
     arguments = {"start_offset": START, "columns": ALL_COLUMNS, **options}
     try:

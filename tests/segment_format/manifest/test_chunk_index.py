@@ -163,18 +163,18 @@ def test_impossible_size_raises(numbers: tuple[int, int, int, int]) -> None:
 @pytest.mark.parametrize(
     "sizes", [[], [1, 2], [1, 2, 3, 4], [1, -1, 1], [1, 2**31, 1], [1, 2**70, 1]]
 )
-def test_wrong_list_of_sizes_raises(sizes: list[int]) -> None:
+def test_chunk_sizes_that_contradict_the_file_size_raise(sizes: list[int]) -> None:
     with pytest.raises(InvalidManifestError):
         variable_index(100, 250, sizes)
 
 
 @pytest.mark.parametrize("sizes", [[1], [0, 0]])
-def test_chunks_of_empty_file_raise(sizes: list[int]) -> None:
+def test_chunk_sizes_of_empty_file_raise(sizes: list[int]) -> None:
     with pytest.raises(InvalidManifestError):
         variable_index(100, 0, sizes)
 
 
-def test_chunk_index_keeps_the_text_of_its_sizes() -> None:
+def test_chunk_index_keeps_the_original_text_of_chunk_sizes() -> None:
     # The text of the same list differs between zstd versions.
     text = encode_chunk_sizes([10, 20, 30]).replace("=", "")
     assert VariableChunkIndex(100, 250, text).transformed_chunks == text
@@ -182,7 +182,7 @@ def test_chunk_index_keeps_the_text_of_its_sizes() -> None:
 
 
 @every_table
-def test_object_of_other_size_raises(
+def test_object_size_that_differs_from_index_raises(
     index: Index, table: list[tuple[int, int, int, int, int]]
 ) -> None:
     total = sum(row[4] for row in table)
@@ -192,7 +192,7 @@ def test_object_of_other_size_raises(
             index.check_object_size(size)
 
 
-def test_deferred_index_equals_decoded_index() -> None:
+def test_lazily_decoded_index_equals_decoded_index() -> None:
     table = variable_index(10, 35, [7, 0, 12, 3])
     deferred = VariableChunkIndex(10, 35, table.transformed_chunks, 22)
     assert (deferred.transformed_size, deferred.chunk_count) == (22, 4)
@@ -201,7 +201,7 @@ def test_deferred_index_equals_decoded_index() -> None:
     assert deferred == table
 
 
-def test_deferred_index_with_other_size_raises() -> None:
+def test_lazily_decoded_index_with_wrong_size_or_text_raises() -> None:
     table = variable_index(10, 35, [7, 0, 12, 3])
     for size, text in ((23, table.transformed_chunks), (22, "no base64")):
         with pytest.raises(InvalidManifestError):

@@ -125,7 +125,10 @@ def test_changed_wrapped_key_raises() -> None:
 
 
 def oaep(message: bytes, *, label: bytes = b"", first: int = 0, filler: int = 0) -> int:
-    """Builds an OAEP block for a 256-byte key by RFC 8017, with optional mistakes."""
+    """Returns the OAEP block of a message for a 256-byte RSA key (RFC 8017).
+
+    The block is invalid unless `label`, `first` and `filler` have their default values.
+    """
 
     def mask(seed: bytes, size: int) -> bytes:
         blocks = [hashlib.sha3_512(seed + bytes([0, 0, 0, count])).digest() for count in range(4)]

@@ -43,7 +43,7 @@ SEGMENTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 
 
 class Stored:
-    """The three objects of a segment and the key that decrypts them."""
+    """Contains the three objects of a segment and the data key that decrypts them."""
 
     def __init__(self, stem: Path, keys: Any = PRIVATE_KEYS) -> None:  # noqa: ANN401 - a dict
         self.raw = Path(f"{stem}.rsm-manifest").read_bytes()

@@ -54,7 +54,7 @@ def test_topic_directory_round_trips(topic: str, topic_id: uuid.UUID) -> None:
     assert parse_topic_directory(f"{topic}-{uuid_to_text(topic_id)}") == (topic, topic_id)
 
 
-def test_directory_names_are_parsed_from_the_right() -> None:
+def test_topic_that_contains_separators_and_numbers_is_parsed() -> None:
     # Topic and id contain what looks like a separator and a number.
     topic_id = "_-AAAAAAAAAAAAAAAAA-7A"
     assert parse_topic_directory(f"a-1-b-{topic_id}") == ("a-1-b", uuid_from_text(topic_id))

@@ -124,7 +124,7 @@ def test_object_sizes_match_manifest(case: str) -> None:
     assert manifest.segment_indexes.transformed_size == indexes.stat().st_size
 
 
-def test_manifest_has_same_length_as_plugins_manifest() -> None:
+def test_manifest_has_the_same_length_as_that_of_the_plugin() -> None:
     # From the plugin's own test: a segment of 10 bytes, chunks of 123, four indexes of 10 bytes.
     manifest = SegmentManifest(
         FixedChunkIndex(123, 10, 123, 10),
@@ -207,7 +207,7 @@ def test_txn_idx_empty_of_newer_brokers_parses(empty: bool) -> None:
     assert json.loads(manifest_json(manifest)) == document
 
 
-def test_epochs_are_sorted() -> None:
+def test_leader_epochs_are_sorted_by_number() -> None:
     epochs = {"10": 1290, "9": 1280, "2": 1234}
     document = manifest_with(
         "plain", lambda d: d["remoteLogSegmentMetadata"].update(segmentLeaderEpochs=epochs)

@@ -1,5 +1,6 @@
-"""Writes chunks, wrapped keys and manifests with the product's own types, to test reading them
-back.
+"""Writes chunks, wrapped keys and manifests, so that tests can read them back.
+
+The functions use the types of `segment_format.manifest`.
 
 `segment_format.testing.tiers` writes the same formats without these types.
 """
@@ -113,7 +114,7 @@ def encode_chunk_sizes(sizes: Sequence[int] | npt.NDArray[np.integer]) -> str:
 
 
 def pack_chunk_sizes(sizes: Sequence[int] | npt.NDArray[np.integer]) -> bytes:
-    """Returns the payload before zstd."""
+    """Returns the uncompressed payload of a manifest's `transformedChunks`."""
     try:
         array = np.asarray(sizes, dtype=np.int64)
     except OverflowError as error:
@@ -133,7 +134,7 @@ def pack_chunk_sizes(sizes: Sequence[int] | npt.NDArray[np.integer]) -> bytes:
 def variable_index(
     chunk_size: int, file_size: int, sizes: Sequence[int] | npt.NDArray[np.integer]
 ) -> VariableChunkIndex:
-    """Returns the index of chunks with these stored sizes."""
+    """Returns a chunk index for chunks whose stored sizes in bytes are `sizes`."""
     return VariableChunkIndex(chunk_size, file_size, encode_chunk_sizes(sizes))
 
 
@@ -145,7 +146,10 @@ def index_ranges(
     leader_epoch: int,
     transaction: int | None = None,
 ) -> SegmentIndexes:
-    """Returns the ranges of blobs of these stored sizes, in the plugin's order, without gaps."""
+    """Returns the ranges of the side files in an `.indexes` object, without gaps.
+
+    Each argument is the stored size of a side file in bytes. The order is the plugin's.
+    """
     sizes = (offset, timestamp, producer_snapshot, leader_epoch, transaction or 0)
     stops = [sum(sizes[: number + 1]) for number in range(5)]
     ranges = [IndexRange(stop - size, size) for stop, size in zip(stops, sizes, strict=True)]
@@ -199,7 +203,7 @@ def _chunk_index_members(chunk_index: FixedChunkIndex | VariableChunkIndex) -> d
 
 
 def _metadata_members(metadata: RemoteLogSegmentMetadata) -> dict[str, object]:
-    """Returns the member's value, in the order the plugin writes."""
+    """Returns the value of `remoteLogSegmentMetadata`, with keys in the plugin's order."""
     partition = metadata.segment_id.topic_id_partition
     members: dict[str, object] = {
         "remoteLogSegmentId": {

@@ -1,7 +1,7 @@
 """Rebuilds the live set of segments event by event, as a reference for `LiveSegments`.
 
 Source: `org.apache.kafka.server.log.remote.metadata.storage.RemoteLogMetadataCache`, KIP-405; for
-partition deletes `RemotePartitionMetadataStore`.
+deletions of partitions `RemotePartitionMetadataStore`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _Key = tuple["uuid.UUID", int, "uuid.UUID"]
 
 
 def known_segments(records: Iterable[MetadataRecord]) -> tuple[RemoteLogSegmentMetadata, ...]:
-    """Returns every segment that the events leave in a state before DELETE_SEGMENT_FINISHED.
+    """Applies the events and returns all segments that are not in DELETE_SEGMENT_FINISHED.
 
-    Events of one metadata partition must keep their order; several metadata partitions may be
-    chained. Drops the same events as a broker: a segment that does not begin in
-    COPY_SEGMENT_STARTED, a segment announced again after it left that state, an update of an
-    unknown segment, a transition that Kafka does not allow, snapshots (type 3). The end of a
-    partition's deletion removes its segments.
+    Events of one metadata partition must keep their order; the events of another
+    metadata partition may follow them. Ignores the same events as a broker: the first event of a
+    segment if its state is not COPY_SEGMENT_STARTED, a repeated first event after the segment left
+    that state, an update of an unknown segment, a transition that Kafka does not allow, and
+    snapshots (type 3). DELETE_PARTITION_FINISHED removes all segments of a partition.
 
     Args:
         records: Parsed events; events of other topics are allowed.
@@ -56,8 +56,8 @@ def known_segments(records: Iterable[MetadataRecord]) -> tuple[RemoteLogSegmentM
 def live_segments(records: Iterable[MetadataRecord]) -> tuple[RemoteLogSegmentMetadata, ...]:
     """Returns the readable segments: the `known_segments` in state COPY_SEGMENT_FINISHED.
 
-    The set can still contain duplicates, overlaps and segments of dead branches. Leader epochs
-    decide between them.
+    The set can still contain duplicates, overlaps and segments of replaced leaders. A
+    reader chooses among them by leader epochs.
     """
     finished = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
     return tuple(segment for segment in known_segments(records) if segment.state is finished)

@@ -202,7 +202,7 @@ HEAD = VALUES["type0"][: VALUES["type0"].index(bytes.fromhex("030000000000000000
     ],
     ids=["topic", "epochs", "custom metadata", "tagged fields", "tagged field"],
 )
-def test_lengths_in_the_data_allocate_nothing(value: bytes) -> None:
+def test_huge_lengths_in_records_allocate_no_memory(value: bytes) -> None:
     values = pa.array([REAL[0]] * 999 + [value], pa.binary())
     pool = pa.default_memory_pool().bytes_allocated()
     tracemalloc.start()

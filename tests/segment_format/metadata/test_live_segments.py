@@ -164,7 +164,7 @@ def test_segment_may_be_announced_again_only_before_its_copy_finishes() -> None:
     assert (segment.end_offset, segment.state) == (99, FINISHED)
 
 
-def test_segments_differ_by_topic_id_and_partition() -> None:
+def test_equal_segment_ids_of_other_partitions_are_different_segments() -> None:
     other_segments = [
         replace(SEGMENT, segment_id=RemoteLogSegmentId(partition, SEGMENT.segment_id.id))
         for partition in (
@@ -177,7 +177,7 @@ def test_segments_differ_by_topic_id_and_partition() -> None:
     assert len(known_segments([SEGMENT, *other_segments])) == 3
 
 
-def test_start_of_partition_delete_changes_no_segment() -> None:
+def test_unfinished_partition_delete_changes_no_segment() -> None:
     snapshot = RemoteLogSegmentMetadataSnapshot(
         SEGMENT.segment_id.id,
         *(0, 9, 0, 1, 30),

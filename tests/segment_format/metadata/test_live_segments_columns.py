@@ -166,7 +166,7 @@ def update(number: int, state: RemoteLogSegmentState) -> RemoteLogSegmentMetadat
     return RemoteLogSegmentMetadataUpdate(segment(number).segment_id, 1, 20, None, state)
 
 
-def test_long_history_is_applied() -> None:
+def test_thousands_of_state_changes_of_one_segment_are_applied() -> None:
     again: list[MetadataRecord] = [update(1, FINISHED), update(1, STARTED), segment(1)] * 3000
     live = folded([segment(1), *again, update(1, DELETING)], [])
     (segments,) = metadata_records(live.segments())

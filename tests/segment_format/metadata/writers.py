@@ -27,14 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WireDetails:
-    """Choices of a written record that do not change its meaning.
+    """Selects among encodings of a record that have the same meaning.
 
     Attributes:
         version: Version of the record, 0 or 1.
         record_tags: Unknown tagged fields of the record.
         segment_id_tags: Unknown tagged fields of the segment id.
         topic_id_partition_tags: Unknown tagged fields of the partition.
-        epochs: Order of the leader epochs, each with its tagged fields; empty for ascending ones.
+        epochs: Order of the leader epochs, each with its tagged fields.
+            If it is empty, the epochs ascend and have no tagged fields.
     """
 
     version: int = 0
@@ -45,7 +46,7 @@ class WireDetails:
 
 
 def write_compact_bytes(value: bytes | None) -> bytes:
-    """Returns length-prefixed bytes; `None` is null."""
+    """Returns length-prefixed bytes, or Kafka's encoding of null if `value` is None."""
     return b"\0" if value is None else write_uvarint(len(value) + 1) + value
 
 
@@ -141,7 +142,7 @@ def _write_partition_delete(record: RemotePartitionDelete, wire: WireDetails) ->
 
 
 def write_custom_metadata(metadata: CustomMetadata) -> bytes | None:
-    """Returns the bytes for the metadata record; None when no field is set."""
+    """Returns the custom metadata as bytes, or None if no field is set."""
     fields = []
     if metadata.remote_size is not None:
         fields.append(TaggedField(0, write_varlong(metadata.remote_size)))

@@ -32,7 +32,7 @@ XERIAL_HEADER = bytes.fromhex("82534e4150505900 00000001 00000001")
 
 
 def java_zstd(data: bytes, *, content_size: bool = False, checksum: bool = False) -> bytes:
-    """Returns one streaming frame without content size, like Kafka's Java producer."""
+    """Compresses like Kafka's Java producer: one frame, by default without content size."""
     compressor = zstandard.ZstdCompressor(write_content_size=content_size, write_checksum=checksum)
     if content_size:
         return compressor.compress(data)
@@ -204,7 +204,7 @@ def test_decompression_bomb_raises_without_allocating(name: str) -> None:
 
 
 def test_impossible_snappy_size_raises_before_allocation() -> None:
-    """Twelve bytes that state a size of 200 MiB, well below the default bound."""
+    """The payload has 12 bytes but states a size of 200 MiB, which the default limit allows."""
     claimed = b"\x80\x80\x80\x64" + bytes(8)
     tracemalloc.start()
     try:

@@ -1,6 +1,6 @@
 """Compares segments of a real broker with the rows that a real consumer read.
 
-Covers only segments with the original file as `.log` object: no chunk is compressed or encrypted.
+Covers only segments whose `.log` object is neither compressed nor encrypted.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def log_of(segment: Segment) -> bytes:
 
 
 def side_files(segment: Segment) -> dict[str, bytes]:
-    """Returns the existing sections of a plain `.indexes` object, by the names in the manifest."""
+    """Returns the side files in an uncompressed `.indexes` object, by their manifest names."""
     stem = segment["object_stem"]
     manifest = json.loads((TIER / f"{stem}.rsm-manifest").read_bytes())
     joined = (TIER / f"{stem}.indexes").read_bytes()

@@ -1,4 +1,4 @@
-"""Tests that the last offset of a log is found from the headers of its last batches."""
+"""Tests that the last offset of a log is read from the headers of its last batches."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def batch(base: int, size: int = 10) -> bytes:
 
 
 @pytest.mark.parametrize("size", [10, WINDOW_BYTES - 80, WINDOW_BYTES, 3 * WINDOW_BYTES])
-def test_last_offset_steps_over_batches_of_any_size(size: int) -> None:
+def test_last_offset_is_found_with_batches_of_any_size(size: int) -> None:
     data = b"".join(batch(base, size) for base in range(0, 20, 2))
     assert tail_of(data) == 19
     assert tail_of(data, 9 * len(batch(0, size))) == 19
 
 
-def test_last_offset_of_legacy_batch_is_its_own() -> None:
+def test_last_offset_of_legacy_message_is_found() -> None:
     builder = LogBuilder(start_offset=5)
     builder.append_message_set([SimpleRecord(None, timestamp=-1)], magic=0)
     (segment,) = builder.build().segments
@@ -102,7 +102,7 @@ def test_gap_in_compacted_log_is_accepted() -> None:
     assert end_of(batch(0) + batch(9)) == 10  # more than one bit away from 2
 
 
-def test_last_batch_contradicting_index_is_compared_with_all_batches() -> None:
+def test_last_batch_that_contradicts_index_is_checked_with_earlier_batches() -> None:
     data = batch(0) + batch(2) + batch(4)
     position = 2 * len(batch(0))
     assert end_of(data, position=position, indexed=5) == 5

@@ -1,5 +1,6 @@
-"""Tests of messages with magic 0 and 1 beyond the vectors: wrapper rules, old bugs, malformed
-sets.
+"""Tests messages with magic 0 and 1: wrappers, bugs of old clients, and malformed messages.
+
+The vectors of Kafka do not cover these cases.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def message(
     value: bytes | None = None,
     after: bytes = b"",
 ) -> bytes:
-    """Returns one entry, written field by field."""
+    """Returns one message of magic 0 or 1 as a log entry."""
     body = struct.pack(">bb", magic, attributes) + (struct.pack(">q", timestamp) if magic else b"")
     for field in (key, value):
         body += struct.pack(">i", -1) if field is None else struct.pack(">i", len(field)) + field
@@ -67,8 +68,8 @@ def test_wrapper_of_magic_0_has_absolute_offsets() -> None:
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4"])
-def test_magic_0_in_wrapper_of_magic_1_decodes(codec: str) -> None:
-    """KAFKA-4298: offsets come from the wrapper, timestamps from the inner messages."""
+def test_magic_0_messages_in_wrapper_of_magic_1_decode(codec: str) -> None:
+    """Inner messages of magic 0 get offsets from the wrapper and no timestamp (KAFKA-4298)."""
     log = write_message_set(
         [SimpleRecord(b"a", timestamp=5), SimpleRecord(b"b", timestamp=6)],
         base_offset=50,
@@ -86,7 +87,7 @@ def test_magic_0_in_wrapper_of_magic_1_decodes(codec: str) -> None:
     assert batch.timestamp_type is TimestampType.CREATE_TIME
 
 
-def test_magic_1_in_wrapper_of_magic_0_decodes() -> None:
+def test_magic_1_messages_in_wrapper_of_magic_0_decode() -> None:
     inner = message(50, 1, timestamp=5, value=b"a") + message(
         51, 1, attributes=8, timestamp=6, value=b"b"
     )
@@ -219,7 +220,7 @@ def test_decompression_bomb_in_message_raises_at_limit() -> None:
         list(iter_batches(log, max_batch_bytes=1000))
 
 
-def test_legacy_messages_before_magic_2_decode() -> None:
+def test_log_with_magic_0_and_1_and_2_decodes() -> None:
     log = record_set("v0-gzip") + record_set("v1-none") + record_set("v2-lz4")
 
     assert [batch.magic for batch in iter_batches(log)] == [0, 1, 1, 1, 2]

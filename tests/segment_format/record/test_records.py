@@ -1,4 +1,7 @@
-"""Checks the validations of Kafka's consumer, and that no input causes another error."""
+"""Checks that records are validated like in Kafka's consumer.
+
+Also checks that invalid input raises only errors of `segment_format`.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ ALL_NAMES = V2_NAMES + LEGACY_NAMES
 
 
 def varint(value: int) -> bytes:
-    """Returns the shortest zig-zag encoding."""
+    """Returns the shortest zig-zag varint of a number."""
     raw = (value << 1) ^ (value >> 63)
     out = bytearray()
     while raw > 0x7F:
@@ -165,7 +168,7 @@ def test_empty_batch_has_no_records(codec: int) -> None:
     assert (batch.base_offset, batch.last_offset, batch.records) == (100, 102, ())
 
 
-def test_counts_in_the_data_allocate_nothing() -> None:
+def test_huge_counts_and_lengths_in_batches_allocate_no_memory() -> None:
     hostile = [
         batch_with_payload(framed(MINIMAL_BODY), codec=0, count=2**31 - 1),
         batch_with_payload(framed(b"\0\0\0\x01\x01" + varint(2**31 - 1)), codec=0, count=1),
@@ -357,10 +360,8 @@ def test_control_batch_with_delete_horizon_keeps_timestamp() -> None:
     assert decoded.records == plain.records
 
 
-def test_batches_are_decoded_lazily() -> None:
-    """A batch is decoded only when the caller asks for it, so a later broken batch does not
-    matter.
-    """
+def test_batch_before_an_incomplete_batch_decodes() -> None:
+    """The first batch can be read although the second batch of the log is incomplete."""
     good, bad = record_set("v2-min"), record_set("v2-none-createtime")[:-1]
     batches = iter_batches(good + bad)
 

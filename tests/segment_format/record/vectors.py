@@ -1,4 +1,4 @@
-"""Reads the record sets and codec cases that Kafka's own classes wrote and checked."""
+"""Reads test vectors that Kafka's own classes wrote, and builds batches from them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def kafka_vectors() -> dict[str, Any]:
 
 
 def record_set(name: str) -> bytes:
-    """Returns the bytes of one record set."""
+    """Returns the bytes of the record set with this name."""
     return bytes.fromhex(
         next(entry["hex"] for entry in kafka_vectors()["batches"] if entry["name"] == name)
     )
 
 
 def with_crc(batch: bytes) -> bytes:
-    """Returns a batch of magic 2 with its length and CRC corrected."""
+    """Returns the batch (magic 2) after correcting the length and the CRC in its header."""
     body = batch[:8] + struct.pack(">i", len(batch) - 12) + batch[12:]
     return body[:17] + struct.pack(">I", google_crc32c.value(body[21:])) + body[21:]
 
@@ -36,9 +36,9 @@ def with_crc(batch: bytes) -> bytes:
 def batch_with_payload(
     payload: bytes, *, codec: int, count: int, last_offset_delta: int | None = None
 ) -> bytes:
-    """Returns the payload after the header of the record set `v2-none-createtime`.
+    """Returns a batch with this payload and the header of the record set `v2-none-createtime`.
 
-    Without `last_offset_delta`, the header has the smallest one that allows `count` records.
+    The default of `last_offset_delta` is the value in that header, but at least `count - 1`.
     """
     header = bytearray(record_set("v2-none-createtime")[:61])
     struct.pack_into(">h", header, 21, codec)

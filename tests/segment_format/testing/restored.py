@@ -1,4 +1,4 @@
-"""Restores a segment from its remote objects with the readers."""
+"""Restores a segment from its remote objects with the readers of `segment_format`."""
 
 from __future__ import annotations
 

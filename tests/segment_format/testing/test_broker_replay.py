@@ -1,5 +1,6 @@
-"""Checks that the test writer's rules produce the side files that a real broker wrote for its
-logs.
+"""Compares the index and snapshot files of the test writer with those of a real broker.
+
+Both are written for the same logs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ HEADER = struct.Struct(">qiibIhiqqqhii")
 
 
 class Batch:
-    """A header of magic 2, and for a marker its control type."""
+    """Parses the header of a batch (magic 2) and, in control batches, the type of the marker."""
 
     def __init__(self, log: bytes, position: int) -> None:
         (

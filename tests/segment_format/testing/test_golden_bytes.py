@@ -1,5 +1,6 @@
-"""Compares the writer's bytes with Kafka and the storage plugin, where the formats fix every
-byte.
+"""Compares the bytes of the test writer with those of Kafka and of the storage plugin.
+
+Covers only content that the formats allow to be written in exactly one way.
 """
 
 from __future__ import annotations
@@ -249,7 +250,7 @@ def plugin_input(*, empty: bool = False) -> SegmentFiles:
 
 
 class ReplayedRandomness:
-    """Replays the random choices that the plugin made for one segment, in the same order."""
+    """Returns the random bytes (keys and IVs) of a segment of the plugin, in the plugin's order."""
 
     def __init__(self, objects: Path) -> None:
         manifest = json.loads((objects / f"{STEM}.rsm-manifest").read_text())

@@ -1,4 +1,4 @@
-"""Tests rules of a broker's log that no comparison with a real log covers."""
+"""Tests how `LogBuilder` follows rules of brokers that the golden logs do not cover."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_batches_of_one_append_have_one_index_entry() -> None:
     assert offset_entries(builder.build().segments[0].index) == [(2, SIZE), (3, 3 * SIZE)]
 
 
-def test_hole_before_roll_belongs_to_previous_segment() -> None:
+def test_offset_gap_before_roll_belongs_to_previous_segment() -> None:
     builder = LogBuilder(start_offset=10)
     builder.append(ONE)
     builder.skip_offsets(4)
@@ -76,7 +76,7 @@ def test_hole_before_roll_belongs_to_previous_segment() -> None:
     ]
 
 
-def test_epoch_without_records_is_not_recorded() -> None:
+def test_leader_epoch_without_records_is_not_in_checkpoint() -> None:
     builder = LogBuilder(leader_epoch=1)
     builder.append(ONE)
     builder.set_leader_epoch(2)
@@ -99,7 +99,7 @@ def test_checkpoint_contains_lineage_up_to_its_segment() -> None:
     assert second.epochs == ((2, 3),)
 
 
-def test_legacy_entries_have_no_epoch() -> None:
+def test_legacy_messages_add_no_leader_epoch() -> None:
     builder = LogBuilder(leader_epoch=4)
     builder.append_message_set(ONE * 2, magic=1)
     builder.append(ONE)
@@ -175,14 +175,14 @@ def test_sequences_continue_across_segments_and_restart_with_epoch() -> None:
     assert [row.sequence for row in rows] == [0, 1, 2, 3, 4, 0]
 
 
-def test_segment_rolls_before_its_limit() -> None:
+def test_segment_rolls_before_it_exceeds_its_size_limit() -> None:
     builder = LogBuilder(segment_bytes=2 * SIZE)
     for _ in range(5):
         builder.append(ONE)
     assert [len(segment.log) for segment in builder.build().segments] == [2 * SIZE, 2 * SIZE, SIZE]
 
 
-def test_append_stays_in_one_segment() -> None:
+def test_batches_of_one_append_are_stored_in_one_segment() -> None:
     builder = LogBuilder(segment_bytes=2 * SIZE)
     builder.append(ONE)
     with builder.one_append():

@@ -1,4 +1,4 @@
-"""Checks that the readers of `segment_format` return the facts that the test writer encoded."""
+"""Checks that the readers of `segment_format` return the rows that the test writer wrote."""
 
 from __future__ import annotations
 
@@ -94,9 +94,7 @@ def test_entries_decode_to_expected_rows(case: BatchCase) -> None:
 
 
 def read_offsets(log: BuiltLog, isolation: str, start: int, stop: int, count: int) -> list[int]:
-    """Returns the offsets that a reader of the first `count` segments returns, by the rules for
-    tiers.
-    """
+    """Returns the offsets in [start, stop) that are read from the first `count` segments."""
     tier = log.segments[:count]
     end = min(stop, tier[-1].next_offset)
     aborted = AbortedIntervals.from_txns((), start_offset=0, stop_offset=0)

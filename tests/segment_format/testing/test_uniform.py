@@ -1,4 +1,4 @@
-"""Compares the fast writer with the readable one."""
+"""Compares `write_uniform_batches` with the batches of `LogBuilder`."""
 
 from __future__ import annotations
 
@@ -135,6 +135,6 @@ def test_different_seeds_give_different_logs_and_equal_seeds_the_same() -> None:
         {"batch_count": 1, "records_per_batch": 0, "value_size": 1},
     ],
 )
-def test_empty_batches_raise(arguments: dict[str, int]) -> None:
+def test_batch_count_or_record_count_of_0_raises(arguments: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="at least one"):
         write_uniform_batches(**arguments)  # type: ignore[arg-type]

@@ -11,7 +11,8 @@ def check_nulls_below(array: pa.Array, above: pa.Array | None = None) -> None:
 
     Args:
         array: The array to check.
-        above: Validity of the enclosing struct, if there is one.
+        above: True in the rows where an enclosing struct is null; None if there is no enclosing
+            struct.
     """
     kind = array.type
     if pa.types.is_struct(kind):

@@ -1,4 +1,4 @@
-"""Checks that the kernels for values are compiled once per source version and cached."""
+"""Checks that the compiled code of the value kernels is cached for other processes."""
 
 from __future__ import annotations
 

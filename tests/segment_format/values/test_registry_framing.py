@@ -42,7 +42,7 @@ def test_header_is_read_or_refused_with_reason(
 
 
 def header_or_reason(value: bytes) -> tuple[int | str, int] | str:
-    """Returns the header, or the reason why there is none."""
+    """Returns the header, or the error text if the value has no valid header."""
     try:
         return read_confluent_header(value)
     except ValueError as error:

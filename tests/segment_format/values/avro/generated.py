@@ -172,13 +172,13 @@ class Schemas:
 
 
 class Values:
-    """Generates random encoded values of schemas."""
+    """Generates random values of a schema in Avro's binary encoding."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
 
     def long(self, value: int) -> bytes:
-        """Returns a number, sometimes in more bytes than necessary."""
+        """Returns the encoded number, sometimes with more bytes than necessary."""
         raw = value << 1 if value >= 0 else (-value << 1) - 1
         out = bytearray()
         while raw > 0x7F:
@@ -197,7 +197,7 @@ class Values:
         return self.random.choice(choices)
 
     def sized(self, data: bytes) -> bytes:
-        """Returns the length followed by the bytes."""
+        """Returns the encoded length of the bytes, followed by the bytes."""
         return self.long(len(data)) + data
 
     def of(self, schema: Schema) -> bytes:

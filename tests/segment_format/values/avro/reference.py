@@ -30,7 +30,7 @@ _PROMOTIONS: Final = {
 class BadAvroError(Exception):
     """Raised for a value that does not match its schema.
 
-    `path` lists the fields around the error.
+    `path` lists the names of the fields that contain the error.
     """
 
     def __init__(self, reason: str) -> None:
@@ -39,7 +39,7 @@ class BadAvroError(Exception):
 
 
 def read(writer: Schema, reader: Schema, data: bytes, *, plain: bool = False) -> Json:
-    """Returns the value in the form for `pa.array`, or in fastavro's form if `plain`."""
+    """Decodes a value for `pa.array`, or into the Python types of fastavro if `plain` is True."""
     run = _Run(data, plain=plain)
     value = run.value(writer, reader)
     if run.at != len(data):
@@ -48,7 +48,7 @@ def read(writer: Schema, reader: Schema, data: bytes, *, plain: bool = False) ->
 
 
 def least(schema: Schema) -> int:
-    """Returns the minimum number of bytes of a value."""
+    """Returns the minimum number of bytes of an encoded value."""
     match schema:
         case s.Record():
             return sum(least(field.type) for field in schema.fields)
@@ -63,7 +63,7 @@ def least(schema: Schema) -> int:
 
 
 def fits(writer: Schema, reader: Schema) -> bool:
-    """Returns True if the types match, ignoring their fields and items."""
+    """Returns whether a reader type can read a writer type, ignoring fields and item types."""
     match writer, reader:
         case s.Primitive(), s.Primitive():
             if writer.kind != reader.kind and (writer.kind, reader.kind) not in _PROMOTIONS:
@@ -266,7 +266,7 @@ class _Run:
         return value
 
     def skip(self, writer: Schema) -> None:
-        """Skips an unused field: checks its lengths, but not its content."""
+        """Skips the value of a field that is not read; checks its lengths, but not its content."""
         match writer:
             case s.Record():
                 for field in writer.fields:

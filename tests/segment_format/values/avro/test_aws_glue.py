@@ -35,7 +35,7 @@ def writer_of(name: str) -> Schema:
 def decoded(values: list[bytes | None]) -> tuple[list[object], dict[int, str]]:
     decoder = FramedAvroDecoder(parse_avro('["null", "long"]'), writer_of, AWS_GLUE)
     assert decoder.type == pa.int64()
-    # In a slice, offsets do not start at 0.
+    # The offsets of a sliced array do not start at 0.
     array = pa.array([b"before", *values], pa.binary()).slice(1)
     result = decoder.decode(array)
     result.array.validate(full=True)
@@ -85,6 +85,6 @@ def test_glue_invalid_compression_makes_row_bad(monkeypatch: pytest.MonkeyPatch)
         framed(INT, good, packed=True)
     ] * 20
     rows, bad = decoded([*many])
-    # One byte of the batch limit remains after the first value.
+    # After the first value (990 bytes), 11 values of one byte reach the limit of 1001 bytes.
     assert [rows[0], *rows[11:13]] == [None, 7, None]
     assert "exceeds 0 bytes" in bad[20]

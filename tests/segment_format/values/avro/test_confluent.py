@@ -1,4 +1,4 @@
-"""Tests of values that each name their writer schema."""
+"""Tests Avro values with the header of Confluent's serializers."""
 
 from __future__ import annotations
 

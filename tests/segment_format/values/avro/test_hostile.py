@@ -1,4 +1,4 @@
-"""Checks that hostile values use no more time and memory than their bytes justify."""
+"""Checks that time and memory stay proportional to the size of hostile values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def long(value: int) -> bytes:
 
 
 def decode(schema: Json, *values: bytes) -> list[Any]:
-    """Returns the rows, with the reason in place of a bad row."""
+    """Decodes the values; returns the error reason in place of each bad row."""
     decoded = AvroDecoder(parse_avro(json.dumps(schema))).decode(pa.array(values, pa.binary()))
     decoded.array.validate(full=True)
     rows: list[Any] = decoded.array.to_pylist()
@@ -88,7 +88,7 @@ def test_items_without_bytes_are_limited() -> None:
     nulls = {"type": "array", "items": "null"}
     too_many = "there are more items than the value has bytes for"
     assert decode(nulls, long(3) + b"\0", long(4_000_000) + b"\0") == [[None] * 3, too_many]
-    # Many blocks, each within the limit.
+    # Two blocks are each within the limit, but exceed it together.
     assert decode(nulls, long(MAX_EMPTY) + long(1) + b"\0") == [too_many]
     records = {"type": "array", "items": {"type": "record", "name": "Empty", "fields": []}}
     assert decode(records, long(2) + b"\0", long(2**62) + b"\0") == [[{}, {}], too_many]

@@ -123,7 +123,7 @@ def test_schema_with_too_many_types_or_levels_raises() -> None:
         doubling = record(("a", doubling), ("b", f"T{number - 1}"), name=f"T{number}")
     with pytest.raises(AvroSchemaError, match=r"types|levels"):
         parse_avro(json.dumps(doubling))
-    # The same through references, where each text is short.
+    # References to other schemas also multiply the types, although each text is short.
     texts = [json.dumps(record(("a", "int"), name="T0"))]
     texts += [
         json.dumps(record(*((f"f{k}", f"T{number}") for k in range(30)), name=f"T{number + 1}"))
@@ -275,7 +275,7 @@ def test_nested_columns_are_selected() -> None:
 
 
 def test_fields_of_null_struct_are_null() -> None:
-    """Some engines, such as DataFusion, read fields without the validity of their struct."""
+    """Some engines, such as DataFusion, do not check whether the struct of a field is null."""
     point = record(("x", "int"), ("inner", record(("y", "string"), name="In")), name="Point")
     schema = parse_avro(json.dumps(record(("n", "long"), ("p", ["null", point]))))
     values = [b"\2\2\4\2a", b"\2\0", None, b"\xff", b"\2\2\6\2b"]

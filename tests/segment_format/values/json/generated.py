@@ -1,4 +1,4 @@
-"""Generates random types, values of them, and spellings of the values."""
+"""Generates random column types, and random JSON texts of their values."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _digits(random: Random, max_digits: int) -> str:
 
 
 def integer(random: Random, bits: int) -> str:
-    """Returns an integer that usually fits into `bits`."""
+    """Returns the text of an integer that usually fits into this number of bits."""
     edge = 1 << bits - 1
     value = random.choice(
         (
@@ -78,7 +78,7 @@ def integer(random: Random, bits: int) -> str:
 
 
 def respell(random: Random, number: str) -> str:
-    """Returns the same number, sometimes with added zeros, a point or an exponent."""
+    """Returns a text of equal value, sometimes with added zeros, a point or an exponent."""
     pick = random.randrange(12)
     if pick == 0:
         return f"{number}.{'0' * random.randint(1, 25)}"
@@ -92,7 +92,7 @@ def respell(random: Random, number: str) -> str:
 
 
 def floating(random: Random) -> str:
-    """Returns a random number."""
+    """Returns the text of a random floating-point number."""
     integer_digits = str(int(_digits(random, random.choice((1, 3, 17, 25)))))
     fraction = f".{_digits(random, random.choice((2, 15, 30)))}" if random.random() < 0.7 else ""
     power = ""
@@ -119,7 +119,10 @@ def _zone(random: Random) -> str:
 
 
 def spelled(random: Random, kind: pa.DataType, *, nullable: bool = True, wrong: float = 0) -> str:
-    """Returns a value in one of its spellings. It has the type, except with probability `wrong`."""
+    """Returns the JSON text of a random value.
+
+    The value has type `kind`, except with probability `wrong`.
+    """
     if random.random() < (0.15 if nullable else wrong / 2):
         return "null"
     if random.random() < wrong:
@@ -217,7 +220,7 @@ def anything(random: Random, depth: int) -> str:
 
 
 def space(random: Random) -> str:
-    """Returns white space, usually none."""
+    """Returns random white space, usually an empty text."""
     if random.random() < 0.85:
         return ""
     return "".join(random.choice(" \t\n\r") for _ in range(random.randint(1, 3)))
@@ -229,13 +232,13 @@ def pair(random: Random, key: str, value: str) -> str:
 
 
 def joined(random: Random, brackets: str, items: list[str]) -> str:
-    """Returns an array or object of the items."""
+    """Returns the text of an array or object with these items."""
     body = ",".join(f"{space(random)}{item}{space(random)}" for item in items)
     return f"{brackets[0]}{space(random)}{body}{brackets[1]}"
 
 
 def string(random: Random, text: str) -> str:
-    """Returns a string with randomly chosen escapes."""
+    """Returns the JSON string of a text, with random escape sequences."""
     style = random.randrange(4)
     if style == 0:
         return json.dumps(text)
@@ -282,7 +285,7 @@ def damaged(random: Random, text: bytes) -> bytes:
 
 
 def any_values(random: Random, kind: pa.DataType, count: int, bad: float) -> list[Any]:
-    """Returns texts of a type; some of them are null, wrong or damaged."""
+    """Returns JSON texts of random values; some are None, of another type, or damaged."""
     values: list[Any] = []
     for _ in range(count):
         wrong = 0.1 if random.random() < bad else 0.0

@@ -76,7 +76,8 @@ def parsed(text: bytes) -> Any:  # noqa: ANN401
 def exact(text: str) -> tuple[int, int]:
     """Returns a number as digits · 10^exponent without trailing zeros.
 
-    Digits that exceed every type are cut to a count that still exceeds every type.
+    Raises:
+        WrongError: The number has more than 100 significant digits, so no type can store it.
     """
     match = NUMBER.fullmatch(text)
     assert match, text
@@ -103,7 +104,7 @@ def _integer(text: str, bits: int) -> int:
 
 
 def _decimal(text: str, kind: pa.DataType) -> int:
-    """Returns the unscaled integer of a decimal."""
+    """Returns the number as the unscaled integer of a decimal type."""
     digits, exponent = exact(text)
     shift = exponent + kind.scale
     if digits and not 0 <= shift <= 40:
@@ -122,7 +123,7 @@ def _double(text: str) -> float:
 
 
 def single(text: str) -> float:
-    """Returns the nearest float32, chosen among neighbors by exact distance."""
+    """Returns the float32 that is nearest to the number, by exact arithmetic."""
     if abs(float(text)) > 1e60:
         raise WrongError("out of range")
     with np.errstate(over="ignore"):
@@ -248,7 +249,7 @@ def converted(value: Any, kind: pa.DataType, *, nullable: bool = True) -> Any:  
 
 
 def decoded(text: bytes | None, kind: pa.DataType) -> tuple[Any, bool]:
-    """Returns the value and whether it is bad."""
+    """Returns the decoded value, and True if the text is invalid for the type."""
     if text is None:
         return None, False
     try:
@@ -301,7 +302,7 @@ def _unscaled(array: pa.Array) -> list[int | None]:
 
 
 def same(first: Any, second: Any) -> bool:  # noqa: ANN401
-    """Compares values; -0.0 differs from 0.0, and True from 1."""
+    """Returns whether values are equal; 0.0 and -0.0 are different, and so are True and 1."""
     if type(first) is not type(second):
         return False
     if isinstance(first, float):

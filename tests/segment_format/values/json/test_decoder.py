@@ -78,7 +78,7 @@ def test_bad_row_reports_path_and_reason(text: bytes, path: str, reason: str) ->
 
 
 def test_value_does_not_continue_in_the_bytes_of_the_next_row() -> None:
-    """Also if the following bytes equal the bytes that completed the previous row."""
+    """An incomplete value is bad even if the bytes of the next row would complete it."""
     values = [b'{"a":1,"b":2}', b'{"a":1', b',"b":2}', b'{"a":3,"b', b'":4}', b'{"a":5,"b":', b"6}"]
     for kind in (pa.struct([("a", pa.int32()), ("b", pa.int32())]), pa.struct([])):
         result = JsonDecoder(kind).decode(pa.array(values, pa.binary()))
@@ -231,7 +231,7 @@ def test_megabyte_of_digits_decodes_quickly(text: bytes, kind: pa.DataType) -> N
 
 
 def test_unterminated_string_search_stops_at_row_end() -> None:
-    """Without the limit, this takes hours."""
+    """If each search continued to the end of the array, the test would take hours."""
     values = [b'"'] * 50_000 + [b'{"a":"'] * 50_000
     result = JsonDecoder(pa.string()).decode(pa.array(values, pa.binary()))
     assert len(result.bad) == len(values)
@@ -272,7 +272,7 @@ def test_items_that_exceed_the_memory_of_a_batch_make_row_bad(
 
 
 def test_buffers_grow_within_a_row() -> None:
-    """Grows the memory for items and for unescaped text, also in the middle of a row."""
+    """The buffers for items and for unescaped text are enlarged in the middle of a row."""
     rows = []
     for count in (0, 1, 70, 3000, 5, 20_000):
         items = b",".join(b'{"y":[%d,%d],"s":"\\n%d"}' % (i, i, i) for i in range(count))

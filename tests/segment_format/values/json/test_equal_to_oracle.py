@@ -1,4 +1,4 @@
-"""Compares the kernels with Python's own parser, including errors."""
+"""Compares values and errors of the kernels with those of `oracle`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that a JSON Schema maps to a type, or raises with the name of the unsupported part."""
+"""Tests that a JSON Schema maps to a type, or raises an error with the unsupported keyword."""
 
 from __future__ import annotations
 

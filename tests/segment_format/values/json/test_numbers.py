@@ -41,7 +41,7 @@ def any_double(random: Random) -> float:
 
 
 def halfway(value: float) -> str:
-    """Returns all digits of the middle between a double and the next one."""
+    """Returns the exact decimal text of the middle between a double and the next double."""
     middle = (Fraction(value) + Fraction(math.nextafter(value, math.inf))) / 2
     power = middle.denominator.bit_length() - 1
     digits = str(abs(middle.numerator) * 5**power)
@@ -99,7 +99,10 @@ def test_doubles_at_range_limits_decode(text: str) -> None:
 
 
 def test_ambiguous_doubles_are_resolved() -> None:
-    """Numbers exactly between two doubles, and numbers that differ from it after the 19th digit."""
+    """Decodes a number exactly between two doubles, and numbers just above and below it.
+
+    These numbers differ only after the 19th digit.
+    """
     middle = "9007199254740993"
     texts = [f"{middle}.{'0' * 50}", f"{middle}.{'0' * 50}1", f"{middle[:-1]}2.{'9' * 50}"]
     check_doubles(texts)
@@ -179,7 +182,7 @@ def test_floats_are_rounded_once() -> None:
         ("1.00000000000000000001", None),
     ],
 )  # fmt: skip
-def test_int64_spellings_decode_or_fail(text: str, value: int | None) -> None:
+def test_int64_spelling_decodes_or_makes_row_bad(text: str, value: int | None) -> None:
     result = JsonDecoder(pa.int64()).decode(pa.array([text.encode()], pa.binary()))
     assert result.array.to_pylist() == [value]
     assert len(result.bad) == (value is None)
@@ -192,7 +195,7 @@ def test_int64_spellings_decode_or_fail(text: str, value: int | None) -> None:
         ("-2147483649", None), ("4294967297", None), ("1e1", 10),
     ],
 )  # fmt: skip
-def test_int32_spellings_decode_or_fail(text: str, value: int | None) -> None:
+def test_int32_spelling_decodes_or_makes_row_bad(text: str, value: int | None) -> None:
     result = JsonDecoder(pa.int32()).decode(pa.array([text.encode()], pa.binary()))
     assert result.array.to_pylist() == [value]
 
@@ -232,7 +235,7 @@ def test_invalid_number_makes_row_bad(text: str, kind: pa.DataType) -> None:
 
 
 def test_number_ends_at_row_end() -> None:
-    """Digits of the next row are not part of this number."""
+    """A number does not continue with the digits of the next row."""
     values = [b"1", b"2", b"", b"3", b"-", b"4.", b"5", b"1e", b"3" * 40, b"7"]
     result = DOUBLES.decode(pa.array(values, pa.binary()))
     assert result.array.to_pylist() == [1, 2, None, 3, None, None, 5, None, float("3" * 40), 7]
@@ -250,6 +253,6 @@ def test_error_of_stored_powers_of_five_is_below_one_unit() -> None:
         assert min(abs(scaled - value), abs(scaled * 2 - value), abs(scaled / 2 - value)) <= 1
 
 
-def test_error_codes_are_smaller_than_any_address() -> None:
+def test_error_codes_are_at_most_last_code() -> None:
     codes = [value for name, value in vars(c).items() if name.startswith(("BAD_", "WRONG_"))]
     assert max(value for value in codes if value < 1 << 20) <= c.LAST_CODE

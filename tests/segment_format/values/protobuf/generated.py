@@ -131,7 +131,7 @@ class Writer:
     Args:
         file: A file from `random_file`.
         random: The source of randomness.
-        faults: Share of strings that are not UTF-8.
+        faults: Share of strings that are not UTF-8, from 0 to 1.
     """
 
     def __init__(self, file: Proto, random: Random, faults: float = 0.0) -> None:
@@ -150,7 +150,10 @@ class Writer:
             self._know(message.nested_type, f"{scope}{message.name}.")
 
     def value(self, name: str = f".{PACKAGE}.Top", depth: int = 0) -> bytes:
-        """Returns a value with known and unknown fields in any order, each any number of times."""
+        """Returns a random encoded message of the type `name`.
+
+        It contains known and unknown fields in random order, some of them repeatedly.
+        """
         random = self._random
         fields = self._messages[name].field
         encoded_fields = [b""]

@@ -1,5 +1,6 @@
-"""Reference decoder: reads values with Google's library (upb) and returns them in the form of
-`rows_of`.
+"""Reference decoder: decodes values with Google's library (upb).
+
+Returns the same Python values as `rows_of` for the columns of the tested decoder.
 
 The oracle reads with a modified schema. Maps become lists of entries, because upb drops entries
 with unknown fields. Every message has a field, because upb accepts field 0 in empty messages and
@@ -73,7 +74,7 @@ class Oracle:
             self._change(nested, f"{name}.")
 
     def row(self, data: bytes) -> Row:
-        """Returns the row in the form of `rows_of`, or None if the value is bad."""
+        """Decodes a value to the Python value that `rows_of` returns; None if the value is bad."""
         try:
             return self._message(self._class.FromString(data))
         except (DecodeError, OverflowError):

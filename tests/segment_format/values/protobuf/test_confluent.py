@@ -31,7 +31,10 @@ def name_of(schema_id: int | str, path: tuple[int, ...]) -> str:
 
 
 def readable(value: bytes) -> tuple[bytes, str]:
-    """Returns the message of a value, or the reason why there is none."""
+    """Removes the header of a value.
+
+    Returns the bytes of the message and an empty reason, or the reason why the header is invalid.
+    """
     if len(value) < 5:
         return b"", "the value is shorter than"
     schema_id: int | str = int.from_bytes(value[1:5], "big")
@@ -109,7 +112,7 @@ def test_default_message_index_is_taken_from_reader_schema() -> None:
     ]
 
 
-def test_header_lookup_is_cached_and_failures_retried_per_batch() -> None:
+def test_header_lookup_is_cached_and_retried_per_batch_after_failure() -> None:
     requests: list[tuple[int | str, tuple[int, ...]]] = []
 
     def counting(schema_id: int | str, path: tuple[int, ...]) -> str:

@@ -123,7 +123,10 @@ def test_truncated_or_flipped_values_match_upb(syntax: str) -> None:
 
 @pytest.mark.parametrize("syntax", SYNTAXES)
 def test_maps_match_upb(syntax: str) -> None:
-    """Without unknown fields in entries, upb can read the map as a map."""
+    """Reads the map field with upb, which drops only map entries that have unknown fields.
+
+    The values of this test have no unknown fields.
+    """
     entries = b"\x32\x00" + b"\x32\x03\x0a\x01k" + b"\x32\x05\x12\x03\x0a\x01v"
     entries += b"\x32\x08\x0a\x01k\x12\x03\x0a\x01w" + b"\x32\x08\x12\x03\x0a\x01x\x0a\x01j"
     entries += b"\x32\x0b\x12\x03\x0a\x01y\x12\x04\x10\x06\x10\x08"

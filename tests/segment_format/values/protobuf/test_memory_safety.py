@@ -30,8 +30,9 @@ MARKED = 64
 
 
 def run() -> int:
-    """Decodes every truncation and change of a sample, one value at a time, with and without
-    framing.
+    """Decodes all prefixes of a sample, and copies with one changed byte; returns their number.
+
+    Decodes each value alone, with and without a Confluent header.
     """
     decoders = {
         syntax: ProtobufDecoder(descriptor_set(sample_file(syntax)), "s.Order")
@@ -78,7 +79,7 @@ def test_kernel_does_not_write_past_its_memory() -> None:
     def marked(buffer: pa.Buffer | None, size: int, *, is_zeroed: bool) -> pa.Buffer:
         if buffer is not None:
             np.frombuffer(buffer, np.uint8)[-MARKED:] = 0
-        # The kernel may write into the slack, so the markers follow it.
+        # The kernel may write to all bytes of `size`, so the marker bytes are stored after them.
         buffer = resized(buffer, size + MARKED, is_zeroed=is_zeroed)
         np.frombuffer(buffer, np.uint8)[size:] = MARK
         allocations[:] = [pair for pair in allocations if pair[0] is not buffer]

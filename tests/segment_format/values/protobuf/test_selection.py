@@ -106,7 +106,7 @@ def test_unknown_field_raises(columns: tuple[str, ...], message: str) -> None:
         decoder_of("proto3", *columns)
 
 
-def test_recursive_message_raises_unless_not_selected() -> None:
+def test_recursive_message_raises_only_if_it_is_selected() -> None:
     file = descriptor_pb2.FileDescriptorProto()
     struct_pb2.DESCRIPTOR.CopyToProto(file)
     with pytest.raises(ValueError, match=r"message google\.protobuf\.Struct contains itself"):
