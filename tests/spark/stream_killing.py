@@ -59,7 +59,7 @@ class Case(NamedTuple):
 
     @property
     def has_slow_batches(self) -> bool:
-        """Returns whether small batches take seconds: before Spark 4.2, or if Spark writes Delta."""
+        """Returns whether small batches take over a second (Spark < 4.2, or Delta in Spark)."""
         return self.spark in ("4.0", "4.1") or self.sink == SPARKS_DELTA
 
     def __str__(self) -> str:
