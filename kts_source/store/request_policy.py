@@ -1,6 +1,7 @@
 """Retries, deadlines, second requests and cancellation of requests to stores.
 
-`RetryPolicy.run` is the only retry loop: client libraries are set to a single attempt. Threads that
+`RetryPolicy.run` is the only loop that repeats requests to stores and registries. Client libraries
+are set to a single attempt, except that s3fs repeats the parts of an export's uploads. Threads that
 run store calls enter the scope of a `Cancellation`; cancelling it ends their waits and pauses.
 """
 
