@@ -1,13 +1,14 @@
 """Tests parsers with bad inputs, random histories and exports of them, failing stores, scans of a
-changing real cluster, and disks after a crash.
+changing real cluster, disks after a crash, and streams that are killed.
 
     python -m tools.soak                               everything, two processes at a time
     python -m tools.soak --share 0.1 --jobs 1          a tenth
     python -m tools.soak --seed 7 --only histories
     python -m tools.soak --share 0.1 --only fuzz --target kernels
 
-Writes the results of each complete part to `benchmarks/SOAK.md`. Failures are printed, and failing
-fuzz inputs are kept under `build/fuzz/failures`. In that case the exit code is 1.
+Writes the results of each part to `benchmarks/SOAK.md`, but only with the default share of 1.
+Failures are printed, and failing fuzz inputs are kept under `build/fuzz/failures`. In that case the
+exit code is 1.
 """
 
 from __future__ import annotations

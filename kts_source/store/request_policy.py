@@ -1,8 +1,9 @@
 """Retries, deadlines, hedged requests and cancellation of requests to stores.
 
-Only `RetryPolicy.run` retries: client libraries are configured to make a single attempt. A thread
-that calls a store enters the scope of a `Cancellation`. If it is cancelled, the thread stops
-waiting for responses and for the next attempt.
+`RetryPolicy.run` is the only loop that repeats requests to stores and registries. Client libraries
+make a single attempt, except that s3fs repeats the uploads of an export. A thread that calls a
+store enters the scope of a `Cancellation`. If it is cancelled, the thread stops waiting for
+responses and for the next attempt.
 """
 
 from __future__ import annotations
