@@ -49,12 +49,12 @@ class BatchCase:
 
 
 def codecs() -> st.SearchStrategy[str]:
-    """Every codec name, "none" first."""
+    """Generates codec names. Failing examples shrink to "none"."""
     return st.sampled_from(sorted(CODEC_NUMBERS, key=CODEC_NUMBERS.__getitem__))
 
 
 def timestamps() -> st.SearchStrategy[int]:
-    """Milliseconds from 1970 to 2112, unordered, and `NO_TIMESTAMP`."""
+    """Generates milliseconds from 1970 to 2109, in no order, and `NO_TIMESTAMP`."""
     return st.one_of(
         st.integers(1_700_000_000_000, 1_700_000_100_000),
         st.integers(0, (1 << 42) - 1),
@@ -63,7 +63,7 @@ def timestamps() -> st.SearchStrategy[int]:
 
 
 def payloads() -> st.SearchStrategy[bytes]:
-    """Keys and values: mostly short, sometimes too long for a one-byte varint length."""
+    """Generates keys and values: mostly short, some too long for a one-byte varint length."""
     return st.one_of(
         st.binary(max_size=12),
         st.builds(lambda unit, count: unit * count, st.binary(min_size=1, max_size=8), _LENGTHS),
@@ -76,7 +76,9 @@ _LENGTHS = st.sampled_from([9, 64, 130, 2000])
 def headers(
     names: st.SearchStrategy[str] | None = None,
 ) -> st.SearchStrategy[tuple[tuple[str, bytes | None], ...]]:
-    """Record headers: often none; keys may repeat or be empty; values may be null."""
+    """Generates record headers: often no header. Keys may repeat or be empty, and values may be
+    null.
+    """
     keys = st.text(max_size=4) if names is None else names
     pair = st.tuples(keys, st.none() | st.binary(max_size=6))
     return st.just(()) | st.lists(pair, max_size=3).map(tuple)
@@ -91,7 +93,7 @@ def records(
     contents: st.SearchStrategy[bytes] | None = None,
     header_names: st.SearchStrategy[str] | None = None,
 ) -> list[SimpleRecord]:
-    """Records without offsets.
+    """Generates records without offsets.
 
     Args:
         draw: Passed by hypothesis.
@@ -118,7 +120,7 @@ def batches(
     codec: st.SearchStrategy[str] | None = None,
     some: st.SearchStrategy[list[SimpleRecord]] | None = None,
 ) -> BatchCase:
-    """A batch of magic 2: data with any codec, compacted, empty, or a control batch.
+    """Generates a batch of magic 2: data with any codec, a compacted, empty or control batch.
 
     Args:
         draw: Passed by hypothesis.
@@ -158,7 +160,7 @@ def batches(
 def message_sets(
     draw: st.DrawFn, *, some: st.SearchStrategy[list[SimpleRecord]] | None = None
 ) -> BatchCase:
-    """Legacy entries of magic 0 or 1: a run of uncompressed ones, or a compressed wrapper.
+    """Generates legacy entries of magic 0 or 1: uncompressed entries, or one compressed wrapper.
 
     Args:
         draw: Passed by hypothesis.
@@ -182,14 +184,14 @@ def logs(
     codec: st.SearchStrategy[str] | None = None,
     some: st.SearchStrategy[list[SimpleRecord]] | None = None,
 ) -> BuiltLog:
-    """The closed segments of a partition, with the expected rows for each isolation level.
+    """Generates the closed segments of a partition, with the expected rows per isolation level.
 
     Args:
         draw: Passed by hypothesis.
         max_steps: Maximum number of appends, markers, rolls and similar steps.
-        transactions: With transactional and idempotent producers; transactions may stay open.
-        compaction: With holes, empty batches and delete horizons.
-        legacy: Begins with entries of magic 0 and 1.
+        transactions: True adds transactional and idempotent producers; transactions may stay open.
+        compaction: True adds holes, empty batches and delete horizons.
+        legacy: True adds entries of magic 0 and 1 at the start.
         codec: None uses `codecs()`.
         some: The records of a batch; None uses `records()`.
     """

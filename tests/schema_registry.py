@@ -24,11 +24,12 @@ class Registry(ThreadingHTTPServer):
     """Responds like Confluent Schema Registry: documents by path; 401 without the password.
 
     Attributes:
-        documents: By path, with or without the `subject` parameter of the query.
-        authorization: Required header, without it the response is 401; `None` requires none.
-        failing: Statuses of the first responses.
-        moved_to: Target of redirects; `None` does not redirect.
-        unknown: Returns the response for a missing path.
+        documents: Maps paths to documents. A path may omit the `subject` parameter of its query.
+        authorization: Required value of the header `Authorization`. Requests without it receive
+            status 401. `None` accepts every request.
+        failing: Status codes of the first responses.
+        moved_to: Server to which all requests are redirected; `None` does not redirect.
+        unknown: Returns the response body for a path without a document.
         asked: Paths of all requests.
         headers: Headers of the last request, names in lower case.
     """

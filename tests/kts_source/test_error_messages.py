@@ -58,7 +58,10 @@ def write_tier(
 
 
 def options_of(root: Path, **named: str | None) -> dict[str, str]:
-    """Returns options that read the topic; `__` in a name is a dot, `None` removes an option."""
+    """Returns options that read the topic.
+
+    In a name, `__` stands for a dot. The value `None` removes the option.
+    """
     named = {"path": str(root), "subscribe": TOPIC, **named}
     return {name.replace("__", "."): text for name, text in named.items() if text is not None}
 

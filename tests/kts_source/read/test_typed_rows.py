@@ -320,7 +320,7 @@ def test_plan_contains_no_decoded_formats(good: dict[str, str], tmp_path: Path) 
     assert kts_source.scan(raw).to_table().equals(kts_source.scan(good).to_table())
 
 
-def test_engines_select_fields(good: dict[str, str]) -> None:
+def test_engines_can_select_fields_of_a_decoded_value(good: dict[str, str]) -> None:
     pl = pytest.importorskip("polars")
     duckdb = pytest.importorskip("duckdb")
     scan = kts_source.scan(good | as_avro(**{"value.columns": "country,amount"}))

@@ -227,7 +227,7 @@ def test_unwritable_metrics_log_no_secret(caplog: pytest.LogCaptureFixture) -> N
     assert "s3cr3t" not in caplog.text
 
 
-def test_metrics_line_that_is_not_complete_is_ignored(
+def test_incomplete_metrics_line_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     summaries = []

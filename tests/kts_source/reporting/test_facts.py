@@ -128,7 +128,9 @@ def test_stored_bytes_match_objects() -> None:
 
 
 def dated_tier(root: Path, days: list[int]) -> dict[str, str]:
-    """Writes one segment per day, and one with records in the future."""
+    """Writes one segment per day, counted from `NOW_MS`, and a segment whose record is 400 days
+    later.
+    """
     builder = LogBuilder()
     for day in [*days, 400]:
         builder.append([SimpleRecord(bytes(500), timestamp=NOW_MS + day * DAY_MS)])
@@ -194,7 +196,7 @@ def test_long_lists_are_truncated_and_counted(tmp_path: Path) -> None:
     assert len(partition["holes"]) == MAX_TEXTS
 
 
-def test_audit_of_the_same_tier_is_shown() -> None:
+def test_report_shows_an_audit_of_the_same_tier() -> None:
     options = tier_options("crashed")
     report = kts_source.audit(options)
     assert AuditReport.from_json(report.to_json()) == report

@@ -113,7 +113,9 @@ def test_hostile_texts_are_escaped(text: str) -> None:
 
 
 def columns_of(count: int, seed: int = 3, *, unserved: int = 0) -> SegmentColumns:
-    """Returns segments of random sizes and times, as in a tier of 30 partitions."""
+    """Returns `count` segments of random sizes and times in 30 partitions; the first `unserved` of
+    them are not served.
+    """
     random = np.random.default_rng(seed)
     partitions = np.sort(np.arange(count) % 30)
     length = random.integers(1, 3_000_000, count)

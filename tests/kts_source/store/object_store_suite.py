@@ -203,7 +203,7 @@ class ObjectStoreSuite:
         ("start", "stop"), [(0, 1281), (1279, 1281), (1280, 1281), (5000, 6000)]
     )
     @pytest.mark.parametrize("pinned", [False, True])
-    def test_range_beyond_the_end_raises_truncated_object(
+    def test_range_beyond_the_end_raises_truncated_object_error(
         self, tree: ObjectStore, start: int, stop: int, pinned: bool
     ) -> None:
         key = "tier/orders-1/0/a.log"
@@ -214,7 +214,9 @@ class ObjectStoreSuite:
         assert not caught.value.retriable
         assert tree.counters.retries == 0
 
-    def test_range_of_an_empty_object_raises_truncated_object(self, tree: ObjectStore) -> None:
+    def test_range_of_an_empty_object_raises_truncated_object_error(
+        self, tree: ObjectStore
+    ) -> None:
         with pytest.raises(TruncatedObjectError):
             tree.get_range("tier/orders-1/1/b.log", 0, 1)
 
@@ -224,7 +226,9 @@ class ObjectStoreSuite:
             assert tree.get_range(key, 0, len(data), version=version) == data
 
     @pytest.mark.parametrize("key", ["tier/orders-1/0/z.log", "tier/orders-1/0", "tier", "none/x"])
-    def test_missing_object_raises_not_found(self, tree: ObjectStore, key: str) -> None:
+    def test_missing_object_raises_object_not_found_error(
+        self, tree: ObjectStore, key: str
+    ) -> None:
         with pytest.raises(ObjectNotFoundError) as ranged:
             tree.get_range(key, 0, 1)
         with pytest.raises(ObjectNotFoundError):
@@ -236,7 +240,7 @@ class ObjectStoreSuite:
         assert tree.counters.retries == 0
 
     @pytest.mark.parametrize("later", [b"another", DATA[::-1], DATA + b"more"])
-    def test_changed_object_is_never_mixed_in(
+    def test_changed_object_raises_object_changed_error(
         self, root: StoreRoot, store: ObjectStore, later: bytes
     ) -> None:
         key = "0/a.log"
@@ -252,7 +256,9 @@ class ObjectStoreSuite:
         assert store.get_range(key, 0, 4, version=store.head(key).version) == later[:4]
         assert store.counters.retries == 0
 
-    def test_odd_names_are_literal(self, root: StoreRoot, store: ObjectStore) -> None:
+    def test_keys_with_special_characters_are_literal(
+        self, root: StoreRoot, store: ObjectStore
+    ) -> None:
         for key in ODD_KEYS:
             root.put(f"odd/{key}", key.encode())
         listed = [info.key for info in store.list_objects("odd/")]
@@ -265,7 +271,7 @@ class ObjectStoreSuite:
     @pytest.mark.parametrize(
         "key", ["../secret", "..", "tier/../../secret", "tier/..", "./tiered", "tier/./x", "a\0b"]
     )
-    def test_keys_out_of_the_root_are_refused(self, tree: ObjectStore, key: str) -> None:
+    def test_keys_outside_the_root_are_refused(self, tree: ObjectStore, key: str) -> None:
         before = tree.counters
         for attempt in (
             lambda: tree.get_range(key, 0, 1),
@@ -308,7 +314,7 @@ class ObjectStoreSuite:
         assert copy.uri("tiered") == tree.uri("tiered")
         copy.close()
 
-    def test_closed_store_reads_again(self, root: StoreRoot, store: ObjectStore) -> None:
+    def test_closed_store_can_read_again(self, root: StoreRoot, store: ObjectStore) -> None:
         root.put("x", b"again")
         store.get_range("x", 0, 1)
         store.close()

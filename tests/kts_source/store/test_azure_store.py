@@ -213,7 +213,7 @@ def test_adlfs_reads_with_unsupported_options(
 def test_signatures_are_sent_only_to_azure_hosts(
     service: OneObject, endpoint: str, is_own: bool
 ) -> None:
-    """obstore would send the signed URL to other hosts as `Referer`."""
+    """If another host redirected the request, obstore would send it the signed URL as `Referer`."""
     signed = f"BlobEndpoint={endpoint};SharedAccessSignature={SIGNATURE};"
     store = opened({"connection_string": signed})
     assert ("a shared access signature with" in store._ranges.reason) is not is_own

@@ -1,4 +1,4 @@
-"""Runs the tests of all stores with adlfs on Azurite, Microsoft's emulator of Azure Blob Storage."""
+"""Runs the tests of all stores with adlfs on Azurite, an emulator of Azure Blob Storage."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_connection_closed_by_the_server_is_replaced() -> None:
             assert server.connections == number + 1
 
 
-def test_connection_is_closed_after_connection_close() -> None:
+def test_connection_is_closed_if_the_response_requests_it() -> None:
     last = ANSWER.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") + BODY
     with serving(lambda server, sock: answers(server, sock, last)) as server:
         client = client_of(server)
@@ -158,7 +158,9 @@ def test_malformed_response_raises_error(answer: bytes) -> None:
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
-def test_truncated_response_is_returned_short(tmp_path: Path, is_encrypted: bool) -> None:
+def test_truncated_response_returns_only_the_received_bytes(
+    tmp_path: Path, is_encrypted: bool
+) -> None:
     def serve(server: Server, sock: socket.socket) -> None:
         server.request(sock)
         sock.sendall(ANSWER + BODY[:99_999])
@@ -410,7 +412,7 @@ def test_debug_output_of_http_client_shows_no_headers(
     assert capsys.readouterr().out == ""
 
 
-def test_only_given_headers_are_sent() -> None:
+def test_request_contains_only_the_headers_of_the_caller() -> None:
     with serving(answers) as server:
         client_of(server).get("/a//b?c=%2F", {"Host": "x", "Token": "it"}, read_body, seconds=9)
     lines = server.requests[0].decode().split("\r\n")
@@ -476,7 +478,7 @@ def test_proxy_that_refuses_a_tunnel_leaks_no_socket(answer: bytes) -> None:
 
 
 @pytest.mark.parametrize("proxy", ["https://proxy:1", "proxy:3128", "socks5://proxy"])
-def test_proxies_without_http_are_refused(proxy: str) -> None:
+def test_proxies_with_other_schemes_than_http_are_refused(proxy: str) -> None:
     with pytest.raises(ValueError, match="proxy"):
         HttpClient(HttpSettings("http://x", 1.0, 1.0, Secret(proxy)))
 

@@ -1,4 +1,7 @@
-"""A listing is complete or raises, wherever it fails, and never hangs."""
+"""Checks that a listing is complete or raises an error, wherever a request fails.
+
+A listing must also end at its deadline.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,11 @@ def faulty(request: pytest.FixtureRequest) -> Iterator[tuple[type[Any], FsspecSt
 
 
 def failing(end: str, error: Exception, times: int = 99) -> tuple[Any, list[str]]:
-    """Raises a number of times for a folder, and records the calls."""
+    """Returns a hook for listings, and the list of the paths of its calls for one folder.
+
+    The hook raises `error` the first `times` times that a folder is listed whose path ends with
+    `end`.
+    """
     listed_paths: list[str] = []
 
     def fault(path: str) -> None:
@@ -167,7 +174,7 @@ def test_entry_of_the_folder_itself_is_skipped(
 
 @pytest.fixture
 def hanging() -> Iterator[threading.Event]:
-    """Makes every listing and read wait until the event."""
+    """Makes every listing and read wait until the yielded event is set."""
     fsspec.register_implementation("faulty", Faulty, clobber=True)
     event = threading.Event()
     Faulty.fault = staticmethod(lambda _path: event.wait(30))

@@ -43,8 +43,8 @@ class Folder:
         path = self.root / key
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-        # File systems keep time in ticks of milliseconds; two writes of a test may have the same
-        # time.
+        # File systems may round modification times to milliseconds, so two writes of a test may
+        # get the same time.
         status = path.stat()
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + next(self._ticks) * 1_000_000))
 
@@ -233,7 +233,9 @@ def test_version_is_size_and_modification_time(tmp_path: Path) -> None:
         store_of(tmp_path).get_range("x", 0, 1, version=info.version)
 
 
-def test_links_are_refused_after_earlier_reads_of_the_folder(tmp_path: Path) -> None:
+def test_link_to_a_path_outside_the_root_is_refused_after_a_read_of_its_folder(
+    tmp_path: Path,
+) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"
     (root / "a").mkdir(parents=True)
     outside.mkdir()
@@ -249,7 +251,7 @@ def test_links_are_refused_after_earlier_reads_of_the_folder(tmp_path: Path) -> 
     assert store.get_range("a/same", 0, 6) == b"inside"
 
 
-def test_moved_folder_is_opened_again(tmp_path: Path) -> None:
+def test_object_is_read_after_its_folder_link_was_replaced(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "x").write_bytes(b"one")
     (tmp_path / "folder").symlink_to(tmp_path / "one")

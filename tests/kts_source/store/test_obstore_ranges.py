@@ -1,4 +1,4 @@
-"""Parsing of obstore's errors, and abandoned requests."""
+"""Tests how errors of obstore are parsed, and what happens to cancelled requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOLD = [
         (400, "RequestTimeout"),
     ),
     (
-        # The key looks like a response.
+        # The object key in this text looks like a response.
         "FileNotFoundError",
         "Object at location a status code: 503 x not found: Error performing GET http://h/b/k in"
         " 43ms - Server returned non-2xx status code: 404 Not Found: ",
@@ -68,7 +68,9 @@ def test_error_text_contains_status_and_code(
 
 
 def test_failure_of_a_cancelled_request_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """The event loop would log it, with secrets in its text, when the task is garbage-collected."""
+    """asyncio logs the error of a garbage-collected task that no code read. The text of the error
+    may contain secrets.
+    """
     client = AsyncClient(_Loop, QUICK, Tally())
     begun, ended = threading.Event(), threading.Event()
 

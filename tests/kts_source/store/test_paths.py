@@ -1,4 +1,4 @@
-"""Tests paths that are nearly URLs: no option and no output treats one as a local folder."""
+"""Checks that no option and no command treats a misspelled URL as a local folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOCAL += ["./a://b", "/a://b", "lake@v2/table"]
 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current folder, which must stay empty."""
+    """Changes to a new folder, and checks after the test that the folder is still empty."""
     folder = tmp_path / "current"
     folder.mkdir()
     monkeypatch.chdir(folder)

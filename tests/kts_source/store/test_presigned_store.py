@@ -1,4 +1,4 @@
-"""Presigned URLs of a real HTTP S3 server."""
+"""Tests reads through presigned URLs of an HTTP S3 server."""
 
 from __future__ import annotations
 

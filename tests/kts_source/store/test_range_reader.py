@@ -1,4 +1,4 @@
-"""Threads of a range reader: waiting for credentials, and starting after a fork."""
+"""Tests threads that read ranges: they wait for credentials, and run after a fork."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def bucket(clean_environment: None) -> Iterator[OneObject]:
 def test_read_fails_if_credential_provider_times_out(
     bucket: OneObject, monkeypatch: pytest.MonkeyPatch, number: int, is_cancelled: bool
 ) -> None:
-    """At the first read, or after a refusal. No thread waits longer than its deadline."""
+    """The provider times out at the first read, or at the renewal of refused credentials. No thread
+    waits longer than its deadline.
+    """
     requests_made, answer, scope = list[object](), threading.Event(), Cancellation()
 
     def credentials(session: object) -> Credentials:
@@ -75,7 +77,9 @@ def test_read_fails_if_credential_provider_times_out(
 
 
 def test_threads_read_after_a_fork_with_held_locks(bucket: OneObject) -> None:
-    """A child replaces the locks that another thread had acquired at the fork."""
+    """The child must replace locks that were held at the fork, because it has no thread that
+    releases them.
+    """
     store = bucket.store(**KEYS)
     assert store.get_range("x", 0, 9) == DATA[:9]
     with store._ranges._lock, store._ranges._deciding, s3_ranges._http_clients._lock:

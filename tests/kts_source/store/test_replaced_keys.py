@@ -1,4 +1,4 @@
-"""Keys of the AWS chain that are replaced while a store is in use."""
+"""Tests keys of the AWS chain that are replaced while a store uses them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_refused_keys_are_replaced_by_newer_keys(
     options: dict[str, str],
     refusal: tuple[int, str],
 ) -> None:
-    """The AWS chain does not know when they expire."""
+    """The AWS chain does not know when these keys expire."""
     write("AKOLD")
     bucket.refusal = refusal
     store = bucket.store(**options, **{"s3.connect-timeout": "10"})
@@ -78,7 +78,7 @@ def test_refusal_without_newer_keys_raises_access_denied_error(
         bucket.seen.clear()
         with pytest.raises(AccessDeniedError, match="ExpiredToken"):
             store.get_range("x", 0, 4)
-        # s3fs does not know if the chain has other keys.
+        # s3fs cannot know if the chain has newer keys, so it sends the request again.
         assert len(bucket.seen) == store.counters.requests == (2 if number and options else 1)
         store.close()
 

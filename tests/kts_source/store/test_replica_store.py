@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class FailingStore(LocalStore):
-    """A folder that fails on demand."""
+    """A local folder whose requests raise `failure` if it is set."""
 
     failure: Exception | None = None
     asked = 0
@@ -70,7 +70,7 @@ FAILURES = [
 ]
 
 
-def test_mirror_is_not_used_while_the_first_store_answers(
+def test_mirror_is_not_used_while_the_first_store_works(
     store: FallbackStore, stores: tuple[FailingStore, FailingStore]
 ) -> None:
     (info,) = store.list_objects("")
@@ -82,7 +82,7 @@ def test_mirror_is_not_used_while_the_first_store_answers(
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_mirror_answers_if_the_first_store_fails(
+def test_mirror_is_used_if_the_first_store_fails(
     store: FallbackStore,
     stores: tuple[FailingStore, FailingStore],
     failure: StoreError,
@@ -131,14 +131,16 @@ def test_mirrored_object_changed_between_reads_is_refused(
         store.get_range("x", 5, 7, version=version)
 
 
-def test_change_in_the_first_store_is_not_hidden(store: FallbackStore, tmp_path: Path) -> None:
+def test_object_changed_in_the_first_store_raises_object_changed_error(
+    store: FallbackStore, tmp_path: Path
+) -> None:
     version = store.head("x").version
     (tmp_path / "first/x").write_bytes(b"9876543210")
     with pytest.raises(ObjectChangedError):
         store.get_range("x", 2, 5, version=version)
 
 
-def test_plan_of_the_mirror_is_read_from_the_mirror(
+def test_version_listed_by_the_mirror_is_read_from_the_mirror(
     store: FallbackStore, stores: tuple[FailingStore, FailingStore]
 ) -> None:
     stores[0].failure = FAILURES[0]
@@ -147,7 +149,7 @@ def test_plan_of_the_mirror_is_read_from_the_mirror(
     fresh = pickle.loads(pickle.dumps(FallbackStore(*stores)))
     assert fresh.get_range("x", 2, 5, version=info.version) == b"234"
     assert fresh.counters.mirrored == 1
-    # The same in the other direction, if the mirror fails too.
+    # If the mirror fails, a version that the mirror listed is read from the first store.
     assert isinstance(fresh, FallbackStore)
     mirror_down = FallbackStore(*stores)
     stores[1].failure = FAILURES[0]
@@ -165,17 +167,17 @@ def test_error_names_the_failures_of_both_stores(
     assert "expired" in str(caught.value)
 
 
-def test_pinning_text_names_the_version_check_of_both_stores(store: FallbackStore) -> None:
+def test_pinning_text_says_that_the_mirror_is_checked_by_size(store: FallbackStore) -> None:
     assert "mirror by size" in store.pinning
 
 
-def test_scan_continues_in_the_mirror(tmp_path: Path) -> None:
+def test_scan_reads_the_mirror_if_the_path_does_not_exist(tmp_path: Path) -> None:
     options = {**tier_options("epochs"), "path": str(tmp_path / "nowhere")}
     source_options = {**options, "fallbackPath": TIER.as_uri()}
     assert_same_rows(scan(source_options), expected_table("epochs", "read_committed"))
 
 
-def test_options_of_a_mirror_without_mirror_are_refused() -> None:
+def test_mirror_options_without_fallback_path_are_refused() -> None:
     with pytest.raises(InvalidOptionError, match="fallbackPath"):
         parse_options({**tier_options("epochs"), "fallback.s3.region": "x"})
 

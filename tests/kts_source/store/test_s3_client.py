@@ -1,4 +1,4 @@
-"""Checks that the fast session of s3fs supports all services of botocore."""
+"""Checks that the faster session, which the package gives to s3fs, supports all AWS services."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_loader_finds_every_service(kind: str) -> None:
 @pytest.mark.parametrize("service", ["s3", "sts", "sso", "sso-oidc"])
 def test_loader_returns_the_descriptions_of_botocore(service: str) -> None:
     botocore_loader = botocore.session.get_session().get_component("data_loader")
-    # Uses a new loader, because clients store in its descriptions how to call an operation.
+    # Creates a new loader, because clients modify the descriptions of the shared loader.
     own_loader = s3_store._loader.__wrapped__(None)
     for kind in ("service-2", "endpoint-rule-set-1"):
         assert own_loader.load_service_model(service, kind) == botocore_loader.load_service_model(

@@ -1,4 +1,4 @@
-"""Settings for ranges of S3, and options that only s3fs supports."""
+"""Tests the settings for range reads of S3, and options that only s3fs supports."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_s3fs_reads_buckets_with_special_names(clean_environment: None, name: st
 
 
 def test_options_of_obstore_are_unsupported() -> None:
-    """A plan must mean the same with every client."""
+    """If options of obstore had an effect, s3fs would read a plan with different settings."""
     options = storage_options_from({**KEYS, "storageOptions": json.dumps({"client_options": {}})})
     with pytest.raises(FsspecOnlyError, match="client_options"):
         s3_settings("bucket", s3_arguments(options.reveal()))

@@ -101,7 +101,9 @@ def test_proxy_of_the_options_is_used(bucket: OneObject) -> None:
 
 
 class Chain:
-    """Replaces botocore's session; each call has newer credentials, which expire at once."""
+    """Replaces botocore's session. Its credentials expire after a second, and each renewal returns
+    new keys.
+    """
 
     def __init__(self) -> None:
         self.number = 0
@@ -140,7 +142,9 @@ def test_expiring_credentials_are_renewed(
 
 
 def test_redirect_is_not_followed(bucket: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may lead to any host, which would get the token. s3fs looks up the region instead."""
+    """A redirect may lead to any host, which would receive the session token. s3fs reads instead,
+    because it can look up the region.
+    """
     keys_read = list[str]()
 
     def by_s3fs(_store: S3Store, key: str, *_range: object) -> bytes:
@@ -160,7 +164,7 @@ def test_redirect_is_not_followed(bucket: OneObject, monkeypatch: pytest.MonkeyP
         store.close()
 
 
-def test_threads_share_the_decision_and_the_connections(
+def test_threads_create_the_settings_of_a_store_only_once(
     bucket: OneObject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKENV")
@@ -177,7 +181,7 @@ def test_threads_share_the_decision_and_the_connections(
 
 
 def _counted(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[str]:
-    """Appends to a list for each call of a method."""
+    """Returns a list that grows by one element with each call of the method `name`."""
     method, calls = getattr(owner, name), list[str]()
 
     def counted(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401  # whatever it takes and gives
@@ -191,7 +195,7 @@ def _counted(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[st
 def test_stores_with_equal_settings_share_connections(
     bucket: OneObject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker opens a store per task."""
+    """A worker opens a new store for each task."""
     opened = _counted(monkeypatch, HttpClient, "__init__")
     for other, clients in (
         ({}, 1),
@@ -290,7 +294,9 @@ def test_s3fs_reads_after_a_wrong_region(
 
 @contextmanager
 def _encrypted(bucket: OneObject, folder: Path) -> Iterator[str]:
-    """Serves with a certificate and yields the file of its authority."""
+    """Makes the server use TLS. Yields the path of the certificate authority that clients must
+    trust.
+    """
     certificates = make_certificates(folder)
     bucket.encrypt(certificates.server_context())
     with bucket.serving():

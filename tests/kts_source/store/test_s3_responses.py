@@ -81,7 +81,9 @@ def _shown(error: BaseException) -> str:
 def test_error_shows_code_and_message_without_the_token(
     clean_environment: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S3 repeats the request after a wrong signature, and the token if it has expired."""
+    """The error of S3 contains the request if its signature is wrong, and the token if it has
+    expired.
+    """
     _chain(monkeypatch, TOKEN)
     spelt = TOKEN.encode().hex(" ")
     body = (
@@ -153,7 +155,7 @@ def test_memory_for_the_body_of_an_error_is_bounded(clean_environment: None, len
 def test_broken_connection_is_transient(
     clean_environment: None, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
 ) -> None:
-    """Also with credentials of the AWS chain, which are read again after a refusal only."""
+    """Credentials of the AWS chain are included. They are read again only after a refusal."""
     _chain(monkeypatch, TOKEN)
     with serving(lambda server, sock: server.request(sock)) as server:
         store = _store(server, **options)

@@ -118,7 +118,7 @@ def proxy(one_proxy: FaultyProxy) -> FaultyProxy:
 def one_store(
     bucket: Bucket, one_proxy: FaultyProxy, request: pytest.FixtureRequest
 ) -> Iterator[ObjectStore]:
-    """Opens the bucket through the proxy; either library reads its ranges."""
+    """Opens the bucket through the proxy, once with the package's own client and once with s3fs."""
     options = {
         **bucket.server.options,
         **request.param,
@@ -141,14 +141,14 @@ def is_by_s3fs(store: ObjectStore) -> bool:
 
 @pytest.fixture
 def store(one_store: ObjectStore) -> ObjectStore:
-    """Opens the bucket through the proxy. Each test sets the faults of the proxy."""
+    """Returns the store, which reads through the proxy. Each test sets the faults of the proxy."""
     return one_store
 
 
 # -- retried errors
 
-# aiohttp repeats a request once after a connection ends without a response, so one failed attempt
-# takes two drops.
+# aiohttp repeats a request once if its connection is closed without a response. So two closed
+# connections make one failed attempt.
 DROPS = (drop, drop)
 
 PASSING: dict[str, Fault | tuple[Fault, ...]] = {
@@ -360,7 +360,7 @@ def test_aws_chain_is_the_default(bucket: Bucket, monkeypatch: pytest.MonkeyPatc
 def authorizations(
     bucket: Bucket, options: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> list[dict[str, str]]:
-    """Returns the headers of the request that reads the object."""
+    """Looks up and reads an object. Returns the headers of each request."""
     sent: list[dict[str, str]] = []
     with faulty_proxy(bucket.server.endpoint) as proxy:
         import http.server

@@ -1,4 +1,4 @@
-"""S3 over encrypted connections and through proxies, by the store's options alone."""
+"""Tests S3 over TLS and through proxies, with settings of the options and the environment."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class TlsCloud:
     """A `FakeCloud` with TLS.
 
     Attributes:
-        cloud: Returns the responses.
-        url: URL with the name in its certificate.
-        handshakes: One entry per connection, true if it resumed a session.
+        cloud: Computes the responses.
+        url: URL whose host name is the name in the server's certificate.
+        handshakes: One entry per connection: true if it resumed a TLS session.
         record_bytes: Size of the TLS records; `None` for the library's default.
         closes: True to close the connection after each response.
     """
@@ -102,7 +102,7 @@ def server(
 
 
 class _Records:
-    """Sends data in records of a size."""
+    """Sends data in TLS records of `size` bytes."""
 
     def __init__(self, connection: ssl.SSLSocket, size: int) -> None:
         self._connection, self._size = connection, size
@@ -184,7 +184,9 @@ def test_certificate_of_another_host_is_refused(server: TlsCloud, reader: dict[s
 
 
 def test_bucket_name_with_dots_is_read(server: TlsCloud, reader: dict[str, str]) -> None:
-    """Its name in the host would match no wildcard certificate, so it is put into the path."""
+    """No wildcard certificate matches a host with this bucket name, so the name is put into the
+    path.
+    """
     with opened(server.url, bucket="tier.eu.example", **reader) as store:
         read_all(store)
     paths = [path for _, path, _ in server.cloud.seen]
@@ -200,7 +202,7 @@ def test_records_of_one_byte_are_read(server: TlsCloud, reader: dict[str, str]) 
 def test_responses_of_servers_that_close_connections_are_read(
     server: TlsCloud, reader: dict[str, str]
 ) -> None:
-    """Session tickets of earlier connections may be used for later ones, or not."""
+    """A new connection may resume the TLS session of an earlier one, but need not."""
     server.closes = True
     with opened(server.url, **reader) as store, ThreadPoolExecutor(4) as pool:
         reads = pool.map(
@@ -248,7 +250,7 @@ class ConnectProxy:
 
     Attributes:
         targets: Requested `host:port` of tunnels, or URLs.
-        refusal: The response instead of a tunnel.
+        refusal: The response to send instead of opening a tunnel; `None` opens tunnels.
     """
 
     def __init__(self) -> None:

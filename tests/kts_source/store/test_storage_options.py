@@ -82,7 +82,7 @@ def test_addressing_style_follows_the_options(options: dict[str, str], style: st
     assert config.get("s3", {}).get("addressing_style") == style
 
 
-def test_storage_options_override_and_are_merged_but_never_add_retries() -> None:
+def test_storage_options_override_all_arguments_except_retries() -> None:
     extra = {
         "key": "other",
         "requester_pays": True,

@@ -98,7 +98,7 @@ def test_full_object_instead_of_a_range_is_refused(
 def test_compressed_objects_are_read_as_stored(
     server: FakeCloud, store: ObjectStore, start: int
 ) -> None:
-    """Ranges count stored bytes, also with a Content-Encoding."""
+    """Byte ranges refer to the stored bytes, also if the object has a Content-Encoding."""
     stored = gzip.compress(b"", mtime=0).ljust(60, b"-")
 
     def read(first: int, stop: int) -> Reply:
@@ -153,7 +153,7 @@ def test_listing_with_repeated_token_raises_error(
 
 
 @pytest.mark.parametrize("cloud", LISTED, indirect=True)
-def test_listing_of_many_pages_is_read_twice(server: FakeCloud, store: ObjectStore) -> None:
+def test_listing_of_many_pages_can_be_repeated(server: FakeCloud, store: ObjectStore) -> None:
     """The second listing repeats the tokens of the first."""
     pages = 12
     server.next_token = lambda token: (
@@ -163,7 +163,7 @@ def test_listing_of_many_pages_is_read_twice(server: FakeCloud, store: ObjectSto
         assert len(list(store.list_objects("t/"))) == pages
 
 
-def test_parts_of_a_range_are_checked_in_any_order() -> None:
+def test_responses_that_together_cover_a_range_are_accepted_in_any_order() -> None:
     ranges = [Answer(206, f"bytes {position}-{position + 9}/90", 10) for position in (25, 5, 15)]
     Exchange("x", ranges).require_range(5, 35)
     for wrong in (ranges[:2], [*ranges[1:], Answer(206, "bytes 26-35/90", 10)]):

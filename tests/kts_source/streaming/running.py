@@ -98,7 +98,9 @@ class Checkpointed:
         return int(topics.get(topic, {}).get("p", {}).get(str(partition), 0))
 
     def choose(self, *, limited: bool = True) -> bool:
-        """Logs the end of the next batch. Returns false if there is no new batch."""
+        """Logs the end of the next batch, with the limits of the options only if `limited`. Returns
+        false if there is no new batch.
+        """
         start = self.position(len(self.offset_log) - 1)
         position = position_from_json(start)
         end = self.stream.next(position, limited=limited)
@@ -184,7 +186,7 @@ class GrowingTier:
         (path / KEY_PREFIX).mkdir(parents=True)
 
     def folder(self, topic: str, partition: int = 0, *, topic_id: str | None = None) -> Path:
-        """Returns the golden folder of a partition."""
+        """Returns the folder of a partition in the golden tier."""
         folders = [
             folder
             for folder in (TIER / KEY_PREFIX).iterdir()
@@ -198,7 +200,9 @@ class GrowingTier:
         return sorted(path.name.split(".")[0] for path in folder.glob("*.rsm-manifest"))
 
     def here(self, folder: Path) -> Path:
-        """Returns the copy of a golden folder in this tier; creates it if it is missing."""
+        """Returns the folder of this tier that corresponds to a golden folder. Creates the folder
+        if it is missing.
+        """
         copy = self.path / folder.relative_to(TIER)
         copy.mkdir(parents=True, exist_ok=True)
         return copy

@@ -1,4 +1,7 @@
-"""Admission to micro-batches: exact limits, batches without gaps, even progress in event time."""
+"""Tests which offsets are admitted to a micro-batch.
+
+Limits are exact, batches have no gaps, and partitions progress evenly in event time.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ limits = st.builds(
 
 
 def pending_from(segments: Sequence[PendingSegment], start: int) -> Iterator[PendingSegment]:
-    """Yields the segments from an offset on; the first one may be cut."""
+    """Yields the segments from offset `start` on. A segment that contains `start` is cut there."""
     for segment in segments:
         if segment.stop > start:
             first = max(segment.start, start)

@@ -26,14 +26,14 @@ def position_at(topic_id: str | None = "A", **offsets: int) -> StreamPosition:
 
 
 def with_begins(end: StreamPosition, **offsets: int) -> StreamPosition:
-    """Returns `end` with recorded begins of partitions."""
+    """Returns `end` with recorded begin offsets; `p0=5` is begin offset 5 of partition 0."""
     numbers = {int(name[1:]): offset for name, offset in offsets.items()}
     topic_id = end.topics["t"].topic_id
     assert topic_id is not None
     return StreamPosition(end.topics, {"t": TopicBegin(topic_id, numbers)})
 
 
-def test_batch_begins_where_the_last_one_ended_or_at_the_recorded_begin() -> None:
+def test_batch_begins_at_the_end_of_the_last_one_or_at_the_recorded_begin() -> None:
     end = with_begins(position_at(p0=9, p1=7, p2=5, p3=3), p1=2, p3=3)
     assert batch_ranges(position_at(p0=5, p1=0, p2=5), end) == [
         BatchRange(TopicPartition("t", 0), "A", 5, 9),

@@ -1,4 +1,4 @@
-"""Changes of a tier between two batches, or before a batch is read again."""
+"""Tests changes of a tier between two batches, or before a batch is read again."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_subscribed_topic_missing_at_start_raises_topic_not_found_error(tier: Gr
 def test_topic_selected_again_continues_at_its_offset(
     tier: GrowingTier, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A topic that is selected again resumes at its offset. A logged batch keeps its topics."""
+    """A batch that was logged before the selection changed keeps its topics."""
     folders = [tier.folder("codecs"), tier.folder("txn", 0), tier.folder("txn", 1)]
     for folder in folders:
         tier.add(folder, tier.stems(folder)[:2])

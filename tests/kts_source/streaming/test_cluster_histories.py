@@ -110,8 +110,7 @@ class HistoryStream:
     def poll(self) -> bool:
         """Reads the next batch. Returns false if there is no new batch.
 
-        Randomly, the batch is chosen from an earlier look at the tier or brokers, and planned again
-        by another process.
+        At random, a new process plans the batch that the previous process chose.
         """
         if self._random.random() < 0.6:
             self.clock.seconds += 1
@@ -162,7 +161,9 @@ class HistoryStream:
 
 
 def check(history: History, seed: str, cluster: FakeCluster, outcomes: Counter[str]) -> None:
-    """Polls between the steps, and compares the rows with the leaders' logs at the end."""
+    """Polls the stream between the steps of a history, and compares its rows with the leaders' logs
+    at the end.
+    """
     source = random.Random(seed)
     world = World(History(history.shape, ()))
     tier = Tier(MemoryStore(world.store))
@@ -250,7 +251,7 @@ def test_random_histories_return_each_row_once() -> None:
 
 
 def test_history_with_one_tiered_partition_returns_all_rows() -> None:
-    # A batch of a partition must be readable if the tier has only another partition of the topic.
+    # A batch must be readable even if the tier has no segment of its partition, only of another.
     assert run(["f-122"])["all rows"] == 1
 
 

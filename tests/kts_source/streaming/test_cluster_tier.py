@@ -197,7 +197,9 @@ def test_topic_recreated_within_hole_grace_is_detected(
     stream.close()
 
 
-def test_filled_hole_of_replaced_topic_is_read(brokers: FakeCluster, tmp_path: Path) -> None:
+def test_hole_of_the_previous_topic_id_is_read_after_it_is_filled(
+    brokers: FakeCluster, tmp_path: Path
+) -> None:
     create_topic(brokers, tmp_path, 3)
     deleted = {path: path.read_bytes() for path in tmp_path.rglob("*/00000000000000000003-*")}
     for path in deleted:
@@ -248,7 +250,7 @@ def test_stream_waits_for_the_tier_after_tail_was_turned_off(
     stream.close()
 
 
-def test_old_listing_is_renewed_before_an_error_of_old_brokers(tmp_path: Path) -> None:
+def test_tier_is_listed_again_before_old_brokers_cause_an_error(tmp_path: Path) -> None:
     with FakeCluster(versions={"ListOffsets": 9}) as brokers:
         partition, topic_id = create_topic(brokers, tmp_path, 2)
         partition.log.local_start = 6

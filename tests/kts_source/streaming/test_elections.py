@@ -1,4 +1,7 @@
-"""New leaders that replace records a stream has read; detected by the last record's epoch."""
+"""Checks that a stream detects a new leader that replaced records which the stream has read.
+
+The leader epoch of the last read record shows the replacement.
+"""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class HistoryStream:
 
     Args:
         world: Owns the tier.
-        source: Decides when the stream polls.
+        source: Random generator that chooses the options, and when a new process reads a batch.
         options: Additional options.
 
     Attributes:
@@ -105,7 +105,7 @@ class HistoryStream:
     def poll(self) -> bool:
         """Reads the next batch. Returns false if there is no new batch.
 
-        Randomly, the batch is chosen from an earlier listing, and read by another process.
+        At random, a new process plans the batch that the previous process chose.
         """
         if self._random.random() < 0.6:
             self.clock.seconds += 1
@@ -159,9 +159,10 @@ def transaction_ends(replica: Replica) -> dict[int, tuple[Entry, Entry | None]]:
 
 
 def records_with_changed_outcome(before: list[Replica], world: World) -> set[RowPosition]:
-    """Returns records whose transaction has another end after an election.
+    """Returns records whose transaction ends with a different marker, or not at all, after an
+    election.
 
-    A stream that has already read past them cannot detect this.
+    A stream that has already read these records cannot detect the change.
     """
     return {
         (partition, offset)
@@ -178,9 +179,9 @@ class _Poller:
 
     Attributes:
         stream: The stream.
-        may_lose: Set after steps that may lose records.
+        may_lose: True after a step that may lose records.
         deleted: Highest log start of each partition so far.
-        changed_outcomes: Records whose transaction has another end after an election.
+        changed_outcomes: Records whose transaction has a different end marker after an election.
     """
 
     def __init__(self, history: History, source: random.Random) -> None:
@@ -193,7 +194,9 @@ class _Poller:
         self.changed_outcomes: set[RowPosition] = set()
 
     def run(self) -> TieredKafkaError | None:
-        """Takes all steps. Returns the error that ends the stream, if losses allow one."""
+        """Performs all steps. Returns the error that ended the stream, or raises it if no step may
+        have lost records.
+        """
         source, stream = self._source, self.stream
         for number, step in enumerate([*self._history.steps, None]):
             if step is not None:
@@ -229,7 +232,9 @@ class _Poller:
 
 
 def check(history: History, seed: str, outcomes: Counter[str]) -> None:
-    """Polls between the steps, and compares the rows with a scan at the end."""
+    """Polls the stream between the steps of a history, and compares its rows with a scan at the
+    end.
+    """
     poller = _Poller(history, random.Random(seed))
     error = poller.run()
     if error is not None:
@@ -251,7 +256,7 @@ def check(history: History, seed: str, outcomes: Counter[str]) -> None:
 
 
 def _find_waits(poller: _Poller, plan: ScanPlan) -> dict[int, int]:
-    """Returns the offset of each partition in which the stream waits below the end of the scan."""
+    """Maps partitions to offsets at which the stream waits, below the end of the scan."""
     history_stream = poller.stream
     (topic,) = history_stream.position.topics.values()
     assert {bounds.topic_id for bounds in plan.partitions} <= {topic.topic_id}
@@ -287,7 +292,8 @@ def _check_rows(
         if position in rows or position[1] >= deleted[position[0]]
         if position[1] < waits.get(position[0], position[1] + 1)
     }
-    # If the end of a transaction was lost, rows that the stream has read may be undecided again.
+    # If the end marker of a transaction was lost, the transaction is open again. The stream may
+    # have already read its rows.
     spans = {
         bounds.partition: range(
             bounds.start, bounds.stop if may_lose and bounds.stop < bounds.wanted_stop else 1 << 62
@@ -317,10 +323,10 @@ def _check_rows(
 
 
 def check_lenient(history: History, seed: str, outcomes: Counter[str]) -> None:
-    """If loss is allowed, the stream continues and returns no row of a topic id twice.
+    """Checks that a stream that may lose records continues and returns no row of a topic id twice.
 
-    The stream never restarts: a new process could not know that the remaining segments belong to
-    an older topic id.
+    The stream never restarts: a new process could not know that the remaining segments belong to an
+    older topic id.
     """
     source = random.Random(seed)
     world = World(History(history.shape, ()))

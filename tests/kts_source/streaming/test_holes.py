@@ -23,7 +23,7 @@ def tier(tmp_path: Path) -> GrowingTier:
 
 
 def event_seconds(tier: GrowingTier, folder: Path, stem: str) -> float:
-    """Returns the time at which the copy of a segment began."""
+    """Returns the time at which the copy of a segment began, in seconds since 1970."""
     manifest = json.loads((folder / f"{stem}.rsm-manifest").read_text())
     return int(manifest["remoteLogSegmentMetadata"]["eventTimestampMs"]) / 1000
 

@@ -1,4 +1,4 @@
-"""Listings that extend an earlier one equal full listings, with fewer requests."""
+"""Checks that listings that extend earlier ones equal full listings and take fewer requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A manifest's end offset has no checksum, so a stream reads the newest segment's log for it."""
+"""Checks that a stream reads end offsets from the newest log, not from the manifest.
+
+No checksum covers the end offset in a manifest.
+"""
 
 from __future__ import annotations
 

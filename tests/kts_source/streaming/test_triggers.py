@@ -75,7 +75,9 @@ def test_max_offsets_per_trigger_is_exact() -> None:
 
 
 def listed_segments(topic: str) -> dict[str, list[tuple[int, int, int]]]:
-    """Maps each partition to its segments in order: max timestamp, end, original bytes."""
+    """Maps each partition to (maximum timestamp, end offset, original bytes) of its segments, in
+    order.
+    """
     segments: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
     for path in sorted(TIER.rglob(f"{topic}-*/*/*.rsm-manifest")):
         manifest = json.loads(path.read_text())
@@ -174,7 +176,7 @@ def test_min_offsets_per_trigger_waits_for_offsets_or_delay(tier: GrowingTier) -
     assert not stream.batch()
 
 
-def test_unlimited_batch_reads_offsets_that_a_limit_held_back(tier: GrowingTier) -> None:
+def test_unlimited_batch_does_not_wait_for_min_offsets_per_trigger(tier: GrowingTier) -> None:
     folder = tier.folder("txn")
     stems = tier.stems(folder)
     tier.add(folder, stems[:1])

@@ -1,4 +1,4 @@
-"""Side files written by Kafka's own classes."""
+"""Tests side files that Kafka's own classes wrote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares the batch header scanner with the readable parsers: equal facts or equal errors."""
+"""Checks that the batch header scanner returns the same facts or errors as the readable parsers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def rows(table: BatchTable) -> list[Facts]:
 def scanned(
     data: bytes, cut: Sequence[int] = (), *, start: int = 0, max_batch_bytes: int = 1 << 20
 ) -> tuple[list[Facts], type | None]:
-    """Returns the facts of all batches and the class of the error that ended the scan."""
+    """Scans a log. Returns the facts of all batches and the class of the error, if any."""
     scanner = BatchScanner(len(data), max_batch_bytes=max_batch_bytes, start_offset=start)
     batches: list[Facts] = []
     error = None
@@ -76,7 +76,9 @@ def scanned(
 
 
 def readable(data: bytes, *, start: int = 0) -> tuple[list[Facts], type | None]:
-    """Returns the same results from the parsers of single entries."""
+    """Parses a log entry by entry. Returns the facts of its batches and the class of the error, if
+    any.
+    """
     facts_of_entries: list[Facts] = []
     try:
         facts_of_entries.extend(  # before the error, if any

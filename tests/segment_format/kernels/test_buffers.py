@@ -30,7 +30,7 @@ def make_record(batch: int, record: int) -> SimpleRecord:
     )
 
 
-def test_kept_batches_never_change() -> None:
+def test_returned_batches_are_not_changed_by_later_decoding() -> None:
     data = make_log(200)
     decoder = RecordDecoder(columns=ALL_COLUMNS, max_rows=16)
     kept: list[tuple[pa.RecordBatch, list[Row]]] = []
@@ -46,7 +46,7 @@ def test_kept_batches_never_change() -> None:
 
 
 @pytest.mark.parametrize("column", ALL_COLUMNS)
-def test_kept_column_never_changes(column: str) -> None:
+def test_column_of_a_returned_batch_is_not_changed_by_later_decoding(column: str) -> None:
     decoder = RecordDecoder(columns=ALL_COLUMNS, max_rows=16)
     kept = [
         (batch.column(column), batch.column(column).to_pylist())
@@ -57,7 +57,7 @@ def test_kept_column_never_changes(column: str) -> None:
         assert array.to_pylist() == values
 
 
-def test_kept_slice_never_changes() -> None:
+def test_slice_of_a_returned_batch_is_not_changed_by_later_decoding() -> None:
     decoder = RecordDecoder(columns=("value",), max_rows=16)
     kept = [
         (batch.slice(3, 2), batch.slice(3, 2).to_pylist()) for batch in decoder.feed(make_log(100))

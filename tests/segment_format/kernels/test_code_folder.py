@@ -48,7 +48,9 @@ def nowhere_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def _owned_by_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Patches `lstat` to report another owner, because changing the owner needs root."""
+    """Patches `lstat` to report another owner of `path`. A real change of the owner would need
+    root.
+    """
     real = Path.lstat
 
     def lstat(self: Path) -> os.stat_result:

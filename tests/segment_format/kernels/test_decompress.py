@@ -60,8 +60,8 @@ PAGES = GuardedPages(1 << 20)
 
 
 def in_kernel(codec: str, payload: bytes) -> bytes | None:
-    """Returns the kernel's output for a payload at the end of memory; None if the kernel leaves it
-    to the library.
+    """Decompresses a payload that ends at a guard page. Returns None if the kernel does not support
+    the payload, so that the library must decompress it.
     """
     data = PAGES.ending_with(payload)
     bound = bound_of(codec == "lz4", data)

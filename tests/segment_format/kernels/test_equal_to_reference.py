@@ -1,4 +1,4 @@
-"""Compares the kernels with the readable decoder: equal rows or equal errors, for any bytes."""
+"""Checks that the kernels and the readable decoder return equal rows or errors for any bytes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_broker_segments_match_reference() -> None:
 
 
 def test_rows_match_kafka_consumer() -> None:
-    """Compares a topic with plain segments only with the rows that the broker's consumer read."""
+    """Compares the rows of topic `codecs` with the rows that Kafka's consumer read."""
     table = pq.read_table(LOCAL_TIER / "expected" / "codecs.parquet")
     table = table.filter(table["in_tier"])
     rows = []

@@ -49,8 +49,8 @@ class GuardedPages:
 
 
 def hostile_logs() -> list[bytes]:
-    """Returns batches cut and changed at every byte, with valid checksums where possible, and
-    payloads shorter than a record.
+    """Returns batches that are cut and changed at every byte, with valid checksums where possible.
+    Some payloads are shorter than a record.
     """
     document = json.loads((VECTORS / "kafka-vectors.json").read_text())
     stored = [

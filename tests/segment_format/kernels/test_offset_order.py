@@ -1,4 +1,4 @@
-"""Checks base offsets, which no checksum covers, against the offset order of a log."""
+"""Checks that the order of offsets reveals wrong base offsets, which no checksum covers."""
 
 from __future__ import annotations
 
