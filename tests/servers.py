@@ -75,7 +75,7 @@ def npm_script(package: str, script: str) -> list[str]:
 
     Args:
         package: Name and version, such as `tool@1.0.0`.
-        script: Path of the script within the package.
+        script: Path of the script, relative to the folder of the package.
     """
     needs("npm", "node")
     folder = BUILD / "npm" / package

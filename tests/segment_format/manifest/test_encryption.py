@@ -205,7 +205,7 @@ def test_invalid_data_key_text_raises(text: str) -> None:
 @pytest.mark.parametrize(
     "wrapped", [WrappedDataKey("a:b", b"x"), WrappedDataKey(" ", b"x"), WrappedDataKey("k", b"")]
 )
-def test_data_key_without_text_raises(wrapped: WrappedDataKey) -> None:
+def test_writing_data_key_with_invalid_id_or_without_bytes_raises(wrapped: WrappedDataKey) -> None:
     with pytest.raises(InvalidManifestError):
         wrapped.to_text()
 

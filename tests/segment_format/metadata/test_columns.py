@@ -174,7 +174,7 @@ def test_columns_keep_order_of_many_records() -> None:
     assert read([values[id(record)] for record in expected]) == expected
 
 
-def test_error_without_offsets_names_the_value() -> None:
+def test_error_of_records_without_offsets_contains_index_of_value() -> None:
     with pytest.raises(InvalidMetadataError, match=r"value 9001: .*at byte"):
         read([REAL[0]] * 9001 + [REAL[0][:-1]])
 

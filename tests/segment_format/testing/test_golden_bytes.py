@@ -86,7 +86,7 @@ def test_uncompressed_batch_matches_kafka(name: str) -> None:
     assert written.hex() == BATCHES[name]["hex"]
 
 
-def test_log_append_time_batch_keeps_producer_deltas() -> None:
+def test_log_append_time_batch_matches_kafka() -> None:
     (produced,) = BATCHES["v2-none-createtime"]["batches"]
     written = write_batch(
         records_of(produced),
