@@ -132,7 +132,7 @@ def make_half_published(tier: Path) -> None:
 
 
 def make_scans(target: Path, folder: Path) -> None:
-    """Scans the samples twice each and stores the filled caches and the metrics in `target`."""
+    """Scans the samples, which fills the caches and writes the metrics in `target`."""
     for sample in CACHES:
         options = {**sample.source(store_path(sample, folder)), **CACHE_FOREVER}
         for metrics in ("first", "second"):
