@@ -41,7 +41,7 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS, cuts=st.lists(st.integers(0, 40), max_size=6))
-def test_digest_of_any_split_equals_its_definition(
+def test_digest_does_not_depend_on_how_the_batches_are_split(
     steps: list[tuple[int, int]], cuts: list[int]
 ) -> None:
     bases = list(itertools.accumulate(step for step, _ in steps))
@@ -100,7 +100,7 @@ def test_digest_does_not_depend_on_the_layout() -> None:
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_digest_changes_with_each_bit_of_a_batch(number: int) -> None:
+def test_digest_changes_if_a_bit_of_a_batch_changes(number: int) -> None:
     """The batch has a valid checksum, so only the digest shows the change."""
     rng = random.Random(number)
     for _ in range(4):

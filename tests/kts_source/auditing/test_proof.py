@@ -57,13 +57,13 @@ def test_proof_is_valid_only_if_reading_again_gives_the_same_result(
         ({}, {7: 110, 8: 150}),
     ],
 )
-def test_open_after_returns_start_of_transactions_that_began_in_the_segment(
+def test_transactions_open_after_a_proven_segment_keep_their_start_offsets(
     open_transactions: dict[int, int], expected: dict[int, int]
 ) -> None:
     assert PROOF.open_after_given(open_transactions) == expected
 
 
-def test_proof_is_valid_only_for_the_same_start_of_counting() -> None:
+def test_proof_is_invalid_if_batches_are_counted_from_another_offset() -> None:
     shared = replace(PROOF, counted_from=105)
     assert shared.holds_for((100, 200), 105, False, {})
     assert not shared.holds_for((100, 200), 0, False, {})

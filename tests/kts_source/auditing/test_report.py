@@ -112,7 +112,7 @@ def test_json_matches_the_schema_of_the_docs(tmp_path: Path, level: str) -> None
     assert not conforms(document, schema)
 
 
-def test_orphan_bytes_are_summed_with_their_price(tmp_path: Path) -> None:
+def test_report_contains_bytes_and_monthly_price_of_orphans(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     tier.lose(4, "rsm-manifest")
     tier.lose(2, "indexes")  # a loss, not an orphan

@@ -86,7 +86,7 @@ def run_audit(store: CountingStore, state: Path | None, level: str = "bytes") ->
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_state_skips_proven_segments(level: str, tmp_path: Path) -> None:
+def test_audit_with_state_skips_proven_segments(level: str, tmp_path: Path) -> None:
     store, state = write_store(healthy_segments()), tmp_path / "state"
     first = run_audit(store, state, level)
     assert bool(store.read) == (level != "listing")
@@ -107,7 +107,7 @@ def test_state_of_higher_level_is_used_for_lower_levels(tmp_path: Path) -> None:
     assert not store.read
 
 
-def test_state_of_lower_level_reads_only_missing_objects(tmp_path: Path) -> None:
+def test_audit_with_state_of_lower_level_reads_only_missing_objects(tmp_path: Path) -> None:
     store, state = write_store(healthy_segments()), tmp_path / "state"
     run_audit(store, state, "metadata")
     assert store.read == {"rsm-manifest": 5, "indexes": 5}
@@ -117,7 +117,7 @@ def test_state_of_lower_level_reads_only_missing_objects(tmp_path: Path) -> None
     assert report == run_audit(store, None)
 
 
-def test_state_reads_only_new_segments(tmp_path: Path) -> None:
+def test_audit_with_state_reads_only_new_segments(tmp_path: Path) -> None:
     full_store, state = write_store(healthy_segments()), tmp_path / "state"
     store = CountingStore({})
     for number in range(len(BASES)):
@@ -137,7 +137,7 @@ def test_state_reads_only_new_segments(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["log", "indexes", "rsm-manifest"])
-def test_state_reads_changed_object_again(suffix: str, tmp_path: Path) -> None:
+def test_audit_with_state_reads_changed_object_again(suffix: str, tmp_path: Path) -> None:
     store, state = write_store(healthy_segments()), tmp_path / "state"
     assert not run_audit(store, state).errors
     (key,) = (k for k in store.objects if f"/{BASES[2]:020d}-" in k and k.endswith(suffix))
@@ -206,7 +206,7 @@ def test_state_ignores_truncated_or_damaged_lines(
     assert "truncated or damaged" in caplog.text
 
 
-def test_state_reads_objects_without_version_each_time(tmp_path: Path) -> None:
+def test_audit_with_state_reads_objects_without_version_each_time(tmp_path: Path) -> None:
     store, state = write_store(healthy_segments()), tmp_path / "state"
     store.versioned = False
     first = run_audit(store, state)
@@ -250,7 +250,7 @@ def test_invalid_state_or_state_of_another_tier_is_refused(
     assert not store.read
 
 
-def test_state_used_by_another_audit_is_refused(tmp_path: Path) -> None:
+def test_state_in_use_by_another_audit_is_refused(tmp_path: Path) -> None:
     store, state = write_store(healthy_segments()), tmp_path / "state"
     with (
         AuditState(str(state), "x"),
@@ -274,7 +274,7 @@ def test_state_file_size_is_bounded(tmp_path: Path) -> None:
     assert not store.read
 
 
-def test_state_without_encryption_key_reports_missing_key(tmp_path: Path) -> None:
+def test_audit_with_state_reports_a_missing_encryption_key(tmp_path: Path) -> None:
     tier = write_tier(tmp_path / "tier", healthy_segments(), encryption=encryption())
     options = {"path": str(tier.root), "subscribe": TOPIC}
     key = {"encryption.key.pairs.key1.private.key.file": str(KEYS / "key1.private.pem")}

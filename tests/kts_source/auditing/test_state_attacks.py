@@ -74,7 +74,7 @@ def test_folder_copied_for_other_topic_is_reported(tmp_path: Path) -> None:
         assert run_audit(store, state, extra_options={"subscribe": "t,u"}) == expected
 
 
-def test_state_with_other_private_key_reports_missing_key(tmp_path: Path) -> None:
+def test_audit_with_state_and_wrong_private_key_reports_missing_key(tmp_path: Path) -> None:
     private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     pem, info = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     other = tmp_path / "other.pem"
@@ -309,5 +309,5 @@ def compare_audits(seed: str, state: Path, rounds: int = 12) -> int:
     return saved_reads
 
 
-def test_audits_of_random_changes_are_equal_with_and_without_state(tmp_path: Path) -> None:
+def test_audits_of_randomly_changed_tiers_are_equal_with_and_without_state(tmp_path: Path) -> None:
     assert sum(compare_audits(f"mischief {seed}", tmp_path / f"{seed}") for seed in range(15)) > 500

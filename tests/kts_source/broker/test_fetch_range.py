@@ -358,7 +358,7 @@ def test_old_follower_is_not_used_for_committed_rows(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("kind", [FETCH, LIST_OFFSETS])
-def test_unsupported_broker_version_raises_broker_error(scene: Scene, kind: str) -> None:
+def test_only_brokers_before_kafka_3_1_are_refused(scene: Scene, kind: str) -> None:
     scene.brokers.versions = {FETCH: 12, LIST_OFFSETS: 7} if kind == FETCH else {LIST_OFFSETS: 7}
     committed = dataclasses.replace(scene.broker_range, read_committed=True)
     if kind == FETCH:
@@ -405,7 +405,7 @@ def test_begins_at_or_after_compares_the_first_record_of_a_message_set() -> None
 
 
 @pytest.mark.parametrize("holes", [[(3, 6)], [(3, 6), (9, 12)], [(54, 60)], [(0, 60)], [(4, 47)]])
-def test_hole_in_brokers_tier_is_skipped_if_loss_is_allowed(
+def test_offsets_lost_by_the_brokers_tier_are_skipped_if_loss_is_allowed(
     scene: Scene, holes: list[tuple[int, int]]
 ) -> None:
     scene.partition.log.holes = holes
@@ -430,14 +430,14 @@ def test_end_of_hole_in_brokers_tier_is_found_by_bisection(
     assert scene.offsets(fail_on_data_loss=False) == expected
 
 
-def test_search_for_end_of_hole_stops_at_disk_of_leader(scene: Scene) -> None:
+def test_search_for_end_of_hole_stops_at_local_start_of_leader(scene: Scene) -> None:
     scene.partition.log.holes, scene.partition.log.local_start = [(3, 6)], 6
     scene.brokers.fetches.clear()
     assert scene.offsets(fail_on_data_loss=False)[:4] == [0, 1, 2, 6]
     assert {offset for _, offset, _, _ in scene.brokers.fetches if 3 <= offset <= 6} == {3, 4, 5, 6}
 
 
-def test_temporary_out_of_range_loses_no_row(scene: Scene) -> None:
+def test_temporary_out_of_range_error_loses_no_row(scene: Scene) -> None:
     """A broker that is still loading its tier metadata may refuse an offset of its log."""
     scene.brokers.fail(FETCH, Fault(), Fault(1))
     assert scene.offsets(fail_on_data_loss=False) == list(range(END))

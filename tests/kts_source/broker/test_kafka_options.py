@@ -137,7 +137,7 @@ def test_unprintable_client_id_and_rack_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refusal_of_options_states_reason_and_fix(name: str) -> None:
+def test_error_of_refused_option_states_reason_and_fix(name: str) -> None:
     option = name.replace("*", "class")
     problem = refusal_message(**{option.replace(".", "__"): "hunter2"})
     assert f"'kafka.{option}' is not supported: {REFUSED[name]}" in problem
@@ -160,7 +160,7 @@ def test_unknown_security_options_are_refused(name: str) -> None:
     assert f"'kafka.{name}' is not supported" in refusal_message(**{name.replace(".", "__"): "x"})
 
 
-def test_misspelled_security_option_is_refused() -> None:
+def test_error_of_misspelled_security_option_suggests_the_right_name() -> None:
     assert "did you mean kafka.ssl.truststore.location" in refusal_message(
         ssl__trustore__location="x"
     )

@@ -27,7 +27,7 @@ def run(*lines: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-def test_load_messages_skips_consumer_and_admin() -> None:
+def test_load_messages_does_not_import_consumer_and_admin() -> None:
     assert run(f"print({HEAVY})") == "False False"
 
 

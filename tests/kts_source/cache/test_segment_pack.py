@@ -67,11 +67,11 @@ def check_round_trip(
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_segment_pack_round_trips_golden_segments(topic: str, cache: DiskCache) -> None:
+def test_cached_descriptions_of_golden_segments_are_equal(topic: str, cache: DiskCache) -> None:
     check_round_trip(cache, *AIVEN, topic)
 
 
-def test_segment_pack_round_trips_local_layout(cache: DiskCache) -> None:
+def test_cached_descriptions_of_local_tiered_storage_are_equal(cache: DiskCache) -> None:
     layout, store = LocalTieredLayout(), LocalStore(LOCAL_TIER / "tier")
     topics = {folder.topic for folder in layout.topic_folders(store, "", None)}
     assert topics
@@ -91,7 +91,7 @@ def packed(cache: DiskCache) -> tuple[list[SegmentEntry], SegmentPack]:
 
 @pytest.mark.parametrize("changed", [{"version": "other"}, {"size": 1}, {"version": None}])
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_changed_object_in_segment_pack_is_a_miss(
+def test_changed_object_makes_the_cached_description_a_miss(
     which: int, changed: dict[str, object], cache: DiskCache
 ) -> None:
     listed, pack = packed(cache)
@@ -118,7 +118,7 @@ def test_objects_without_version_are_not_cached(cache: DiskCache) -> None:
     assert cache.get("p") is None
 
 
-def test_segment_pack_drops_unlisted_segments(cache: DiskCache) -> None:
+def test_cache_drops_descriptions_of_unlisted_segments(cache: DiskCache) -> None:
     listed, pack = packed(cache)
     layout, store, _ = AIVEN
     pack.add(listed[0], layout.describe(store, listed[0]))
@@ -140,7 +140,7 @@ def test_segment_pack_drops_unlisted_segments(cache: DiskCache) -> None:
         lambda text: "",
     ],
 )
-def test_unreadable_line_of_segment_pack_is_a_miss(
+def test_unreadable_cached_description_is_a_miss(
     spoil: object, cache: DiskCache, request: pytest.FixtureRequest
 ) -> None:
     listed, _ = packed(cache)
@@ -154,7 +154,7 @@ def test_unreadable_line_of_segment_pack_is_a_miss(
     assert all(pack.find(entry) is None for entry in listed)
 
 
-def test_segment_pack_is_empty_without_a_cache() -> None:
+def test_no_description_is_found_without_a_cache() -> None:
     layout, store, prefix = AIVEN
     entry = entries(layout, store, prefix, "codecs")[0]
     pack = SegmentPack(None, "")
@@ -207,7 +207,7 @@ def planned_at_once(folder: Path, planners: int) -> list[tuple[int, str]]:
     return answers
 
 
-def test_concurrent_planners_write_complete_packs(tmp_path: Path) -> None:
+def test_concurrent_planners_write_complete_cache_entries(tmp_path: Path) -> None:
     first, second = planned_at_once(tmp_path, 2)
     assert first[1] == second[1]
     # Each process reads the manifest of each segment once, and for each partition the leader

@@ -30,7 +30,7 @@ def content(name: str, start: int, stop: int) -> bytes:
     return random.Random(name).randbytes(4096)[start:stop]
 
 
-def test_side_file_pack_serves_the_next_plan(cache: DiskCache) -> None:
+def test_cached_side_files_serve_the_next_plan(cache: DiskCache) -> None:
     spans = [("a", 10, 60), ("a", 100, 140), ("b", 0, 4096), ("c", 5, 5)]
     pack = SideFilePack(cache, "p")
     for name, start, stop in spans:
@@ -55,7 +55,7 @@ def test_objects_without_version_are_not_cached(cache: DiskCache) -> None:
     assert cache.get("p") is None
 
 
-def test_unchanged_side_file_pack_is_not_written(cache: DiskCache, tmp_path: Path) -> None:
+def test_unchanged_side_files_are_not_written_again(cache: DiskCache, tmp_path: Path) -> None:
     pack = SideFilePack(cache, "p")
     pack.add(source("a"), 0, b"abc")
     pack.save()
@@ -85,7 +85,7 @@ def test_full_cache_drops_the_least_recently_used_entries(cache: DiskCache) -> N
     assert len(data) < MAX_PACK_BYTES + 1000
 
 
-def test_size_of_side_file_pack_is_limited(cache: DiskCache) -> None:
+def test_size_of_cached_side_files_is_limited(cache: DiskCache) -> None:
     pack = SideFilePack(cache, "p")
     file_size = MAX_PACK_BYTES // 2 - 1
     for name in "abc":

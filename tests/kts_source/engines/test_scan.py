@@ -94,7 +94,9 @@ def test_select_chooses_and_orders_columns() -> None:
         ("value LIKE '%1%'", lambda t: t["value"].map(lambda v: v is not None and b"1" in v)),
     ],
 )
-def test_where_skips_rows(level: IsolationLevel, condition: str, mask: object) -> None:
+def test_where_returns_only_matching_rows(
+    level: IsolationLevel, condition: str, mask: object
+) -> None:
     expected = expected_table("txn", level)
     frame = expected.to_pandas()
     keep = mask(frame)  # type: ignore[operator]

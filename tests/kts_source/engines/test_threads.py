@@ -33,7 +33,7 @@ SECONDS = 6
 
 
 class LockOrders:
-    """Records pairs of locks: one held, and the other acquired meanwhile, named by source line."""
+    """Records which locks threads acquire while they hold another; a lock is named by its line."""
 
     def __init__(self) -> None:
         self._held = threading.local()

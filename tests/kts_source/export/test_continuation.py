@@ -261,7 +261,7 @@ def raise_end(tier: SmallTier, number: int, end: int) -> None:
 
 @pytest.mark.parametrize("end", [30, 31, 39, 69])
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
-def test_manifest_with_too_high_end_loses_no_row(
+def test_manifest_with_too_high_end_offset_loses_no_row(
     folder_lake: Lake, tier: SmallTier, end: int, isolation: str
 ) -> None:
     raise_end(tier, 2, end)

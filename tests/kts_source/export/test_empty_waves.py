@@ -165,7 +165,7 @@ def test_export_continues_if_transform_returns_no_types_for_empty_batches(
     ],
     ids=str,
 )
-def test_table_is_not_created_while_its_columns_are_unknown(
+def test_invalid_columns_are_refused_even_without_rows(
     lake: Lake, tmp_path: Path, wrong: dict[str, Any]
 ) -> None:
     tier = make_tier(tmp_path, (b"k",))

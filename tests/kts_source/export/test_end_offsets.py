@@ -46,7 +46,7 @@ def test_scan_continues_at_end_offsets_of_the_table(lake: Lake, tmp_path: Path) 
     assert sorted([*table_offsets(lake), *remaining["offset"].to_pylist()]) == list(range(50))
 
 
-def test_records_of_transactional_topic_are_exported_once(lake: Lake) -> None:
+def test_table_and_stream_from_its_end_offsets_have_each_row_once(lake: Lake) -> None:
     lake.export(source(endingOffsets='{"txn":{"0":1000,"1":2000}}'))
     starting = {"startingOffsets": json.dumps(ends(lake, source()))}
     stream = Checkpointed(source(**starting, maxSegmentsPerTrigger="3"))
@@ -81,7 +81,7 @@ def test_end_offsets_keep_partition_deleted_from_the_tier(lake: Lake, tmp_path: 
     assert ends(lake, options, partitions={"txn": 2}) == expected_ends
 
 
-def test_end_offsets_ignore_offsets_deleted_from_the_tier(lake: Lake, tmp_path: Path) -> None:
+def test_end_offsets_stay_the_same_if_their_segments_expire(lake: Lake, tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(3)
     lake.export(tier.options(endingOffsets=offset_option(20)))
     tier.expire(0, 1)

@@ -126,7 +126,7 @@ def with_field(name: str, kind: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_error_of_contradicting_schemas_shows_both(
+def test_error_of_contradicting_schemas_shows_both_schemas(
     table_format: str, topic: dict[str, str], tmp_path: Path
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -259,7 +259,7 @@ def test_fields_at_any_depth_are_merged_in_the_order_of_the_table() -> None:
     assert not lacks_fields(united, united, ["value"])
     assert unite_schemas(united, schema(BASE), ["value"], "t", evolves=True) == united
     assert unite_schemas(schema(BASE), schema(BASE), ["value"], "t", evolves=False) == schema(BASE)
-    # The form that table libraries return.
+    # Table libraries return the same schema with large types.
     wide = pa.struct(
         [("a", pa.int64()), ("l", pa.large_list(pa.struct([("x", pa.large_string())]))),
          ("m", pa.map_(pa.large_string(), pa.struct([("y", pa.int32())])))]

@@ -115,7 +115,7 @@ def test_recreated_topic_is_identified_by_its_id(lake: Lake) -> None:
     assert rows == expected_table("recreated", "read_committed").num_rows + previous.num_rows
 
 
-def test_gap_after_the_table_raises_error_that_names_it(lake: Lake) -> None:
+def test_error_of_gap_after_the_table_names_its_offsets(lake: Lake) -> None:
     starts = {
         number: partition["tier_start_offset"]
         for number, partition in partition_summaries("txn").items()
@@ -125,7 +125,7 @@ def test_gap_after_the_table_raises_error_that_names_it(lake: Lake) -> None:
         lake.export(source(startingOffsets=offsets_option("txn", dict.fromkeys(starts, 900))))
 
 
-def test_overlap_without_resume_raises_error_that_names_it(lake: Lake) -> None:
+def test_error_of_overlap_without_resume_names_its_offsets(lake: Lake) -> None:
     lake.export(source(endingOffsets=offsets_option("txn", {0: 500, 1: 500})))
     with pytest.raises(RangeOverlapError, match=r"txn-[01]: offsets \[\d+, 500\) were requested"):
         lake.export(source(), resume=False)
@@ -153,7 +153,7 @@ def keep_all(batch: pa.RecordBatch) -> pa.RecordBatch:
     ],
     ids=["isolation", "columns", "transform", "partitioning"],
 )
-def test_resuming_with_other_rules_is_refused(
+def test_export_with_changed_options_into_existing_table_is_refused(
     lake: Lake, changed: dict[str, str], arguments: dict[str, Any]
 ) -> None:
     lake.export(source(endingOffsets=offsets_option("txn", {0: 500, 1: 500})))
@@ -240,7 +240,7 @@ def test_rows_within_a_file_are_sorted(lake: Lake, row_group_rows: int) -> None:
         assert present == sorted(present)
 
 
-def test_rows_are_sorted_in_parts_beyond_the_memory_limit(
+def test_sort_beyond_the_memory_limit_loses_no_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(task_writer, "MAX_HELD_BYTES", 1)

@@ -60,7 +60,7 @@ def with_far_column(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.select(["offset", "timestamp"]).append_column("far", far)
 
 
-def test_far_dates_of_other_columns_keep_partition_bounds(
+def test_partition_bounds_are_right_if_another_column_has_far_dates(
     tmp_path: Path,
 ) -> None:
     lake = Lake(tmp_path, "iceberg")

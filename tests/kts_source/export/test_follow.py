@@ -154,7 +154,7 @@ def test_round_without_new_records_commits_nothing(lake: Lake, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("seconds", "pause"), [(0.0, 90.0), (30.0, 60.0), (89.0, 1.0)])
-def test_rounds_begin_one_interval_after_another(
+def test_round_begins_one_interval_after_the_start_of_the_previous_round(
     tmp_path: Path, seconds: float, pause: float
 ) -> None:
     tier, lake = SmallTier(tmp_path / "tier").grow(1), Lake(tmp_path, "parquet")
@@ -229,7 +229,7 @@ def test_follow_merges_into_compacted_table_in_each_round(
     assert lake.read().num_rows == 2
 
 
-def test_offsets_advance_before_a_round_with_rows_creates_the_table(tmp_path: Path) -> None:
+def test_rounds_without_rows_advance_before_the_table_exists(tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(2, b"k").grow(1, b"x").grow(1, b"x")
     lake, driven = Lake(tmp_path, "delta"), Driven([lambda: None])
     driven.run(lake, tier.options(), transform=only_x)
@@ -249,7 +249,7 @@ def test_round_with_byte_limit_reports_only_gaps_that_it_reached(tmp_path: Path)
     assert report.rows == len(table_offsets(lake)) == 40
 
 
-def test_open_transaction_is_reported_until_its_rows_are_written(tmp_path: Path) -> None:
+def test_open_transaction_is_reported_once_over_all_rounds(tmp_path: Path) -> None:
     lake, driven = Lake(tmp_path, "parquet"), Driven([lambda: None] * 2)
     report = driven.run(lake, source())
     assert [(g.topic, g.partition, g.start, g.stop) for g in report.skipped] == [
@@ -258,7 +258,7 @@ def test_open_transaction_is_reported_until_its_rows_are_written(tmp_path: Path)
     assert report.rows == expected_table("txn", "read_committed").num_rows
 
 
-def test_add_reports_drops_gaps_that_were_written_later() -> None:
+def test_sum_of_reports_omits_gaps_that_were_written_later() -> None:
     nothing = empty_report("lake", "delta")
     tail, lost = Skipped("t", 0, 20, 30, "open transaction"), Skipped("t", 1, 0, 5, "gone")
     first = replace(

@@ -32,8 +32,8 @@ pytestmark = [pytest.mark.kills, pytest.mark.timeout(1500)]
 POINTS = 50
 SEED = 20_240_229
 
-# Children are forked from a process that only imports: it has no library threads and no open
-# clients.
+# Children are forked from a fork server that has only imported modules, so it has no running
+# library threads and no open clients.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.kts_source.export.warm"])
 

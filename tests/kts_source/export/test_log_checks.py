@@ -1,4 +1,4 @@
-"""Checks that an export continues only with the log and the table of the last run."""
+"""Checks that an export continues only if log and table still match its last commit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def records(word: str, start: int, stop: int) -> list[SimpleRecord]:
 
 
 class Elections:
-    """A tier with a log whose branch changes."""
+    """A tier of a partition whose log can be replaced by another branch, as after an election."""
 
     def __init__(self, root: Path, *, topic_id: str | None = None, partition: int = 0) -> None:
         self.options = {"path": str(root), "subscribe": "t", "cache": "false"}
@@ -51,10 +51,10 @@ class Elections:
         return self._writer.topic_id
 
     def upload(self, *spans: tuple[int, str, int, int], only: int | None = None) -> None:
-        """Uploads a log with a segment for each (epoch, word, start, stop).
+        """Uploads a log with a segment per span (epoch, word, start offset, stop offset).
 
         Args:
-            spans: Leader epoch, first word of the values, and offsets of each segment.
+            spans: Leader epoch, prefix of the values, and offsets [start, stop) of each segment.
             only: Number of last segments to upload; `None` uploads all segments.
         """
         log = LogBuilder(leader_epoch=spans[0][0])
@@ -85,7 +85,7 @@ def test_unclean_election_below_the_table_is_refused(lake: Lake, tmp_path: Path)
     assert values(lake)[10:] == [f"dead{offset}" for offset in range(10, 15)]
     report = lake.export({**tier.options, "failOnDataLoss": "false"})
     assert ranges(report) == [(15, 20)]
-    # The table continues the accepted branch.
+    # Later runs continue the branch that was accepted with failOnDataLoss=false.
     tier.upload((4, "a", 0, 10), (5, "live", 10, 20), (5, "live", 20, 25), only=1)
     assert ranges(lake.export(tier.options)) == [(20, 25)]
 
@@ -124,7 +124,7 @@ def test_log_ending_below_the_table_is_refused(lake: Lake, tmp_path: Path) -> No
     assert table_offsets(lake) == list(range(30))
 
 
-def test_plan_file_of_another_branch_is_refused(lake: Lake, tmp_path: Path) -> None:
+def test_plan_file_made_before_an_unclean_election_is_refused(lake: Lake, tmp_path: Path) -> None:
     import kts_source
 
     tier = Elections(tmp_path / "tier")
@@ -262,7 +262,7 @@ def test_undone_rollback_is_accepted(table_format: str, tmp_path: Path) -> None:
     assert table_offsets(lake) == list(range(30))
 
 
-def test_restore_hidden_by_later_versions_is_refused(tmp_path: Path) -> None:
+def test_rollback_followed_by_later_versions_is_refused(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     tier = SmallTier(tmp_path / "tier").grow(1)
     lake.export(tier.options())
@@ -275,7 +275,7 @@ def test_restore_hidden_by_later_versions_is_refused(tmp_path: Path) -> None:
         lake.export(tier.options())
 
 
-def test_other_writers_of_a_delta_table_are_not_a_rollback(tmp_path: Path) -> None:
+def test_compaction_by_another_writer_is_not_taken_for_a_rollback(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     tier = SmallTier(tmp_path / "tier").grow(1)
     lake.export(tier.options())
@@ -285,7 +285,7 @@ def test_other_writers_of_a_delta_table_are_not_a_rollback(tmp_path: Path) -> No
     assert table_offsets(lake) == list(range(30))
 
 
-def test_expired_snapshots_are_not_a_rollback(tmp_path: Path) -> None:
+def test_expired_snapshots_are_not_taken_for_a_rollback(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "iceberg")
     tier = SmallTier(tmp_path / "tier").grow(1)
     for _ in range(2):
@@ -303,7 +303,7 @@ def test_expired_snapshots_are_not_a_rollback(tmp_path: Path) -> None:
 # -- tables that lost their state
 
 
-def test_folder_without_its_log_is_refused(tmp_path: Path) -> None:
+def test_folder_without_its_commit_log_is_refused(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     tier = SmallTier(tmp_path / "tier").grow(1)
     lake.export(tier.options(), partition_by=["topic"])
@@ -314,7 +314,7 @@ def test_folder_without_its_log_is_refused(tmp_path: Path) -> None:
     assert lake.export(tier.options(), partition_by=["topic"], export_id="again").rows == 20
 
 
-def test_folder_of_an_export_with_a_longer_name_is_not_refused(tmp_path: Path) -> None:
+def test_files_of_an_export_with_a_longer_id_are_ignored(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     tier = SmallTier(tmp_path / "tier").grow(1)
     lake.export(tier.options(), export_id="kts-all")
@@ -335,7 +335,7 @@ def test_iceberg_table_without_its_properties_is_refused(tmp_path: Path) -> None
     assert table_offsets(lake) == list(range(10))
 
 
-def test_follow_and_end_offsets_check_the_log(tmp_path: Path) -> None:
+def test_follow_and_end_offsets_refuse_a_log_after_unclean_election(tmp_path: Path) -> None:
     tier = Elections(tmp_path / "tier")
     tier.upload((4, "a", 0, 10), (4, "dead", 10, 15))
     target = str(tmp_path / "table")

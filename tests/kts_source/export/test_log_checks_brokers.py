@@ -1,4 +1,4 @@
-"""Checks of the log for exports that continue with records from brokers."""
+"""Checks that an export from brokers continues only if the log matches its last commit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def brokers() -> Iterator[FakeCluster]:
 
 
 def log_of(*spans: tuple[int, bytes, int]) -> BuiltLog:
-    """Returns a log of (epoch, value, number of records)."""
+    """Returns a log of spans; each is (leader epoch, value of all records, number of records)."""
     builder = LogBuilder(leader_epoch=spans[0][0])
     last = spans[0][0]
     for epoch, value, count in spans:
@@ -61,7 +61,7 @@ def test_unclean_election_seen_by_brokers_is_refused(brokers: FakeCluster, tmp_p
     assert lake.export({**options(brokers), "failOnDataLoss": "false"}).rows == 5
 
 
-def test_log_start_at_the_end_of_the_table_is_not_an_election(
+def test_export_continues_if_the_log_starts_at_the_end_of_the_table(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
     lake = Lake(tmp_path, "parquet")
@@ -74,7 +74,9 @@ def test_log_start_at_the_end_of_the_table_is_not_an_election(
     assert lake.export(options(brokers)).commits == 0
 
 
-def test_partition_without_records_is_recorded(brokers: FakeCluster, tmp_path: Path) -> None:
+def test_export_continues_partition_that_had_no_records_before(
+    brokers: FakeCluster, tmp_path: Path
+) -> None:
     lake = Lake(tmp_path, "parquet")
     full = FakePartition(fake_log(log_of((3, b"a", 10))), epoch=3)
     expired = FakePartition(with_log_start(fake_log(log_of((3, b"a", 10))), 10), epoch=3)

@@ -20,7 +20,7 @@ BATCHES = 2600
 
 @pytest.fixture(scope="module")
 def tier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Writes one segment with more bytes than the memory limit of a task."""
+    """Writes one segment that is larger than the memory limit of a task; returns the tier."""
     folder = tmp_path_factory.mktemp("tier")
     batches = write_uniform_batches(
         batch_count=BATCHES,

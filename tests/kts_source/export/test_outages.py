@@ -1,4 +1,4 @@
-"""Tests library errors for an unavailable store, and a follow export that meets them."""
+"""Tests that a follow export waits if a library reports that a store is unavailable."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOBODY = "http://127.0.0.1:9"
 
 
 class Busy(BaseHTTPRequestHandler):
-    """Returns 503."""
+    """Returns HTTP status 503 for every request."""
 
     def do_GET(self) -> None:
         self.send_response(503)
@@ -40,7 +40,7 @@ class Busy(BaseHTTPRequestHandler):
 
 @pytest.fixture(params=["nobody", "busy"])
 def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Returns addresses of unavailable stores."""
+    """Yields the URL of an unavailable store: no server listens, or the server returns 503."""
     if request.param == "nobody":
         yield NOBODY
         return
@@ -91,7 +91,7 @@ def test_other_errors_do_not_count_as_outage(tmp_path: Path) -> None:
     assert not is_outage(FileNotFoundError("500 files"))
 
 
-def test_task_with_write_error_is_retried(tmp_path: Path) -> None:
+def test_round_with_write_error_is_retried(tmp_path: Path) -> None:
     tier, lake = SmallTier(tmp_path / "tier").grow(2), Lake(tmp_path, "parquet")
     driven = Driven([lambda: None])
     driven.run(lake, tier.options(), Failing([None, ConnectionResetError("reset by peer")]))

@@ -1,6 +1,4 @@
-"""Checks that constant columns of Parquet files read back equal, and bounds are right for all
-units.
-"""
+"""Tests written Parquet files: constant columns, and timestamp bounds of every time unit."""
 
 from __future__ import annotations
 
@@ -24,10 +22,10 @@ _ROWS = 10_000
 
 
 class _Kept(io.BytesIO):
-    """A sink that keeps its bytes after it is closed."""
+    """A file object whose bytes can still be read after `close`."""
 
     def close(self) -> None:
-        """Stays open."""
+        """Does nothing, so that `getvalue` still works."""
 
 
 def _batches() -> list[pa.RecordBatch]:

@@ -75,7 +75,7 @@ def test_report_is_saved_as_picture(tmp_path: Path) -> None:
 
 
 def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Reports its start, then takes a long time."""
+    """A transform that creates a file for its process, then sleeps."""
     folder = Path(os.environ["KTS_TEST_AT_WORK"])
     (folder / str(os.getpid())).touch()
     time.sleep(0.2 if len(list(folder.iterdir())) < 2 else 60)
@@ -83,7 +83,7 @@ def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def interrupted(lake: Lake) -> None:
-    """Runs in the process of the next test: two workers and a wave of several tasks."""
+    """Runs in the child process of the next test: an export with two workers and one commit."""
     lake.export(source(), executor=LocalExecutor(2), transform=slow, commit_bytes=1 << 40)
 
 

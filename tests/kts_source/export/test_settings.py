@@ -23,7 +23,7 @@ from kts_source.export.task import ExportJob, WriteTarget
 from kts_source.options import parse_options
 from kts_source.secret import Secret
 
-# Public arguments: none may be removed, and no default may change.
+# These arguments are public: do not remove them or change their defaults.
 ARGUMENTS = {
     "table_format": "parquet",
     "partition_by": (),

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.kills, pytest.mark.timeout(280)]
 
 ROOT = Path(__file__).resolve().parents[3]
 SPARK_HOME = Path(pyspark.__file__).parent
-# Spark starts no second attempt on the host of the first attempt, and compares host names.
+# Spark starts a second attempt only on another host, and compares hosts by name.
 HOSTS = ("127.0.0.1", "127.0.0.2")
 DEPLOY = "org.apache.spark.deploy"
 

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 def write_disk(root: Path, **counts: int) -> dict[str, str]:
-    """Writes topics with these record counts and without partition.metadata.
+    """Writes broker log folders without `partition.metadata`, which would contain the topic id.
 
-    Keys repeat every four records. Returns the options to read the topics.
+    `counts` maps a topic to its number of records. Keys repeat every four records. Returns the
+    options to read the topics.
     """
     for topic, count in counts.items():
         log = LogBuilder()

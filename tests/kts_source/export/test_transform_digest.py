@@ -1,4 +1,4 @@
-"""Checks that transforms have equal fingerprints only if their rows are equal, in every process."""
+"""Checks that different transforms have different fingerprints, which all processes agree on."""
 
 from __future__ import annotations
 

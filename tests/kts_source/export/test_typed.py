@@ -39,13 +39,13 @@ def damaged(tmp_path: Path) -> dict[str, str]:
 
 
 def rows_of(table: pa.Table, *names: str) -> list[tuple[Any, ...]]:
-    """Returns some columns of every row, ordered by partition and offset."""
+    """Returns (partition, offset, columns `names`) of every row, sorted by partition and offset."""
     columns = [table[name].to_pylist() for name in ("partition", "offset", *names)]
     return sorted(zip(*columns, strict=True), key=lambda row_values: row_values[:2])
 
 
 def select_known_fields(value: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Keeps only the fields that `row` has."""
+    """Returns the value with only those fields that `row` writes."""
     return value and {name: value[name] for name in row(0)}
 
 
@@ -191,14 +191,16 @@ def test_far_times_of_fields_are_written(table_format: str, tmp_path: Path) -> N
     ) == sorted(far)
 
 
-def test_malformed_values_fail_or_are_dropped(damaged: dict[str, str], tmp_path: Path) -> None:
+def test_malformed_values_fail_the_export_or_are_dropped(
+    damaged: dict[str, str], tmp_path: Path
+) -> None:
     lake = Lake(tmp_path, "delta")
     with pytest.raises(InvalidValueError) as raised:
         lake.export(damaged)
     assert raised.value.offset == 3
     dropping = damaged | {"value.mode": "DROPMALFORMED"}
     assert lake.export(dropping | {"endingOffsets": '{"orders":{"0":20}}'}).rows == 18
-    # A table without malformed rows may change the mode, but not to nulls.
+    # Later exports may use another mode, except PERMISSIVE, which writes nulls.
     with pytest.raises(FingerprintError, match="permissive"):
         lake.export(damaged | {"value.mode": "PERMISSIVE"})
     assert lake.export(damaged, dead_letters=str(tmp_path / "letters")).rows == 9
@@ -287,7 +289,7 @@ def test_typed_columns_are_refused_for_a_table_of_bytes(
 
 
 def one_field(kind: object) -> str:
-    """Returns an Avro record."""
+    """Returns an Avro schema, as JSON, of a record with one field of this type."""
     return json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": kind}]})
 
 
@@ -318,7 +320,7 @@ def test_durations_are_refused_unless_not_selected(tmp_path: Path) -> None:
 
 
 class Unchanged:
-    """A row transform."""
+    """A row transform that returns its rows unchanged."""
 
     fingerprint = "unchanged"
 

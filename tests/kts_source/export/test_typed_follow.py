@@ -1,4 +1,4 @@
-"""Tests typed exports in rounds, from the command line, and killed between columns and data."""
+"""Tests follow exports of decoded values: new fields, kills, and outages of the registry."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["topic"]
 
 
 def write_values(folder: Path, count: int) -> None:
-    """Writes the topic with a number of values, the last ones with the second schema."""
+    """Writes a topic with `count` values; the last values have the second schema."""
     values: list[bytes | None] = [b"\0\0\0\0\1" + avro(n, old=True) for n in range(10)]
     values += [b"\0\0\0\0\2" + avro(number) for number in range(10, count)]
     write(folder / "tier", [values])
@@ -88,7 +88,7 @@ def test_kts_export_follows_a_typed_topic(
 
 
 def die_before_the_data(lake: Lake, options: dict[str, str]) -> None:
-    """Runs an export in its own process, which is killed after the commit of the columns."""
+    """Runs an export that kills its process after it has committed the new columns."""
 
     def die(*_: object, **__: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -118,7 +118,7 @@ def test_run_killed_between_columns_and_data_resumes(topic: dict[str, str], tmp_
 def test_follow_waits_for_unavailable_registry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The outage is before the first round, which needs the latest schema, and at a new id."""
+    """The first outage is before the first round, the second when a new schema id is read."""
     monkeypatch.setattr("kts_source.registry.client.RETRY", replace(RETRY, max_attempts=1))
     server = Registry(
         {
@@ -138,7 +138,7 @@ def test_follow_waits_for_unavailable_registry(
 
     def new_writer_and_outage() -> None:
         write(tmp_path / "tier", [[*values, *(framed(2, avro(n)) for n in range(10, 15))]])
-        # The latest version is returned, but not the new writer's schema.
+        # The registry returns the latest version, but not the schema of the new values.
         server.failing = [200, 503]
 
     server.failing = [503] * 3  # for the check and for two rounds
@@ -155,7 +155,7 @@ def test_follow_waits_for_unavailable_registry(
     assert "round 3 is retried in 60 s: the registry does not answer" in caplog.text
 
 
-def test_follow_checks_the_source_when_the_registry_answers_again(
+def test_follow_refuses_invalid_source_options_after_registry_outage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kts_source.registry.client.RETRY", replace(RETRY, max_attempts=1))

@@ -1,4 +1,4 @@
-"""Tests objects deleted during an export: an error, or the report contains their offsets."""
+"""An export whose objects are deleted meanwhile fails, or skips and reports their offsets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 
 class Expiring(LocalExecutor):
-    """Deletes segments after the plan was made."""
+    """Deletes segments after planning and before the tasks run."""
 
     def __init__(self, tier: SmallTier, *numbers: int) -> None:
         super().__init__(1)
@@ -36,7 +36,7 @@ class Expiring(LocalExecutor):
 
     def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
         self._tier.expire(*self._numbers)
-        # Reports pass through text, as they do on the way back from Spark.
+        # Reports are serialized to text, as Spark executors do.
         yield from (TaskReport.from_text(report.to_text()) for report in super().run(tasks, job))
 
 
@@ -59,7 +59,7 @@ def test_vanished_offsets_are_skipped_and_reported(
     assert gaps(report) == [(10 * n, 10 * n + 10) for n in gone]
     assert [n for start, stop in ranges(report) for n in range(start, stop)] == remaining
     assert all("deleted after planning" in gap.reason for gap in report.skipped)
-    # Vanished objects are skipped: no row is written twice, and later runs continue.
+    # Later runs continue after the skipped offsets, and write no row twice.
     tier.grow(1)
     if not compact:
         assert ranges(lake.export(tier.options())) == [(30, 40)]

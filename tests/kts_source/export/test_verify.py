@@ -42,7 +42,7 @@ def exported(lake: Lake, **arguments: Any) -> BackfillReport:  # noqa: ANN401
 
 
 def verified(lake: Lake, **arguments: Any) -> str:  # noqa: ANN401
-    """Returns the result of a check of a complete table."""
+    """Runs an export with `verify=True` that has no new rows. Returns its verification results."""
     report = exported(lake, verify=True, **arguments)
     assert report.rows == 0
     assert report.verified
@@ -51,7 +51,7 @@ def verified(lake: Lake, **arguments: Any) -> str:  # noqa: ANN401
 
 
 def tier_arguments() -> list[str]:
-    """Returns path, topic and options of `source` for the command."""
+    """Returns the arguments of `kts export` that select the same rows as `source`."""
     options = source()
     arguments = [options.pop("path"), options.pop("subscribe")]
     for name, value in options.items():
@@ -315,7 +315,7 @@ def test_verify_fails_after_a_copy_was_appended_to_iceberg(ice: Lake) -> None:
         verified(ice)
 
 
-# -- folders
+# -- Parquet folders
 
 
 @pytest.fixture
@@ -368,7 +368,7 @@ def test_verify_skips_folder_file_with_other_columns(folder: Lake) -> None:
     assert "not verified: 1 rows of other topics" in text
 
 
-# -- memory
+# -- limited memory
 
 
 def test_verify_reads_files_several_times_if_bitmap_memory_is_limited(

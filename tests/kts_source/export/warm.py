@@ -1,4 +1,4 @@
-"""Loads the kernels in the fork server, so that all forked processes have them."""
+"""Runs a scan when the fork server imports this module, so that forked processes start fast."""
 
 from __future__ import annotations
 

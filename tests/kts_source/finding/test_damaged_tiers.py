@@ -1,4 +1,4 @@
-"""Certificates of damaged tiers: each missing record is in a range that is listed as unread."""
+"""A search of a damaged tier lists each record that it could not read in its certificate."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_segment_deleted_after_planning_is_reported_as_unread(tmp_path: Path) ->
     assert not search.certificate.complete
 
 
-def test_hole_is_reported_as_unread(tmp_path: Path) -> None:
+def test_missing_offsets_are_reported_as_unread(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     tier.lose(1, "log", "indexes", "rsm-manifest")
     table, certificate = run_search(tier)
@@ -106,10 +106,10 @@ def test_committed_range_ends_at_undecided_transaction(tmp_path: Path) -> None:
 def test_certificate_lists_all_missing_records_after_random_damage(
     tmp_path: Path, seed: int
 ) -> None:
-    """After damage, each record is found or accounted for, or the search fails.
+    """A search of a damaged tier fails, or its certificate explains each missing record.
 
-    A missing record must be in an unread range. Otherwise the certificate must list a fault of the
-    tier, or an object that is not served.
+    The record must be in an unread range, or the certificate must list a fault of the tier or an
+    object that is not served.
     """
     chance = random.Random(seed)
     tier = write_tier(tmp_path / "t", healthy_segments(), compression=chance.random() < 0.5)

@@ -1,4 +1,4 @@
-"""Key filters skip segments without the searched keys, and never a segment with one of them."""
+"""A search with key filters skips segments without the keys, but never one with a key."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_find_with_key_index_returns_the_same_rows(topic: str, tmp_path: Path) -
 
 
 def write_keyed_tier(root: Path, segments: int = 12) -> DamagedTier:
-    """Writes segments of ten records. Key n is only in segment n; segment 3 has a null key."""
+    """Writes segments of ten records. Key `k<n>` is only in segment n; segment 3 also has null."""
     builder = LogBuilder()
     for number in range(segments):
         records = [SimpleRecord(b"v" * 50, b"k%d" % number) for _ in range(10)]
@@ -229,7 +229,7 @@ def test_invalid_secret_or_folder_of_key_index_is_refused(tmp_path: Path) -> Non
 
 
 def test_filter_of_offset_range_is_used_only_in_the_range(tmp_path: Path) -> None:
-    """A search with an earlier start than the index returns rows that have no filter."""
+    """A search must return rows at offsets below those that the index covers."""
     builder = LogBuilder()
     builder.append([SimpleRecord(b"v", key) for key in (b"early", b"late", b"late")])
     builder.roll()
@@ -242,7 +242,7 @@ def test_filter_of_offset_range_is_used_only_in_the_range(tmp_path: Path) -> Non
 
 
 def test_changed_filter_is_not_used(tmp_path: Path) -> None:
-    """The bucket borders are still valid, so only the checksum shows the change."""
+    """The changed filter has valid bucket borders, so only its checksum shows the change."""
     tier = write_keyed_tier(tmp_path / "tier")
     folder = tmp_path / "index"
     kts_source.index_keys(options_of(tier), str(folder))
@@ -257,7 +257,7 @@ def test_changed_filter_is_not_used(tmp_path: Path) -> None:
         assert certificate.partitions[0].ruled_out == 0
 
 
-def test_index_and_find_commands_use_filters(
+def test_index_and_find_commands_use_key_filters(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     tier = write_keyed_tier(tmp_path / "tier")
@@ -277,7 +277,7 @@ def test_index_and_find_commands_use_filters(
 
 
 def test_key_filter_looks_up_many_keys_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading the buckets of all keys together would take gigabytes."""
+    """If the buckets of all keys were loaded together, the search would need gigabytes."""
     chance = np.random.default_rng(3)
     added = chance.integers(0, 2**64, 100_000, np.uint64, endpoint=False)
     key_filter = KeyFilter.of(added)

@@ -1,4 +1,4 @@
-"""With `partitioner_pruning`, a search skips partitions without the keys and certifies that."""
+"""With `partitioner_pruning`, a search skips partitions that cannot contain the keys."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_damage_in_skipped_partition_is_ignored(tmp_path: Path) -> None:
 
 
 def test_option_num_partitions_counts_partitions_without_segments(tmp_path: Path) -> None:
-    """The last partitions may not have segments in the tier yet."""
+    """The tier may not have segments of the last partitions of a topic yet."""
     write(tmp_path, last=PARTITIONS - 1)
     key = next(key for key in KEYS if partition_of(key) != partition_of(key, PARTITIONS - 1) < 5)
     result = search(tmp_path, keys=[key], num_partitions=PARTITIONS)

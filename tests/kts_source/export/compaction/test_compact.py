@@ -202,7 +202,7 @@ def test_compaction_in_several_runs_equals_compaction_in_one_run(
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_timestamps_of_removed_records_are_kept_in_the_table(
+def test_table_records_the_newest_timestamp_of_all_read_records(
     tmp_path: Path, table_format: str
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -241,7 +241,7 @@ def test_compaction_killed_before_commit_changes_nothing(
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_merge_keeps_rows_of_another_writer(
+def test_merge_conflicts_with_another_writer_and_keeps_its_rows(
     tmp_path: Path, table_format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(tmp_path, table_format)

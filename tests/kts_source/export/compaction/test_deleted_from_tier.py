@@ -171,7 +171,7 @@ def test_table_without_timestamps_is_merged(tier: Tier, lake: Lake) -> None:
 
 @pytest.mark.parametrize("columns", ["key,value,offset", "key,partition,offset"])
 @pytest.mark.parametrize("partition_by", only(1, [("topicId",), ()]))
-def test_rebuild_keeps_all_rows(
+def test_rebuild_keeps_all_rows_or_is_refused(
     tier: Tier, lake: Lake, columns: str, partition_by: tuple[str, ...]
 ) -> None:
     arguments: dict[str, Any] = {"compact": True, "partition_by": partition_by}

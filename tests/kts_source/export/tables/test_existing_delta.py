@@ -237,7 +237,7 @@ def test_delta_table_with_transaction_retention_is_refused(lake: Lake) -> None:
     assert DeltaTable(lake.target).to_pyarrow_table().num_rows == len(TEXTS)
 
 
-def test_files_without_recorded_offsets_are_refused(lake: Lake) -> None:
+def test_delta_table_without_recorded_offsets_is_refused(lake: Lake) -> None:
     export(lake)
     table = DeltaTable(lake.target)
     (row,) = pa.table(table.get_add_actions(flatten=True)).to_pylist()

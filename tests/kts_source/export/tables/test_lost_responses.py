@@ -189,7 +189,9 @@ def test_run_without_delete_permission_succeeds() -> None:
         assert written == ["_kts/runs/1"]
 
 
-def test_clean_keeps_files_of_export_whose_id_looks_like_a_run(lake: Lake, tier: SmallTier) -> None:
+def test_clean_keeps_files_of_export_whose_id_looks_like_a_run_id(
+    lake: Lake, tier: SmallTier
+) -> None:
     export_id = "a" * 32
     cleaned: list[object] = []
 

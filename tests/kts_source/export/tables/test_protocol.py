@@ -319,7 +319,7 @@ def test_two_attempts_of_every_task_write_each_row_once(lake: Lake) -> None:
     assert_holds(lake.read(), ["txn"])
 
 
-def test_files_removed_from_a_slow_run_are_not_committed(tmp_path: Path) -> None:
+def test_run_whose_files_were_removed_commits_nothing(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
 
     def clean() -> None:

@@ -30,7 +30,7 @@ ALL = Counter(
 
 
 class OddOnly(EvenOffsets):
-    """Rejects odd offsets and drops even ones, so its only output is dead letters."""
+    """Rejects odd offsets and drops even offsets, so an export writes only dead letters."""
 
     fingerprint = "odd"
 
@@ -139,7 +139,7 @@ def test_dead_letters_are_kept_when_another_run_commits(exports: Exports) -> Non
         table.commit = lambda commit_data: commit(commit_data) and _die()
         with pytest.raises(Killed):
             exports.lake.export(source(endingOffsets=first), table=table, **exports.arguments)
-        # Only the dead run was planned after its own commit, so this export is refused.
+        # This export was planned before the commit of the killed run, so it is refused.
         return commit(_given)
 
     late.commit = meanwhile
@@ -156,7 +156,7 @@ def _die() -> bool:
     raise Killed("behind the commit")
 
 
-def test_clean_publishes_committed_files_under_their_names(exports: Exports) -> None:
+def test_clean_loses_no_committed_dead_letters(exports: Exports) -> None:
     table: Any = exports.lake.table(**exports.arguments)
     commit = table.commit
     table.commit = lambda commit_data: commit(commit_data) and _die()
@@ -173,7 +173,7 @@ def test_clean_publishes_committed_files_under_their_names(exports: Exports) -> 
 def test_clean_of_another_export_keeps_committed_dead_letters(
     exports: Exports, tmp_path: Path, cleaned: str
 ) -> None:
-    """Exports share a folder of dead letters, or use the folder of the table."""
+    """The other export has the same folder of dead letters, or no such folder."""
     arguments = exports.arguments
     lake = exports.lake
     if cleaned == "no dead letters":
@@ -202,7 +202,7 @@ def test_clean_of_another_export_keeps_committed_dead_letters(
 
 
 def test_earlier_dead_letter_list_is_published_before_next_commit(exports: Exports) -> None:
-    """Two exports of different partitions; the first dies after its commit."""
+    """Two exports of different partitions run concurrently; the first dies after its commit."""
 
     def source_of(number: int) -> dict[str, str]:
         options = {name: text for name, text in source().items() if name != "subscribe"}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class EvenOffsets:
-    """Rejects every odd offset."""
+    """A row transform that keeps even offsets and rejects odd offsets."""
 
     fingerprint = "even"
 
