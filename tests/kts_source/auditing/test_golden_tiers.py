@@ -1,4 +1,4 @@
-"""Tiers that real brokers wrote have no errors at any level, and only expected warnings."""
+"""Audits of tiers that real brokers wrote report no errors, and only expected warnings."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ PROOF = LogProof(
     ("span", "counted_from", "is_first", "open_transactions", "is_valid"),
     [
         ((100, 200), 95, False, {7: 40, 9: 60}, True),
-        ((100, 200), 95, False, {7: 40}, True),  # the proof knew more open transactions
+        ((100, 200), 95, False, {7: 40}, True),  # the proof has another open transaction
         ((100, 200), 0, False, {}, True),  # retention deleted the previous segments
         ((100, 200), 95, False, {7: 30}, False),
         ((100, 200), 95, False, {8: 40}, False),

@@ -1,4 +1,4 @@
-"""SASL options: parsed logins of each mechanism, and invalid combinations that are refused."""
+"""Tests SASL options: logins of each mechanism are parsed, invalid combinations are refused."""
 
 from __future__ import annotations
 

@@ -194,7 +194,9 @@ def test_cache_folder_that_is_a_link_or_has_another_owner_is_refused(
         make_private_folder(tmp_path / "real")
 
 
-def test_cache_disk_error_is_a_miss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_disk_error_of_the_cache_is_a_miss(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     cache = DiskCache(tmp_path / "c", UNBOUNDED)
     (tmp_path / "c").rmdir()
     (tmp_path / "c").write_bytes(b"no folder")

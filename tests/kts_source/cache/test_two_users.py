@@ -59,7 +59,7 @@ def scan_as(user: int, options: dict[str, str]) -> list[tuple[int, int]]:
         return pool.apply_async(_scan_as, (user, options)).get(60)
 
 
-def test_second_user_reads_without_the_cache_of_the_first(machine: Path) -> None:
+def test_second_user_reads_without_the_cache_of_the_first_user(machine: Path) -> None:
     cache = machine / "cache"
     options = tier_options(
         TOPIC,

@@ -337,9 +337,10 @@ class Exporting:
         self._world.take(Step("lose", step.b, step.c))
 
     def _raise_if_ambiguous(self, error: DataLossError) -> None:
-        """Raises `_AmbiguousTierError` if the model allows this error, else the error itself.
+        """Checks an error of a run that reports that a damaged checkpoint would skip segments.
 
-        The model allows the error if a tier with a damaged checkpoint would look the same.
+        Raises `_AmbiguousTierError` if a tier with a damaged checkpoint would look like this tier,
+        else `error`. Returns if the run failed for another reason.
         """
         if "Segments would be skipped because of it" in str(error):
             if not truth_of(self._world)[error.partition or 0].is_start_unsure:

@@ -104,7 +104,7 @@ class Driven:
         self.steps[len(self.pauses) - 1]()
 
 
-def test_follow_writes_records_between_rounds(lake: Lake, tmp_path: Path) -> None:
+def test_follow_writes_records_that_arrive_between_rounds(lake: Lake, tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(3)
     driven = Driven([lambda: tier.grow(2), lambda: None])
     report = driven.run(lake, tier.options())

@@ -41,7 +41,7 @@ def test_values_of_any_kind_have_different_digests() -> None:
 PAIR = (lambda batch: batch.slice(1), lambda batch: batch.slice(2))
 
 
-def test_lambdas_of_one_line_have_different_digests() -> None:
+def test_two_lambdas_in_one_line_have_different_digests() -> None:
     assert len({describe_transform(function) for function in PAIR}) == 2
 
 

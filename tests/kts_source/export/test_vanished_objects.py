@@ -73,7 +73,7 @@ def test_vanished_object_fails_the_export_by_default(lake: Lake, tmp_path: Path)
     assert table_offsets(lake) == list(range(10))
 
 
-def test_metrics_of_each_task_list_its_lost_ranges() -> None:
+def test_lost_ranges_of_task_metrics_round_trip_through_json() -> None:
     lost = (LostRange("t", 0, 10, 20, in_part=True),)
     assert TaskMetrics.from_json(TaskMetrics(lost_ranges=lost).to_json()).lost_ranges == lost
 

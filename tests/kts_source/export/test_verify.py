@@ -229,7 +229,7 @@ def test_verify_fails_after_delta_overwrite_with_fewer_rows(delta: Lake) -> None
     assert "no row is missing" in verified(delta)
 
 
-def test_verify_fails_after_a_copy_was_appended_to_delta(delta: Lake) -> None:
+def test_verify_fails_after_rows_were_appended_again_to_delta(delta: Lake) -> None:
     exported(delta)
     rows = delta.read()
     copy = rows.slice(2, 1)
@@ -308,7 +308,7 @@ def test_verify_compares_rows_after_iceberg_overwrite(ice: Lake) -> None:
     assert raised.value.topic == "txn"
 
 
-def test_verify_fails_after_a_copy_was_appended_to_iceberg(ice: Lake) -> None:
+def test_verify_fails_after_rows_were_appended_again_to_iceberg(ice: Lake) -> None:
     exported(ice)
     iceberg(ice).append(ice.read().slice(0, 1))
     with pytest.raises(ExportError, match="more than one row with this offset"):

@@ -314,7 +314,7 @@ def test_compaction_of_record_without_key_is_refused(tmp_path: Path) -> None:
         Lake(tmp_path, "parquet").export(exporting.source(topic), compact=True)
 
 
-def test_several_processes_put_a_key_into_the_same_bucket(
+def test_compaction_with_many_buckets_keeps_latest_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compact, "BUCKET_BYTES", 100_000)
