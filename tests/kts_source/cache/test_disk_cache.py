@@ -29,7 +29,7 @@ def aged(path: Path, seconds: float) -> None:
     os.utime(path, (then, then))
 
 
-def test_cache_entries_are_shared_by_processes(tmp_path: Path) -> None:
+def test_second_cache_object_reads_entries_of_the_first(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path / "c", UNBOUNDED)
     assert cache.get("a") is None
     for name, data in {"a": b"data", "ä/b": b"", "big": bytes(3 << 20)}.items():

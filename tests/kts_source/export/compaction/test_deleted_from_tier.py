@@ -104,7 +104,7 @@ def rows(*groups: tuple[str, str]) -> Counter[tuple[str, str]]:
     return Counter((topic_id, key) for topic_id, keys in groups for key in keys)
 
 
-def test_recreated_topic_is_refused_unless_chosen(tier: Tier, lake: Lake) -> None:
+def test_recreated_topic_is_refused_unless_loss_is_allowed(tier: Tier, lake: Lake) -> None:
     tier.grow("oa", "abc")
     lake.export(tier.options(), compact=True)
     tier.lose("oa")
@@ -121,7 +121,7 @@ def test_recreated_topic_is_refused_unless_chosen(tier: Tier, lake: Lake) -> Non
 
 
 @pytest.mark.parametrize("tombstones", ["keep", "remove", "remove-old"])
-def test_rebuild_without_topic_and_partition_of_table_is_refused(
+def test_merge_keeps_rows_of_topics_and_partitions_deleted_from_the_tier(
     tier: Tier, lake: Lake, tombstones: str
 ) -> None:
     arguments: dict[str, Any] = {

@@ -87,7 +87,7 @@ def test_clean_keeps_files_committed_during_its_listing(
     assert_holds(lake.read(), ["txn"])
 
 
-def test_clean_works_without_the_export_rules(lake: Lake) -> None:
+def test_clean_without_partition_options_keeps_committed_files(lake: Lake) -> None:
     letters = str(lake.folder / "letters")
     lake.export(source(), partition_by=["topic"], dead_letters=letters)
     assert clean(lake.settings(dead_letters=letters), older_than_hours=-1, remove=True) == ()

@@ -66,7 +66,7 @@ def test_file_with_the_text_is_not_skipped_by_its_bounds(tmp_path: Path, texts: 
         assert offset in above["offset"].to_pylist()
 
 
-def test_file_has_no_bounds_if_one_row_group_has_none(tmp_path: Path) -> None:
+def test_rows_are_found_if_one_row_group_has_no_text_bounds(tmp_path: Path) -> None:
     # Arrow writes no bounds for a text above 4 KiB. The previous row group has bounds.
     texts = ["m", "z" * 5000, "b"]
     _, table = table_of(tmp_path, texts, row_group_rows=1)
