@@ -169,9 +169,7 @@ class PartitionAudit:
     def _read_metadata(
         self, partition: PartitionObjects, key_ring: KeyRing, state: PartitionState
     ) -> _Metadata:
-        """Checks the listing, reads the manifests and side files of all segments, and checks these
-        too.
-        """
+        """Checks the listing, and reads and checks all manifests and side files."""
         findings = self._check_listing(partition)
         segments, facts, proven = self._read_segments(partition, key_ring, state)
         orphans = [orphan.described for orphan in partition.orphans if orphan.described is not None]

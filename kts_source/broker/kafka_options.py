@@ -535,7 +535,7 @@ def _file(options: Mapping[str, str], name: str) -> bytes:
     path = Path(text)
     try:
         if not path.is_file():
-            raise _invalid(name, "names a file that does not exist on the driver")
+            raise _invalid(name, "is not a file on the driver")
         with path.open("rb") as file:
             data = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:

@@ -27,8 +27,7 @@ def scan_options(
     by_option_only: tuple[str, ...] = (),
     bare: str | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Returns a decorator that adds every option of the data source to a command, and `-o` for
-    options with a prefix such as `s3.`.
+    """Returns a decorator that adds all options of the source to a command, and `-o NAME=VALUE`.
 
     The command gets a dict of the options that the user set as its first argument.
 

@@ -187,8 +187,7 @@ def segment_of(entry: SegmentEntry, manifest: SegmentManifest) -> RemoteSegment:
     Raises:
         InvalidManifestError: Listing and manifest contradict each other, or the manifest has no
             offsets.
-        KeyPrefixError: The manifest names another topic, because the key prefix in the options is
-            too short.
+        KeyPrefixError: The manifest names another topic: the key prefix of the scan is too short.
     """
     metadata = manifest.metadata
     if metadata is None:

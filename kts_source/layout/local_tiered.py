@@ -148,8 +148,7 @@ class LocalTieredLayout:
         return f"{key_prefix}{ROOT_DIRECTORY}/{stem}", f"{key_prefix}{stem}"
 
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
-        """Computes the description of a segment from three side files and the last batches of its
-        log.
+        """Describes a segment from three side files and the last batches of its log.
 
         For an orphan without a log, the end offset is a lower bound: the last offset in its offset
         index or leader epochs.

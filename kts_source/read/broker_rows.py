@@ -121,10 +121,8 @@ def rows_of(
         fetched: Batches that `RangeFetcher` or `SliceFetch` yields.
         broker_range: The range. Rows outside of it are skipped.
         settings: Settings of the scan.
-        aborted: Aborted transactions to skip. Not used with `broker_range.read_committed`: the
-            brokers' responses then list them.
-        transactions: Compares `aborted` with the markers in the batches. Not used with
-            `broker_range.read_committed`.
+        aborted: Aborted transactions to skip, unless `broker_range.read_committed`.
+        transactions: Compares `aborted` with the markers in the batches.
         meter: Counts the work.
         losses: Offsets that `fetched` has skipped so far.
     """
@@ -133,8 +131,7 @@ def rows_of(
 
     lost_stops = [] if losses is None else losses.stops
     if broker_range.read_committed:
-        # Compare the brokers' lists of aborted transactions with the markers, because the lists
-        # have no checksum.
+        # The brokers' lists of aborted transactions have no checksum: compare with the markers.
         transactions = _transaction_check(broker_range, aborted)
     decoder: RecordDecoder | FilteringDecoder | None = None
     intervals, losses_seen, first_offset = aborted, 0, MAX_OFFSET

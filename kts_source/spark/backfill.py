@@ -34,64 +34,50 @@ def backfill(
     progress: bool = True,
     **arguments: Unpack[ExportArguments],
 ) -> BackfillReport:
-    """Writes the records of topics to a table. The first run writes all records, later runs only
-    new records.
+    """Writes the records of topics to a table; a later run adds only new records.
 
     Each commit adds files and advances the stored offsets atomically. If a run is killed, start it
     again to continue.
 
     Args:
-        spark: Session that runs the tasks. `None` = run them in processes on this machine.
+        spark: Session that runs the tasks; `None` for local processes.
         source: Options of `spark.read.format("tiered-kafka")`.
         target: A folder, `s3://bucket/prefix`, or an Iceberg table's name (`namespace.table`).
         progress: True to show the progress on stderr. Ignored with `follow`.
         table_format: `parquet` (default), `delta` or `iceberg`.
-        partition_by: Columns, fields of decoded columns, or `date(column)`, by which the table is
-            partitioned; for example `["topic", "value.country", "date(timestamp)"]`.
-        transform: A picklable function that tasks call with each record batch, of at most a few
-            thousand rows. It returns the record batch to write, or `None` to write nothing. It must
-            be deterministic. Use a `kts_source.export.transforms.RowTransform` to reject single
-            rows.
+        partition_by: Columns, fields of decoded columns, or `date(column)`; for example
+            `["topic", "value.country", "date(timestamp)"]`.
+        transform: A picklable, deterministic function that tasks call with each record batch. It
+            returns the record batch to write, or `None`. To reject single rows, use a
+            `kts_source.export.transforms.RowTransform`.
         sort_within_files: Columns, or fields of decoded columns, by which each file is sorted.
-        target_file_bytes: Size in bytes at which a file is closed and the next file begins; default
-            256 MiB.
+        target_file_bytes: Size in bytes after which the next file begins; default 256 MiB.
         row_group_rows: Maximum number of rows in a row group; default 1,048,576.
         compression: `zstd` (default), `snappy`, `lz4`, `gzip` or `none`.
-        resume: True (default) to continue after the offsets that the target already has. With
-            False, it is an error if the target already has some of the offsets.
-        export_id: Name that distinguishes this export from other exports into the same target;
-            default `kts`.
+        resume: True (default) to continue after the offsets in the target. With False, offsets that
+            are already in the target are an error.
+        export_id: Distinguishes this export from others into the same target; default `kts`.
         commit_bytes: Original bytes of segments after which a commit is made; default 64 GiB.
         target_options: `s3.*` options for the target; by default the options of the source.
         catalog: Properties for PyIceberg's `load_catalog`.
-        dead_letters: Folder for rows that a `RowTransform` rejects or that cannot be decoded. It
-            receives their stored bytes and the reason. Without this argument, such a row is an
-            error.
-        compact: True to keep only the latest record of each (topic, partition, key), as Kafka's log
-            cleaner does. Later runs rewrite all files of the table. A table of format `parquet`
-            needs a new folder for each run.
+        dead_letters: Folder for rows that are rejected or cannot be decoded; default: an error.
+        compact: True to keep only the latest record of each (topic, partition, key). Later runs
+            rewrite all files of the table. With `parquet`, each run needs a new folder.
         tombstones: With `compact`, what happens to a key whose latest record has a null value:
             `keep` that record (default), `remove` it, or `remove-old`, which removes it if it is
             more than `delete_retention_ms` older than the newest record.
         delete_retention_ms: Time in ms for `tombstones="remove-old"`; default one day.
-        follow: True to repeat the export until SIGTERM or SIGINT, and then return one report of all
-            rounds. Each round is logged as JSON by logger `kts_source.export.follow`.
-        interval: With `follow`, time between rounds, such as `60s` (default), `15m` or `1h`; at
-            least `1s`.
-        round_bytes: With `follow`, original bytes of segments after which a round ends; replaces
-            `commit_bytes`; default 8 GiB.
-        schema_evolution: With `add`, new fields of typed columns are added to the table, and fields
-            that the table has but the source lacks are null. With `none` (default), both cases are
-            errors.
-        text_partitions: `checked` (default) rejects texts in partition columns that readers could
-            take for another type.
-        verify: True to first compare the rows of the table with the offsets and row counts of its
-            commits. This reads the columns `topic`, `partition` and `offset` of the whole table.
+        follow: True to repeat the export until SIGTERM or SIGINT, with a JSON log line per round.
+        interval: With `follow`, time between rounds; default `60s`.
+        round_bytes: With `follow`, replaces `commit_bytes`; default 8 GiB.
+        schema_evolution: `add` adds new fields to the table, and writes null for missing fields.
+            With `none` (default), both cases are errors.
+        text_partitions: `checked` (default) rejects partition texts that look like another type.
+        verify: True to first compare the rows of the table with the row counts of its commits.
 
     Raises:
         InvalidOptionError: Arguments or options contradict each other or the table.
-        ExportError: Offsets have gaps or overlaps, the settings stored in the table differ from the
-            arguments, or another writer has committed in the meantime.
+        ExportError: Gaps, overlaps, other settings than those of the table, or another writer.
         TieredKafkaError: The source cannot be read.
         TypeError: An argument is unknown.
     """

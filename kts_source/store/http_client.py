@@ -113,22 +113,20 @@ class HttpClient:
         *,
         seconds: float,
     ) -> T:
-        """Sends one GET request and returns the result of `read(response)`, also for error
-        statuses.
+        """Sends one GET request and returns `read(response)`, also if the status is an error.
 
         Redirects are not followed.
 
         Args:
             target: Path and query, percent-encoded.
             headers: Headers of the request. `Accept-Encoding: identity` is added to them.
-            read: Function that reads the body. If it does not read the whole body, the connection
-                is closed.
+            read: Reads the body. If it does not read the whole body, the connection is closed.
             seconds: Maximum time for the request and `read` together.
 
         Raises:
             TransientError: The deadline passed.
             CancelledFetchError: The caller's scope was cancelled.
-            OSError: The connection failed, or no byte arrived within the read timeout.
+            OSError: The connection failed, or no byte arrived before the read timeout.
             http.client.HTTPException: The response is malformed or truncated.
             ValueError: A header cannot be sent.
         """

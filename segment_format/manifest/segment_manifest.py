@@ -62,9 +62,7 @@ def _parse_json_object(data: bytes, what: str) -> dict[str, object]:
         position = len(text[: error.pos].encode("utf-8"))
         raise InvalidManifestError(f"{what} is not JSON: {error.msg}", position=position) from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, deep nesting
-        raise InvalidManifestError(
-            f"{what} has a number that is too long, or is nested too deeply"
-        ) from error
+        raise InvalidManifestError(f"{what} is not JSON that can be read: {error}") from error
     if not isinstance(value, dict):
         raise InvalidManifestError(f"{what} is not a JSON object")
     return value

@@ -274,25 +274,19 @@ def write_batch(
         base_offset: First offset of the batch as it was produced.
         codec: none, gzip, snappy, lz4 or zstd.
         timestamp_type: `CREATE_TIME` or `LOG_APPEND_TIME`. With `LOG_APPEND_TIME`, readers return
-            `max_timestamp` for every record, and ignore the records' own timestamps, which are
-            still written, as on a broker.
-        max_timestamp: Header field; `None` means the largest timestamp of a record (-1 without
-            records).
+            `max_timestamp` for every record. The records' own timestamps are written, too.
+        max_timestamp: Header field; default: the largest timestamp of a record, or -1.
         transactional: Sets attribute bit 4.
         control: Sets attribute bit 5; see `write_control_batch`.
-        last_offset_delta: Header field; `None` means the offset delta of the last record. A larger
-            value means that compaction removed the original last record.
-        delete_horizon: Milliseconds since 1970. Sets attribute bit 6 and replaces the base
-            timestamp.
-        base_timestamp: Header field; `None` means the timestamp of the first record (-1 without
-            records).
+        last_offset_delta: Header field; default: the offset delta of the last record.
+        delete_horizon: Milliseconds since 1970. Sets attribute bit 6; replaces `base_timestamp`.
+        base_timestamp: Header field; default: the timestamp of the first record, or -1.
         unused_attributes: Attribute bits that readers must ignore: bit 7 and the high byte.
         compressor: Compresses the records instead of `compress`.
         **fields: See `HeaderFields`.
 
     Raises:
-        ValueError: The codec is unknown, offsets do not increase, or `last_offset_delta` is below
-            the offset delta of the last record.
+        ValueError: The codec is unknown, offsets do not increase, or `last_offset_delta` is low.
         struct.error: A number does not fit its field.
     """
     offsets = assign_offsets(records, base_offset)

@@ -101,7 +101,7 @@ def test_scan_decodes_avro_of_two_schema_versions_that_reference_a_schema(
     values += [b"\0\0\x7f\xff\xff\0", b"\1" + bytes(16)]
     rows = read(tmp_path / "bad", url, "avro", values, value__mode="PERMISSIVE")
     assert rows["value"].to_pylist() == [*decoded, None, None]
-    assert "does not know /schemas/ids/8388607" in rows["valueError"][3].as_py()
+    assert "has no schema at /schemas/ids/8388607" in rows["valueError"][3].as_py()
     assert "the registry is too old to support /schemas/guids/" in rows["valueError"][4].as_py()
     with pytest.raises(InvalidOptionError, match="has no subject 'no such'"):
         read(tmp_path / "no", url, "avro", values, value__subject="no such")

@@ -208,8 +208,7 @@ OPTION_ERRORS: Final[dict[str, tuple[dict[str, str | None], str]]] = {
             "kafka__security__protocol": "SSL",
             "kafka__ssl__truststore__location": "/missing/ca.pem",
         },
-        "InvalidOptionError: option 'kafka.ssl.truststore.location' names a file that"
-        " does not exist on the driver",
+        "InvalidOptionError: option 'kafka.ssl.truststore.location' is not a file on the driver",
     ),
     "broker_without_port": (
         {"kafka__bootstrap__servers": "broker-1"},

@@ -11,8 +11,7 @@ snapshots expire:
     topics                             JSON: the id that each topic had last
     counts                             JSON: rows of all commits, by topic and partition
     commit                             last commit, `commit id@ms`
-    letters                            number of the list of dead letters of the last commit that
-                                       had dead letters
+    letters                            number of the newest list of dead letters
 
 The properties are set in the transaction that adds the files. Every commit adds a snapshot, even if
 it has no files. The commit fails unless the catalog still has the snapshot, schema and partitioning
@@ -189,9 +188,7 @@ class IcebergExportTable(ExportTable):
         )
 
     def _properties(self, snapshot: Table) -> dict[str, str]:
-        """Returns the properties of this export, by their names without the prefix
-        `kts.<export>.`.
-        """
+        """Returns the properties of this export, without the prefix `kts.<export>.`."""
         return {
             name.removeprefix(self._own): text
             for name, text in snapshot.properties.items()
@@ -199,9 +196,7 @@ class IcebergExportTable(ExportTable):
         }
 
     def _check_no_files(self, snapshot: Table) -> None:
-        """Raises `ExportError` if the table has files of the export. Called if the table has no
-        properties of the export, so that the offsets in these files are unknown.
-        """
+        """Raises `ExportError` if the table has files of the export, but no properties of it."""
         if snapshot.current_snapshot() is None:
             return
         export_id = self._settings.export_id
@@ -336,9 +331,7 @@ class IcebergExportTable(ExportTable):
     def _commit_once(
         self, table: Table, commit: Commit, moved: Mapping[PartitionKey, OffsetRange]
     ) -> None:
-        """Commits without retries. Raises PyIceberg's `CommitFailedException` if another writer
-        committed first.
-        """
+        """Commits once; raises `CommitFailedException` if another writer committed first."""
         from pyiceberg.exceptions import CommitFailedException
 
         pinned: Any = PinnedCatalog(table)
@@ -423,7 +416,7 @@ class IcebergExportTable(ExportTable):
         return {f"{self._own}{name}": text for name, text in properties.items()}
 
     def _without_time_bounds(self, table: Table) -> dict[str, str]:
-        """Returns table properties that disable bounds of date and timestamp columns, except for
+        """Returns properties that disable bounds of date and timestamp columns, except for
         partition columns.
 
         Partition columns need bounds, because partition values are taken from them. PyIceberg can
@@ -511,9 +504,7 @@ def check_table(table: Table, partition_by: Sequence[PartitionField], uri: str) 
 def _nested_fields(
     mapping: Sequence[MappedField], prefix: str = ""
 ) -> Iterator[tuple[str, int | None]]:
-    """Yields the dotted path of each name in a name mapping, and the id of its field, including
-    nested fields.
-    """
+    """Yields the dotted path and field id of each name in a name mapping, nested ones too."""
     for field in mapping:
         for name in field.names:
             yield f"{prefix}{name}", field.field_id
@@ -732,9 +723,7 @@ def _metrics_plan(schema: Schema, properties: Mapping[str, str]) -> dict[int, An
 
 
 def _fields(struct: StructType, outer: str) -> Iterator[tuple[str, NestedField]]:
-    """Yields the dotted path and the field of each primitive field that is inside of a struct
-    column.
-    """
+    """Yields dotted path and field of each primitive field inside of a struct column."""
     for field in struct.fields:
         kind = field.field_type
         if kind.is_struct:
@@ -747,8 +736,7 @@ def _fields(struct: StructType, outer: str) -> Iterator[tuple[str, NestedField]]
 
 
 def _rollback_of(table: Table, last_commit: str) -> str | None:
-    """Returns a message if a rollback removed rows of an export; `None` if all commits are in the
-    table.
+    """Returns a message if a rollback removed rows of an export; `None` if it did not.
 
     A rollback makes an earlier snapshot current but keeps the properties, which then record offsets
     without rows.

@@ -114,16 +114,15 @@ def surviving_log(
     """Chooses the replica to read, and the end of its log.
 
     Args:
-        topic_partition: The partition, for errors.
-        replicas: Replicas of the partition, at least one.
+        topic_partition: For errors.
+        replicas: At least one.
         end_of_log: True to read all complete batches, replicated or not.
-        branch: The branch that survives; default: the newest branch of the replicas. The replica
-            with the highest offset on this branch is read, up to the offset at which replica and
-            branch diverge.
-        replicated: Offsets below this one count as replicated, even if the disks do not record it.
+        branch: The branch that survives; default: the newest branch. The replica with the highest
+            offset on it is read, up to the offset at which replica and branch diverge.
+        replicated: Offsets below this one always count as replicated.
 
     Raises:
-        DataLossError: There are records, but no high watermark defines the end.
+        DataLossError: There are records, but no high watermark.
     """
     branch = branch or newest_branch(replicas)
     best = furthest(replicas, branch)
@@ -144,9 +143,8 @@ def surviving_log(
         promised = max([best.log_start, *marks])
         stop = min(end, max(promised, replicated))
     elif any(replica.log_dir.high_watermarks is not None for replica in replicas):
-        # The checkpoint exists but does not name this partition. Brokers write it every few
-        # seconds, so the partition was created only seconds before. A starting broker would assume
-        # that no offset was replicated.
+        # The checkpoint does not name this partition. Brokers write it every few seconds, so the
+        # partition is new. A starting broker would assume that no offset was replicated.
         promised = best.log_start
         stop = min(end, max(promised, replicated))
         if end > stop:

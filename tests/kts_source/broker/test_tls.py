@@ -303,7 +303,7 @@ INLINE = {"truststore.type": "PEM", "truststore.certificates": ROOT}
             {"keystore.type": "PEM", "keystore.certificate.chain": ROOT},
             "'kafka.ssl.keystore.certificate.chain' needs kafka.ssl.keystore.key",
         ),
-        ({"keystore.type": "PEM", "keystore.password": "x"}, "give kafka.ssl.key.password"),
+        ({"keystore.type": "PEM", "keystore.password": "x"}, "set kafka.ssl.key.password"),
         ({"endpoint.identification.algorithm": "ldaps"}, "must be https, or empty"),
         ({"enabled.protocols": "TLSv1.1"}, "allow neither TLSv1.2 nor TLSv1.3"),
         ({"enabled.protocols": "TLSv1.3", "protocol": "TLSv1.2"}, "together allow neither"),
@@ -330,7 +330,7 @@ def test_tls_file_with_wrong_password_or_content_is_refused(tmp_path: Path) -> N
     big = tmp_path / "big"
     with big.open("wb") as file:
         file.truncate((16 << 20) + 1)
-    assert "more than 16 MiB" in refusal_message({"truststore.location": str(big)})
+    assert "larger than the limit of 16 MiB" in refusal_message({"truststore.location": str(big)})
     big.write_bytes(b"\xff\xfe")
     assert "not text" in refusal_message(
         {"truststore.location": str(big), "truststore.type": "PEM"}

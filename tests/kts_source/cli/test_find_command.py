@@ -113,7 +113,7 @@ def test_find_usage_errors_return_exit_code_2(
         (("--key", "a", "--value-contains", "\udcff"), "not in UTF-8"),
         (("--header", "a=\udcff"), "not in UTF-8"),
         (("--producer-id", "-1"), "a producer id is negative"),
-        (("--key", "a", "--offsets", "--columns", "key"), "give one"),
+        (("--key", "a", "--offsets", "--columns", "key"), "remove one"),
         (("--keys-file", str(tmp_path / "none")), "cannot be read"),
         (("--key", "a", "--certificate", str(tmp_path / "no" / "c.json")), "cannot be written"),
     ):

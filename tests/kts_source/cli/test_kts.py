@@ -304,7 +304,7 @@ def test_path_and_topic_may_be_arguments(
     assert main(export) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == 865
     assert main(["plan", str(TIER), "--path", str(TIER)]) == 2
-    assert "give one" in capsys.readouterr().err
+    assert "remove one" in capsys.readouterr().err
     assert main(["export", "a", "b", "c", "d"]) == 2
 
 

@@ -286,7 +286,7 @@ def test_rows_are_written_with_the_columns_of_the_table() -> None:
     ("table_type", "row_type", "reason"),
     [
         (pa.int64(), pa.int32(), "value is int64 in the table and int32"),
-        (pa.string(), pa.struct([("a", pa.int64())]), "value is string there"),
+        (pa.string(), pa.struct([("a", pa.int64())]), "value is string in the table"),
         (pa.struct([("a", pa.int64())]), pa.struct([("A", pa.int64())]), "differ only in case"),
         (pa.decimal128(6, 2), pa.decimal128(6, 3), "decimal128"),
         (pa.timestamp("us"), pa.timestamp("us", "UTC"), "timestamp"),

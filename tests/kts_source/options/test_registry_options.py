@@ -157,7 +157,7 @@ def test_protobuf_message_index_refers_to_the_writer_schema(
     assert [value is not None for value in table["value"].to_pylist()] == [True, True, *[False] * 3]
     reasons = table["valueError"].to_pylist()
     assert "New, not" in reasons[2]
-    assert "no message [40]" in reasons[3]
+    assert "no message with index [40]" in reasons[3]
     assert "has no schema at" in reasons[4]
 
 
@@ -174,7 +174,7 @@ def test_descriptor_folder_is_used_as_registry(tmp_path: Path) -> None:
         "value.mode": "PERMISSIVE",
     }
     reasons = kts_source.scan(options).to_table()["valueError"].to_pylist()
-    assert "no message [40]" in reasons[0]
+    assert "no message with index [40]" in reasons[0]
     assert "the folder has no schema 8" in reasons[1]
 
 

@@ -210,27 +210,19 @@ class Reading:
             plan, rows = self._scan_rows(options)
         except CorruptSegmentError as error:
             if not spoiled & _REQUIRED:
-                raise AssertionError(
-                    f"{options}: the read failed, but {spoiled} can be rebuilt"
-                ) from error
+                raise AssertionError(f"{options}: {spoiled} can be rebuilt") from error
             if error.partition is None or error.uri is None:
-                raise AssertionError(
-                    f"{options}: the error names no partition or object"
-                ) from error
+                raise AssertionError(f"{options}: it names no partition or object") from error
             self._outcomes["CorruptSegmentError"] += 1
             return
         except DataLossError as error:
             if "Segments would be skipped because of it" in str(error):
                 if not self._truth[error.partition or 0].is_start_unsure:
-                    raise AssertionError(
-                        f"{options}: the read failed, but the log start is certain"
-                    ) from error
+                    raise AssertionError(f"{options}: the log start is certain") from error
                 self._outcomes["ambiguous"] += 1
                 return
             if not may_fail:
-                raise AssertionError(
-                    f"{options}: the read failed, but nothing is missing"
-                ) from error
+                raise AssertionError(f"{options}: no offset is missing") from error
             if not isinstance(error, OffsetOutOfRangeError) and not hidden[0]:
                 self._check_names(error, ranges)
             self._outcomes[type(error).__name__] += 1

@@ -57,8 +57,8 @@ def test_log_with_damaged_last_batch_raises_error_with_position(
 @pytest.mark.parametrize(
     ("marker", "stable", "text"),
     [
-        (9, 10, "abort marker at offset 9 is not in the segment"),
-        (30, 31, "abort marker at offset 30 is not in the segment"),
+        (9, 10, "abort marker at offset 9, which is not in the segment"),
+        (30, 31, "abort marker at offset 30, which is not in the segment"),
         (20, 22, "last stable offset 22, which is above its abort marker at offset 20"),
     ],
 )

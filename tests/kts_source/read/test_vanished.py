@@ -136,7 +136,7 @@ def test_changed_object_is_always_an_error(tier: Path, lenient: str) -> None:
     plan = plan_scan(parse_options(options))
     log = logs(tier, "codecs")[1]
     log.write_bytes(log.read_bytes())
-    with pytest.raises(ObjectChangedError, match="planned"):
+    with pytest.raises(ObjectChangedError, match="the object changed"):
         run(plan, options)
 
 

@@ -94,7 +94,7 @@ def test_missing_schema_raises_lookup_error(word: bytes) -> None:
             lambda number: find_schema(RegistryPlace(url), number)
         )
         for _ in range(2):
-            with pytest.raises(LookupError, match="does not know /schemas/ids/21"):
+            with pytest.raises(LookupError, match="has no schema at /schemas/ids/21"):
                 schemas.get(21)
 
 
@@ -114,7 +114,7 @@ def test_registry_without_guid_lookup_raises_error(schemas: dict[str, dict[str, 
 def test_not_found_without_registry_error_code_raises_registry_error() -> None:
     with answering(NOT_FOUND + b"<html>") as url, pytest.raises(RegistryError, match="404"):
         find_schema(RegistryPlace(url), GUID)
-    unknown = pytest.raises(LookupError, match=f"does not know /schemas/guids/{GUID}")
+    unknown = pytest.raises(LookupError, match=f"has no schema at /schemas/guids/{GUID}")
     with answering(NOT_FOUND + b'{"error_code": 40403}') as url, unknown:
         find_schema(RegistryPlace(url), GUID)
 

@@ -303,7 +303,7 @@ FINAL: dict[str, tuple[Callable[[Answer], object], type[StoreError], str]] = {
     "bad request": (status(400, "InvalidRequest"), StoreError, "InvalidRequest"),
     "not implemented": (status(501, "NotImplemented"), StoreError, "NotImplemented"),
     "changed": (status(412, "PreconditionFailed"), ObjectChangedError, "was planned"),
-    "condition ignored": (change(ETag='"other"'), ObjectChangedError, 'now "other"'),
+    "condition ignored": (change(ETag='"other"'), ObjectChangedError, 'is "other" now'),
     "beyond": (status(416, "InvalidRange"), TruncatedObjectError, "ends before"),
     "shorter object": (
         change(Content_Range="bytes 10-59/60"),

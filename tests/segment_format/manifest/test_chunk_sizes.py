@@ -96,7 +96,7 @@ def test_impossible_chunk_size_is_not_written(sizes: list[int]) -> None:
     [
         ("", "0 bytes"),
         ("000000", "3 bytes"),
-        ("ffffffff", "-1 entries"),
+        ("ffffffff", "negative count: -1"),
         ("0000000000", "need 4"),
         ("00000001", "need 8"),
         ("00000001ffffffff", "outside"),

@@ -62,10 +62,18 @@ def partition(table: Table, source: str, transform: Any) -> None:  # noqa: ANN40
 @pytest.mark.parametrize(
     ("existing", "partition_by", "match"),
     [
-        (("country", IdentityTransform()), [], r"by identity\(country\), .* makes no column"),
-        (None, ["country"], r"by no column, .* makes identity\(country\)"),
+        (
+            ("country", IdentityTransform()),
+            [],
+            r"by identity\(country\), .* has partition_by no column",
+        ),
+        (None, ["country"], r"by no column, .* has partition_by identity\(country\)"),
         (("time", DayTransform()), ["country"], r"by day\(time\), .* identity\(country\)"),
-        (("time", MonthTransform()), ["date(time)"], r"by month\(time\), .* makes day\(time\)"),
+        (
+            ("time", MonthTransform()),
+            ["date(time)"],
+            r"by month\(time\), .* has partition_by day\(time\)",
+        ),
     ],
 )
 def test_table_with_other_partitions_is_refused(

@@ -220,7 +220,7 @@ def test_several_paths_are_read_together(
     assert kts_source.scan({**options, "planFile": str(plan_file)}).to_table().num_rows == 2 * len(
         rows
     )
-    with pytest.raises(InvalidOptionError, match=r"several paths, so option .*'path'"):
+    with pytest.raises(InvalidOptionError, match=r"several paths; set option .*'path'"):
         plan({**options, "path": str(first.root), "planFile": str(plan_file)})
 
 
