@@ -27,7 +27,7 @@ test_schema_text_matches_spark = test_golden_spark.test_schema_text_matches_spar
 test_view_in_sql_returns_expected_rows = test_golden_spark.test_view_in_sql_returns_expected_rows
 test_union_of_two_scans_returns_both = test_golden_spark.test_union_of_two_scans_returns_both
 test_empty_plan_returns_no_rows = test_golden_spark.test_empty_plan_returns_no_rows
-test_limit_ends_scan = test_golden_spark.test_limit_ends_scan
+test_limit_ends_the_scan_early = test_golden_spark.test_limit_ends_the_scan_early
 
 
 @pytest.fixture
