@@ -332,7 +332,7 @@ def test_tls_file_with_wrong_password_or_content_is_refused(tmp_path: Path) -> N
         file.truncate((16 << 20) + 1)
     assert "larger than the limit of 16 MiB" in refusal_message({"truststore.location": str(big)})
     big.write_bytes(b"\xff\xfe")
-    assert "not text" in refusal_message(
+    assert "not UTF-8 text" in refusal_message(
         {"truststore.location": str(big), "truststore.type": "PEM"}
     )
 

@@ -77,7 +77,7 @@ def test_select_chooses_and_orders_columns() -> None:
     assert table.num_rows == expected_table("txn", "read_committed").num_rows
     with pytest.raises(InvalidOptionError, match="did you mean 'offset'"):
         selected.select(["ofset"])
-    with pytest.raises(InvalidOptionError, match="no column"):
+    with pytest.raises(InvalidOptionError, match="at least one column"):
         selected.select([])
 
 

@@ -337,7 +337,7 @@ def refused() -> Iterator[tuple[dict[str, str], dict[str, Any], str]]:
     yield {"value.schema": one_field(nothing)}, {}, r"value\.a\.element.* is always null"
     yield {"value.schema": one_field("null"), "value.columns": "a"}, {}, "value.a is always null"
     yield {}, {"transform": Unchanged()}, "Unchanged is a RowTransform"
-    yield {}, {"transform": flat, "schema_evolution": "add"}, "no transform"
+    yield {}, {"transform": flat, "schema_evolution": "add"}, "with a transform"
     yield {"value.format": "raw"}, {"schema_evolution": "add"}, "typed columns"
     yield {}, {"schema_evolution": "all"}, "schema_evolution must be one of"
     yield {}, {"partition_by": ["value.nothing"]}, "not a column"

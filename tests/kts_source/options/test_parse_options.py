@@ -77,7 +77,7 @@ def test_misspelled_option_raises_error_that_suggests_the_right_name(option: str
         ({"subscribe": None, "assign": '{"orders":0}'}, "must be JSON like"),
         ({"subscribe": None, "assign": '{"orders":[-1]}'}, "partition number"),
         ({"subscribe": None, "assign": '{"orders":["0"]}'}, "must be JSON like"),
-        ({"subscribe": None, "assign": "{}"}, "names no partition"),
+        ({"subscribe": None, "assign": "{}"}, "at least one partition"),
         ({"isolationLevel": "serializable"}, "read_committed or read_uncommitted"),
         (
             {"isolationLevel": "read_committed", "kafka.isolation.level": "read_uncommitted"},

@@ -124,7 +124,7 @@ def test_wrapper_with_offset_0_keeps_inner_offsets() -> None:
         0,
         1,
     ]
-    with pytest.raises(CorruptRecordError, match="beyond"):
+    with pytest.raises(CorruptRecordError, match="above the offset 1 of the compressed message"):
         decode(message(1, 1, attributes=1, value=gzipped(message(2, 1, value=b"a"))))
 
 

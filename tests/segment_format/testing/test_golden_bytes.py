@@ -224,7 +224,7 @@ def test_width_of_chunk_sizes_fits_the_largest_value(sizes: list[int], width: in
 
 @pytest.mark.parametrize("sizes", [[-1], [1, -1, 2], [1, 2, -1], [1 << 31, 0]])
 def test_impossible_chunk_sizes_raise(sizes: list[int]) -> None:
-    with pytest.raises(ValueError, match="chunk sizes"):
+    with pytest.raises(ValueError, match="chunk size"):
         write_chunk_sizes(sizes)
 
 

@@ -73,7 +73,7 @@ def test_ddl_text_is_parsed_to_its_type(text: str, kind: pa.DataType | None) -> 
         ("a int not", "expected 'null' at character 9"),
         ("a int comment x", "expected a comment in quotes at character 14"),
         ("`a int", "unexpected '`a int' at character 0"),
-        ("array<" * 200 + "int" + ">" * 200, "more than 100 deep"),
+        ("array<" * 200 + "int" + ">" * 200, "more than 100 levels deep"),
     ],
 )
 def test_invalid_ddl_raises(text: str, reason: str) -> None:

@@ -134,7 +134,7 @@ def test_too_deep_type_raises() -> None:
     kind = pa.int32()
     for _ in range(101):
         kind = pa.list_(kind)
-    with pytest.raises(ValueError, match="100 deep"):
+    with pytest.raises(ValueError, match="100 levels deep"):
         JsonDecoder(kind)
 
 

@@ -102,7 +102,7 @@ def test_too_deep_message_nesting_raises() -> None:
     message = b""
     for _ in range(5000):
         message = field(1, b"m") + field(3, message)
-    with pytest.raises(ValueError, match="100 deep"):
+    with pytest.raises(ValueError, match="100 levels deep"):
         read_schema(field(1, field(4, message)))
 
 
