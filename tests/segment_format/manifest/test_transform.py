@@ -111,7 +111,7 @@ def test_unusual_frame_raises() -> None:
     frame = transform_chunk(TEXT, compression=True)
     skippable = b"\x50\x2a\x4d\x18" + bytes(4)
     for stored in (frame + b"x", frame + frame, skippable, skippable + frame, frame + skippable):
-        with pytest.raises(ChunkError, match="not exactly one zstd frame|does not decompress"):
+        with pytest.raises(ChunkError, match=r"not exactly one zstd frame|does not decompress"):
             restore_chunk(stored, chunk_of(TEXT, stored), compression=True)
 
 

@@ -107,7 +107,7 @@ def test_last_batch_that_contradicts_index_is_checked_with_earlier_batches() -> 
     position = 2 * len(batch(0))
     assert end_of(data, position=position, indexed=5) == 5
     with pytest.raises(
-        CorruptRecordError, match="begins at offset 12, but the previous batch ends at offset 3"
+        CorruptRecordError, match="at offset 12, but the previous batch ends at offset 3"
     ):
         end_of(flipped(data, position + 7, 8), position=position, indexed=5)
 
