@@ -299,7 +299,7 @@ def _check_brokers(plan: ScanPlan, options: ScanOptions) -> None:
             if end.epoch != epoch or end.end_offset < partition.stop:
                 raise _lost(
                     partition,
-                    f"records were lost in an unclean leader election: the plan reads leader epoch"
+                    f"records were lost in an unclean election: the plan reads leader epoch"
                     f" {epoch} up to offset {partition.stop}, but the leader's log has epoch"
                     f" {end.epoch} up to offset {end.end_offset}",
                 )
