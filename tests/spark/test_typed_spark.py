@@ -92,7 +92,9 @@ def test_user_schema_selects_fields(spark: SparkSession, tier: dict[str, str]) -
     reader = spark.read.format("tiered-kafka").options(**options)
     frame = reader.schema("offset bigint, value struct<amount:bigint>").load()
     assert frame.where("offset = 7").collect()[0].value.amount == 7
-    with pytest.raises(Exception, match="is struct<amount:bigint>, not binary"):
+    with pytest.raises(
+        Exception, match="has type struct<amount:bigint>, but the schema has type binary"
+    ):
         reader.schema("value binary").load().collect()
 
 
