@@ -207,10 +207,13 @@ def check_end(
             return
         if not ends.follows(number):
             waiting = {key: first for key, first in waiting.items() if (key, first) not in lost}
+        # A lower first offset belongs to the same transaction, which began below the log start: a
+        # replay finds the log start instead. A later transaction has a higher first offset.
+        opened = ends.open_after(number)
         ended = {
             producer: first
             for producer, first in waiting.items()
-            if ends.open_after(number).get(producer) != first
+            if producer not in opened or opened[producer] > first
         }
         aborts = {txn.producer_id: txn for txn in side_files.first_ends(span, ended)}
         for producer, first in ended.items():

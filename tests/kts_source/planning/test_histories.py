@@ -165,6 +165,26 @@ def test_transaction_that_ends_in_hole_is_not_compared_with_next_transaction() -
     assert outcomes["read_committed"] > 1, outcomes
 
 
+def test_transaction_open_in_overlapping_segments_is_the_same_with_lower_first_offset() -> None:
+    # The transaction began below the log start. A replay finds the log start as its first offset,
+    # but the producer snapshot of a later segment has its true first offset.
+    steps = (
+        *(Step("elect", 4, 12, 0), Step("send", 5, 9, 10), Step("roll", 11, 4, 14)),
+        *(Step("send", 14, 7, 15), Step("abort", 6, 3, 15), Step("roll", 3, 13, 14)),
+        *(Step("upload", 14, 11, 11), Step("abort", 8, 13, 1), Step("retain", 14, 12, 2)),
+        *(Step("append", 11, 14, 14), Step("send", 8, 5, 1), Step("send", 6, 1, 12)),
+        *(Step("send", 4, 7, 10), Step("settle", 11, 13, 0), Step("upload", 7, 1, 4)),
+        *(Step("upload", 3, 5, 5), Step("elect_unclean", 0, 5, 10), Step("upload", 14, 6, 0)),
+        Step("upload", 9, 1, 10),
+    )
+    shape = Shape(chunk_size=40, interval=100, only_stable=False, epochs="true starts")
+    history = History(shape, steps)
+    outcomes: Counter[str] = Counter()
+    for seed in range(12):
+        check_history(history, seed, outcomes)
+    assert outcomes["read_committed"] > 1, outcomes
+
+
 COPIED = (Step("roll", a=7), Step("upload", a=15))
 DEAD_BRANCH = (
     *(Step("append", b=1), *COPIED, Step("append", b=2), *COPIED),  # [0, 2) and [2, 5)
