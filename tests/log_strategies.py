@@ -1,4 +1,5 @@
-"""Hypothesis strategies that build Kafka logs together with the rows that a reader must return.
+"""Provides Hypothesis strategies that build Kafka logs and the rows that a reader must return for
+them.
 
 @given(logs())
 def test_reader(log):

@@ -1,4 +1,6 @@
-"""A fetch from failing brokers returns all rows, or raises an error with the cause in time."""
+"""Tests that a fetch from failing brokers ends before its deadline, and returns all rows or raises
+an error that names the cause.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream without tier: its requests to brokers, and topics that are deleted or recreated."""
+"""Tests streams without tier: their requests to brokers, and topics that are deleted or recreated."""
 
 from __future__ import annotations
 

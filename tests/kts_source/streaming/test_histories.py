@@ -1,4 +1,4 @@
-"""Random event sequences of a tiered topic that a stream reads throughout.
+"""Tests streams that read a tiered topic during random sequences of events.
 
 The stream must return each row that the log has at the end exactly once, or raise an error.
 """

@@ -1,4 +1,4 @@
-"""The lag that a stream reports: unread offsets, bytes, and the age of unread records."""
+"""Tests the lag that a stream reports: unread offsets, bytes, and the age of unread records."""
 
 from __future__ import annotations
 
