@@ -231,7 +231,9 @@ def test_starting_offsets_of_unknown_partition_raise_invalid_option_error(
 
 
 @pytest.mark.usefixtures("topic")
-def test_new_partition_begins_at_its_start(brokers: FakeCluster, topic: GrowingTopic) -> None:
+def test_stream_reads_new_partition_from_its_start(
+    brokers: FakeCluster, topic: GrowingTopic
+) -> None:
     stream = start_stream(brokers, startingOffsets="latest")
     stream.all()
     topic_id, partitions = brokers.topics["t"]

@@ -30,7 +30,7 @@ def test_lag_before_the_first_batch_is_none() -> None:
     assert Running(TIER, "txn").stream.lag() is None
 
 
-def test_lag_decreases_to_zero() -> None:
+def test_lag_decreases_to_zero_while_batches_are_read() -> None:
     stream = Running(TIER, "txn", maxOffsetsPerTrigger="1000", isolationLevel="read_uncommitted")
     lags = []
     while stream.batch():
