@@ -1,4 +1,6 @@
-"""Tests that a fetch keeps only complete batches and no aborted rows, wherever a response is cut."""
+"""Tests that a fetch keeps only complete batches and no aborted rows, wherever a response is
+cut.
+"""
 
 from __future__ import annotations
 

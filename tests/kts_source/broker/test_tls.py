@@ -1,4 +1,6 @@
-"""Tests TLS handshakes with a loopback server: trusted certificates, client certificates, versions."""
+"""Tests TLS handshakes with a loopback server: trusted certificates, client certificates,
+versions.
+"""
 
 from __future__ import annotations
 

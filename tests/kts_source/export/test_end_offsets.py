@@ -1,4 +1,6 @@
-"""Tests `end_offsets`, which returns the `startingOffsets` of a read that continues after a table."""
+"""Tests `end_offsets`, which returns the `startingOffsets` of a read that continues after a
+table.
+"""
 
 from __future__ import annotations
 

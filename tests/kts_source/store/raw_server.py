@@ -1,4 +1,6 @@
-"""Runs a TCP server that calls a function of the test for each connection, and provides a client."""
+"""Runs a TCP server that calls a function of the test for each connection, and provides a
+client.
+"""
 
 from __future__ import annotations
 

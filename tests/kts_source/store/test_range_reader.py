@@ -1,4 +1,6 @@
-"""Tests the threads that read ranges: they wait for credentials, and they work in a forked process."""
+"""Tests the threads that read ranges: they wait for credentials, and they work in a forked
+process.
+"""
 
 from __future__ import annotations
 

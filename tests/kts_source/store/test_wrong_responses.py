@@ -1,4 +1,6 @@
-"""Tests that every store rejects successful responses with wrong bytes, and ends endless listings."""
+"""Tests that every store rejects successful responses with wrong bytes, and ends endless
+listings.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tests exports into existing Delta tables. Unsupported tables are refused before a row is written."""
+"""Tests exports into existing Delta tables. Unsupported tables are refused before a row is
+written.
+"""
 
 from __future__ import annotations
 
