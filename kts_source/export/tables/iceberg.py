@@ -196,9 +196,7 @@ class IcebergExportTable(ExportTable):
         }
 
     def _check_no_files(self, snapshot: Table) -> None:
-        """Raises `ExportError` if the table has files of the export, but no properties of the
-        export.
-        """
+        """Raises `ExportError` if the table has files, but no properties of the export."""
         if snapshot.current_snapshot() is None:
             return
         export_id = self._settings.export_id
