@@ -1,4 +1,5 @@
-"""Hypothesis strategies that build Kafka logs together with the rows that a reader must return.
+"""Provides Hypothesis strategies that build Kafka logs and the rows that a reader must return for
+them.
 
 @given(logs())
 def test_reader(log):
@@ -184,7 +185,7 @@ def logs(
     codec: st.SearchStrategy[str] | None = None,
     some: st.SearchStrategy[list[SimpleRecord]] | None = None,
 ) -> BuiltLog:
-    """Generates the closed segments of a partition, with the expected rows per isolation level.
+    """Generates the closed segments of a partition and the expected rows of each isolation level.
 
     Args:
         draw: Passed by hypothesis.

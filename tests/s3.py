@@ -1,4 +1,4 @@
-"""An S3 server for tests: moto in a separate process, on a free loopback port."""
+"""Runs an S3 server for tests: moto in a separate process, on a free loopback port."""
 
 from __future__ import annotations
 

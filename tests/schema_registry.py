@@ -1,4 +1,4 @@
-"""A schema registry that serves a few fixed documents."""
+"""Runs a schema registry that serves a few fixed documents."""
 
 from __future__ import annotations
 

@@ -618,7 +618,7 @@ class RangeFetcher:
         )
         if offset < exact_from:
             raise OldBrokerError(
-                f"brokers have moved offsets up to {exact_from} into their tier since the plan was"
+                f"brokers have moved offsets below {exact_from} into their tier since the plan was"
                 f" made, and {LEAK}: plan again, or read with isolationLevel=read_uncommitted",
                 **self._location(offset),
             )

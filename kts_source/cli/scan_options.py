@@ -29,7 +29,7 @@ def scan_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Returns a decorator that adds all options of the source to a command, and `-o NAME=VALUE`.
 
-    The command gets a dict of the options that the user set as its first argument.
+    The first argument of the command is a dict of the options that the user set.
 
     Args:
         arguments: `path` and `topic`, if users may also give them as arguments instead of options.

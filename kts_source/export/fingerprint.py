@@ -1,7 +1,7 @@
-"""Rules that determine the rows of a table. An export continues a table only if both have the same
-rules.
+"""Computes the settings that determine the rows of a table, such as filter, transform and
+partitioning. An export continues a table only if the settings in the table are equal.
 
-The rule of a transform is a digest of its source code and of all objects that it refers to
+A transform is represented by a digest of its source code and of all objects that it refers to
 directly: closures, default arguments, arguments of `functools.partial`, and attributes, at any
 depth. The digest does not cover global variables, functions that the code calls by a global name,
 and attributes that are added to a class later. If one of these objects has an attribute
@@ -218,7 +218,7 @@ Fingerprint: TypeAlias = Mapping[str, str]
 
 
 def fingerprint(options: ScanOptions, settings: ExportSettings) -> Fingerprint:
-    """Returns the rules of an export by name."""
+    """Returns the settings that determine the rows of an export, by name."""
     compact = ""
     if (how := settings.compaction) is not None:
         # A rebuild replaces the whole table, so it must read the same topics and partitions as
@@ -290,10 +290,10 @@ def is_stored_text(stored: str, text: str) -> bool:
 
 
 def check_fingerprint(stored: Fingerprint, rules: Fingerprint) -> None:
-    """Compares the rules that are stored in a table with the rules of an export.
+    """Compares the settings that are stored in a table with the settings of an export.
 
     Raises:
-        FingerprintError: Rules differ. The error text names all of them.
+        FingerprintError: Settings differ. The error text names all of them.
     """
     different = [
         f"{name} is {rules[name]!r} now"
@@ -303,6 +303,6 @@ def check_fingerprint(stored: Fingerprint, rules: Fingerprint) -> None:
     ]
     if different:
         raise FingerprintError(
-            f"the table was created with other rules: {'; '.join(different)}. Export into another"
-            " table, or set another export_id"
+            f"the table was created with other settings: {'; '.join(different)}. Export into"
+            " another table, or set another export_id"
         )

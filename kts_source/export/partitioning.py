@@ -236,7 +236,7 @@ def parse_partition_by(texts: Sequence[str]) -> tuple[PartitionField, ...]:
 
 
 def partition_rule(fields: Sequence[PartitionField]) -> str:
-    """Returns the partition columns as text, as tables store them in the rules of an export."""
+    """Returns the partition columns as text, as tables store them in the settings of an export."""
     return ",".join(str(field) for field in fields)
 
 

@@ -192,7 +192,7 @@ class _Run:
     """One run of an export, and the results of its tasks so far.
 
     Attributes:
-        rules: Rules that determine the rows of the table.
+        rules: Settings that determine the rows of the table, such as filter and transform.
         base: Files of the table that a compaction replaces.
         merges: True if a compaction merges `base` with new records instead of rebuilding the table.
         waiting: Offset ranges and task reports that are not committed yet, because the table does

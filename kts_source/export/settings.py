@@ -51,7 +51,7 @@ _MIN_INTERVAL_SECONDS: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """Rules of a compaction.
+    """Settings of a compaction.
 
     Attributes:
         tombstones: `keep` keeps all tombstones, `remove` removes all. `remove-old` removes a

@@ -173,9 +173,8 @@ class LocalTieredLayout:
                 newest=int(times.offsets[-1]) if times else None,
             )
         if end < floor:
-            raise CorruptIndexError(
-                f"the log ends at offset {end}, but its name or its offset index states {floor}"
-            )
+            expected = "its offset index contains" if index else "its name begins with"
+            raise CorruptIndexError(f"the log ends at offset {end}, but {expected} offset {floor}")
         checkpoint = files.get("leader_epoch_checkpoint")
         lineage = (
             LeaderEpochCheckpoint.from_bytes(_read(store, checkpoint)).entries if checkpoint else ()

@@ -60,12 +60,12 @@ def parse_text(name: str, text: str) -> str:
 
 
 def parse_bool(name: str, text: str) -> bool:
-    """Parses `true` or `false`, in any case."""
+    """Parses `true` or `false`; ignores upper and lower case."""
     return parse_choice(name, text, choices=("true", "false")) == "true"
 
 
 def parse_choice(name: str, text: str, *, choices: tuple[str, ...]) -> str:
-    """Parses one of `choices`, in any case."""
+    """Returns the text, which must be one of `choices`, in lower case; ignores its case."""
     lower = text.strip().lower()
     if lower not in choices:
         raise InvalidOptionError(f"option {name!r} must be {' or '.join(choices)}, not {text!r}")

@@ -180,7 +180,7 @@ def parse_any_options(options_by_name: Mapping[str, str]) -> ScanOptions:
     """Checks and types the options of a batch or a stream.
 
     Args:
-        options_by_name: Text of each option, by its name in any case.
+        options_by_name: Text of each option, by its name. Upper and lower case are equal.
 
     Raises:
         InvalidOptionError: An option is unknown, malformed, missing or contradicts another.
@@ -337,7 +337,7 @@ def checked_columns(
 
     Args:
         option: The option that names them, for errors.
-        names: Names in any case, in the requested order.
+        names: Names in the requested order. Upper and lower case are equal.
         formats: Formats of decoded keys and values.
 
     Raises:
@@ -367,7 +367,7 @@ def parse_options(given: Mapping[str, str]) -> ScanOptions:
     """Checks and types the options of one batch `load()`.
 
     Args:
-        given: Text of each option, by its name in any case.
+        given: Text of each option, by its name. Upper and lower case are equal.
 
     Raises:
         InvalidOptionError: An option is unknown, malformed, missing or contradicts another.

@@ -99,7 +99,7 @@ class Place:
 
     def in_parts(self, start: int, stop: int) -> str:
         """Returns a message about orphans whose base offset is in [start, stop); an empty text if
-        there are none of these.
+        there is no such orphan.
         """
         names = [
             str(orphan)

@@ -411,8 +411,8 @@ class UnionLog(SourceLog):
             decided_from := self._view.decided_from(self._brokers)
         ):
             raise OldBrokerError(
-                f"offsets from {rest.start} to {decided_from} would be read by brokers from their"
-                f" tier, but {LEAK}. Set option 'path' to the tier, or read with"
+                f"brokers have offsets [{rest.start}, {decided_from}) only in their tier, and"
+                f" {LEAK}. Set option 'path' to the tier, or read with"
                 " isolationLevel=read_uncommitted"
             )
         intervals = AbortedIntervals.from_txns(aborted, start_offset=start, stop_offset=stop)
@@ -503,8 +503,8 @@ class UnionLog(SourceLog):
         oldest = min(first for _, first in began or ())
         raise OldBrokerError(
             f"the tier does not contain the end of a transaction that began at offset {oldest}."
-            f" Brokers would read it from their tier, but {LEAK}. Plan again later, or read with"
-            " isolationLevel=read_uncommitted"
+            f" Brokers have its records only in their tier, and {LEAK}. Plan again later, or read"
+            " with isolationLevel=read_uncommitted"
         )
 
     def _open_at_end(self, run: PartitionLog, number: int, ends: EndStates) -> Mapping[int, int]:

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EarlyStop:
-    """The end of a reader's step in one partition.
+    """An offset at which a reader stops in a partition before the planned end.
 
     Attributes:
         plan: The partition's plan.

@@ -127,7 +127,7 @@ def estimate(tasks: Iterable[ScanTask]) -> Estimate:
 def counted_requests(
     slices: Iterable[tuple[SegmentSlice, bool]],
 ) -> Iterator[tuple[SegmentSlice, int, int]]:
-    """Yields each slice with the number and the bytes of its requests for chunks.
+    """Yields, for each slice, the slice, the number of its requests for chunks, and their bytes.
 
     Args:
         slices: Pairs of a slice and a flag. The flag is true for the first slice of a task, which

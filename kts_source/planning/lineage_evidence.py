@@ -129,8 +129,8 @@ def difference(
         lineage: Lineage that the text calls "the former".
         other: Lineage that the text calls "the latter".
         starts: True to compare first offsets, too. Pass False for a follower that copied a
-            compacted log: it recorded as start of an epoch the first record that compaction had
-            left.
+            compacted log: the first offset that it recorded for an epoch is the first one that
+            compaction had kept.
     """
     number_of = {entry.epoch: number for number, entry in enumerate(lineage)}
     for other_number, entry in enumerate(other):

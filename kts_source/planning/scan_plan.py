@@ -659,8 +659,8 @@ def _check_range(piece: BrokerRange, partition: PartitionPlan) -> None:
 
 
 def _check_ranges(partition: PartitionPlan, ranges: Sequence[BrokerRange]) -> None:
-    """Checks that the broker ranges of a partition ascend without overlap, and cover the offsets
-    that brokers serve.
+    """Checks that the broker ranges of a partition ascend, do not overlap, and contain exactly the
+    offsets that the plan assigns to brokers.
     """
     planned = partition.brokers.ranges if partition.brokers is not None else ()
     wanted = ((max(low, partition.start), min(high, partition.stop)) for low, high in planned)
@@ -669,8 +669,8 @@ def _check_ranges(partition: PartitionPlan, ranges: Sequence[BrokerRange]) -> No
         raise ValueError("two broker ranges overlap")
     if _joined(wanted) != _joined(offsets):
         raise ValueError(
-            f"{partition.topic}-{partition.partition}: the broker ranges do not cover the offsets"
-            " that brokers serve"
+            f"{partition.topic}-{partition.partition}: the broker ranges of the tasks differ"
+            " from the offsets that the plan assigns to brokers"
         )
 
 

@@ -299,8 +299,8 @@ def _all_of(terms: tuple[Predicate, ...]) -> Predicate | None:
 
 
 FindField = Callable[[tuple[str, ...]], tuple[tuple[str, ...], pa.DataType]]
-"""Maps names from the top down, in any case, to exact names and the field's type. Raises
-`ValueError` if there is no such field.
+"""Maps the names on the path to a field to their exact spelling and the field's type. Ignores
+upper and lower case. Raises `ValueError` if there is no such field.
 """
 
 

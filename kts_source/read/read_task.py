@@ -67,8 +67,9 @@ def run_task(
         options: Options of the scan.
         location: Id of the scan and number of the task, for the metrics.
         batches: Size limits of a batch.
-        whole: True if the consumer will certainly take all rows. Then the first request is not sent
-            alone.
+        whole: True if the consumer certainly reads all rows. Then several requests are sent at once
+            from the start. If false, the first task of a scan waits for its first request, in case
+            the query has a LIMIT.
         on_end: Called with the metrics when the task has ended or failed.
         opened: An open tier, for threads that read many tasks. It is not closed. By default, the
             task opens its own tier.

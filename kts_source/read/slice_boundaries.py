@@ -68,8 +68,8 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class SliceSpan(SegmentSpan):
-    """The bytes of a slice or a part of it. If the slice's end must be checked, they include the
-    first bytes after it.
+    """The bytes of a slice, or of a part of a slice. If the slice's end must be checked, they
+    include the first bytes after it.
 
     Attributes:
         task_slice: The slice.

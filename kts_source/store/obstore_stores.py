@@ -546,8 +546,8 @@ class GcsSettings:
     client_options: ClientConfig
 
     def renew(self) -> bool:
-        """Requests a new token. Returns False if that is impossible, for example because the token
-        is an option.
+        """Requests a new token. Returns False if that is impossible, for example because the
+        options contain a fixed token.
         """
         if self.login is None:
             return False

@@ -62,8 +62,8 @@ class TopicPosition:
 
 @dataclass(frozen=True, slots=True)
 class TopicBegin:
-    """Start offsets of a batch in those partitions of one topic in which it does not start at the
-    previous position.
+    """Start offsets of a batch in those partitions of one topic in which the batch does not start
+    at the previous position.
     """
 
     topic_id: str

@@ -59,7 +59,7 @@ class BufferLayout(NamedTuple):
 
     @property
     def has_leading_zero(self) -> bool:
-        """True if the buffer has the number 0, followed by the end of each entry."""
+        """True for an Arrow offsets buffer, which begins with 0."""
         return self.bits == 32 and self.extra == 1
 
     def size(self, rows: int) -> int:

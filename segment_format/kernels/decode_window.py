@@ -101,8 +101,8 @@ def interval_at(producer_id: Value, base_offset: Value, frame: Frame) -> Value:
 
 @inlined
 def aborted_stop_of(address: Address, frame: Frame) -> Value:
-    """Returns the last offset (that of the abort marker) of the interval that `interval_at` finds
-    for a batch. Returns -1 if it finds none.
+    """Returns the offset of the abort marker that ends the interval which `interval_at` finds for a
+    batch. Returns -1 if it finds none.
 
     A transactional batch is aborted if its base offset is below the returned offset.
     """
@@ -272,10 +272,10 @@ def _dated_outside(
     """Returns whether the header shows that no record of a batch has a wanted timestamp.
 
     The header contains the largest timestamp. With LogAppendTime, all records have this timestamp.
-    The base timestamp is that of the first record, and not necessarily the smallest. Some clients
-    write -1, 0 or an old value as the largest timestamp, so a value below the base timestamp is
-    ignored. If bit 6 of the attributes is set, the base timestamp is a delete horizon instead. The
-    log cleaner has written the batch, and has computed its largest timestamp.
+    The base timestamp is the timestamp of the first record, and not necessarily the smallest. Some
+    clients write -1, 0 or an old value as the largest timestamp, so a value below the base
+    timestamp is ignored. If bit 6 of the attributes is set, the base timestamp is a delete horizon
+    instead. The log cleaner has written the batch, and has computed its largest timestamp.
     """
     if max_timestamp == -1:
         return False

@@ -344,7 +344,7 @@ class RecordDecoder:
     @property
     def open_bounds(self) -> tuple[int, int] | None:
         """The `offset_bounds` to pass to another decoder that continues with the next entry; `None`
-        without `offset_bounds`.
+        if this decoder got no `offset_bounds`.
         """
         slots = self._slots
         return (slots[c.NEXT_OFFSET], slots[c.OFFSETS_STOP]) if slots[c.ORDERED] else None

@@ -315,8 +315,8 @@ class Positions:
         return len(self.at)
 
     def only(self, rows: Integers) -> Positions:
-        """Returns a copy of the positions of some messages, so that only these messages are
-        read.
+        """Returns a copy of the positions of the messages with these row numbers, to read fields
+        only from them.
         """
         return Positions(self.data, self.at[rows], self.stop[rows], self.good[rows])
 

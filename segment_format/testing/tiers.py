@@ -377,7 +377,9 @@ class LocalTierWriter:
     def write_segment(
         self, segment: SegmentFiles, *, segment_id: str | uuid.UUID | None = None
     ) -> WrittenSegment:
-        """Writes the files of one segment. If it has no transaction index, none is written."""
+        """Writes the files of one segment. A segment without aborted transactions has no
+        transaction index.
+        """
         id_text = _id_text(segment_id, self._random_bytes)
         stem = f"{self._folder}/{segment.base_offset:020d}-{id_text}"
         files = {

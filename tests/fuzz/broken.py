@@ -1,4 +1,6 @@
-"""Fuzz targets that fail on purpose. Tests use them to check that each failure is detected."""
+"""Defines fuzz targets that fail on purpose. Tests use them to check that each failure is
+detected.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fuzz targets that compare the compiled kernels with the pure Python decoder.
+"""Defines fuzz targets that compare the compiled kernels with the pure Python decoder.
 
 Each input is stored directly before or directly after a memory page without access rights. A kernel
 that reads beyond that end of the input crashes the process.

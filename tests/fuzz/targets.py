@@ -1,4 +1,4 @@
-"""Parsers of untrusted bytes, as functions of one byte string.
+"""Defines the fuzz targets: parsers of untrusted bytes, as functions of one byte string.
 
 The first byte of an input selects how the rest is parsed. A target returns an outcome: a word,
 which is counted, and for errors a colon and their text. A target fails if it raises an exception

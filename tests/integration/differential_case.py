@@ -1,4 +1,4 @@
-"""Cases of the differential test, and helpers that build their options for a tier."""
+"""Defines the cases of the differential test, and functions that build their options for a tier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Differential cases that Spark's Kafka source, this source, or both reject, with reasons."""
+"""Lists differential cases that Spark's Kafka source, this product, or both reject, and the
+reasons.
+"""
 
 from __future__ import annotations
 

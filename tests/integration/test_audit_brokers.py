@@ -281,7 +281,9 @@ def run_audit(
     brokers: bool = True,
     grace_ms: int = 3_600_000,
 ) -> AuditReport:
-    """Audits topics with the given level, grace period and, unless `brokers` is false, brokers."""
+    """Audits topics at this level with this grace period. Compares with the brokers if `brokers` is
+    true.
+    """
     options = {
         "path": str(tier or cluster.tier),
         "layout": "local-tiered-storage",

@@ -1,4 +1,6 @@
-"""Tests scans whose transactions cross the end of the tier or whose log start moves."""
+"""Tests scans with a transaction that crosses the end of the tier, and scans while the log start
+moves.
+"""
 
 from __future__ import annotations
 
@@ -221,7 +223,9 @@ def _rows(plan: ScanPlan, options: dict[str, str]) -> Generator[pa.RecordBatch]:
 
 
 def _check(cluster: Cluster, partition: int, folder: Path) -> None:
-    """Compares scans with a consumer: with the complete tier, then with one log deleted."""
+    """Compares the rows of two scans with the rows of a consumer. Before the second scan, one log
+    of the tier is deleted.
+    """
     tier_copy = shutil.copytree(cluster.tier, folder / "tier", dirs_exist_ok=True)
     try:
         for _ in range(2):

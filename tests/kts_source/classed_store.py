@@ -1,4 +1,4 @@
-"""A local store that returns storage classes in its listing."""
+"""Provides a local store that returns storage classes in its listing."""
 
 from __future__ import annotations
 

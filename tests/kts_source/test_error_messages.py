@@ -1,4 +1,4 @@
-"""Full texts of the error messages that users most likely meet.
+"""Tests the full texts of the error messages that users most likely see.
 
 Each message says what failed and where, why, and what to do. Paths and object names are shortened:
 `TIER` is the folder of the tier, `SEGMENT-5` the stem of the segment that begins at offset 5.

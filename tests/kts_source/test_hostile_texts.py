@@ -1,4 +1,4 @@
-"""Hostile names are escaped in notebooks, terminals, logs and Prometheus metrics."""
+"""Tests that hostile names are escaped in notebooks, terminals, logs and Prometheus metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Behavior with a Spark version without Python data sources (EMR 7, Glue 5).
+"""Tests the behavior with a Spark version without Python data sources (EMR 7, Glue 5).
 
 The fake PySpark has a version and no module `pyspark.sql.datasource`.
 """

@@ -1,4 +1,4 @@
-"""Deliberate differences between this reader and Kafka's decoders, as listed in the README."""
+"""Lists the deliberate differences between this reader and Kafka's decoders, as in the README."""
 
 from __future__ import annotations
 

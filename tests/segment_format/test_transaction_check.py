@@ -1,4 +1,4 @@
-"""Tests the checks of transaction markers without a log."""
+"""Tests the checks of transaction markers. These tests need no log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sink for tests that stores the rows of each batch by its number."""
+"""Provides a sink for tests that stores the rows of each batch by its number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spark reads partition values from folder names."""
+"""Tests that Spark reads partition values from folder names."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_view_in_sql_returns_expected_rows(registered: SparkSession) -> None:
     assert (row.n, row.last) == (len(offsets), max(offsets))
 
 
-def test_union_of_two_scans_returns_both(registered: SparkSession) -> None:
+def test_union_of_two_scans_returns_rows_of_both(registered: SparkSession) -> None:
     frame = load(registered, tier_options("codecs"))
     high, low = frame.where("`offset` >= 20000"), frame.where("`offset` < 5")
     assert high.union(low).count() == 23962 - 20000 + 5

@@ -1,4 +1,4 @@
-"""Tests how the reader on Sail applies the filters of a query, without Sail."""
+"""Tests how the reader for Sail applies the filters of a query. The tests do not need Sail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams in Spark: all batches together must equal a batch scan."""
+"""Tests that all batches of a stream in Spark together equal a batch scan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Option `where` on fields must keep the same rows as Spark's `.where()`, in ANSI mode."""
+"""Tests that the option `where` on fields keeps the same rows as Spark's `.where()` in ANSI
+mode.
+"""
 
 from __future__ import annotations
 

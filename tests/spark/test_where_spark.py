@@ -1,4 +1,6 @@
-"""Option `where` must keep the same rows as Spark's `.where()`, for hundreds of predicates."""
+"""Tests that the option `where` keeps the same rows as Spark's `.where()`, for hundreds of
+predicates.
+"""
 
 from __future__ import annotations
 

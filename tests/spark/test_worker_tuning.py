@@ -1,4 +1,4 @@
-"""Reused workers do not repeat expensive steps.
+"""Tests that reused workers do not repeat expensive steps.
 
 Runs separate processes whose `pyspark` is in the archive that Spark puts on its workers' path.
 """

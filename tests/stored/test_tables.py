@@ -1,4 +1,4 @@
-"""Tests that exports continue tables of earlier code, so that each row is stored once.
+"""Tests that exports continue tables that earlier code wrote, and that each row is stored once.
 
 The Iceberg locations in the samples are relative to the current folder, so each test changes into a
 copy.
@@ -133,7 +133,7 @@ def test_backfill_continues_stored_table(
 
 
 @pytest.mark.parametrize("table_format", TABLE_FORMATS)
-def test_backfill_with_other_rules_raises(
+def test_backfill_with_other_transform_filter_or_partitioning_raises(
     table_format: str, tier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enter_copy(table_format, tmp_path, monkeypatch)
@@ -148,7 +148,7 @@ def test_backfill_with_other_rules_raises(
         if name == "filtered":
             del source["where"]
         arguments = {**sample.backfill_arguments(table_format), **changes}
-        with pytest.raises(TieredKafkaError, match="created with other rules"):
+        with pytest.raises(TieredKafkaError, match="created with other settings"):
             backfill(None, source=source, **arguments)
         assert_rows(read_stored_table(sample, table_format), sample.expected(first=True))
 

@@ -142,7 +142,7 @@ def test_backfill_with_other_formats_raises(
     sample = SAMPLES["typed-json"]
     source = sample.source(tier)
     for changes in ({"value.mode": "PERMISSIVE"}, {"key.format": "raw"}):
-        with pytest.raises(TieredKafkaError, match="created with other rules"):
+        with pytest.raises(TieredKafkaError, match="created with other settings"):
             backfill(None, source={**source, **changes}, **sample.backfill_arguments(table_format))
 
 

@@ -1,4 +1,4 @@
-"""Topics of the stored tables: a tier that grows between two exports.
+"""Defines the topics of the stored tables. Their tier grows between two exports.
 
 Every test builds the same tier. The expected rows of the tables come from the log builder, so they
 are independent of all readers.

@@ -1,4 +1,4 @@
-"""Samples with typed columns: tables, a plan, and cached schemas of a registry.
+"""Defines samples with typed columns: tables, a plan, and cached schemas of a registry.
 
 The samples use separate topics, because the topics in `topics.py` must not change.
 """

@@ -8,7 +8,7 @@ versions:
     …/start, …/epoch, …/newest         first offset; leader epoch of the last offset, -1 if unknown;
                                        newest timestamp of a compacted table
     kts/<export>/version               version of this state
-    kts/<export>/rules/<name>          digest of each rule
+    kts/<export>/rules/<name>          digest of each setting
     kts/<export>/topics/<name>         digest of the topic's last id
     kts/<export>/rows/<topic>/<partition>, …/restarts
                                        rows of all commits; how often the topic was created again

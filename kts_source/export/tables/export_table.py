@@ -103,7 +103,8 @@ class TableState:
 
     Attributes:
         committed: Offsets in the table.
-        fingerprint: Rules of the export; empty if the export committed nothing.
+        fingerprint: Settings that determine the rows of the table, by name; empty if the export
+            committed nothing.
         newest_ms: Returns the newest timestamp of a partition of a compacted table, in ms since the
             epoch.
         letters: Number of the list of dead letters that the last commit with dead letters recorded.
@@ -198,10 +199,11 @@ class ExportTable(ABC):
         table.
 
         Args:
-            rules: Rules of the export, compared with the rules in the table.
+            rules: Settings of the export that determine its rows. They are compared with the
+                settings in the table.
 
         Raises:
-            FingerprintError: The table was written with other rules.
+            FingerprintError: The table was written with other settings.
             UnsupportedTargetError: Readers would not read all rows of the export's files.
             ExportError: The state of the table has another version, or is lost.
         """
@@ -416,7 +418,7 @@ class ExportTable(ABC):
 
     def _checked_state(self, snapshot: Snapshot, rules: Fingerprint) -> TableState:
         state = self._state(snapshot)
-        # Compare the rules first, because their error message is clearer than an error about
+        # Compare the settings first, because their error message is clearer than an error about
         # partitions.
         check_fingerprint(state.fingerprint, rules)
         self._check(snapshot)

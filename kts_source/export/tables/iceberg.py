@@ -7,7 +7,7 @@ snapshots expire:
                                        empty if unknown
     <topic id>.<partition>.newest      newest timestamp of a compacted table
     version                            version of this state
-    rules.<name>                       each rule
+    rules.<name>                       each setting
     topics                             JSON: the id that each topic had last
     counts                             JSON: rows of all commits, by topic and partition
     commit                             last commit, `commit id@ms`
@@ -196,7 +196,7 @@ class IcebergExportTable(ExportTable):
         }
 
     def _check_no_files(self, snapshot: Table) -> None:
-        """Raises `ExportError` if the table has files of the export, but no properties of it."""
+        """Raises `ExportError` if the table has files, but no properties of the export."""
         if snapshot.current_snapshot() is None:
             return
         export_id = self._settings.export_id
@@ -736,7 +736,7 @@ def _fields(struct: StructType, outer: str) -> Iterator[tuple[str, NestedField]]
 
 
 def _rollback_of(table: Table, last_commit: str) -> str | None:
-    """Returns a message if a rollback removed rows of an export; `None` if it did not.
+    """Returns a message if a rollback removed rows of an export, otherwise `None`.
 
     A rollback makes an earlier snapshot current but keeps the properties, which then record offsets
     without rows.

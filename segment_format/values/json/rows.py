@@ -141,8 +141,8 @@ def gather_texts(
 def gather_base64(
     data: Address, count: Value, base: Address, arena: Address, ends: Address, to: Address
 ) -> None:
-    """Decodes base64 strings and writes the result like `gather_texts`. It is never longer than the
-    strings.
+    """Decodes base64 strings and writes the result like `gather_texts`. The result is never longer
+    than the strings.
     """
     start = to
     store_i32(ends, 0)

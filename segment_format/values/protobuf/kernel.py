@@ -245,7 +245,7 @@ def clear_entries(
 
 @helper
 def has_number(state: Address, entry: Address, number: Value) -> Value:
-    """Returns whether the closed enum of a field has a number."""
+    """Returns whether `number` is a value of the field's closed enum."""
     low = get(entry, c.ENUM)
     high = low + get(entry, c.ENUM_SIZE)
     enums = np.uint64(get(state, c.ENUMS))

@@ -73,7 +73,7 @@ _Message = dict[int, list[int | bytes]]
 
 
 class FieldType(IntEnum):
-    """Types of fields; the numbers are those of `FieldDescriptorProto.Type`."""
+    """Types of fields, with the numbers of `FieldDescriptorProto.Type`."""
 
     DOUBLE = 1
     FLOAT = 2

@@ -1,4 +1,6 @@
-"""Tests audits of stores that change meanwhile, refuse access, or contain archived objects."""
+"""Tests audits of stores that change during the audit, refuse access, or contain archived
+objects.
+"""
 
 from __future__ import annotations
 

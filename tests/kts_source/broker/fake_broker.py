@@ -1,4 +1,4 @@
-"""Fake brokers that run in threads and speak Kafka's protocol on real sockets.
+"""Runs fake brokers in threads. They speak Kafka's protocol on real sockets.
 
 Messages are encoded by kafka-python. Tests inject failures: `faults[kind]` is a queue of faults
 for the next requests of that kind; see `Fault`.

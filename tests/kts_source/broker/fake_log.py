@@ -1,4 +1,6 @@
-"""A partition's log as a broker stores it: batches, transactions, leader epochs, and bounds."""
+"""Simulates a partition's log as a broker stores it: batches, transactions, leader epochs,
+bounds.
+"""
 
 from __future__ import annotations
 

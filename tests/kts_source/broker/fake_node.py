@@ -1,4 +1,4 @@
-"""The listening port of a fake broker, and the faults that it injects into responses."""
+"""Simulates the listening port of a broker, and injects faults into its responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tests fetch responses cut at any byte: only complete batches, and no aborted rows, are kept."""
+"""Tests that a fetch keeps only complete batches and no aborted rows, wherever a response is
+cut.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Broker connections are reused by later tasks, and used by one task at a time."""
+"""Tests that later tasks reuse broker connections, and that tasks never share a connection."""
 
 from __future__ import annotations
 

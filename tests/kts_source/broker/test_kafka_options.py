@@ -1,4 +1,6 @@
-"""Tests `kafka.*` options: each documented option is parsed, refused by name, or ignored."""
+"""Tests `kafka.*` options: each documented option is parsed, ignored, or rejected with an error
+that names it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SASL exchanges byte by byte, with server implementations that follow the RFCs."""
+"""Tests SASL exchanges byte by byte. The servers in these tests follow the RFCs."""
 
 from __future__ import annotations
 

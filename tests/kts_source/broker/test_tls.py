@@ -1,4 +1,6 @@
-"""TLS handshakes with a loopback server: trusted certificates, client certificates, versions."""
+"""Tests TLS handshakes with a loopback server: trusted certificates, client certificates,
+versions.
+"""
 
 from __future__ import annotations
 
@@ -238,7 +240,7 @@ def test_key_file_is_private_and_deleted(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tls_client_without_certificate_sends_none(tmp_path: Path) -> None:
+def test_tls_client_without_certificate_sends_no_certificate(tmp_path: Path) -> None:
     client_security = parse_security(TRUST_STORES["JKS"](tmp_path))
     with (
         serve_tls(tmp_path, server(), asks_for_certificate=True) as port,

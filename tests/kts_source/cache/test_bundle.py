@@ -1,4 +1,6 @@
-"""Checks that a bundle stores several values in one cache entry, or reads none of them back."""
+"""Checks that a bundle stores several values in one cache entry, and that an unreadable entry is a
+cache miss.
+"""
 
 from __future__ import annotations
 

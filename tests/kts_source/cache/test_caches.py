@@ -1,4 +1,6 @@
-"""Checks that the cache serves repeated reads of an object version, and the store all others."""
+"""Checks that the cache serves repeated reads of an object version, and that all other reads go to
+the store.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Checks that segment descriptions read from the cache are equal, or are created again."""
+"""Checks that cached segment descriptions are unchanged, and that unreadable ones are created
+again.
+"""
 
 from __future__ import annotations
 
@@ -154,7 +156,7 @@ def test_unreadable_cached_description_is_a_miss(
     assert all(pack.find(entry) is None for entry in listed)
 
 
-def test_no_description_is_found_without_a_cache() -> None:
+def test_lookup_without_a_cache_finds_no_description() -> None:
     layout, store, prefix = AIVEN
     entry = entries(layout, store, prefix, "codecs")[0]
     pack = SegmentPack(None, "")

@@ -1,4 +1,6 @@
-"""Checks that the cache entry with side files returns equal bytes and has a limited size."""
+"""Checks that cached side files are returned unchanged, and that the size of their cache entry is
+limited.
+"""
 
 from __future__ import annotations
 

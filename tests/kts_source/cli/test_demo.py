@@ -1,4 +1,4 @@
-"""Tests the demo without a sample tier."""
+"""Tests the errors of `kts demo` if there is no tier, and its start through `python -m`."""
 
 from __future__ import annotations
 

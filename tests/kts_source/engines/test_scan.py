@@ -225,7 +225,7 @@ def test_repr_shows_no_credential() -> None:
     assert "offset" in scan._repr_html_()
 
 
-def test_tasks_have_no_credential() -> None:
+def test_tasks_contain_no_credentials() -> None:
     keys = {"s3.access-key-id": "the-id-of-a-key", "s3.secret-access-key": "the-secret-of-a-key"}
     scan = create_scan(**keys)
     assert scan.tasks

@@ -1,4 +1,4 @@
-"""The same transform as a closure, partial, method and so on, and values to bind to it."""
+"""Defines a transform as a closure, a partial, a method and so on, and values to bind to it."""
 
 from __future__ import annotations
 

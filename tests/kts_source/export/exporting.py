@@ -1,4 +1,4 @@
-"""Exports golden topics, and reads the tables with code independent of the writers' protocols."""
+"""Exports golden topics, and reads the tables with the libraries of their formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events that random histories of exports contain, and the model of the table."""
+"""Defines the events of random export histories, and a model of the expected table."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Dying:
 
     Args:
         table: The real table.
-        number: Number of commits that succeed before that.
+        number: Number of commits that succeed before the process dies.
         after: True to die after the commit, False to die before it.
     """
 
@@ -174,7 +174,9 @@ def rolled_back(lake: Lake, choice: int) -> bool:
 
 
 class Between(LocalExecutor):
-    """Calls a function once: before the tasks of the first commit, or after them but before it."""
+    """Calls a function once: before the tasks of the first commit, or between these tasks and the
+    commit.
+    """
 
     def __init__(self, act: Callable[[], object], *, before: bool) -> None:
         super().__init__(1)

@@ -392,7 +392,8 @@ class Exporting:
     def _expected(
         self, truth: Mapping[int, PartitionTruth], *, with_table: bool = True, planned: bool = False
     ) -> tuple[list[Expected], tuple[type[Exception], ...], bool]:
-        """Returns the ranges that a run should write, the allowed errors, and whether it must fail.
+        """Returns the ranges that a run should write, the allowed errors, and whether the run must
+        fail.
 
         Args:
             truth: Expected content of the partitions.

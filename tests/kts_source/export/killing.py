@@ -1,4 +1,4 @@
-"""A target store that simulates a kill before or after a chosen step of a commit protocol.
+"""Provides a target store that simulates a kill before or after a step of a commit protocol.
 
 After the kill, every later call fails too, so clean-up code of the killed run has no effect.
 """

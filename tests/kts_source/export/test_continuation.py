@@ -1,4 +1,6 @@
-"""Tests runs that continue a table: only missing offsets are read, and a gap raises."""
+"""Tests exports that continue a table. They read only offsets that the table lacks, and raise an
+error for a gap.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 @pytest.fixture
 def folder_lake(tmp_path: Path) -> Lake:
-    """Returns a Parquet folder, the fastest target, for rules that all formats share."""
+    """Returns a Parquet folder, the fastest target, for tests that do not depend on the format."""
     return Lake(tmp_path, "parquet")
 
 
@@ -49,7 +51,7 @@ def plan_file(tier: SmallTier, path: Path, **options: str) -> str:
 # -- plan files
 
 
-def test_export_of_plan_file_writes_only_missing_offsets(
+def test_export_of_plan_file_writes_only_offsets_that_the_table_lacks(
     lake: Lake, tier: SmallTier, tmp_path: Path
 ) -> None:
     planned = tier.options(planFile=plan_file(tier, tmp_path / "plan.json"))
@@ -87,7 +89,7 @@ def test_plan_file_that_leaves_a_gap_after_the_table_is_refused(
     assert table_offsets(folder_lake) == list(range(10))
 
 
-def test_plan_file_with_offsets_below_the_table_is_refused(
+def test_plan_file_that_starts_before_the_table_is_refused(
     folder_lake: Lake, tier: SmallTier, tmp_path: Path
 ) -> None:
     planned = tier.options(planFile=plan_file(tier, tmp_path / "plan.json"))
@@ -197,7 +199,7 @@ def test_exported_segments_in_an_archive_are_not_read(
     assert table_offsets(folder_lake) == list(range(30))
 
 
-def test_plan_size_limit_counts_only_missing_offsets(folder_lake: Lake, tier: SmallTier) -> None:
+def test_plan_size_limit_ignores_offsets_in_the_table(folder_lake: Lake, tier: SmallTier) -> None:
     folder_lake.export(tier.options())
     tier.grow(1)
     size = kts_source.plan(tier.options(startingOffsets=offset_option(30))).nominal_bytes

@@ -1,4 +1,6 @@
-"""Tests `end_offsets`, which returns the `startingOffsets` for reading on after a table."""
+"""Tests `end_offsets`, which returns the `startingOffsets` of a read that continues after a
+table.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,7 @@ def test_end_offsets_of_unknown_topic_fail(lake: Lake, tmp_path: Path) -> None:
         ends(lake, tier.options(), export_id="other")
 
 
-def test_end_offsets_of_recreated_topic_are_refused(lake: Lake, tmp_path: Path) -> None:
+def test_end_offsets_of_recreated_topic_raise(lake: Lake, tmp_path: Path) -> None:
     lake.export(SmallTier(tmp_path / "first").grow(3).options())
     again = SmallTier(tmp_path / "second").grow(1)
     with pytest.raises(ExportError, match="created again"):

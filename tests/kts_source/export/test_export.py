@@ -133,7 +133,7 @@ def test_error_of_overlap_without_resume_names_its_offsets(lake: Lake) -> None:
     assert_holds(lake.read(), ["txn"])
 
 
-def test_offsets_below_the_table_are_refused(lake: Lake) -> None:
+def test_export_of_offsets_before_the_start_of_the_table_raises(lake: Lake) -> None:
     lake.export(source(startingOffsets=offsets_option("txn", {0: 500, 1: 500})))
     with pytest.raises(RangeOverlapError, match=r"offsets \[20, 500\) were requested"):
         lake.export(source(startingOffsets=offsets_option("txn", {0: 20, 1: 20})))
@@ -158,7 +158,7 @@ def test_export_with_changed_options_into_existing_table_is_refused(
 ) -> None:
     lake.export(source(endingOffsets=offsets_option("txn", {0: 500, 1: 500})))
     before = row_locations(lake.read())
-    with pytest.raises(FingerprintError, match="created with other rules"):
+    with pytest.raises(FingerprintError, match="created with other settings"):
         lake.export(source(**changed), **arguments)
     assert row_locations(lake.read()) == before
 

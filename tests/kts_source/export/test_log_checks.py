@@ -51,7 +51,7 @@ class Elections:
         return self._writer.topic_id
 
     def upload(self, *spans: tuple[int, str, int, int], only: int | None = None) -> None:
-        """Uploads a log with a segment per span (epoch, word, start offset, stop offset).
+        """Uploads a log with one segment for each span (epoch, word, start offset, stop offset).
 
         Args:
             spans: Leader epoch, prefix of the values, and offsets [start, stop) of each segment.
@@ -75,7 +75,9 @@ def values(lake: Lake) -> list[str]:
     return [value.decode() for value in rows["value"].to_pylist()]
 
 
-def test_unclean_election_below_the_table_is_refused(lake: Lake, tmp_path: Path) -> None:
+def test_export_after_unclean_election_before_the_end_of_the_table_raises(
+    lake: Lake, tmp_path: Path
+) -> None:
     tier = Elections(tmp_path / "tier")
     tier.upload((4, "a", 0, 10), (4, "dead", 10, 15))
     lake.export(tier.options)
@@ -114,7 +116,9 @@ def test_commit_records_the_leader_epoch(lake: Lake, tmp_path: Path) -> None:
     assert (state.stop, state.epoch) == (20, 5)
 
 
-def test_log_ending_below_the_table_is_refused(lake: Lake, tmp_path: Path) -> None:
+def test_export_of_log_that_ends_before_the_end_of_the_table_raises(
+    lake: Lake, tmp_path: Path
+) -> None:
     tier = SmallTier(tmp_path / "tier").grow(3)
     lake.export(tier.options())
     tier.expire(2)
@@ -124,7 +128,7 @@ def test_log_ending_below_the_table_is_refused(lake: Lake, tmp_path: Path) -> No
     assert table_offsets(lake) == list(range(30))
 
 
-def test_plan_file_made_before_an_unclean_election_is_refused(lake: Lake, tmp_path: Path) -> None:
+def test_plan_file_from_before_an_unclean_election_is_refused(lake: Lake, tmp_path: Path) -> None:
     import kts_source
 
     tier = Elections(tmp_path / "tier")
@@ -137,7 +141,7 @@ def test_plan_file_made_before_an_unclean_election_is_refused(lake: Lake, tmp_pa
         lake.export({**tier.options, "planFile": str(plan)})
 
 
-def test_recreated_topic_is_refused(lake: Lake, tmp_path: Path) -> None:
+def test_export_of_recreated_topic_raises(lake: Lake, tmp_path: Path) -> None:
     first = Elections(tmp_path / "tier")
     first.upload((1, "old", 0, 10))
     lake.export(first.options)
@@ -153,7 +157,7 @@ def test_recreated_topic_is_refused(lake: Lake, tmp_path: Path) -> None:
     assert lake.export(second.options).commits == 0
 
 
-def test_recreated_topic_is_accepted_with_loss_allowed(lake: Lake, tmp_path: Path) -> None:
+def test_export_of_recreated_topic_succeeds_if_loss_is_allowed(lake: Lake, tmp_path: Path) -> None:
     Elections(tmp_path / "tier").upload((1, "old", 0, 10))
     options = Elections(tmp_path / "tier").options
     lake.export(options)
@@ -164,7 +168,9 @@ def test_recreated_topic_is_accepted_with_loss_allowed(lake: Lake, tmp_path: Pat
     assert lake.export(options).commits == 0
 
 
-def test_new_partition_without_first_records_is_refused(lake: Lake, tmp_path: Path) -> None:
+def test_export_of_new_partition_without_its_first_records_raises(
+    lake: Lake, tmp_path: Path
+) -> None:
     tier = Elections(tmp_path / "tier")
     tier.upload((1, "a", 0, 10))
     lake.export(tier.options)
@@ -235,7 +241,7 @@ def roll_back(lake: Lake, version: int) -> None:
 
 
 @pytest.mark.parametrize("table_format", TABLES)
-def test_rolled_back_table_is_refused(table_format: str, tmp_path: Path) -> None:
+def test_export_into_rolled_back_table_raises(table_format: str, tmp_path: Path) -> None:
     lake = Lake(tmp_path, table_format)
     tier = SmallTier(tmp_path / "tier").grow(1)
     lake.export(tier.options())
@@ -251,7 +257,7 @@ def test_rolled_back_table_is_refused(table_format: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("table_format", TABLES)
-def test_undone_rollback_is_accepted(table_format: str, tmp_path: Path) -> None:
+def test_export_after_undone_rollback_continues(table_format: str, tmp_path: Path) -> None:
     lake = Lake(tmp_path, table_format)
     tier = SmallTier(tmp_path / "tier").grow(1)
     lake.export(tier.options())
@@ -262,7 +268,7 @@ def test_undone_rollback_is_accepted(table_format: str, tmp_path: Path) -> None:
     assert table_offsets(lake) == list(range(30))
 
 
-def test_rollback_followed_by_later_versions_is_refused(tmp_path: Path) -> None:
+def test_export_raises_if_other_versions_follow_a_rollback(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     tier = SmallTier(tmp_path / "tier").grow(1)
     lake.export(tier.options())
@@ -303,7 +309,7 @@ def test_expired_snapshots_are_not_taken_for_a_rollback(tmp_path: Path) -> None:
 # -- tables that lost their state
 
 
-def test_folder_without_its_commit_log_is_refused(tmp_path: Path) -> None:
+def test_export_into_folder_that_lost_its_commit_log_raises(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     tier = SmallTier(tmp_path / "tier").grow(1)
     lake.export(tier.options(), partition_by=["topic"])
@@ -321,7 +327,7 @@ def test_files_of_an_export_with_a_longer_id_are_ignored(tmp_path: Path) -> None
     assert lake.export(tier.options(), export_id="kts").rows == 10
 
 
-def test_iceberg_table_without_its_properties_is_refused(tmp_path: Path) -> None:
+def test_export_into_iceberg_table_that_lost_its_properties_raises(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "iceberg")
     tier = SmallTier(tmp_path / "tier").grow(1)
     lake.export(tier.options())
@@ -335,7 +341,7 @@ def test_iceberg_table_without_its_properties_is_refused(tmp_path: Path) -> None
     assert table_offsets(lake) == list(range(10))
 
 
-def test_follow_and_end_offsets_refuse_a_log_after_unclean_election(tmp_path: Path) -> None:
+def test_follow_and_end_offsets_raise_after_unclean_election(tmp_path: Path) -> None:
     tier = Elections(tmp_path / "tier")
     tier.upload((4, "a", 0, 10), (4, "dead", 10, 15))
     target = str(tmp_path / "table")

@@ -45,7 +45,9 @@ def options(brokers: FakeCluster) -> dict[str, str]:
     return {"subscribe": "t", "kafka.bootstrap.servers": brokers.bootstrap}
 
 
-def test_unclean_election_seen_by_brokers_is_refused(brokers: FakeCluster, tmp_path: Path) -> None:
+def test_export_from_brokers_after_unclean_election_raises(
+    brokers: FakeCluster, tmp_path: Path
+) -> None:
     lake = Lake(tmp_path, "parquet")
     partition = FakePartition(fake_log(log_of((3, b"a", 10), (250, b"dead", 5))), epoch=250)
     brokers.create("t", [partition])

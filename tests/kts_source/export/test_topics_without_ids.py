@@ -75,7 +75,7 @@ def test_compaction_separates_equal_keys_of_topics_without_ids(
         assert sorted(row_locations(lake.read())) == want
 
 
-def test_two_topics_with_one_id_are_refused(tmp_path: Path) -> None:
+def test_export_of_two_topics_with_the_same_id_is_refused(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     for topic in ("a", "b"):
         log = LogBuilder()

@@ -274,7 +274,7 @@ def test_transform_receives_decoded_rows(good: dict[str, str], tmp_path: Path) -
         lake.export(good | {"value.columns": "amount"}, transform=flat)
 
 
-def test_typed_columns_are_refused_for_a_table_of_bytes(
+def test_export_of_typed_columns_into_table_of_bytes_raises(
     good: dict[str, str], tmp_path: Path
 ) -> None:
     raw = {name: value for name, value in good.items() if not name.startswith("value.")}
@@ -293,7 +293,7 @@ def one_field(kind: object) -> str:
     return json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": kind}]})
 
 
-def test_durations_are_refused_unless_not_selected(tmp_path: Path) -> None:
+def test_export_of_duration_field_raises_only_if_the_field_is_selected(tmp_path: Path) -> None:
     file = descriptor_pb2.FileDescriptorProto(name="d.proto", syntax="proto3")
     file.dependency.append("google/protobuf/duration.proto")
     message = file.message_type.add(name="M")
@@ -349,7 +349,7 @@ def refused() -> Iterator[tuple[dict[str, str], dict[str, Any], str]]:
     yield {"value.format": "json", "value.schema": "`a.b` bigint"}, {}, "has the name"
 
 
-def test_json_without_a_schema_is_refused(tmp_path: Path) -> None:
+def test_export_of_json_without_a_schema_raises(tmp_path: Path) -> None:
     source = write(tmp_path / "tier", [[b'{"a": 1}']]) | {"value.format": "json"}
     with pytest.raises(InvalidOptionError, match=r"needs option 'value\.schema': `kts schema`"):
         Lake(tmp_path, "parquet").export(source)

@@ -1,4 +1,6 @@
-"""An export whose objects are deleted meanwhile fails, or skips and reports their offsets."""
+"""Tests exports whose objects are deleted after planning. They fail, or skip the lost offsets and
+report them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A search of a damaged tier lists each record that it could not read in its certificate."""
+"""Checks that the certificate of a search of a damaged tier lists each record that was not read."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_segment_deleted_after_planning_is_reported_as_unread(tmp_path: Path) ->
     assert not search.certificate.complete
 
 
-def test_missing_offsets_are_reported_as_unread(tmp_path: Path) -> None:
+def test_offsets_missing_in_the_tier_are_reported_as_unread(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     tier.lose(1, "log", "indexes", "rsm-manifest")
     table, certificate = run_search(tier)

@@ -1,4 +1,4 @@
-"""`kts_source.find` on tiers that a real broker wrote: matching rows and the certificate."""
+"""Tests `kts_source.find` on tiers that a real broker wrote: matching rows and the certificate."""
 
 from __future__ import annotations
 

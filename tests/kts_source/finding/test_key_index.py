@@ -1,4 +1,4 @@
-"""A search with key filters skips segments without the keys, but never one with a key."""
+"""Checks that a search with key filters skips a segment only if it contains none of the keys."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Checks that the certificate of a search makes no false claim; each test covers one possible
-cause.
+"""Checks that the certificate of a search makes no false claim. Each test covers one situation in
+which it could.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ class TierAndDisk:
         return rows
 
     def list_slices(self, **extra: str) -> list[tuple[bool, int, int]]:
-        """Returns whether each slice is on the disk, with its start and stop offset, in plan
-        order.
+        """Returns, for each slice in plan order, whether it is on the disk, and its start and stop
+        offset.
         """
         tasks = plan(self.make_options(**extra)).tasks
         return [

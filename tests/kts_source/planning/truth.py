@@ -165,7 +165,8 @@ class PartitionTruth:
         )
 
     def lost_outcomes(self, start: int, stop: int) -> tuple[bool, bool]:
-        """Returns whether the outcome of a transaction may be lost, and whether it is lost.
+        """Returns whether a read of [start, stop) may fail, and whether it must fail, because the
+        outcome of a transaction is lost.
 
         Considers transactions that begin below `stop`. An outcome is lost only if the transaction
         has rows in [start, stop). Transactions whose marker is in the missing end of the log are

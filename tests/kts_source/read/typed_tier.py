@@ -96,5 +96,5 @@ def write(root: Path, values: list[list[bytes | None]]) -> dict[str, str]:
 
 
 def as_avro(**options: str) -> dict[str, str]:
-    """Returns options that decode the values as orders, together with `options`."""
+    """Returns `options` and the options that decode values as orders."""
     return {"value.format": "avro", "value.schema": json.dumps(SCHEMA)} | options

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of stores."""
+"""Defines the fixtures of the store tests."""
 
 from __future__ import annotations
 

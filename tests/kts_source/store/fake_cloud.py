@@ -1,4 +1,4 @@
-"""A server with the requests of S3, Google, Azure and plain HTTP that stores send."""
+"""Runs a server that answers the requests of S3, Google, Azure and plain HTTP stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that every store must pass. A subclass for each store overrides `make_root`."""
+"""Defines tests that every store must pass. A subclass for each store overrides `make_root`."""
 
 from __future__ import annotations
 

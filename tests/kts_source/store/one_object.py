@@ -1,4 +1,4 @@
-"""An S3 server with one object that records requests and can return wrong responses."""
+"""Runs an S3 server with one object. It records requests and can return wrong responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A TCP server that calls a function of the test for each connection, and a client for it."""
+"""Runs a TCP server that calls a function of the test for each connection, and provides a
+client.
+"""
 
 from __future__ import annotations
 

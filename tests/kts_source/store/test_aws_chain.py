@@ -1,5 +1,5 @@
-"""Tests every source of the AWS credential chain against services on loopback, and expiring
-keys.
+"""Tests every source of the AWS credential chain against loopback services, and the renewal of keys
+that expire.
 """
 
 from __future__ import annotations

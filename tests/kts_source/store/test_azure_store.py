@@ -1,4 +1,4 @@
-"""Range reads of Azure blobs: requests of obstore, and the cases in which adlfs reads."""
+"""Tests range reads of Azure blobs: requests of obstore, and cases in which adlfs reads instead."""
 
 from __future__ import annotations
 

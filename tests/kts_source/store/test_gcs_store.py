@@ -1,4 +1,6 @@
-"""Range reads of Google Cloud Storage by obstore, and the cases in which gcsfs reads."""
+"""Tests range reads of Google Cloud Storage: requests of obstore, and cases in which gcsfs reads
+instead.
+"""
 
 from __future__ import annotations
 

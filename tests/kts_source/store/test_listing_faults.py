@@ -151,7 +151,7 @@ def test_partition_listing_sends_one_request(faulty: tuple[type[Any], FsspecStor
     assert store.counters.list_requests == 1
 
 
-def test_entry_of_the_folder_itself_is_skipped(
+def test_listing_skips_entry_that_names_the_listed_folder(
     faulty: tuple[type[Any], FsspecStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filesystem, store = faulty

@@ -1,4 +1,6 @@
-"""Tests threads that read ranges: they wait for credentials, and run after a fork."""
+"""Tests the threads that read ranges: they wait for credentials, and they work in a forked
+process.
+"""
 
 from __future__ import annotations
 

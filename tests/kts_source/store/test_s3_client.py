@@ -82,7 +82,7 @@ def test_descriptions_are_parsed_once_per_process(monkeypatch: pytest.MonkeyPatc
     assert region_of(other) == "eu-north-1"
 
 
-def test_session_of_s3fs_is_used_without_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_of_s3fs_is_used_if_tuning_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KTS_TUNING", "off")
     filesystem = connect(s3_arguments(KEYS))
     assert filesystem.session is None

@@ -1,4 +1,4 @@
-"""Range reads of S3: requests, responses, and the cases in which s3fs reads."""
+"""Tests range reads of S3: requests, responses, and cases in which s3fs reads instead."""
 
 from __future__ import annotations
 

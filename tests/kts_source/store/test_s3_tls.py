@@ -151,7 +151,7 @@ def test_authority_named_in_the_options_is_trusted(
 
 
 @pytest.mark.parametrize("bundle", ["other authority", "none"])
-def test_unknown_authority_is_refused(
+def test_certificate_of_unknown_authority_is_refused(
     server: TlsCloud,
     certificates: Certificates,
     monkeypatch: pytest.MonkeyPatch,

@@ -16,7 +16,7 @@ from kts_source.store.storage_options import (
 KEYS = {"s3.access-key-id": "the-key", "s3.secret-access-key": "the-secret"}
 
 
-def test_storage_options_are_recognized_in_any_case() -> None:
+def test_storage_option_names_ignore_case() -> None:
     options = {"path": "s3://b", "S3.Region": "r", "storageoptions": "{}", "subscribe": "t"}
     assert storage_options_from(options).reveal() == {"s3.region": "r", "storageOptions": "{}"}
 

@@ -1,4 +1,6 @@
-"""Tests successful responses with wrong bytes, and endless listings, in every store."""
+"""Tests that every store rejects successful responses with wrong bytes, and ends endless
+listings.
+"""
 
 from __future__ import annotations
 

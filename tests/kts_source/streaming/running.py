@@ -98,8 +98,8 @@ class Checkpointed:
         return int(topics.get(topic, {}).get("p", {}).get(str(partition), 0))
 
     def choose(self, *, limited: bool = True) -> bool:
-        """Logs the end of the next batch, with the limits of the options only if `limited`. Returns
-        false if there is no new batch.
+        """Logs the end of the next batch. The limits in the options apply only if `limited` is
+        true. Returns false if there is no new batch.
         """
         start = self.position(len(self.offset_log) - 1)
         position = position_from_json(start)

@@ -1,4 +1,4 @@
-"""Offset ranges of a batch between two positions, and the position after a batch."""
+"""Tests the offset ranges of a batch between two positions, and the position after a batch."""
 
 from __future__ import annotations
 

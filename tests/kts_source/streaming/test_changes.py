@@ -69,7 +69,7 @@ def test_stream_restarts_over_growing_tier_read_each_row_once(
     assert_same_rows(stream.rows(), expected_table("txn", isolation_level))
 
 
-def test_new_partition_begins_at_its_start(tier: GrowingTier) -> None:
+def test_new_partition_is_read_from_its_start(tier: GrowingTier) -> None:
     for number in (0, 5, 1, 4):
         folder = tier.folder("wide", number)
         tier.add(folder, tier.stems(folder))

@@ -1,4 +1,4 @@
-"""Random event sequences of a tiered topic, read by a stream from tier and brokers.
+"""Tests streams that read a topic from tier and brokers during random sequences of events.
 
 The stream must return each row of the leader's log exactly once, or raise an error.
 """

@@ -1,4 +1,6 @@
-"""A stream without tier: its requests to brokers, and topics that are deleted or recreated."""
+"""Tests streams without tier: their requests to brokers, and topics that are deleted or
+recreated.
+"""
 
 from __future__ import annotations
 
@@ -231,7 +233,7 @@ def test_starting_offsets_of_unknown_partition_raise_invalid_option_error(
 
 
 @pytest.mark.usefixtures("topic")
-def test_new_partition_begins_at_its_start(brokers: FakeCluster, topic: GrowingTopic) -> None:
+def test_new_partition_is_read_from_its_start(brokers: FakeCluster, topic: GrowingTopic) -> None:
     stream = start_stream(brokers, startingOffsets="latest")
     stream.all()
     topic_id, partitions = brokers.topics["t"]

@@ -1,4 +1,6 @@
-"""Streams of brokers: replayed batches, incomplete metadata, and options changed between runs."""
+"""Tests streams of brokers: replayed batches, incomplete metadata, and options changed between
+runs.
+"""
 
 from __future__ import annotations
 

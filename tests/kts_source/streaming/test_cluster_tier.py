@@ -1,4 +1,6 @@
-"""Streams of tier and brokers: segments of a recreated topic, and how often the tier is listed."""
+"""Tests streams of tier and brokers: segments of a recreated topic, and how often the tier is
+listed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A running stream automatically replaces temporary credentials that expire."""
+"""Tests that a running stream automatically replaces temporary credentials that expire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random event sequences of a tiered topic that a stream reads throughout.
+"""Tests streams that read a tiered topic during random sequences of events.
 
 The stream must return each row that the log has at the end exactly once, or raise an error.
 """
@@ -256,7 +256,9 @@ def check(history: History, seed: str, outcomes: Counter[str]) -> None:
 
 
 def _find_waits(poller: _Poller, plan: ScanPlan) -> dict[int, int]:
-    """Maps partitions to offsets at which the stream waits, below the end of the scan."""
+    """Maps each partition in which the stream waits below the end of the scan to the offset at
+    which it waits.
+    """
     history_stream = poller.stream
     (topic,) = history_stream.position.topics.values()
     assert {bounds.topic_id for bounds in plan.partitions} <= {topic.topic_id}

@@ -1,4 +1,6 @@
-"""Missing offsets between two segments: copies in progress, or lost segments."""
+"""Tests streams of tiers with missing offsets between two segments. The missing segments are lost,
+or their copies are in progress.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""An idle stream lists the tier once per interval and does not use more memory over time."""
+"""Tests that an idle stream lists the tier once per interval and does not use more memory over
+time.
+"""
 
 from __future__ import annotations
 

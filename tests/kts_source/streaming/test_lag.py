@@ -1,4 +1,4 @@
-"""The lag that a stream reports: unread offsets, bytes, and the age of unread records."""
+"""Tests the lag that a stream reports: unread offsets, bytes, and the age of unread records."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_lag_before_the_first_batch_is_none() -> None:
     assert Running(TIER, "txn").stream.lag() is None
 
 
-def test_lag_decreases_to_zero() -> None:
+def test_lag_decreases_to_zero_while_batches_are_read() -> None:
     stream = Running(TIER, "txn", maxOffsetsPerTrigger="1000", isolationLevel="read_uncommitted")
     lags = []
     while stream.batch():

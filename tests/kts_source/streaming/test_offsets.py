@@ -1,4 +1,4 @@
-"""The JSON text of a position never changes, and other documents are refused."""
+"""Tests that the JSON text of a position never changes, and that other documents are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics that are recreated while a stream reads them from the tier."""
+"""Tests topics that are recreated while a stream reads them from the tier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start offsets of a new stream."""
+"""Tests the start offsets of a new stream."""
 
 from __future__ import annotations
 

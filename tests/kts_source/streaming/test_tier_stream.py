@@ -1,4 +1,4 @@
-"""The batches of a stream together return the same rows as a scan."""
+"""Tests that the batches of a stream together return the same rows as a scan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triggers of batches, the end of a run, and the number of store requests."""
+"""Tests the triggers of batches, the end of a run, and the number of store requests."""
 
 from __future__ import annotations
 

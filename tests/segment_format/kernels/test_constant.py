@@ -1,4 +1,4 @@
-"""Tests of constant columns, which are not part of a record."""
+"""Tests constant columns, whose values are not part of a record."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_repeated_or_reordered_entries_raise() -> None:
             offsets_of(b"".join(batches[number] for number in order), FIRST, STOP, 1 << 20)
 
 
-def test_gaps_do_not_raise() -> None:
+def test_gaps_between_offsets_do_not_raise() -> None:
     source = random.Random(5)
     batches = [make_log()[entry.position : entry.stop] for entry in iter_entries(make_log())]
     for _ in range(50):

@@ -368,7 +368,7 @@ def test_message_below_minimum_size_raises(size: int) -> None:
         decrypt(bytes(size), data_key=DATA_KEY, aad=b"")
 
 
-def test_wrong_key_or_aad_fails() -> None:
+def test_decryption_with_wrong_key_or_aad_fails() -> None:
     message = encrypt(b"some bytes", data_key=DATA_KEY, aad=b"aad")
     with pytest.raises(DecryptionError, match="changed bytes"):
         decrypt(message, data_key=DATA_KEY[::-1], aad=b"aad")

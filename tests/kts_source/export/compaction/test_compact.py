@@ -323,7 +323,7 @@ def test_compaction_with_many_buckets_keeps_latest_records(
     assert_compacted(lake.read(), latest_records(TOPIC))
 
 
-def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
+def test_invalid_compaction_arguments_are_refused(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     with pytest.raises(InvalidOptionError, match="tombstones"):
         lake.settings(compact=True, tombstones="bury")

@@ -104,7 +104,9 @@ def rows(*groups: tuple[str, str]) -> Counter[tuple[str, str]]:
     return Counter((topic_id, key) for topic_id, keys in groups for key in keys)
 
 
-def test_recreated_topic_is_refused_unless_loss_is_allowed(tier: Tier, lake: Lake) -> None:
+def test_compaction_of_recreated_topic_raises_unless_loss_is_allowed(
+    tier: Tier, lake: Lake
+) -> None:
     tier.grow("oa", "abc")
     lake.export(tier.options(), compact=True)
     tier.lose("oa")
@@ -157,7 +159,7 @@ def test_merge_keeps_unrequested_partition(tier: Tier, lake: Lake) -> None:
     assert topic_keys(lake) == rows((IDS[0], "ab"))
 
 
-def test_table_without_timestamps_is_merged(tier: Tier, lake: Lake) -> None:
+def test_table_without_timestamp_column_is_merged(tier: Tier, lake: Lake) -> None:
     options = tier.options("key,value,topic,partition,offset")
     tier.grow("oa", "ab")
     lake.export(options, compact=True)
@@ -171,7 +173,7 @@ def test_table_without_timestamps_is_merged(tier: Tier, lake: Lake) -> None:
 
 @pytest.mark.parametrize("columns", ["key,value,offset", "key,partition,offset"])
 @pytest.mark.parametrize("partition_by", only(1, [("topicId",), ()]))
-def test_rebuild_keeps_all_rows_or_is_refused(
+def test_rebuild_that_would_lose_rows_raises_range_gap_error(
     tier: Tier, lake: Lake, columns: str, partition_by: tuple[str, ...]
 ) -> None:
     arguments: dict[str, Any] = {"compact": True, "partition_by": partition_by}
@@ -200,7 +202,7 @@ def test_rebuild_keeps_all_rows_or_is_refused(
 
 @pytest.mark.parametrize("columns", ["key,value,offset", "key,partition,offset", "key,partition"])
 @pytest.mark.parametrize("in_flight", [False, True])
-def test_rebuild_without_segment_of_table_is_refused(
+def test_rebuild_raises_if_the_tier_lost_a_segment_of_the_table(
     tier: Tier, lake: Lake, columns: str, in_flight: bool
 ) -> None:
     """`failOnDataLoss=false` may skip new records, but must not remove rows from the table."""

@@ -1,4 +1,6 @@
-"""A small tier whose values are texts, and a transform that returns the text as a column."""
+"""Writes a small tier whose values are texts, and defines a transform that returns the text as a
+column.
+"""
 
 from __future__ import annotations
 

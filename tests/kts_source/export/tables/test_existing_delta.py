@@ -1,4 +1,6 @@
-"""Tests exports into existing Delta tables, which are supported or refused before any row."""
+"""Tests exports into existing Delta tables. Unsupported tables are refused before a row is
+written.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +131,7 @@ def test_delta_table_with_unsupported_features_is_refused_before_any_row(
     assert not list((lake.folder / "table").rglob("*.parquet"))
 
 
-def test_table_with_other_partitions_is_refused(lake: Lake) -> None:
+def test_export_into_table_with_other_partitions_is_refused(lake: Lake) -> None:
     begin_table(lake, [OFFSET, COUNTRY])
     match = "by no column, but the export has partition_by country"
     assert_refused(lake, match, UnsupportedTargetError, partition_by=["country"])
@@ -203,7 +205,7 @@ def test_append_only_delta_table_refuses_compaction(lake: Lake) -> None:
         lake.export(tier_of(lake.folder / "tier", TEXTS), compact=True)
 
 
-def test_unsigned_integers_are_refused(lake: Lake) -> None:
+def test_unsigned_integer_columns_are_refused(lake: Lake) -> None:
     def unsigned(batch: pa.RecordBatch) -> pa.RecordBatch:
         huge = pa.array([2**64 - 1] * batch.num_rows, pa.uint64())
         return pa.RecordBatch.from_arrays([huge], names=["huge"])

@@ -1,4 +1,6 @@
-"""Tests exports into existing Iceberg tables: refusals before any row, and concurrent writers."""
+"""Tests exports into existing Iceberg tables: unsupported tables are refused before a row is
+written, and concurrent commits are detected.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ def partition(table: Table, source: str, transform: Any) -> None:  # noqa: ANN40
         ),
     ],
 )
-def test_table_with_other_partitions_is_refused(
+def test_export_into_table_with_other_partitions_is_refused(
     lake: Lake,
     catalog: Catalog,
     existing: tuple[str, Any] | None,
@@ -136,14 +138,16 @@ def test_unsupported_iceberg_table_is_refused_before_any_row(
         Schema(OFFSET, COUNTRY, NestedField(3, "more", StringType(), required=True)),
     ],
 )
-def test_mismatching_columns_are_refused(lake: Lake, catalog: Catalog, schema: Schema) -> None:
+def test_export_into_table_with_other_columns_is_refused(
+    lake: Lake, catalog: Catalog, schema: Schema
+) -> None:
     catalog.create_table(lake.target, schema)
     with pytest.raises(ExportError, match="do not fit the Iceberg table"):
         export(lake)
     assert lake.read().num_rows == 0
 
 
-def test_newer_iceberg_format_is_refused(lake: Lake, catalog: Catalog) -> None:
+def test_table_with_newer_iceberg_format_version_is_refused(lake: Lake, catalog: Catalog) -> None:
     table = catalog.create_table("lake.older", Schema(OFFSET, COUNTRY))
     path = table.metadata_location.removeprefix("file://")
     metadata = json.loads(Path(path).read_text())
@@ -176,7 +180,7 @@ def test_table_features_that_need_no_support_are_accepted(lake: Lake, catalog: C
     assert sorted(countries(lake)) == ["CH", "CH", "DE", "DE", "DE"]
 
 
-def test_unsigned_integers_are_refused(lake: Lake) -> None:
+def test_unsigned_integer_columns_are_refused(lake: Lake) -> None:
     def unsigned(batch: pa.RecordBatch) -> pa.RecordBatch:
         huge = pa.array([2**64 - 1] * batch.num_rows, pa.uint64())
         return pa.RecordBatch.from_arrays([huge], names=["huge"])

@@ -1,4 +1,6 @@
-"""Tests that other libraries read partition values from folder names with value and type."""
+"""Tests that pyarrow, Polars and DuckDB read partition values from folder names, and return the
+right values and types.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Checks that readers find rows by partition text; texts that readers cannot read are refused."""
+"""Checks that readers find the rows of a partition by its text, and that texts that readers cannot
+read are refused.
+"""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_two_exports_of_different_topics_both_commit(lake: Lake) -> None:
     assert_holds(lake.read(), ["txn", "timeline"])
 
 
-def test_export_fails_if_concurrent_export_changed_the_rules(lake: Lake) -> None:
+def test_export_fails_if_concurrent_export_used_another_isolation_level(lake: Lake) -> None:
     other = source("timeline", isolationLevel="read_uncommitted")
     with pytest.raises(FingerprintError, match="isolationLevel"):
         lake.export(source("txn"), executor=Interposed(lambda: lake.export(other)))

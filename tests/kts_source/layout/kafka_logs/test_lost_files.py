@@ -1,4 +1,6 @@
-"""Checks that scans report offsets that a broker's disk records but whose log file is missing."""
+"""Checks that scans report lost offsets: a broker's disk records them, but their log file is
+missing.
+"""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ def test_bad_value_does_not_change_other_rows() -> None:
 
 
 @pytest.mark.fuzz
-def test_many_random_seeds_match() -> None:
+def test_kernel_reference_and_fastavro_match_for_many_random_seeds() -> None:
     properties: list[Any] = [
         test_kernel_matches_reference,
         test_kernel_with_reader_schema_matches_reference,

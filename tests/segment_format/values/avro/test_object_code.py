@@ -1,4 +1,4 @@
-"""Tests the Avro kernels from their object files, without numba."""
+"""Tests Avro kernels that are loaded from object files, without numba."""
 
 from __future__ import annotations
 
