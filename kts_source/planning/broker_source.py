@@ -483,7 +483,9 @@ class UnionLog(SourceLog):
                 raise UnusableSegmentError(span.segment.segment_id)
             end = span.segment.stop_offset if number == len(run.ranges) - 1 else span.stop
             aborted += (txn for txn in entries if span.start <= txn.last_offset < end)
-            if number < last:
+            is_cut = span.stop < span.segment.stop_offset and number + 1 < len(run.ranges)
+            if number < last or is_cut:
+                # The snapshot of a cut range describes an offset after the end of the range.
                 continue
             end = span.segment.stop_offset
             still_open = {

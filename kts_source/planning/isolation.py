@@ -124,7 +124,7 @@ def check_ends(
     """
     if decisions.ends is None:
         return
-    lost = frozenset((txn.producer_id, txn.first_offset) for txn in decisions.lost)
+    lost = AbortedIntervals.from_txns(decisions.lost, start_offset=0, stop_offset=partition.stop)
     for number, below in ends_of_reads(partition.ranges, read):
         try:
             check_end(partition, decisions.aborted, decisions.ends, number, below, side_files, lost)
@@ -178,7 +178,7 @@ def check_end(
     number: int,
     below: int,
     side_files: SideFiles,
-    lost: frozenset[tuple[int, int]] = frozenset(),
+    lost: AbortedIntervals = NO_ABORTED,
 ) -> None:
     """Compares the outcomes of some transactions with the log: transactions that began below offset
     `below` and are open at the end of range `number`.
@@ -190,7 +190,7 @@ def check_end(
         number: Index of the range in `partition.ranges`.
         below: The offset.
         side_files: Reads the logs.
-        lost: Producer id and first offset of each transaction whose marker may be in a gap.
+        lost: Transactions whose marker may be in a gap, as if they were aborted at its end.
 
     Raises:
         CorruptSegmentError: The log shows an outcome that contradicts `aborted`.
@@ -206,7 +206,11 @@ def check_end(
         if not ends.is_known(number):
             return
         if not ends.follows(number):
-            waiting = {key: first for key, first in waiting.items() if (key, first) not in lost}
+            waiting = {
+                producer: first
+                for producer, first in waiting.items()
+                if not lost.is_aborted(producer, first)
+            }
         # A lower first offset belongs to the same transaction, which began below the log start: a
         # replay finds the log start instead. A later transaction has a higher first offset.
         opened = ends.open_after(number)
@@ -474,7 +478,10 @@ def _lost_in_gaps(
         decided = {
             txn.producer_id for txn in aborted if txn.first_offset < low and txn.last_offset >= high
         }
-        decided |= {pid for pid, begun in ends.open_after(number + 1).items() if begun < low}
+        after = number + 1
+        while after < horizon and not ends.is_known(after) and ends.follows(after + 1):
+            after += 1  # after a gap, the state at the end of a cut range is a guess
+        decided |= {pid for pid, begun in ends.open_after(after).items() if begun < low}
         lost += [
             # As if the last offset of the gap were an abort marker. No segment has this offset.
             AbortedTxn(producer_id, begun, high - 1, high)

@@ -9,6 +9,7 @@ part.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 import time
@@ -17,13 +18,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kts_source.errors import CorruptSegmentError, TieredKafkaError
+from kts_source.errors import CorruptSegmentError, OldBrokerError, TieredKafkaError
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.planning.scan_plan import ScanPlan
 from kts_source.planning.slicing import narrowed
 from kts_source.tier import Tier
+from segment_format.kafka_uuid import uuid_from_text
 from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
+from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
+from tests.kts_source.broker.fake_log import fake_log
+from tests.kts_source.planning import written_logs
 from tests.kts_source.planning.memory_store import MemoryStore
 from tests.kts_source.planning.scanning import run
 from tests.kts_source.planning.transaction_damage import PRODUCERS, damage_index
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
 
     from segment_format.testing import BuiltLog, SegmentFiles
 
+OLD_BROKERS = {"ListOffsets": 9}
 READS = ("plan", "stored plan", "narrowed plan", "plan from an offset")
 
 
@@ -44,6 +50,22 @@ def plain(count: int) -> Callable[[LogBuilder], object]:
 def aborted(count: int) -> Callable[[LogBuilder], object]:
     """Returns a step that appends records of a transaction that a later step aborts."""
     return lambda builder: builder.send(1, [SimpleRecord(b"aborted")] * count)
+
+
+def abort(builder: LogBuilder) -> object:
+    """Appends the abort marker of the transaction of `aborted`."""
+    return builder.abort(1)
+
+
+def commit(builder: LogBuilder) -> object:
+    """Appends a commit marker for the records of `aborted`."""
+    return builder.commit(1)
+
+
+def pick(log: BuiltLog, start: int, stop: int) -> SegmentFiles:
+    """Returns the segment of a log with offsets [start, stop)."""
+    ranges = {(files.base_offset, files.next_offset): files for files in log.segments}
+    return ranges[start, stop]
 
 
 def rolled(
@@ -113,6 +135,110 @@ def test_lost_index_entry_of_segment_that_contains_another_raises_error(
     segments[1] = replace(segments[1], txnindex=None)
     with pytest.raises(CorruptSegmentError):
         offsets(segments, read, local=local, stop=10)
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_lost_marker_of_transaction_below_log_start_leaves_out_no_other_rows(local: bool) -> None:
+    steps = [aborted(2), aborted(1), plain(2), plain(2), plain(2), abort, plain(2)]
+    first, second = rolled(steps, {0, 3, 4, 5}), rolled(steps, {0, 2, 4, 5})
+    # The log starts at 2, inside the transaction. Its marker at 9 is lost.
+    segments = [pick(first, 2, 7), pick(second, 5, 9), pick(second, 10, 12)]
+    rows = offsets(segments, "plan", local=local, stop=12, failOnDataLoss="false")
+    assert rows == [3, 4, 5, 6, 7, 8, 10, 11]
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("stop", [12, 13])
+def test_transaction_across_hole_before_partly_read_segment_is_committed(
+    stop: int, local: bool
+) -> None:
+    steps = [plain(1), aborted(1), plain(2), plain(1), plain(2), plain(2), plain(2), commit]
+    steps.append(plain(1))
+    first, second = rolled(steps, {2, 3, 6}), rolled(steps, {2, 3, 4, 5})
+    segments = [pick(first, 0, 4), pick(first, 5, 11), pick(second, 7, 9), pick(second, 9, 13)]
+    more = {"endingOffsets": json.dumps({"t": {"0": stop}}), "failOnDataLoss": "false"}
+    rows = offsets(segments, "plan", local=local, stop=13, **more)
+    assert rows == [n for n in range(stop) if n not in (4, 11)]
+
+
+def hybrid_offsets(
+    log: BuiltLog,
+    segments: Sequence[SegmentFiles],
+    versions: dict[str, int],
+    *,
+    local_start: int,
+    stop: int,
+) -> list[int]:
+    """Writes segments to a tier, and reads offsets [0, stop) from the tier and from brokers.
+
+    Args:
+        log: The log of the brokers.
+        segments: Segments of the tier.
+        versions: Max versions of requests that brokers support, by name.
+        local_start: First offset that brokers have on their disks.
+        stop: End of the read, exclusive.
+    """
+    objects: dict[str, bytes] = {}
+    writer = LocalTierWriter(objects, topic="t")
+    for files in segments:
+        writer.write_segment(files)
+    with FakeCluster(versions=versions) as brokers:
+        partition = FakePartition(fake_log(log))
+        partition.log.local_start = local_start
+        brokers.create("t", [partition], uuid_from_text(writer.topic_id))
+        more = {
+            "kafka.bootstrap.servers": brokers.bootstrap,
+            "brokerFallback": "false",
+            "endingOffsets": json.dumps({"t": {"0": stop}}),
+        }
+        return written_logs.read(objects, True, isolationLevel="read_committed", **more)
+
+
+@pytest.mark.parametrize("versions", [{}, OLD_BROKERS])
+@pytest.mark.parametrize("stop", [2, 4, 12])
+def test_marker_after_the_end_of_a_partly_read_segment_aborts_its_transaction(
+    stop: int, versions: dict[str, int]
+) -> None:
+    steps = [aborted(2), plain(2), plain(2), abort, plain(1), plain(2), plain(2)]
+    first, second = rolled(steps, {1, 4, 5}), rolled(steps, {1, 2, 5})
+    ranges = [(first, 0, 4), (first, 4, 8), (second, 6, 10), (first, 10, 12)]
+    segments = [pick(*each) for each in ranges]
+    rows = hybrid_offsets(first, segments, versions, local_start=10, stop=stop)
+    assert rows == [n for n in range(2, stop) if n != 6]
+
+
+def check_hybrid_read(seed: int) -> bool:
+    """Compares reads of overlapping segments and brokers with the log.
+
+    Returns whether a read returned rows. Old brokers may refuse a read.
+    """
+    source = random.Random(seed)
+    steps = random_steps(source)
+    first, second = (
+        rolled(steps, {n for n in range(len(steps)) if source.random() < 0.3}) for _ in range(2)
+    )
+    others = [files for files in second.segments if source.random() < 0.5]
+    ranges = {(files.base_offset, files.next_offset): files for files in others}
+    ranges |= {(files.base_offset, files.next_offset): files for files in first.segments}
+    segments = [ranges[each] for each in sorted(ranges)]
+    end = first.end_offset()
+    local_start = source.choice([files.base_offset for files in first.segments[-3:]])
+    versions = source.choice(({}, OLD_BROKERS, OLD_BROKERS))
+    returned = False
+    for stop in {end, *source.sample(range(1, end), min(8, end - 1))}:
+        try:
+            rows = hybrid_offsets(first, segments, versions, local_start=local_start, stop=stop)
+        except OldBrokerError:
+            assert versions
+            continue
+        returned = True
+        expected = [row.offset for row in first.rows("read_committed", start=0, stop=stop)]
+        assert rows == expected, (seed, stop)
+    return returned
+
+
+def test_random_reads_of_overlapping_segments_and_brokers_return_the_log() -> None:
+    assert sum(check_hybrid_read(seed) for seed in range(100, 112)) > 6
 
 
 def random_steps(source: random.Random) -> list[Callable[[LogBuilder], object]]:
@@ -199,6 +325,7 @@ def test_damage_of_overlapping_segments_with_new_seed_changes_no_row() -> None:
     end = time.monotonic() + float(os.environ.get("KTS_FUZZ_SECONDS", "240")) / 12
     first = int(os.environ.get("KTS_FUZZ_SEED", random.SystemRandom().randrange(1 << 32)))
     for seed in itertools.count(first):
+        check_hybrid_read(seed)
         _, wrong = wrong_reads(seed, 20)
         assert wrong == [], f"KTS_FUZZ_SEED={seed}"
         if time.monotonic() > end:
