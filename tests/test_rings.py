@@ -6,6 +6,7 @@ This module parses import statements; `test_loaded_modules.py` imports in an int
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.metadata
 import re
 import sys
@@ -154,7 +155,10 @@ def within(module: str, *packages: str) -> bool:
     return any(module == package or module.startswith(package + ".") for package in packages)
 
 
-ALL_IMPORTS = [entry for path in MODULES for entry in imports_of(path)]
+@functools.cache
+def all_imports() -> list[Import]:
+    """Returns the imports of all modules, parsed once and only if a test needs them."""
+    return [entry for path in MODULES for entry in imports_of(path)]
 
 
 def third_party(entry: Import) -> bool:
@@ -173,22 +177,22 @@ def optional_of(entry: Import) -> set[str]:
 def test_modules_and_imports_are_collected() -> None:
     names = {module_name(path) for path in MODULES}
     assert {"segment_format.errors", "kts_source"} <= names
-    assert any(entry.imported == "segment_format.errors" for entry in ALL_IMPORTS)
+    assert any(entry.imported == "segment_format.errors" for entry in all_imports())
 
 
 def test_imports_are_absolute() -> None:
-    assert [str(entry) for entry in ALL_IMPORTS if entry.imported.startswith(".")] == []
+    assert [str(entry) for entry in all_imports() if entry.imported.startswith(".")] == []
 
 
 def test_packages_do_not_import_tests_or_benchmarks() -> None:
     strangers = {"tests", "benchmarks", "notebooks", "pyspark_tiered_kafka"}
-    assert [str(entry) for entry in ALL_IMPORTS if top(entry.imported) in strangers] == []
+    assert [str(entry) for entry in all_imports() if top(entry.imported) in strangers] == []
 
 
 def test_ring_0_imports_only_allowed_modules() -> None:
     wrong = [
         str(entry)
-        for entry in ALL_IMPORTS
+        for entry in all_imports()
         if within(entry.importer, "segment_format")
         and top(entry.imported) not in exceptions_of(entry)
         and (
@@ -201,7 +205,7 @@ def test_ring_0_imports_only_allowed_modules() -> None:
 
 
 def test_ring_0_exceptions_are_all_used() -> None:
-    used = {(entry.importer, top(entry.imported)) for entry in ALL_IMPORTS}
+    used = {(entry.importer, top(entry.imported)) for entry in all_imports()}
     listed = {
         (name, module) for name, (modules, _) in RING_0_EXCEPTIONS.items() for module in modules
     }
@@ -232,7 +236,7 @@ def test_ring_0_opens_no_files() -> None:
 def test_reading_and_planning_do_not_import_spark() -> None:
     wrong = [
         str(entry)
-        for entry in ALL_IMPORTS
+        for entry in all_imports()
         if within(entry.imported, "pyspark", SPARK_RING)
         and not within(entry.importer, SPARK_RING)
         and not (entry.importer in LAZY_SPARK_MODULES and not entry.at_import_time)
@@ -248,7 +252,7 @@ def test_reading_and_planning_do_not_import_spark() -> None:
 def test_command_line_is_imported_only_by_itself() -> None:
     wrong = [
         str(entry)
-        for entry in ALL_IMPORTS
+        for entry in all_imports()
         if within(entry.imported, "kts_source.cli") and not within(entry.importer, "kts_source.cli")
     ]
     assert wrong == []
@@ -266,7 +270,7 @@ def test_every_third_party_import_is_a_declared_dependency() -> None:
     providers = importlib.metadata.packages_distributions()
     wrong = [
         str(entry)
-        for entry in ALL_IMPORTS
+        for entry in all_imports()
         if third_party(entry)
         and top(entry.imported) not in exceptions_of(entry)
         and not (top(entry.imported) in optional_of(entry) and not entry.at_import_time)
@@ -279,13 +283,13 @@ def test_every_third_party_import_is_a_declared_dependency() -> None:
 
 def test_modules_have_no_circular_imports() -> None:
     imported_by_module: dict[str, set[str]] = {}
-    for entry in ALL_IMPORTS:
+    for entry in all_imports():
         if not entry.for_types_only and top(entry.imported) in PACKAGES:
             imported_by_module.setdefault(entry.importer, set()).add(entry.imported)
     for face in FACES:
         imported_by_module[face] = {
             entry.imported
-            for entry in ALL_IMPORTS
+            for entry in all_imports()
             if entry.importer == face and entry.at_import_time and not entry.for_types_only
         }
     circular = [
