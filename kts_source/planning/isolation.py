@@ -206,11 +206,7 @@ def check_end(
         if not ends.is_known(number):
             return
         if not ends.follows(number):
-            waiting = {
-                producer: first
-                for producer, first in waiting.items()
-                if not lost.is_aborted(producer, first)
-            }
+            waiting = {p: first for p, first in waiting.items() if not lost.is_aborted(p, first)}
         # A lower first offset belongs to the same transaction, which began below the log start: a
         # replay finds the log start instead. A later transaction has a higher first offset.
         opened = ends.open_after(number)
