@@ -93,7 +93,9 @@ def error_name(code: int) -> str:
 
 
 def refusal(code: int, **location: Unpack[Place]) -> BrokerError:
-    """Returns the exception for an error code that no retry can change."""
+    """Returns the exception for an error code that is not transient, so that retries are
+    useless.
+    """
     if code in DENIED:
         return BrokerAccessError(
             "not allowed to read the topic: the user needs Describe and Read on it", **location
@@ -114,7 +116,9 @@ _NO_ERROR: Final = 0
 
 
 class LostConnectionError(Exception):
-    """The connection is no longer usable. The error text contains no credentials."""
+    """A connection cannot be opened, or is no longer usable. The error text contains no
+    credentials.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +127,8 @@ class Pending:
 
     Attributes:
         header: The header that kafka-python needs to decode the response.
-        timeout_seconds: Timeout of the response. It starts when `receive` is called for this
-            request, because the caller may be busy with earlier responses before that.
+        timeout_seconds: Timeout of the response. The time is counted from the call of `receive`,
+            because before this call the caller may be busy with earlier responses.
     """
 
     header: Any
@@ -190,8 +194,8 @@ class Connection:
         return self.receive(self.send(request, patience_seconds=patience_seconds))
 
     def send(self, request: Any, *, patience_seconds: float = 0.0) -> Pending:  # noqa: ANN401
-        """Sends a request. `receive` returns the response. Brokers send responses in the order of
-        requests.
+        """Sends a request without waiting for its response, and returns a `Pending` for `receive`.
+        Several requests may be pending. Brokers send their responses in the order of the requests.
         """
         if request.API_VERSION is None:
             request.API_VERSION = self._known_version(request)
@@ -207,7 +211,7 @@ class Connection:
 
     def receive(self, pending: Pending, *, max_bytes: int = _MAX_ANSWER_BYTES) -> Any:  # noqa: ANN401
         """Returns the response to the oldest pending request. Byte fields of the response are views
-        of a buffer, which the next call overwrites.
+        of a buffer. The next call overwrites this buffer.
 
         Args:
             pending: The oldest request whose response has not been received.

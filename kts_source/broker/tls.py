@@ -149,7 +149,7 @@ def key_entry(data: bytes, password: str) -> KeyEntry:
 
 
 def trusted_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]:
-    """Returns the certificates that a PKCS12 or JKS store trusts, as DER. Without a password, the
+    """Returns the trusted certificates in a PKCS12 or JKS store, as DER. Without a password, the
     checksum of a JKS store is not verified, as in Java.
 
     Raises:
@@ -332,8 +332,8 @@ def _load_identity(context: ssl.SSLContext, tls: Tls, options: str) -> None:
 
 @contextmanager
 def _file_of(data: bytes) -> Iterator[str]:
-    """Yields the path of a file that contains these bytes. The file is in memory if the system
-    supports it. Otherwise it has mode 0600 and is deleted afterwards.
+    """Yields the path of a file that contains `data`. If the system supports it, the file exists
+    only in memory. Otherwise it is a temporary file with mode 0600, which is deleted afterwards.
     """
     if hasattr(os, "memfd_create") and Path("/proc/self/fd").is_dir():
         descriptor = os.memfd_create("tls", os.MFD_CLOEXEC)
