@@ -209,8 +209,8 @@ _REFUSED: Final = frozenset(
 
 
 def login_from(options: Mapping[str, str], mechanism: str, protocol: str) -> Login:
-    """Returns the credentials for a mechanism. If they expire, returns settings instead, with which
-    they are fetched when a connection is opened.
+    """Returns the credentials for a mechanism. For credentials that expire, returns the settings
+    with which they are fetched when a connection is opened.
 
     Args:
         options: Maps the name of each `kafka.*` option (lower case, without `kafka.`) to its text.
