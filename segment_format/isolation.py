@@ -1,4 +1,5 @@
-"""Intervals of aborted transactions, which determine the batches that `read_committed` skips.
+"""Defines the intervals of aborted transactions. They determine the batches that `read_committed`
+skips.
 
 A transactional batch of producer `p` with base offset `b` was aborted if and only if there is an
 entry `(p, first, last)` in a transaction index with `first ≤ b < last`: `first` is the base offset
@@ -105,8 +106,8 @@ class AbortedIntervals(ArrayValue):
         Args:
             start_offset: First offset, inclusive.
             stop_offset: End of the range, exclusive.
-            next_until: If given, the next interval of each producer is returned, too, if it begins
-                below this offset.
+            next_until: If given, also returns the first interval of each producer that begins at or
+                after `stop_offset` and below this offset.
         """
         if not len(self):
             return self

@@ -26,8 +26,8 @@ class BatchLimits:
 
     Attributes:
         rows: Maximum number of rows.
-        size: Maximum bytes of keys, values and headers. A record that exceeds this limit alone is a
-            batch of one row.
+        size: Maximum bytes of keys, values and headers. A single record that exceeds this limit
+            becomes a batch of one row.
     """
 
     rows: int
@@ -76,7 +76,7 @@ class ReadSettings:
 
     @classmethod
     def of(cls, options: ScanOptions) -> ReadSettings:
-        """Returns the settings of the options of a scan."""
+        """Returns the settings that the options of a scan define."""
         ahead = ReadAhead(options.max_concurrent_requests, options.prefetch_bytes, slow_start=True)
         return cls(
             options.columns,

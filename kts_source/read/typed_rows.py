@@ -136,7 +136,7 @@ class TypedRows:
     def _decode(
         self, batch: pa.RecordBatch, bad_values: Mapping[str, BadValues] = _NO_BAD_VALUES
     ) -> _Outcome:
-        """Decodes the rows of a batch. `bad_values` are the values, by column, that the filter
+        """Decodes the rows of a batch. `bad_values` maps a column to the values that the filter
         could not decode.
         """
         columns = {name: batch.column(name) for name in batch.schema.names}
@@ -177,9 +177,10 @@ class _KeptRows:
     Attributes:
         batch: The rows for which the condition is true.
         malformed: Number of rows that were skipped because they cannot be decoded.
-        dropped: Column to its malformed values in the skipped rows, with row numbers of the
-            unfiltered batch.
-        bad: Column to its malformed values in the kept rows, with row numbers of `batch`.
+        dropped: Mapping from a column to its malformed values in the skipped rows. Their row
+            numbers refer to the unfiltered batch.
+        bad: Mapping from a column to its malformed values in the kept rows. Their row numbers refer
+            to `batch`.
         error: Error to raise after these rows were returned; `None` if no row fails.
     """
 
@@ -250,8 +251,8 @@ def _decode_column(batch: pa.RecordBatch, form: ColumnFormat) -> DecodedValues:
 def _renumber(
     bad: Mapping[str, BadValues], keep: np.ndarray[tuple[int], np.dtype[np.bool_]]
 ) -> dict[str, BadValues]:
-    """Returns the malformed values of kept rows. Replaces the row numbers by those in the filtered
-    batch.
+    """Returns those malformed values in `bad` whose rows the mask `keep` selects. Their row numbers
+    refer to the filtered batch.
     """
     if not any(bad.values()):
         return {}
@@ -267,7 +268,9 @@ def _renumber(
 
 
 def _with_bad(values: DecodedValues, bad_values: BadValues) -> DecodedValues:
-    """Returns the values with nulls in place of the values that the filter could not decode."""
+    """Returns `values` with nulls in place of the values that the filter could not decode. Adds
+    `bad_values` to the malformed values of the result.
+    """
     by_row = {bad.row: bad for bad in (*bad_values, *values.bad) if bad.row < len(values.array)}
     null = np.zeros(len(values.array), np.bool_)
     null[list(by_row)] = True

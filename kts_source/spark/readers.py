@@ -50,7 +50,9 @@ _ANY_ROWS: Final = (1 << 63) - 1
 def task_rows(
     partition: InputPartition | None, options: ScanOptions, scan: str
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of the task in a partition."""
+    """Yields the rows of the task that `partition` contains. `scan` is the id of the scan, for the
+    metrics of the task.
+    """
     task = None if partition is None else partition.value
     if task is None:
         return
@@ -171,10 +173,11 @@ class TieredKafkaStreamReader(
         return start if end is position else position_to_json(end)
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802, ANN401  # Spark's name, and its class where it has one
-        """Returns a limit that only shows `latestOffset` whether the options limit a batch.
+        """Returns a limit for `latestOffset`. The class of the limit shows whether the options
+        limit a batch: `ReadMaxRows` if they do, otherwise `ReadAllAvailable`.
 
-        Spark has no class for all limits of the options together, so the number in the limit is not
-        used.
+        The number of rows in the limit is not used, because the options may contain several limits,
+        and Spark has no class for such a combination.
         """
         stream = self._options.stream
         limits = (stream.max_offsets, stream.max_bytes, stream.max_segments, stream.min_offsets)

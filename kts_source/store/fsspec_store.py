@@ -40,8 +40,8 @@ _CLASS_NAMES = ("StorageClass", "storageClass", "access_tier", "blob_tier")
 
 
 class FsspecStore(ClientStore):
-    """Objects below a URL. `_info` chooses the most reliable version that the file system
-    reports.
+    """Objects below a URL. If the file system reports several values that can be used as the
+    version of an object, `_info` chooses the most reliable one.
     """
 
     pinning = "the ETag, generation, or size and time looked up after every read"
@@ -282,7 +282,9 @@ def _first_value(entry: Mapping[str, Any], names: tuple[str, ...]) -> Any:  # no
 
 
 def _seconds(value: object) -> float | None:
-    """Returns seconds since the epoch from a number, a `datetime` or an ISO text."""
+    """Converts a number, a `datetime` or an ISO text to seconds since the epoch. Returns `None` for
+    any other value.
+    """
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value)

@@ -38,7 +38,7 @@ _FAILURES: Final = (*_DOWN, ObjectNotFoundError)
 
 
 def beside(number: int) -> str:
-    """Returns the prefix that keys of the additional store with this number have."""
+    """Returns the prefix of all keys in the additional store number `number`."""
     return f"{_BESIDE}{number}/"
 
 
@@ -125,8 +125,8 @@ class JoinedStore:
         return (self.first, *self.others)
 
     def _locate(self, key: str) -> tuple[ObjectStore, str, str]:
-        """Returns the store of a key, the key inside that store, and the removed
-        `tailPath:/<number>/` prefix (empty for the main store).
+        """Returns three values: the store that contains a key, the key inside that store, and the
+        removed prefix `tailPath:/<number>/` (empty for the main store).
         """
         if not is_beside(key):
             return self.first, key, ""
@@ -173,7 +173,9 @@ class FallbackStore:
 
     @property
     def counters(self) -> StoreCounters:
-        """Sum of the counters of both stores."""
+        """Sum of the counters of both stores, with the number of reads and listings that the mirror
+        has answered.
+        """
         first, mirror = self._stores
         return first.counters + mirror.counters + self._tally.snapshot
 
@@ -224,11 +226,12 @@ class FallbackStore:
         return self._try_both(home, read)
 
     def _version(self, number: int, key: str, size: int | None) -> str | None:
-        """Returns the version that reads of an object in store `number` require.
+        """Returns the version that an object must have in store `number`, for reads from this
+        store.
 
-        It is used for the store whose version the plan does not contain. The first call looks up
-        the object in that store and checks that it has `size` bytes. Returns `None` if `size` is
-        `None`.
+        This method is used if the plan contains only the version in the other store. The first call
+        for an object looks up its version in store `number`. Each call checks that the object has
+        `size` bytes. Returns `None` if `size` is `None`.
         """
         if size is None:
             return None
@@ -331,8 +334,8 @@ def _add_store(number: int, info: ObjectInfo) -> ObjectInfo:
 
 
 def _parse_version(version: str | None) -> tuple[int, int | None, str | None]:
-    """Splits a version of `FallbackStore`. Returns the store number, the object's size, and the
-    version in that store. Size and version are `None` if they are unknown.
+    """Splits a version of `FallbackStore`. Returns three values: the store number, the object's
+    size, and the version in that store. Size and version are `None` if they are unknown.
     """
     if version is None:
         return 0, None, None

@@ -77,15 +77,15 @@ _values = operator.attrgetter(*StoreCounters.__slots__)
 
 
 class Tally:
-    """Sums up `StoreCounters` from several threads."""
+    """Counts the requests and bytes of a store. Several threads may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._total = StoreCounters()
 
     def add(self, **work: int) -> None:
-        """Adds numbers to counters; the arguments are named like the attributes of
-        `StoreCounters`.
+        """Adds the value of each argument to a counter. The names of the arguments are the
+        attributes of `StoreCounters`.
         """
         more = StoreCounters(**work)
         with self._lock:

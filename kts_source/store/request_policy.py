@@ -2,8 +2,8 @@
 
 `RetryPolicy.run` is the only loop that repeats requests to stores and registries. Client libraries
 make a single attempt, except that s3fs repeats the uploads of an export. A thread that calls a
-store enters the scope of a `Cancellation`. If it is cancelled, the thread stops waiting for
-responses and for the next attempt.
+store enters the scope of a `Cancellation`. When this `Cancellation` is cancelled, the thread stops
+waiting for responses and for the next attempt.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RetryPolicy:
     Attributes:
         max_attempts: Maximum number of attempts, including the first.
         first_pause_seconds: Upper bound of the first pause.
-        max_pause_seconds: Maximum of the upper bound, at which it is no longer doubled.
+        max_pause_seconds: Largest value of the upper bound. It is not doubled any further.
         give_up_after_seconds: No attempt starts later than this time after the start of the first
             attempt.
         request_deadline_seconds: Maximum time of one attempt, from the first byte of the request to
@@ -73,7 +73,8 @@ class RetryPolicy:
     hedge_after_seconds: float | None = None
 
     def run(self, operation: Callable[[], T], *, uri: str, tally: Tally) -> T:
-        """Calls `operation` until it does not raise `TransientError`, and returns its result.
+        """Calls `operation` and returns its result. If it raises `TransientError`, calls it again
+        after a pause.
 
         Other exceptions are not retried.
 

@@ -1,5 +1,5 @@
-"""Interfaces of snapshots ("looks") of the partitions that a stream reads. One implementation reads
-the tier, another asks brokers.
+"""Defines the interfaces of snapshots ("looks") of the partitions that a stream reads. One
+implementation reads the tier, another asks brokers.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class PendingSegment:
 
 
 def dated(max_timestamp_ms: int) -> tuple[int, int]:
-    """Returns the `PendingSegment.order` of a segment with this largest timestamp. −1 means that
-    the timestamp is unknown.
+    """Returns the `PendingSegment.order` of a segment with the largest timestamp
+    `max_timestamp_ms`; −1 if the timestamp is unknown.
     """
     return 0, max_timestamp_ms
 
@@ -61,7 +61,7 @@ class LogLook(Protocol):
 
     @property
     def log(self) -> PartitionLog:
-        """The part of the partition's log whose segments were read so far."""
+        """Description of the partition's log, as far as its segments were read so far."""
 
     @property
     def written_stop(self) -> int:
@@ -77,7 +77,9 @@ class LogLook(Protocol):
         """Returns one past the last offset that may be read."""
 
     def end_before(self, hole: Hole) -> int:
-        """Returns one past the last offset before a hole (missing offsets) that may be read."""
+        """Returns the end (exclusive) of the offsets that may be read before a hole, a range of
+        missing offsets.
+        """
 
     def epoch_of(self, offset: int) -> int | None:
         """Returns the leader epoch that owns an offset; `None` if unknown."""
@@ -138,8 +140,9 @@ Look: TypeAlias = dict[str, TopicLook]
 
 
 def at_position(look: Look, position: StreamPosition) -> Look:
-    """Returns a snapshot of the topic ids that the stream reads. It differs from `look` if the
-    stream has continued with a newer topic of the same name since `look` was taken.
+    """Returns the snapshots of the topics that the stream reads at `position`. This is `look`,
+    unless the stream has continued with a newer topic of the same name since `look` was taken. Then
+    the newer topic replaces the deleted one in the result.
     """
     moved = {}
     for name, topic in look.items():

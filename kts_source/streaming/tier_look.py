@@ -302,8 +302,9 @@ class TierLooker:
         catalog: SegmentCatalog,
         before: Mapping[int, LogLook],
     ) -> dict[int, LogLook]:
-        """Takes snapshots of listed partitions of one topic concurrently. Returns them by partition
-        number.
+        """Takes snapshots of the listed partitions of one topic concurrently. Returns them by
+        partition number. If the listing of a partition is unchanged, reuses the snapshot in
+        `before`.
         """
         bounds = (self._options.starting, self._options.ending)
         has_times = any(isinstance(bound, TimestampBound | TimestampsBound) for bound in bounds)

@@ -145,8 +145,8 @@ def pending_partitions(
 
     Raises:
         DataLossError: Offsets were lost, before or after the stream read them.
-        InvalidOptionError: The options start at offsets given as JSON, and its partitions are not
-            the existing partitions.
+        InvalidOptionError: The JSON in option `startingOffsets`, or in a similar option, lacks an
+            existing partition or names a partition that does not exist.
     """
     if position.is_initial:
         return _initial_partitions(options, look)
@@ -325,8 +325,8 @@ class TierStream:
         self._looker.close()
 
     def fix_end(self) -> None:
-        """Makes the stream end at the ends of the partitions in the snapshot that the next call of
-        `next` uses. Later offsets are ignored.
+        """Fixes the end of the stream at the next call of `next`. The stream then ends at the
+        current end of each partition, and ignores later offsets.
         """
         self._ends_here = True
 
@@ -339,8 +339,8 @@ class TierStream:
             limited: True if the batch limits in the options apply.
 
         Raises:
-            TieredKafkaError: The stream cannot continue. If waiting may help, the error is logged
-                instead, unless no call has succeeded so far or the stream has a fixed end.
+            TieredKafkaError: The stream cannot continue. An error for which waiting may help is
+                only logged, if an earlier call has succeeded and the stream has no fixed end.
         """
         if not self._is_noted:
             self._is_noted = True

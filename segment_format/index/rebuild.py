@@ -48,7 +48,9 @@ class TransactionReplay:
     def apply(
         self, batch: DecodedBatch | RecordBatchHeader, marker: ControlRecordType | None
     ) -> None:
-        """Applies the next batch. For a control batch, `marker` is the result of `marker_of`."""
+        """Applies the next batch. For a control batch, `marker` is the result of `marker_of`; for
+        data, it is `None`.
+        """
         if batch.is_control_batch:
             first = self.open.pop(batch.producer_id, None) if marker is not None else None
             if first is not None and marker is ControlRecordType.ABORT:

@@ -193,8 +193,9 @@ class TimeIndex(ArrayValue):
         """Returns the last entry whose timestamp is at or below `timestamp`. Returns `(-1,
         base_offset)` if there is none.
 
-        Take the records whose timestamp is at or above `timestamp` and above the timestamp of the
-        returned entry. All of them are in the batch of the returned entry or after it.
+        If a record has a timestamp of at least `timestamp`, and this timestamp is greater than the
+        one of the returned entry, then the record is in the batch of the returned entry or in a
+        later batch.
         """
         index = int(np.searchsorted(self.timestamps, timestamp, side="right")) - 1
         if index < 0:

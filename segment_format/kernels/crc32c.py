@@ -3,8 +3,9 @@ else tables.
 
 A CRC instruction must wait for the result of the previous one. So a large input is split into three
 consecutive parts of equal size, whose CRCs are computed in an interleaved loop ("chains") and then
-combined. To combine them, note that appending n zero bytes to a message is a linear map of its CRC.
-This map is stored as four tables of 256 words, for two values of n: the two sizes of parts.
+combined. Combining them uses that appending n zero bytes to a message changes its CRC by a linear
+map. Parts have one of two sizes. For each of these sizes n, the map is stored as four tables of 256
+words.
 
 The vector method uses carry-less multiplication of 512-bit vectors. A message is a polynomial over
 GF(2), and its CRC is the remainder of the division by the Castagnoli polynomial P. If 16 bytes are
