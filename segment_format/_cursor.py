@@ -90,6 +90,7 @@ class ArrayValue:
 
 class Cursor:
     """Reads values from bytes `[position, stop)` of a view, and checks that each value is complete.
+    The argument `what` of its methods names the value in errors.
 
     Args:
         view: One-dimensional byte view, see `byte_view`.

@@ -103,7 +103,7 @@ def iter_arrow(
         max_rows: Maximum number of rows in a batch.
 
     Yields:
-        Batches with the schema `record_schema(columns)`. Rows are in stored order.  Their memory is
+        Batches with the schema `record_schema(columns)`. Rows are in stored order. Their memory is
         independent of `buffer`.
 
     Raises:

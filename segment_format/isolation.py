@@ -36,8 +36,8 @@ class AbortedIntervals(ArrayValue):
     Attributes:
         producer_ids: Producer id of each transaction.
         first_offsets: Base offset of the first batch of each transaction.
-        last_offsets: Offset of the abort marker of each transaction, which is above the
-            transaction's batches.
+        last_offsets: Offset of the abort marker of each transaction. It is greater than the offsets
+            of the transaction's records.
     """
 
     producer_ids: NDArray[np.int64]

@@ -94,8 +94,8 @@ class SegmentSource:
     ) -> bytes | None:
         """Returns the original bytes of a side file; `None` if the segment has no such file.
 
-        `is_cut` is True if the wanted offsets begin or end inside the segment. All its side files
-        will then be needed, so they are read together.
+        `is_cut` is True if the wanted offsets begin or end inside the segment. Then all side files
+        of the segment will be needed, so they are read together.
 
         Raises:
             CorruptSegmentError: The file is too large, or cannot be decrypted.
@@ -266,8 +266,8 @@ class SegmentSource:
             self.stopwatch.restored(times)
 
     def _keys(self, objects: SegmentObjects) -> tuple[bytes | None, bytes | None]:
-        """Returns the data key and the additional authenticated data (AAD) of a segment; `None` for
-        both if the segment is not encrypted.
+        """Returns two values: the data key and the additional authenticated data (AAD) of a
+        segment. Both are `None` if the segment is not encrypted.
         """
         encryption = objects.encryption
         if encryption is None:
@@ -369,10 +369,10 @@ def read_side_file(
 ) -> bytes:
     """Returns the stored bytes of a side file, from a cache or the store.
 
-    The plugin stores all side files of a segment in one object. If there is a pack, one request
-    reads the side file together with small adjacent side files that will probably be needed, too.
-    All of them are stored in the pack. If `is_cut` is true, all side files of the segment will
-    probably be needed.
+    The storage plugin of Kafka stores all side files of a segment in one object. If there is a
+    pack, one request reads the side file together with small adjacent side files that will probably
+    be needed, too. All of them are stored in the pack. If `is_cut` is true, all side files of the
+    segment will probably be needed.
 
     Without a pack, or if these files do not fit into it, only the side file is read, through the
     cache of the tier.

@@ -275,8 +275,8 @@ def _look_ahead(
     expected: dict[int, int | None],
 ) -> None:
     """Compares the markers in the segment from byte `position` on with `expected`, which
-    `TransactionCheck.next_markers` returned. Removes the markers that were found from `expected`.
-    Stops when all were found, or at offset `range_stop`.
+    `TransactionCheck.next_markers` returned. Deletes each expected marker from `expected` when it
+    is found. Stops when `expected` is empty, or at offset `range_stop`.
     """
     batches = _transactional_batches(task_slice, task_slice.objects, source, position)
     with closing(batches):

@@ -35,13 +35,13 @@ class SliceSurroundings:
         read_from: The plan reads all offsets of the segment from this offset up to the slice.
         read_to: The plan reads all offsets from the slice up to this offset (exclusive).
         before: Objects of the previous non-empty segment, including its producer snapshot; `None`
-            if there is a gap between the offsets that the plan reads from that segment and from
-            this one.
+            if the plan does not read the offsets directly before the offsets of this segment.
         before_start: First offset that the plan reads from the previous segment; 0 if the plan does
             not read the offset directly before it.
         before_stop: End of the offsets that the plan reads from the previous segment.
-        before_is_cut: True if the last offsets of the previous segment do not belong to the log.
-            Then the producer snapshot describes the state at a later offset than `before_stop`.
+        before_is_cut: True if the last offsets of the previous segment do not belong to the log, or
+            are read from another segment. Then the producer snapshot describes the state at a later
+            offset than `before_stop`.
     """
 
     range_stop: int
@@ -63,7 +63,7 @@ class SegmentSlice:
     the cuts are. The first cut of a segment is 0, the last is its size.
 
     Attributes:
-        segment_start: Base offset of the segment, to which the entries of its indexes are relative.
+        segment_start: Base offset of the segment. The offsets in its indexes are relative to it.
         segment_stop: One past the last offset of the segment.
         cut_start: First cut, as a byte position in the original segment, inclusive.
         cut_stop: Second cut, exclusive.
@@ -99,7 +99,7 @@ class SegmentSlice:
 
     @property
     def offset_index(self) -> StoredIndex:
-        """Location of the segment's offset index, in which boundaries are looked up."""
+        """Location of the segment's offset index. It is used to look up where batches begin."""
         return self.objects.indexes[IndexType.OFFSET]
 
     @property

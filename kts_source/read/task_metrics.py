@@ -246,7 +246,7 @@ class Stopwatch:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Adds the duration of the block to `wait`."""
+        """Adds the duration of the `with` block to `wait`."""
         began = time.perf_counter()
         try:
             yield

@@ -109,7 +109,7 @@ def _messages_of(registry: RegistryPlace) -> _Messages:
 
 
 def _writer(registry: RegistryPlace, schema_id: int | str) -> Schema:
-    """Looks up the schema with which a value was written, by its id or GUID.
+    """Looks up the writer schema of Avro values by its id or GUID, and parses it.
 
     Raises:
         LookupError: The schema does not exist, or is not an Avro schema.
@@ -250,8 +250,9 @@ class _Headers(NamedTuple):
         return pa.array(rows)
 
     def last(self, name: str) -> pa.Array | None:
-        """Returns for each row the value of its last header with this name. Rows without such a
-        header are null. Returns `None` if no row has such a header.
+        """Returns an array that contains, for each row, the value of the last header with this
+        name. The entry is null if the row has no such header. Returns `None` if no row has such a
+        header.
         """
         numbers = _true_indices(pc.equal(self.names, name))
         if not len(numbers):

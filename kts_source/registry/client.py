@@ -82,7 +82,7 @@ def ask_text(registry: RegistryPlace, path: str, *, is_new: bool = False) -> byt
     Args:
         registry: A registry with a URL, not a folder.
         path: Path to append to the URL, percent-encoded.
-        is_new: See `ask`.
+        is_new: True if registries of older versions may not support this path.
 
     Raises:
         UnknownSchemaError: The registry does not have the schema, or is too old to support the

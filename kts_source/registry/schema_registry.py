@@ -310,8 +310,8 @@ def _cache_schema(registry: RegistryPlace, schema_id: int | str, schema: Registe
 
 
 def _cache_entry(registry: RegistryPlace, schema_id: int | str) -> tuple[DiskCache | None, str]:
-    """Returns the cache for a schema, and the name of its entry. The cache is `None` if the schema
-    must not be stored on disk.
+    """Returns two values: the cache for a schema, and the name of its entry. The cache is `None` if
+    the schema must not be stored on disk.
     """
     settings, tenant = registry.cache, registry.shown().tenant
     is_skipped = registry.is_near and settings.folder is None

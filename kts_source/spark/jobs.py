@@ -198,8 +198,8 @@ def export_data_source(
 
     Args:
         name: Name of the format, unique to the run.
-        tasks: Tasks to run. A class without tasks can replace an earlier class of the same name, so
-            that the session releases its tasks.
+        tasks: Tasks to run. To release the tasks of an earlier class, the session registers a class
+            of the same name without tasks.
         job: Settings that all tasks share; `None` in a class without tasks.
     """
     format_name = name

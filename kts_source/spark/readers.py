@@ -98,8 +98,8 @@ class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
     """Reads the table that one `load()` returned.
 
     Spark pickles the reader before it calls `partitions()`, so the partitions contain all results
-    of planning. The reader does not implement `pushFilters`, because Spark 4 then returns wrong
-    rows if a query scans the same `load()` twice.
+    of planning. The reader does not implement `pushFilters`. If it did, Spark 4 would return wrong
+    rows for a query that scans the same `load()` twice.
     """
 
     def __init__(self, options: ScanOptions) -> None:

@@ -70,7 +70,7 @@ _OPS: Final = {
 
 
 class SailReader(TieredKafkaBatchReader):
-    """Reads small tasks that return few batches."""
+    """Reads tasks with Sail. Tasks are small, and each returns at most `MAX_BATCHES` batches."""
 
     def __init__(self, options: ScanOptions) -> None:
         if "targetPartitionBytes" not in options.given:
@@ -85,7 +85,8 @@ class SailReader(TieredKafkaBatchReader):
 
 
 class FilteringSailReader(SailReader):
-    """Also skips rows that do not match the filters that Sail pushes down.
+    """Skips rows that do not match the filters that Sail pushes down, as far as it supports these
+    filters.
 
     Sail creates a reader for each scan, and applies the filters again. So the reader may return
     rows that do not match, but must not skip rows that match.

@@ -45,8 +45,8 @@ def load(module: str, name: str) -> Any:  # noqa: ANN401  # any attribute
 
 @contextmanager
 def explained_imports() -> Iterator[None]:
-    """If the `with` block raises `ModuleNotFoundError`, raises another error in place of it, which
-    explains the problem.
+    """Replaces a `ModuleNotFoundError` that the `with` block raises by an error that explains the
+    problem.
 
     Raises:
         ModuleNotFoundError: A package is not installed. The message names the interpreter and the

@@ -38,8 +38,8 @@ _reset_in_children: WeakSet[Any] = WeakSet()
 
 
 def reset_after_fork(owner: Any) -> None:  # noqa: ANN401  # anything with a method `reset`
-    """Calls `owner.reset()` in every child process after a fork. Locks must be replaced there,
-    because the threads that hold them do not exist in the child.
+    """Registers an object: `owner.reset()` is called in every child process after a fork. `reset`
+    must replace locks, because the threads that hold them do not exist in the child.
     """
     _reset_in_children.add(owner)
 

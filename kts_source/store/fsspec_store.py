@@ -1,4 +1,5 @@
-"""Store for the other file systems of fsspec: memory, HDFS, SFTP, HTTP and more.
+"""Store for those file systems of fsspec that have no store class of their own: memory, HDFS, SFTP,
+HTTP and more.
 
 fsspec cannot read an object on the condition that it has a certain version. So if a read requires a
 version, the object is looked up *after* its bytes were read. If it still has the required version,

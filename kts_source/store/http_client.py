@@ -362,7 +362,9 @@ class _HttpsPool(urllib3.HTTPSConnectionPool):
 
 
 class _Stream(io.BufferedReader):
-    """Buffered bytes of a response. Detects unsolicited bytes after the end of the response."""
+    """Reads the bytes of a response through a buffer. Detects unsolicited bytes after the end of
+    the response.
+    """
 
     raw: _RawStream
 

@@ -249,8 +249,9 @@ def watched_session(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _AzureWatch:
-    """Policy for a pipeline of Azure's SDK. It is not a subclass of the SDK's policy class, so
-    Azure's library need not be imported.
+    """Policy for a pipeline of Azure's SDK. It checks each request and records each response in the
+    current `Exchange`. It is not a subclass of the SDK's policy class, so Azure's library need not
+    be imported.
     """
 
     def __init__(self, next_policy: Any) -> None:  # noqa: ANN401

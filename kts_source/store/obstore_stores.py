@@ -128,8 +128,8 @@ class ObstoreReader(RangeReader):
         return super().reason
 
     def can_read(self, key: str) -> bool:
-        """Returns whether obstore requests exactly this key. It would drop empty path segments and
-        change unprintable characters.
+        """Returns whether obstore would request exactly this key. obstore drops empty path
+        segments, and changes unprintable characters.
         """
         return super().can_read(key) and "" not in key.split("/") and key.isprintable()
 
@@ -209,8 +209,8 @@ class ObstoreReader(RangeReader):
 
 
 def read_error(class_name: str, text: str) -> RangeError:
-    """Converts an error of obstore 0.12 to a `RangeError`. Parses the error's text, because the
-    details are only there.
+    """Converts an error of obstore 0.12 to a `RangeError`. Parses the error's text, because only
+    the text contains the details.
     """
     message, _, debug = text.partition(_DEBUG)
     answer = _ANSWER.search(message)

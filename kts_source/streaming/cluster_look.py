@@ -237,7 +237,7 @@ class BrokerLook:
     def _near(self) -> dict[int, tuple[int, int]]:
         """Offset ranges of up to 100 leader epochs, by epoch. `epoch_of` will probably be called
         for these offsets. The first epoch is the one that the stream read last. If the stream has
-        read no record, these are the newest epochs.
+        read no record, the ranges belong to the newest epochs.
         """
         newest = self._brokers.leader_epoch
         first = max(newest - _EPOCHS_AT_ONCE + 1, 0)
@@ -647,8 +647,8 @@ def _unread(position: StreamPosition, look: Look) -> list[TopicPartition]:
 
 
 def _last_read(topic_position: TopicPosition | None, partition: int) -> tuple[int, int] | None:
-    """Returns the last offset of a partition that the stream has read and the leader epoch that
-    owned it then. Returns `None` if the epoch is unknown.
+    """Returns two values: the last offset of a partition that the stream has read, and the leader
+    epoch that owned it then. Returns `None` if the epoch is unknown.
     """
     if topic_position is None or partition not in topic_position.epochs:
         return None

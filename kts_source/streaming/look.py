@@ -24,8 +24,8 @@ class PendingSegment:
     """Offsets [start, stop) of one segment that the stream has not read yet.
 
     Attributes:
-        size: Uncompressed bytes of these offsets. For a part of a segment, the share that
-            corresponds to its number of offsets.
+        size: Uncompressed bytes of these offsets. If they are only a part of a segment, this is an
+            estimate in proportion to the number of offsets.
         order: Sort key; segments with the smallest key are read first.
     """
 
@@ -90,14 +90,16 @@ class LogLook(Protocol):
         """
 
     def pending(self, start: int, stop: int) -> Iterator[PendingSegment]:
-        """Yields the existing segments of offsets [start, stop), in ascending order of offsets."""
+        """Yields the existing segments that contain offsets in [start, stop), in ascending order of
+        offsets.
+        """
 
     def lag(self, position: int) -> PartitionLag:
         """Returns the lag of a stream whose next offset is `position`."""
 
     def plan(self, wanted: BatchRange) -> PlannedPartition | None:
-        """Plans the read of a batch's offsets in this partition. Returns `None` if no segment is
-        left and `failOnDataLoss` is false.
+        """Plans the read of a batch's offsets in this partition. Returns `None` if the tier has no
+        segment of the partition any more and `failOnDataLoss` is false.
 
         Raises:
             TieredKafkaError: The offsets can no longer be read.

@@ -51,8 +51,8 @@ class TopicPosition:
     Attributes:
         topic_id: Id of the topic; `None` if Spark's Kafka source wrote the position.
         offsets: The next offset to read in each partition.
-        epochs: Leader epoch of the record before the next offset, for partitions in which it is
-            known.
+        epochs: Leader epoch of the record before the next offset. Contains only partitions for
+            which this epoch is known.
     """
 
     topic_id: str | None
@@ -62,8 +62,8 @@ class TopicPosition:
 
 @dataclass(frozen=True, slots=True)
 class TopicBegin:
-    """Start offsets of a batch in those partitions of one topic in which the batch does not start
-    at the previous position.
+    """Start offsets of a batch in one topic. Contains only partitions in which the batch does not
+    start at the previous position.
     """
 
     topic_id: str

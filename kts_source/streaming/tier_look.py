@@ -220,8 +220,9 @@ class TierLogLook:
         return planned
 
     def pending(self, start: int, stop: int) -> Iterator[PendingSegment]:
-        """See `LogLook`. Skips holes. If reading further segments completes the log, the iterator
-        ends, because the earlier results may be wrong and the caller must start again.
+        """See `LogLook`. Skips holes. If the iterator has to read the last unread manifests of the
+        log, it ends after that. Then the results so far may be wrong, and the caller must start
+        again.
         """
         position, count = start, _FIRST_SEGMENTS
         while position < stop:

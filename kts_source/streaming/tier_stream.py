@@ -66,8 +66,7 @@ class BatchLimits:
         offsets: Maximum number of offsets. The batch may end inside a segment.
         size: Maximum of uncompressed segment bytes. The batch ends between segments, and contains
             at least one.
-        segments: Maximum number of segments. A segment of which only a part is unread counts as
-            one.
+        segments: Maximum number of segments. A partly read segment counts as one.
     """
 
     offsets: int | None = None
@@ -81,8 +80,8 @@ NO_LIMITS = BatchLimits()
 def admit(
     pending: Mapping[TopicPartition, Iterator[PendingSegment]], limits: BatchLimits
 ) -> dict[TopicPartition, int]:
-    """Chooses the segments of a micro-batch. Returns the end offset, exclusive, in each partition
-    from which the batch reads.
+    """Chooses the segments of a micro-batch. Returns the end offset (exclusive) for each partition
+    that the batch reads.
 
     Advances the iterators only as far as needed.
 
@@ -569,7 +568,7 @@ class TierStream:
 
     def _up_to_target(self, pending: Sequence[PendingPartition]) -> list[PendingPartition]:
         """Returns the unread offsets below the fixed end of the stream. Omits partitions that were
-        created later.
+        created after the end was fixed.
         """
         if self._target is None:
             self._target = {(each.partition, each.topic_id): each.stop for each in pending}
@@ -583,10 +582,10 @@ class TierStream:
         ]
 
     def _up_to_hole(self, pending: PendingPartition) -> PendingPartition:
-        """Returns the unread offsets below the first hole (missing offsets) that the stream may not
-        skip.
+        """Returns the unread offsets before a hole, which is a range of missing offsets. This is
+        the first hole that the stream must not skip. Returns `pending` if there is no such hole.
 
-        A hole may not be skipped if a copy of its offsets may be in progress, or if
+        A hole must not be skipped if a copy of its offsets may be in progress, or if
         `failOnDataLoss` is true.
 
         Raises:

@@ -193,9 +193,9 @@ class TimeIndex(ArrayValue):
         """Returns the last entry whose timestamp is at or below `timestamp`. Returns `(-1,
         base_offset)` if there is none.
 
-        If a record has a timestamp of at least `timestamp`, and this timestamp is greater than the
-        one of the returned entry, then the record is in the batch of the returned entry or in a
-        later batch.
+        All records with a timestamp above `timestamp` are in the batch of the returned entry or in
+        later batches. The same is true for records with exactly this timestamp, unless the returned
+        entry has it, too. Then such records may also be in earlier batches.
         """
         index = int(np.searchsorted(self.timestamps, timestamp, side="right")) - 1
         if index < 0:
