@@ -211,8 +211,8 @@ class StoreUnavailableError(StoreError):
 
 
 class StreamOffsetError(TieredKafkaError):
-    """A position in a stream's checkpoint has a format that this version cannot read, or
-    contradicts options.
+    """A position in a stream's checkpoint has a format that this version cannot read, or does not
+    fit the options.
     """
 
 
@@ -237,14 +237,14 @@ class LeaderChangedError(BrokerError):
 
 
 class OldBrokerError(BrokerError):
-    """A broker before Kafka 4.0 would read from its tier, and might return records of aborted
-    transactions.
+    """A broker before Kafka 4.0 would have to read the records from its tier. In this case, it
+    might return records of aborted transactions.
     """
 
 
 class RegistryError(TieredKafkaError):
-    """A schema registry returned an error or an invalid response. The rows themselves may be
-    valid.
+    """A schema registry returned an error or an invalid response. This does not mean that the rows
+    are invalid.
     """
 
 

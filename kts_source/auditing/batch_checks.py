@@ -83,7 +83,7 @@ def segment_tables(
     max_batch_bytes: int,
     start_offset: int = 0,
 ) -> Iterator[BatchTable]:
-    """Yields all batches of a segment in tables, in log order.
+    """Yields all batches of a segment in log order. Each table contains several batches.
 
     Needs memory for the bytes that are read ahead, one window of bytes and one batch.
 
@@ -95,8 +95,8 @@ def segment_tables(
         start_offset: Records below this offset are not included in the record counts of the tables.
 
     Raises:
-        SegmentFormatError: Invalid batch. All batches before it were yielded.
-        TieredKafkaError: See `SegmentSource.windows`. All batches before it were yielded.
+        SegmentFormatError: A batch is invalid. All batches before it were yielded.
+        TieredKafkaError: See `SegmentSource.windows`. All batches before the error were yielded.
     """
     size = segment.objects.size_in_bytes
     scanner = BatchScanner(size, max_batch_bytes=max_batch_bytes, start_offset=start_offset)
@@ -186,8 +186,8 @@ class SegmentIndexes(SideFileReader):
         return max(max_timestamps_from(read, size, 0, segment.start_offset), default=-1)
 
     def check_last_entry(self, max_batch_bytes: int) -> None:
-        """Checks that a batch begins at the position in the last entry of the offset index. Reads
-        one chunk of the log.
+        """Checks that the last entry of the offset index points to the first byte of a batch, and
+        that the offsets of the entry and the batch match. Reads one chunk of the log.
         """
         if self.offsets is None or not len(self.offsets):
             return
@@ -251,7 +251,9 @@ class SegmentIndexes(SideFileReader):
         return self.times.timestamps[due], offsets[due]
 
     def skip(self, table: BatchTable) -> None:
-        """Advances past the index entries of a table for which `fits` returned True."""
+        """Marks the index entries that point into `table` as compared. Call it only if `fits`
+        returned True for `table`.
+        """
         if not len(table):
             return
         self._next_offset += len(self._due_offsets(table)[0])
@@ -324,8 +326,8 @@ class LogCheck:
     """Checks the batches of a segment, and keeps the first fault of each kind.
 
     Attributes:
-        faults: Maps the kind of a fault to its first offset, its end offset (exclusive) and a
-            description.
+        faults: The first fault of each kind, by kind. A fault has three values: its first offset,
+            its end offset (exclusive) and a description.
         next_offset: One past the last offset of the batches that were checked so far.
     """
 
@@ -358,7 +360,9 @@ class LogCheck:
         )
 
     def skip(self, table: BatchTable) -> None:
-        """Advances `next_offset` past a table for which `fits` returned True."""
+        """Marks the batches in `table` as checked. Call it only if `fits` returned True for
+        `table`.
+        """
         if len(table):
             self._has_batch = True
             self.next_offset = max(self.next_offset, int(table.last_offsets[-1]) + 1)

@@ -55,7 +55,7 @@ class Retention:
 
     @classmethod
     def of(cls, configs: TopicConfigs) -> Self:
-        """Reads the retention from the configuration of a topic."""
+        """Creates the retention from the configuration of a topic."""
         if configs.refusal:
             return cls(refusal=configs.refusal)
         if "delete" not in configs.values.get("cleanup.policy", "delete").split(","):
@@ -124,7 +124,7 @@ class BrokerSnapshot:
         Args:
             settings: Settings of connections to brokers.
             options: Options of the audit.
-            counts: See `ClusterView`.
+            counts: Known number of partitions by topic id. A topic may have more.
 
         Raises:
             TopicNotFoundError: The cluster lacks the audited topics or the topic

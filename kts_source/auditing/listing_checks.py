@@ -109,7 +109,9 @@ class PartitionObjects:
     def segment_finding(
         self, name: str, segment: RemoteSegment, keys: Sequence[str], detail: str
     ) -> Finding:
-        """Returns a finding of kind `name` about all offsets of a segment."""
+        """Returns a finding of kind `name` about all offsets of a segment and the objects with the
+        keys `keys`.
+        """
         return self.finding(name, segment.start_offset, segment.stop_offset, keys, detail)
 
 

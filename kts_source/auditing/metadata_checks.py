@@ -210,7 +210,9 @@ class SideFileFacts:
 
     @property
     def is_unreadable(self) -> bool:
-        """True if the files are archived, or encrypted with a key that is missing."""
+        """True if the files cannot be read, because they are archived or because the private key
+        that decrypts them is missing.
+        """
         return self is NO_FACTS or bool(self.locked_by)
 
     @property

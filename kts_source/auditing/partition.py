@@ -170,7 +170,7 @@ class PartitionAudit:
     def _read_metadata(
         self, partition: PartitionObjects, key_ring: KeyRing, state: PartitionState
     ) -> _Metadata:
-        """Checks the listing, and reads and checks all manifests and side files."""
+        """Checks the listing. Then reads and checks all manifests and side files."""
         findings = self._check_listing(partition)
         segments, facts, proven = self._read_segments(partition, key_ring, state)
         orphans = [orphan.described for orphan in partition.orphans if orphan.described is not None]
@@ -510,8 +510,8 @@ def _kept_result(
     key_ring: KeyRing,
 ) -> tuple[PartitionStatement, list[Finding]] | None:
     """Restores a result that `_keep_result` stored. Returns `None` if the level differs or a
-    private key is missing. Also returns `None` if the clock was set back since then, because
-    timestamps of segments may now be in the future.
+    private key is missing. Also returns `None` if the clock was set back after the result was
+    stored, because timestamps of segments may now be in the future.
     """
     try:
         kept_level, kept_ms, keys, statement, findings = value

@@ -44,7 +44,7 @@ class Kind:
     Attributes:
         name: Name in reports and metrics.
         severity: Severity of all findings of this kind.
-        level: The first audit level that finds it. Higher levels find it, too.
+        level: The lowest audit level that finds it. Higher levels find it, too.
         meaning: The problem and its consequence.
         advice: The action to take.
     """
@@ -482,8 +482,8 @@ class AuditReport:
 
     @property
     def exit_code(self) -> int:
-        """3 if offsets that the tier should have are missing, 1 if there are other errors, 0
-        without errors.
+        """Exit code of the command: 3 if offsets that the tier should have are missing, 1 if there
+        are only other errors, 0 if there is no error.
         """
         if any(finding.kind.loses_data for finding in self.errors):
             return 3

@@ -691,7 +691,9 @@ _lock = threading.Lock()
 
 @contextmanager
 def borrowed_cluster(settings: BrokerSettings) -> Iterator[Cluster]:
-    """Yields a cluster for exclusive use, with the connections of an earlier task if possible."""
+    """Yields a cluster client that no other task uses at the same time. If possible, it is one from
+    an earlier task, whose connections are still open.
+    """
     cluster = _taken(settings) or Cluster(settings)
     try:
         yield cluster

@@ -171,8 +171,8 @@ class Connection:
             raise
 
     def is_usable(self, seconds: float) -> bool:
-        """Returns whether the socket is open and the login stays valid for this number of seconds
-        (KIP-368).
+        """Returns True if the socket is open and the login stays valid for at least `seconds`
+        seconds (KIP-368).
         """
         return self._socket.fileno() >= 0 and time.monotonic() + seconds < self._expires
 
@@ -285,8 +285,8 @@ class Connection:
 
     @contextlib.contextmanager
     def _closing_on_error(self) -> Any:  # noqa: ANN401
-        """Closes the socket if the block raises an error, because the rest of a response that was
-        read partly cannot be skipped.
+        """If the block raises a network error, closes the socket and raises `LostConnectionError`.
+        The connection cannot be used any more, because it may still receive the rest of a response.
         """
         try:
             yield

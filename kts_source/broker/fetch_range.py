@@ -217,7 +217,7 @@ class _Patience:
         return time.monotonic() - self._progress > _PATIENCE_SECONDS
 
     def sleep(self) -> None:
-        """Sleeps, each time twice as long as the previous time, up to a maximum."""
+        """Sleeps. Each call sleeps twice as long as the previous call, up to a maximum."""
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, _MAX_PAUSE_SECONDS)
 

@@ -238,11 +238,11 @@ class SaslClient(Protocol):
 
 
 def sasl_client(security: Security, host: str) -> SaslClient:
-    """Creates the client for a login with the mechanism of the security settings.
+    """Creates the client for one login. The mechanism is taken from the security settings.
 
     Args:
         security: Security settings with a SASL mechanism.
-        host: Host name with which the connection was opened.
+        host: Host name of the broker to which the connection was opened.
 
     Raises:
         InvalidOptionError: A package that the mechanism needs is not installed.
@@ -403,8 +403,8 @@ def _kerberos_mechanism(login: Kerberos, host: str) -> Any:  # noqa: ANN401
     from kafka.net.sasl.gssapi import SaslMechanismGSSAPI
 
     class Mechanism(SaslMechanismGSSAPI):  # type: ignore[misc]  # kafka-python is not typed
-        """Starts the security context with the configured credentials, which the base class does
-        not support.
+        """The GSSAPI mechanism of kafka-python, with the configured credentials. The base class
+        does not support them.
         """
 
         def __init__(self) -> None:
@@ -436,8 +436,8 @@ def require_kafka() -> None:
 
 
 class _EmptyPackage(ModuleType):
-    """Placeholder for the package `kafka`. It runs the package's `__init__` when an attribute is
-    used that is not a submodule.
+    """Placeholder for the package `kafka`. It runs the package's `__init__` when an attribute of
+    the package is used. Importing a submodule does not run it.
     """
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401

@@ -78,8 +78,8 @@ class KeyEntry:
 
 
 def pem_certificates(text: str) -> tuple[bytes, ...]:
-    """Returns all certificates in a PEM text as DER. Line ends in the text may be replaced by
-    spaces.
+    """Returns all certificates in a PEM text as DER. Also accepts a text that has spaces instead of
+    line ends.
 
     Raises:
         KeyStoreError: The text contains no certificate or an invalid certificate.
@@ -95,8 +95,8 @@ def pem_certificates(text: str) -> tuple[bytes, ...]:
 
 
 def pem_key(text: str, password: str | None) -> bytes:
-    """Returns the private key in a PEM text, decrypted (PKCS#8, DER). The text must contain exactly
-    one key.
+    """Returns the private key in a PEM text as PKCS#8 (DER). Decrypts it with `password` if it is
+    encrypted. The text must contain exactly one key.
 
     Raises:
         KeyStoreError: The text does not contain exactly one key, the key is not PKCS#8, or the
@@ -129,7 +129,7 @@ def pem_key(text: str, password: str | None) -> bytes:
 
 
 def key_entry(data: bytes, password: str) -> KeyEntry:
-    """Returns the private key in a PKCS12 store and its certificate chain.
+    """Returns the private key in a PKCS12 store with its certificate chain.
 
     Raises:
         KeyStoreError: The store is not PKCS12, contains no key, or the password is wrong.

@@ -178,7 +178,7 @@ class CacheCounters:
         )
 
     def __sub__(self, other: CacheCounters) -> CacheCounters:
-        """Returns the increase of each counter since `other`, which was copied earlier."""
+        """Returns the increase of each counter since the earlier counters `other`."""
         return CacheCounters(
             self.hits - other.hits,
             self.misses - other.misses,

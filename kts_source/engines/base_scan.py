@@ -129,7 +129,7 @@ class BaseScan:
         return self.task_reader(task)
 
     def select(self, columns: Sequence[str]) -> Self:
-        """Returns a scan of the same rows with only these columns, in this order.
+        """Returns a scan of the same rows that has only the columns in `columns`, in this order.
 
         Args:
             columns: Names of columns of the table.

@@ -76,7 +76,9 @@ class TierDatasource(Datasource):  # type: ignore[misc]  # Ray ships no types fo
         per_task_row_limit: int | None = None,
         data_context: object = None,
     ) -> list[ReadTask]:
-        """Returns a Ray read task for each task of the plan."""
+        """Returns a Ray read task for each task of the plan. `parallelism` has no effect, because
+        the plan determines the number of tasks.
+        """
         columns = self._get_data_columns()
         condition = None if self._predicate_expr is None else self._predicate_expr.to_pyarrow()
         scan = self._scan

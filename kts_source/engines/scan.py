@@ -195,7 +195,7 @@ class Scan(BaseScan):
         return self.to_reader().__arrow_c_stream__(requested_schema)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the scan, together with its plan if it was planned."""
+        """Pickles the scan. If its plan was made, the pickle contains the plan, too."""
         return _restored, (self._options, self._where, self._max_rows, self._shared_plan.made)
 
 

@@ -93,8 +93,8 @@ def latest(table: pa.Table) -> pa.Table:
 
 
 class Buckets:
-    """Distributes the records of one task to buckets by key, and writes a temporary file per
-    bucket.
+    """Distributes the records of one task to buckets by key. Writes them to temporary files, each
+    with records of one bucket.
     """
 
     def __init__(self, number: int, buckets: int, job: ExportJob) -> None:

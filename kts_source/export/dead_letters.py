@@ -99,7 +99,7 @@ class DeadLetters:
         return DeadLetterFile(self._key, f"{self._name}.parquet", self._file.rows, size)
 
     def abandon(self) -> None:
-        """Deletes the incomplete file."""
+        """Deletes the incomplete file. Does nothing if no row was rejected."""
         if self._file is not None and self._target is not None:
             self._file.abandon()
             with contextlib.suppress(Exception):

@@ -2,10 +2,10 @@
 and the partitioning. The table stores these settings. An export continues a table only if its
 settings are equal to the stored ones.
 
-A transform is represented by a digest of its source code and of all objects that it refers to
-directly: closures, default arguments, arguments of `functools.partial`, and attributes, at any
-depth. If one of these objects has an attribute `fingerprint` of type str, this text is used instead
-of a digest of the object.
+A transform is represented by a digest of its source code and of all objects that are bound to it:
+closures, default arguments, arguments of `functools.partial`, attributes, and the objects that are
+bound to these objects. If one of them has an attribute `fingerprint` of type str, this text is used
+instead of a digest of the object.
 
 The digest does not cover global variables, functions that the code calls by a global name, and
 attributes that are added to a class later.
@@ -47,7 +47,7 @@ def own_fingerprint(value: object) -> str | None:
 
 def digest_transform(transform: object) -> str:
     """Returns a digest of a transform. It is equal in every process if the code of the transform
-    and the objects that it refers to are equal.
+    and the objects that are bound to it are equal.
 
     Raises:
         FingerprintError: The content of one of these objects cannot be determined.
@@ -190,8 +190,8 @@ def source_of(value: Any) -> bytes | None:  # noqa: ANN401
 
 
 def _is_of_stdlib(value: Any) -> bool:  # noqa: ANN401
-    """Returns whether an object belongs to Python's standard library. Its source is not used,
-    because it changes with Python versions.
+    """Returns True if an object belongs to Python's standard library. The source code of such an
+    object is not part of a digest, because it changes with Python versions.
     """
     return str(getattr(value, "__module__", "")).partition(".")[0] in sys.stdlib_module_names
 
@@ -268,8 +268,8 @@ def describe_transform(transform: Transform | None) -> str:
     change cannot be detected (see the module).
 
     If the transform has an attribute `fingerprint`, the text is this attribute. Otherwise it
-    consists of the name, a digest of the source code, and a digest of all objects that the
-    transform refers to. Without a transform, it is empty.
+    consists of the name, a digest of the source code, and a digest of all objects that are bound to
+    the transform. Without a transform, it is empty.
 
     Raises:
         FingerprintError: See `digest_transform`.

@@ -283,7 +283,7 @@ def check_columns(schema: pa.Schema, settings: ExportSettings, values_in: Values
 
 
 def _is_typed(kind: pa.DataType) -> bool:
-    """Returns True if the type does not contain the null type, neither itself nor inside it."""
+    """Returns False if the type is the null type, or contains the null type at any depth."""
     inner = (kind.field(number).type for number in range(kind.num_fields))
     return not pa.types.is_null(kind) and all(_is_typed(inner_type) for inner_type in inner)
 

@@ -181,9 +181,7 @@ def _opened(
 
 
 def _run_id_in(key: str) -> str:
-    """Returns the run id that the key of a file contains, or the key itself if it contains no run
-    id.
-    """
+    """Returns the run id in the key of a file. Returns the key itself if it contains no run id."""
     run_id = re.search("[0-9a-f]{32}", key)
     return key if run_id is None else run_id[0]
 
@@ -347,7 +345,9 @@ class _Run:
                 target.delete(spilled.key)
 
     def _run_tasks(self, tasks: Sequence[RunnableTask], job: ExportJob) -> list[TaskReport]:
-        """Runs tasks and returns their reports, in order of task numbers."""
+        """Runs tasks and returns their reports, ordered by task number. Raises `ExportError` if a
+        report is missing or occurs twice.
+        """
         started = time.monotonic()
         reports: dict[int, TaskReport] = {}
         if tasks:

@@ -33,8 +33,8 @@ class WriteTarget:
         storage: Credentials and settings of the store.
         prefix: Prefix of every key, relative to the root.
         suffix: Suffix of every key.
-        values_in: Location of the partition values of a file: its `path`, the table's `log`, or the
-            columns of the `file`.
+        values_in: Location of the partition values of a file. `path`: the folder names in its path.
+            `log`: the log of the table. `file`: columns of the file.
     """
 
     path: str
@@ -166,18 +166,17 @@ class TaskReport:
 
     Attributes:
         number: Number of the task within its run.
-        schema: Schema of the rows written; `None` if no row was written.
-        rows_read: Number of rows that were decoded, without records of aborted transactions and
-            transaction markers.
+        schema: Schema of the rows that the task wrote; `None` if it wrote no row.
+        rows_read: Number of rows that were read from the source, before the transform.
         dead_letters: The file of rows that were rejected.
-        segment_bytes: Original bytes of the segment parts that the task reads.
+        segment_bytes: Original bytes of the parts of segments that the task read.
         requests: Number of read requests sent to the tier.
-        bytes_read: Object bytes received.
+        bytes_read: Number of bytes received from objects.
         seconds_writing: Part of `seconds` that was spent on transforms, encoding, compression and
             storing.
         spills: Temporary files that a task of the first round of a compaction wrote.
-        newest_ms: Topic id, partition and newest timestamp in ms; only in the first round of a
-            compaction.
+        newest_ms: Three values for each partition: topic id, partition number, and timestamp of the
+            newest record in ms. Only set in the first round of a compaction.
         lost: Ranges of offsets that were not read because their objects no longer exist.
     """
 

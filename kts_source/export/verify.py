@@ -99,6 +99,13 @@ def verify(
 ) -> tuple[str, ...]:
     """Checks that a table has the rows that its commits wrote.
 
+    Args:
+        contents: The files of the table; `None` if the table does not exist.
+        committed: The offset ranges that the table has.
+        partitions: The planned partitions. Their topics are checked.
+        options: Options of the source.
+        settings: Settings of the export.
+
     Returns:
         Sentences that describe what was verified and what was not.
 

@@ -238,7 +238,7 @@ class ExportTable(ABC):
             yield
 
     def running(self) -> set[str]:
-        """Returns the ids of the runs that write to the table now."""
+        """Returns the ids of the runs that are writing to the table at the moment."""
         root = self._root()
         if scheme_of(root) == "file":
             folder = local_root(root) / MARKS
@@ -545,7 +545,14 @@ def without_other_exports(
 def partitioning_error(
     there: str, asked: str, uri: str, owner: str = "the table"
 ) -> UnsupportedTargetError:
-    """Returns the error for a target that is partitioned by other columns than the export."""
+    """Returns the error for a target that has other partition columns than the export.
+
+    Args:
+        there: Partition columns of the target.
+        asked: Partition columns of the export.
+        uri: The target.
+        owner: Owner of the partition columns `there`, for the message.
+    """
     return UnsupportedTargetError(
         f"{owner} is partitioned by {there or 'no column'}, but the export has partition_by"
         f" {asked or 'no column'}: readers cannot read both in one table. Use the existing"

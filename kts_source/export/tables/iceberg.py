@@ -196,7 +196,7 @@ class IcebergExportTable(ExportTable):
         }
 
     def _check_no_files(self, snapshot: Table) -> None:
-        """Raises `ExportError` if the table has files, but no properties of the export."""
+        """Raises `ExportError` if the table has files of the export, but lacks its properties."""
         if snapshot.current_snapshot() is None:
             return
         export_id = self._settings.export_id
@@ -457,8 +457,8 @@ def check_table(table: Table, partition_by: Sequence[PartitionField], uri: str) 
     """Checks a table before any row is read.
 
     Raises:
-        UnsupportedTargetError: The table is partitioned by other columns, or its readers would not
-            find the columns or the partitions of plain files.
+        UnsupportedTargetError: The table is partitioned by other columns. Or readers of the table
+            could not find columns or partition values in the export's files.
     """
     if table.format_version > _MAX_FORMAT:
         raise UnsupportedTargetError(

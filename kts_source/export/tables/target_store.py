@@ -52,7 +52,7 @@ class TargetStore(ObjectStore, Protocol):
         """Returns a whole object.
 
         Raises:
-            ObjectNotFoundError: No such object.
+            ObjectNotFoundError: The object does not exist.
         """
         info = self.head(key)
         return bytes(self.get_range(key, 0, info.size, version=info.version))
@@ -81,7 +81,8 @@ class TargetStore(ObjectStore, Protocol):
             size: Bytes of the object.
 
         Raises:
-            ExportError: No object has one of the two keys, or another object has the final key.
+            ExportError: Neither `source` nor `destination` exists, or `destination` is another
+                object.
         """
         ...
 
