@@ -279,10 +279,10 @@ def check_leader_start(
 ) -> list[Finding]:
     """Compares the log start in the newest leader-epoch checkpoint with the leader's log start.
 
-    If the checkpoint's log start is not higher, drops the findings that doubt it. If it is higher,
-    the tier does not serve offsets that consumers can read. Then a finding of kind
-    `lineage-disagrees` replaces the findings that advise to delete segments. Returns the findings
-    after these changes.
+    If the checkpoint's log start is not higher, the leader confirms it. Then findings of kind
+    `log-start-unconfirmed` are dropped. If it is higher, the tier does not serve offsets that
+    consumers can read. Then a finding of kind `lineage-disagrees` replaces the findings that advise
+    to delete these offsets. Returns the findings after these changes.
 
     Args:
         partition: The partition.

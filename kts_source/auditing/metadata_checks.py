@@ -349,8 +349,8 @@ def _epochs_text(entries: tuple[EpochEntry, ...]) -> str:
 
 
 class CheckedSideFiles(SideFiles):
-    """Returns the contents of side files that were already read and checked. The code that decides
-    which transactions were aborted uses it.
+    """Returns the contents of side files that were already read and checked. They are used to
+    decide which transactions were aborted.
 
     Args:
         facts: Contents of the side files, by key of the segment's log object.

@@ -430,8 +430,8 @@ def _without_repeated(findings: Sequence[Finding]) -> list[Finding]:
 def _with_stop(
     finding: Finding, unserved: Sequence[tuple[int, int | None]], holes: Sequence[Hole]
 ) -> Finding:
-    """Returns the finding with an end offset if it has none and starts in a hole. The end is the
-    first offset of the next segment in `unserved`, or the end of the hole if that is lower.
+    """If the finding has no end offset and starts in a hole, returns it with an end offset. This is
+    the first offset of the next segment in `unserved`, or the end of the hole if that is lower.
     """
     start = finding.start
     if start is None or finding.stop is not None:
@@ -485,7 +485,8 @@ def _keep_result(
     segments: Iterable[ProvenSegment],
     result: tuple[PartitionStatement, Sequence[Finding]],
 ) -> None:
-    """Stores the result of a partition in which every segment has a proof in `state`.
+    """Stores the result of a partition in `state`. Every segment of the partition must have a
+    proof.
 
     A result with a finding about timestamps is not stored, because it depends on the time.
     """

@@ -178,8 +178,8 @@ class LogProof:
     digest: DigestPart
 
     def open_after_given(self, known_open: Mapping[int, int]) -> dict[int, int]:
-        """Returns the transactions that are open at the segment's end, if exactly the transactions
-        in `known_open` are open at its start.
+        """Returns the transactions that are open at the segment's end. `known_open` must contain
+        the transactions that are open at its start.
         """
         from_before = self.open_after.items() & self.open_before.items()
         return {**self.own_after, **dict(from_before & known_open.items())}

@@ -168,11 +168,11 @@ def knows_local_start(cluster: Cluster, topic_partition: TopicPartition) -> bool
 
 
 def reports_aborted_from(cluster: Cluster, topic_partition: TopicPartition) -> int:
-    """Returns the first offset from which on the leader reports all aborted transactions. Returns 0
-    if it reports them for all records.
+    """Returns an offset. For records at or above this offset, the leader reports all aborted
+    transactions. If it is 0, this is the case for all records.
 
-    The offset never decreases. So all aborted transactions were also reported in earlier responses
-    for records above this offset.
+    The offset never decreases. So earlier responses about records at or above this offset were
+    complete, too.
 
     Raises:
         LeaderChangedError: Another broker is the leader now.

@@ -525,8 +525,8 @@ class RangeFetcher:
         return _Lost(stop, DataLossError(text, **self._location(offset)))
 
     def _first_served(self, refused: int) -> int:
-        """Finds an offset above `refused` from which on the leader returns records again. Returns
-        the end of the range if no lower offset is found.
+        """Finds an offset above `refused` at which the leader returns records again. Returns the
+        end of the range if no lower offset is found.
 
         Brokers do not report this offset, so it is searched with test requests. The leader returns
         all records on its own disk, so only offsets below the start of its disk are tested. A short

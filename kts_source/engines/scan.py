@@ -38,8 +38,8 @@ def scan(source: Mapping[str, str]) -> Scan:
         source: Options as for `spark.read.format("tiered-kafka")`.
 
     Raises:
-        InvalidOptionError: An option is unknown, malformed or contradicts another option. Also
-            raised by `with_types`.
+        InvalidOptionError: An option is unknown, malformed or contradicts another option. Or the
+            schema of JSON values cannot be inferred from the sample.
     """
     check_for_batch(options := parse_any_options(source))
     if "targetPartitionBytes" not in options.given:

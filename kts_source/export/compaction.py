@@ -357,7 +357,7 @@ class BucketTask:
         self, target: TargetStore, modulus: int, remainder: int
     ) -> pa.Table | None:
         """Returns the latest records of the keys in one share of the bucket. A key belongs to the
-        share if the hash of the key modulo `modulus` is `remainder`. Returns `None` if the records
+        share if a hash of the key, modulo `modulus`, is `remainder`. Returns `None` if the records
         do not fit into memory.
         """
         merged: pa.Table | None = None

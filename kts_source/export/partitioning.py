@@ -161,8 +161,8 @@ class PartitionField:
 
     @property
     def column(self) -> str:
-        """Name of the column in the files that contains the source value, if files contain the
-        partition values.
+        """Name of the column that contains the source value in a file. Only used if files contain
+        the partition values.
 
         A field of a struct is copied to a separate column for this. Otherwise an Iceberg table
         could be partitioned by the first field of a struct. In such a table, Java readers return a

@@ -72,8 +72,8 @@ class CommittedRanges(Protocol):
 def held_range(
     committed: CommittedRanges, topic: str, topic_id: str, partition: int
 ) -> OffsetRange | None:
-    """Returns the range of offsets that a table has of a partition. Returns `None` if it has no
-    offsets of the partition.
+    """Returns the range of a partition's offsets that are in a table. Returns `None` if the table
+    has no offsets of the partition.
     """
     return committed.get(partition_key(topic, topic_id, partition))
 

@@ -154,7 +154,11 @@ class Commit:
     """A commit that adds data files and extends offset ranges.
 
     Attributes:
-        advances: The offsets that the commit adds.
+        advances: The offsets that the commit adds to each partition.
+        files: The data files that the commit adds.
+        fingerprint: Settings that determine the rows of the table, by name.
+        schema: Columns of the rows, including the partition columns. `None` if they are unknown,
+            because no row was written.
         run_id: Run that wrote the files.
         base: Keys of all data files of the table. The new files replace them, and the commit fails
             if the table has other files. `None` = add files without replacing any.

@@ -504,7 +504,7 @@ def check_table(table: Table, partition_by: Sequence[PartitionField], uri: str) 
 def _nested_fields(
     mapping: Sequence[MappedField], prefix: str = ""
 ) -> Iterator[tuple[str, int | None]]:
-    """Yields the dotted path and the field id of each name in a name mapping and inside it."""
+    """Yields the dotted path and the field id of each name at any depth of a name mapping."""
     for field in mapping:
         for name in field.names:
             yield f"{prefix}{name}", field.field_id
@@ -685,7 +685,7 @@ def upper_bound(text: str, length: int | None) -> str | None:
     no such text exists.
 
     PyIceberg increments the last character, which turns U+D7FF into a surrogate that UTF-8 cannot
-    encode. Like Iceberg for Java, this skips the surrogates.
+    encode. Like Iceberg for Java, this function skips the surrogates.
     """
     if length is None or len(text) <= length:
         return text
@@ -699,8 +699,8 @@ def upper_bound(text: str, length: int | None) -> str | None:
 
 
 def _metrics_plan(schema: Schema, properties: Mapping[str, str]) -> dict[int, Any]:
-    """Returns by field id which metrics (such as counts and bounds) to record. Fields of structs
-    get the same metrics as columns.
+    """Returns by field id which metrics, such as bounds, are recorded. Fields of structs get the
+    same metrics as columns.
 
     PyIceberg records only counts for all nested fields, but this is needed only for items of lists
     and maps.
