@@ -55,7 +55,7 @@ class Secret(Generic[T]):
 
 
 def scrub(text: str, secrets: Iterable[str] = ()) -> str:
-    """Returns a text with `***` in place of secrets. Secrets are user names, passwords and query
+    """Returns `text` with `***` in place of secrets. Secrets are user names, passwords and query
     strings in URLs, and the values in `secrets`.
 
     Args:

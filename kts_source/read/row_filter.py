@@ -1,4 +1,4 @@
-"""Decodes a slice and returns the rows for which option `where` is true.
+"""Decodes a slice and returns the rows that satisfy option `where`.
 
 Usually makes two passes over each window of bytes:
 
@@ -39,8 +39,7 @@ class FilteringDecoder:
     """A replacement for `RecordDecoder` that also filters rows.
 
     Args:
-        predicate: Condition that does not use topic or partition. Only rows for which it is true
-            are returned.
+        predicate: Condition that returned rows must satisfy. It does not use topic or partition.
         decoder: Creates a `RecordDecoder` for the slice. Keyword arguments replace the defaults for
             the slice.
         columns: Columns of the batches, in order.

@@ -163,10 +163,11 @@ class SegmentSource:
 
         Raises:
             TieredKafkaError: A span failed; attribute `span` of the error is the failed span. All
-                bytes of earlier spans were yielded before. ObjectNotFoundError: the segment's
-                object does not exist. ObjectChangedError: the object is not the planned version.
-                CorruptSegmentError: a chunk does not match the manifest, fails authentication, or
-                its key is missing.
+                bytes of earlier spans were yielded before.
+            ObjectNotFoundError: The segment's object does not exist.
+            ObjectChangedError: The object is not the planned version.
+            CorruptSegmentError: A chunk does not match the manifest, fails authentication, or its
+                key is missing.
         """
         pending: deque[S] = deque()
         answers = fetch_ranges(

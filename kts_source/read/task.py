@@ -69,7 +69,7 @@ class SegmentSlice:
         cut_stop: Second cut, exclusive.
         start_offset: Rows below this offset are skipped.
         stop_offset: Rows at or above this offset are skipped.
-        aborted: Intervals of offsets in which transactional batches of a producer are skipped.
+        aborted: Intervals of aborted transactions. Transactional batches in them are skipped.
         lineage: Leader epochs that own the offsets; a batch of another epoch is an error. Empty =
             epochs are not checked.
         topic_id: Id of the topic.

@@ -54,8 +54,7 @@ class TypedRows:
     Args:
         columns: Wanted columns, in order.
         formats: Formats of keys and values; columns without a format stay binary.
-        where: Condition on fields of decoded keys and values. Only rows for which it is true are
-            returned.
+        where: Condition on fields of decoded keys and values. Returned rows satisfy it.
         set_aside: Called with malformed rows and the reason for each. These rows are then skipped,
             also in mode FAILFAST. In mode PERMISSIVE it is not called, because malformed values
             become null.
@@ -175,7 +174,7 @@ class _KeptRows:
     """Result of filtering a batch by a condition on fields.
 
     Attributes:
-        batch: The rows for which the condition is true.
+        batch: The rows that satisfy the condition.
         malformed: Number of rows that were skipped because they cannot be decoded.
         dropped: Mapping from a column to its malformed values in the skipped rows. Their row
             numbers refer to the unfiltered batch.
@@ -192,7 +191,7 @@ class _KeptRows:
 
 
 class _FieldFilter:
-    """Keeps the rows of batches for which a condition on fields is true.
+    """Keeps the rows of batches that satisfy a condition on fields.
 
     Attributes:
         columns: Columns that the batches must have.
@@ -212,7 +211,7 @@ class _FieldFilter:
         self.columns = tuple(sorted({*columns_of(where), *needed_columns(self._formats)}))
 
     def keep(self, batch: pa.RecordBatch) -> _KeptRows:
-        """Returns the rows for which the condition is true.
+        """Returns the rows that satisfy the condition.
 
         Raises:
             RegistryError: The registry does not respond.

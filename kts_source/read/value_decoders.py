@@ -229,7 +229,7 @@ class _Headers(NamedTuple):
     Attributes:
         names: Name of each header.
         texts: Value of each header.
-        row_of: Number of the row to which each header belongs.
+        row_of: Row number of each header.
         height: Number of rows in the batch.
     """
 

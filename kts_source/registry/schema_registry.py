@@ -214,8 +214,8 @@ class _Part(NamedTuple):
     Attributes:
         name: Name by which other schemas refer to this schema.
         text: Text of the schema.
-        context: Context in which unqualified references of this schema are looked up; empty for the
-            default context.
+        context: Context of the unqualified references of this schema; empty for the default
+            context.
     """
 
     name: str

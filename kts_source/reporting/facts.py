@@ -85,14 +85,12 @@ class SegmentColumns:
 
     @property
     def is_served(self) -> npt.NDArray[np.bool_]:
-        """Mask of the segments from which the tier serves offsets."""
+        """Mask of the served segments: a scan reads offsets from them."""
         return np.equal(self.state, SERVED)
 
     @property
     def is_tiered(self) -> npt.NDArray[np.bool_]:
-        """Mask of the segments in the tier, whether it serves them or not. Segments on brokers'
-        disks are excluded.
-        """
+        """Mask of all segments in the tier, served or not. Excludes segments on brokers' disks."""
         return np.not_equal(self.state, ON_DISK)
 
     def bytes_by_class(self, rows: npt.NDArray[np.bool_]) -> dict[str, int]:

@@ -42,8 +42,7 @@ def audit(
         grace_ms: Age limit in ms. A younger incomplete segment is not reported as a fault, because
             its copy may still be running.
         store: Store of the tier; by default it is opened from the options.
-        now_ms: Current time in ms since 1970, from which ages are computed; by default the time of
-            the clock.
+        now_ms: Current time in ms since 1970, to compute ages; by default the time of the clock.
         on_read: At level `bytes`, called after each read with the number of segment bytes read.
         state: File that stores the results, created with mode 0600. The next audit with this file
             reads only new, changed or faulty segments. If an audit is killed, the next one

@@ -290,7 +290,7 @@ def run_available_now(
     current end of the tier, and the query runs without a trigger until it reaches that end.
 
     Args:
-        spark: The session, in which the format is registered.
+        spark: The session. The format must be registered in it.
         options: Options of `spark.readStream.format("tiered-kafka")`.
         write: Receives the stream, and returns a writer with a sink and a checkpoint. It must not
             start the writer or set a trigger.

@@ -1,8 +1,8 @@
 """Defines the readers that Spark calls. They plan on the driver, and read rows in the tasks.
 
-The stream reader supports Spark 4.0 to 4.3. Up to Spark 4.1, `latestOffset` has no arguments. The
-reader then assumes that the next batch begins at the end of the last batch for which Spark
-requested partitions, and applies the limits of the options under every trigger.
+The stream reader supports Spark 4.0 to 4.3. Up to Spark 4.1, `latestOffset` has no arguments. Then
+the reader assumes that the next batch begins at the end of the batch that it planned last, and it
+applies the limits of the options under every trigger.
 """
 
 from __future__ import annotations
@@ -158,8 +158,7 @@ class TieredKafkaStreamReader(
     def latestOffset(  # noqa: N802  # Spark's name
         self, start: dict[str, Any] | None = None, limit: object = None
     ) -> dict[str, Any]:
-        """Returns the position at which the next batch ends. Returns `start` if there is nothing to
-        read.
+        """Returns the end position of the next batch. Returns `start` if there is nothing to read.
 
         Raises:
             TieredKafkaError: The stream cannot continue, and a retry would not help.

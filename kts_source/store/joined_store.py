@@ -98,12 +98,12 @@ class JoinedStore:
             store.close()
 
     def list_folders(self, prefix: str) -> list[str]:
-        """See `ObjectStore.list_folders`. Lists only the store to which the prefix belongs."""
+        """See `ObjectStore.list_folders`. Lists only the store that the prefix selects."""
         store, own_prefix, before = self._locate(prefix)
         return [before + folder for folder in store.list_folders(own_prefix)]
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list_objects`. Lists only the store to which the prefix belongs."""
+        """See `ObjectStore.list_objects`. Lists only the store that the prefix selects."""
         store, own_prefix, before = self._locate(prefix)
         own_after = None if after is None else after.removeprefix(before)
         for info in store.list_objects(own_prefix, after=own_after):
@@ -141,15 +141,18 @@ class JoinedStore:
 
 
 class FallbackStore:
-    """A store and its mirror, which has the same keys and is used when the store fails.
+    """A store and its mirror. The mirror has the same keys, and is used when the store fails.
 
     The two stores assign different versions to the same object. So versions of this class have
-    three parts: `<store number>:<size>:<version in that store>`. A read first uses the store whose
-    number is in the version. It uses the other store if the first one does not respond after all
-    retries, denies access, or has no such bucket or object. The object in the other store must have
-    the same size. The first such read records the object's version there, and later reads require
-    that version. Equal key and size mean equal bytes, because segment objects are written once and
-    their keys contain a random id; the checksums of the records confirm it.
+    three parts: `<store number>:<size>:<version in that store>`.
+
+    A read first uses the store that the version names. It uses the other store if this store does
+    not respond after all retries, denies access, or has no such bucket or object. In the other
+    store, the object must have the same size. The first read from there records the object's
+    version, and later reads require this version.
+
+    Objects with the same key and size have the same bytes, because segment objects are written once
+    and their keys contain a random id. The checksums of the records confirm it.
 
     If an object has changed, the read fails without using the other store, because a mirror must
     not hide the change.

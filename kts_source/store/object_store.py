@@ -248,5 +248,5 @@ def is_behind(key: str, after: str | None) -> bool:
 
 
 def key_order(key: str) -> bytes:
-    """Returns the UTF-8 bytes of a key, by which listings are sorted."""
+    """Returns the UTF-8 bytes of a key. Listings are sorted by these bytes."""
     return key.encode("utf-8", "surrogateescape")  # names of local files may be invalid UTF-8

@@ -77,7 +77,7 @@ class RangeReader(ABC):
         bucket: Name of the bucket or container, for messages.
         library: The fsspec library that is used instead if the options require it.
         policy: Deadlines of requests.
-        tally: Counters to which requests are added.
+        tally: Counters of the store. Requests are added to them.
     """
 
     # Name of this reader, for messages.

@@ -1,4 +1,4 @@
-"""Retries, deadlines, hedged requests and cancellation of requests to stores.
+"""Implements retries, deadlines, hedged requests and cancellation of requests to stores.
 
 `RetryPolicy.run` is the only loop that repeats requests to stores and registries. Client libraries
 make a single attempt, except that s3fs repeats the uploads of an export. A thread that calls a
@@ -52,7 +52,7 @@ class RetryPolicy:
     Attributes:
         max_attempts: Maximum number of attempts, including the first.
         first_pause_seconds: Upper bound of the first pause.
-        max_pause_seconds: Largest value of the upper bound. It is not doubled any further.
+        max_pause_seconds: The upper bound of a pause never exceeds this time.
         give_up_after_seconds: No attempt starts later than this time after the start of the first
             attempt.
         request_deadline_seconds: Maximum time of one attempt, from the first byte of the request to
@@ -248,7 +248,7 @@ def hedged(call: Callable[[], T], *, after_seconds: float, on_second: Callable[[
     Args:
         call: Makes one attempt. It is run in a thread of its own, in the scope of the current
             `Cancellation`. The slower attempt is cancelled.
-        after_seconds: Time after which the second attempt starts.
+        after_seconds: Time until the second attempt starts.
         on_second: Called when the second attempt starts.
 
     Raises:

@@ -187,7 +187,7 @@ class S3Settings:
         http: Address of the server. With virtual-hosted addressing, its host name begins with the
             bucket's name.
         path: Path in front of the keys, percent-encoded, without a slash at the end.
-        region: Region for which requests are signed.
+        region: AWS region that is used to sign requests.
         requester_pays: True if requests have the header for requester-pays buckets.
         keys: Access keys from the options. The secret value is `None` if the AWS chain is used or
             requests are unsigned.

@@ -29,8 +29,8 @@ def resumed_offset(
     stop: int,
     owner: int | None,
 ) -> int:
-    """Returns the offset at which a stream continues in a partition. This is `offset`, or the log
-    start if it is higher and `failOnDataLoss` is false.
+    """Returns the next offset that a stream reads in a partition. This is `offset`. If the log
+    start is higher and `failOnDataLoss` is false, it is the log start.
 
     Args:
         location: The partition, with the option `failOnDataLoss`: if it is false, losses are logged

@@ -384,7 +384,7 @@ class ClusterLooker:
     """A `Looker` that takes snapshots of a stream's topics from brokers.
 
     Args:
-        options: Options of the scan, with which the tier is opened.
+        options: Options of the scan. They are also used to open the tier.
         settings: Settings of the broker connections.
     """
 

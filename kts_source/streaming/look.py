@@ -165,7 +165,7 @@ class Looker(Protocol):
 
     Attributes:
         tier: The tier with the segments of these topics.
-        pool: Threads in which partitions are planned concurrently.
+        pool: Threads that plan partitions concurrently.
         interval_ms: Minimum time between two snapshots, in milliseconds.
     """
 

@@ -11,9 +11,9 @@
 Topics are sorted by name and partitions by number, because Spark compares positions as text.
 Usually, the batch that ends at this position starts at the previous position. `from` has the start
 offsets of the other partitions: all partitions in the first batch, new partitions, partitions of a
-topic that was created again, and partitions in which lost offsets were skipped. The position before
-the first batch is a constant without offsets, because Spark never passes it to a source again after
-the first batch.
+topic that was created again, and partitions that have lost offsets, which were skipped. The
+position before the first batch is a constant without offsets, because Spark never passes it to a
+source again after the first batch.
 
 Offsets of Spark's Kafka source (`KafkaSourceOffset`, `JsonUtils.partitionOffsets`) are accepted as
 positions, too: `{"<topic>":{"<partition>":<next offset>}}`.

@@ -255,7 +255,7 @@ class TierLooker:
     """A `Looker` that takes snapshots of a stream's topics from the tier.
 
     Args:
-        options: Options of the scan, with which the tier is opened.
+        options: Options of the scan. They are also used to open the tier.
         clock: Returns the current time in seconds.
     """
 

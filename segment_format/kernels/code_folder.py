@@ -1,4 +1,5 @@
-"""Chooses the folder in which compiled machine code is cached. Each user has one, with mode 0700.
+"""Chooses the folder that caches compiled machine code. Each user has a separate folder, with mode
+0700.
 
 A user who can write the code controls the processes that load it. So a folder is used only if no
 other user except root can write or replace it. The same is checked for the folders above it, and

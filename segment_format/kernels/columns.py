@@ -137,7 +137,7 @@ def _binary(
 
 
 def _optional(kind: pa.DataType, wanted: int, slot: int, dtype: type[np.generic]) -> Column:
-    """Returns a column of numbers. A row in which the kernel writes −1 is null."""
+    """Returns a column of numbers. If the kernel writes −1 to a row, the row is null."""
     layout = BufferLayout(slot, kind.bit_width)
 
     def build(filled: Filled, rows: int) -> pa.Array:
@@ -240,7 +240,7 @@ class _Growing(NamedTuple):
     keys. All these buffers have the same number of entries.
 
     Attributes:
-        column: Name of the column to which the buffers belong.
+        column: Name of the column that the buffers store.
         first_capacity: Initial capacity, in entries.
         capacity: Slot that contains the capacity, in entries.
         filled: Slot that contains the number of filled entries.
@@ -364,7 +364,7 @@ class ColumnBuffers:
     single allocation takes less time.
 
     Args:
-        slots: The frame, from which the kernel reads the addresses of the buffers.
+        slots: The frame. The kernel reads the addresses of the buffers from it.
         columns: Names of `COLUMNS`.
         max_rows: Maximum number of rows of a batch.
         max_bytes: Maximum number of bytes of all variable-size columns together. A single row may
