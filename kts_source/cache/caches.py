@@ -174,8 +174,8 @@ class Caches:
             spans: Byte range [start, stop) of each chunk in the object. The chunks must be
                 adjacent, and there must be at least one.
             restore: Decrypts and decompresses a chunk before it is cached. Called with two values:
-                the index of the chunk in `spans`, and its stored bytes. `None` = cache and return
-                the stored bytes, as needed if `plaintext` is False.
+                the index of the chunk in `spans`, and its stored bytes. `None` = the stored bytes
+                are cached and returned. It must be `None` if the attribute `plaintext` is False.
 
         Raises:
             TieredKafkaError: See `ObjectStore.get_range`. Errors of `restore` are raised, too.
