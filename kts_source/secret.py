@@ -75,8 +75,8 @@ def is_callback(text: str) -> bool:
 
 
 def call_callback(callback: str, *arguments: str) -> object:
-    """Calls a user's function, given as `module:function`. Do not show the errors that it raises,
-    because their messages may quote a secret.
+    """Calls the user's function that `callback` names in the form `module:function`. Do not show
+    the errors that it raises, because their messages may quote a secret.
     """
     match = _CALLBACK.fullmatch(callback)
     assert match is not None

@@ -55,8 +55,8 @@ class SliceSurroundings:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSlice:
-    """The part of a segment that one task reads: the rows of the batches that begin between two
-    byte positions ("cuts"), limited to a range of offsets.
+    """The part of a segment that one task reads. It consists of the batches that begin between two
+    byte positions ("cuts"). Of these batches, only rows in a range of offsets are returned.
 
     A cut need not be the start of a batch. Both slices that share a cut move it to the first
     offset-index entry at or after it. So slices cover a segment without gaps or overlaps, wherever

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 BadValues = tuple[BadValue, ...]
 _Outcome = tuple[int, pa.RecordBatch, InvalidValueError | None]
-"""Number of malformed rows that are skipped, the other rows, and the error after them."""
+"""Three values: the number of skipped malformed rows, the other rows, and the error to raise after
+them.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +47,9 @@ _NO_BAD_VALUES: Final[Mapping[str, BadValues]] = MappingProxyType({})
 _SOURCES: Final = {raw: column for column, raw in RAW_COLUMNS.items()}
 
 SetAside: TypeAlias = "Callable[[pa.RecordBatch, Mapping[int, str]], object]"
-"""Called with stored rows and, by row number, the reasons why some of them cannot be decoded."""
+"""Function that receives stored rows, and the reasons why some of them cannot be decoded. The keys
+of the mapping are row numbers.
+"""
 
 
 class TypedRows:

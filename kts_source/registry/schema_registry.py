@@ -344,8 +344,8 @@ def descriptor_set(schema: RegisteredSchema) -> bytes:
 
 
 def messages_of(schema: RegisteredSchema) -> dict[tuple[int, ...], str]:
-    """Returns the full name of each message in a Protobuf schema, by message index. Does not
-    include imported files.
+    """Returns the full name of each message in a Protobuf schema, by message index. Messages of
+    imported files are not included.
 
     See `segment_format.values.protobuf.confluent` about message indexes.
 

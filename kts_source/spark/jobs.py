@@ -198,8 +198,8 @@ def export_data_source(
 
     Args:
         name: Name of the format, unique to the run.
-        tasks: Tasks to run. To release the tasks of an earlier class, the session registers a class
-            of the same name without tasks.
+        tasks: Tasks to run. If a class without tasks replaces an earlier class of the same name,
+            the session releases the tasks of the earlier class.
         job: Settings that all tasks share; `None` in a class without tasks.
     """
     format_name = name
