@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from segment_format.arrow import RecordDecoder
 
 _PROBE_ROWS: Final = 32768
-"""Maximum rows of a batch in the first pass. It is more than a window of small records has, because
-each batch has a fixed cost.
-"""
+"""More than the rows in a window of small records, because each batch has a fixed cost."""
 _LARGE_COLUMNS: Final = frozenset(("value", "headers"))
 """Columns that justify a second pass; decoding other columns is as fast as skipping them."""
 

@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 
 BadValues = tuple[BadValue, ...]
 _Outcome = tuple[int, pa.RecordBatch, InvalidValueError | None]
-"""Three values: the number of skipped malformed rows, the other rows, and the error to raise after
-them.
-"""
+"""Number of malformed rows that are skipped, the other rows, and the error after them."""
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +45,7 @@ _NO_BAD_VALUES: Final[Mapping[str, BadValues]] = MappingProxyType({})
 _SOURCES: Final = {raw: column for column, raw in RAW_COLUMNS.items()}
 
 SetAside: TypeAlias = "Callable[[pa.RecordBatch, Mapping[int, str]], object]"
-"""Function that receives stored rows, and the reasons why some of them cannot be decoded. The keys
-of the mapping are row numbers.
-"""
+"""Called with stored rows and, by row number, the reasons why some of them cannot be decoded."""
 
 
 class TypedRows:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 _NAMED_BY_ID: Final = (AVRO_CONFLUENT, JSON_CONFLUENT, PROTOBUF_CONFLUENT, AVRO_APICURIO)
 _NO_ID: Final = bytes(CONFLUENT_HEADER)
-"""Prefix with an id that no schema in a registry with Confluent's API has."""
+"""Prefix of a value without an id that exists in a registry with Confluent's API."""
 
 
 @lru_cache(32)

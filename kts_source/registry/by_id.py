@@ -109,8 +109,8 @@ T = TypeVar("T")
 MAX_SCHEMAS: Final = 1000
 """Size of the LRU cache of schemas."""
 MAX_UNKNOWN: Final = 1000
-"""Maximum number of ids without a usable schema that are looked up within `UNKNOWN_SECONDS`.
-Malicious values may contain any id.
+"""Limit of lookups of ids without a usable schema within `UNKNOWN_SECONDS`: values may have any
+id.
 """
 UNKNOWN_SECONDS: Final = 300.0
 

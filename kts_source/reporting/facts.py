@@ -308,11 +308,9 @@ def retentions(columns: SegmentColumns, rate: float, now_ms: int) -> tuple[Reten
 
 
 MAX_TEXTS: Final = 200
-"""Maximum number of skipped segments, orphans, holes, epochs and transactions that the page shows
-for each partition.
-"""
+"""Skipped segments, orphans, holes, epochs and transactions of a partition on the page."""
 MAX_FINDINGS: Final = 2000
-"""Maximum number of audit findings that the page shows, worst first."""
+"""Findings of an audit on the page, worst first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,11 +64,9 @@ log = logging.getLogger(__name__)
 _ATTEMPTS: Final = 5
 """Maximum number of attempts to take a snapshot if leaders change in the meantime."""
 _CHUNK_BYTES: Final = 64 << 20
-"""Maximum bytes of a chunk. Offsets that only brokers have are read in chunks."""
+"""Maximum size in bytes of the chunks in which offsets that only brokers have are read."""
 _SHARES: Final = 64
-"""A batch limit is divided by this number to get the size of a chunk. So a batch can contain chunks
-of many partitions.
-"""
+"""A batch limit is divided by this to get the size of a chunk, so a batch reads many partitions."""
 _EPOCHS_AT_ONCE: Final = 100
 
 

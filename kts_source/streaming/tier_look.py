@@ -80,13 +80,10 @@ _MAX_SEGMENTS: Final = 256
 PAGE: Final = 1000
 """Number of keys that a store lists in one request."""
 _SEEN_AGAIN: Final = 30
-"""Number of objects at the end of a listing that are always listed again. They include copies in
-progress.
-"""
+"""This many objects at the end are always listed again: they include copies in progress."""
 _GAIN_IN_A_ROW: Final = 8
-"""All partitions of a topic are listed together only if this reduces the number of requests by at
-least this factor. Requests of such a listing are sequential, but listings of single partitions run
-concurrently.
+"""Minimum factor by which one listing of all partitions must reduce the number of requests: its
+requests are sequential, but listings of single partitions run concurrently.
 """
 
 

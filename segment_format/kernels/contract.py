@@ -299,4 +299,4 @@ KEY_SLOT_TABLE: Final = 6  # address of int64: a power of 2, at least twice the 
 KEY_SLOT_SEED: Final = 7  # of hashes; random, so that no sender can choose keys that collide
 KEY_FRAME_SIZE: Final = 8
 FEW_KEYS: Final = 8
-"""If a map has at most this many entries, each key is compared with each other key."""
+"""Entries of a map up to which each key is compared with each other key."""

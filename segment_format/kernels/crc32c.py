@@ -250,7 +250,7 @@ def _instruction_set() -> str:
 
 INSTRUCTION_SET: Final = _instruction_set()
 HAS_FOLDING: Final = INSTRUCTION_SET == "x86" and {"+avx512f", "+vpclmulqdq"} <= _enabled()
-"""True if the CPU multiplies 512-bit vectors."""
+"""Whether the CPU multiplies 512-bit vectors (`segment_format.kernels.crc32c`)."""
 
 
 @instruction
