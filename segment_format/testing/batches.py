@@ -288,8 +288,7 @@ def write_batch(
         **fields: See `HeaderFields`.
 
     Raises:
-        ValueError: The codec is unknown, offsets do not increase, or `last_offset_delta` is lower
-            than the offset delta of the last record.
+        ValueError: The codec is unknown, `last_offset_delta` is too low, or offsets are wrong.
         struct.error: A number does not fit its field.
     """
     offsets = assign_offsets(records, base_offset)
