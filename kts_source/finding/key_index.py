@@ -472,8 +472,8 @@ def index_keys(
         folder: A folder of this machine, not in the tier.
         secret: 16 to 64 bytes, the key of the hashes. A filter without a secret reveals whether a
             key exists, so a secret is required for encrypted topics.
-        progress: Called after each segment with two numbers of original (uncompressed) bytes: those
-            of the segments read so far, and those of all segments.
+        progress: Called after each segment with two sizes, in bytes of the original segment files:
+            the size of the segments read so far, and the size of all segments.
 
     Raises:
         InvalidOptionError: An option limits which records are read, an encrypted topic has no
@@ -548,8 +548,8 @@ class _IndexBuilder:
         reader: Reads segments.
         options: Options of the index.
         secret: Secret of the hashes.
-        on_read: Called after each segment with the original (uncompressed) bytes of the segments so
-            far.
+        on_read: Called after each segment with the size of the segments so far, in bytes of the
+            original segment files.
     """
 
     def __init__(

@@ -432,8 +432,9 @@ class Search:
 
         Args:
             threads: Number of tasks read concurrently; by default the number of cores.
-            progress: Called after each task, in any thread, with two numbers of original
-                (uncompressed) bytes: those of the tasks read so far, and those of all tasks.
+            progress: Called after each task, in any thread, with two sizes, in bytes of the
+                original segment files: the size of the tasks read so far, and the size of all
+                tasks.
 
         Raises:
             InvalidOptionError: The filters of keys were made with another secret.

@@ -318,9 +318,7 @@ def file_content(name: str, path: str, otherwise: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ReaderSchema:
-    """The schema of a registry's subject as reader's schema; `ColumnFormat` describes the
-    attributes.
-    """
+    """The schema with which a column is decoded. `ColumnFormat` describes the attributes."""
 
     schema: str = ""
     references: tuple[str, ...] = ()

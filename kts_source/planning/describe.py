@@ -48,10 +48,10 @@ class PartitionWatermark:
             −1 if unknown.
         last_stable_offset: One past the last offset that a read with `read_committed` returns from
             the tier.
-        last_stable_timestamp_ms: Largest known timestamp below `last_stable_offset` in the segment
-            that ends there or contains it. If the segment contains it, the timestamp is from the
-            time index, which lacks the last few batches. Determined without reading records; `None`
-            if unknown.
+        last_stable_timestamp_ms: Largest timestamp in the segment that contains the last offset
+            below `last_stable_offset`; `None` if unknown. If `last_stable_offset` is inside the
+            segment, only earlier offsets count. Then the timestamp is from the time index, which
+            lacks the last few batches. Records are not read.
         reason: Why a read with `read_committed` ends at `last_stable_offset`.
         segments: Number of segments that are read.
         stored_bytes: Size of the log objects of these segments.
@@ -312,8 +312,8 @@ def _oldest_on_disk(partition: PartitionPlan, side_files: SideFiles) -> int | No
 def with_brokers(
     marks: Iterable[PartitionWatermark], plan: ScanPlan, options: ScanOptions
 ) -> list[PartitionWatermark]:
-    """Returns the watermarks with the facts from brokers added, such as the offsets after the tier.
-    The plan must be of a tier and brokers.
+    """Returns the watermarks with facts from brokers added, such as the offsets after the tier.
+    `plan` must be a plan of a tier together with its brokers.
 
     Raises:
         BrokerError: Brokers refuse a request, or do not answer.
@@ -394,8 +394,8 @@ def unless_locked(make: Callable[[], _Result]) -> _Result | None:
 def partitions_with_keys(
     options: ScanOptions, tier: Tier | None = None
 ) -> list[tuple[ListedPartition, tuple[str, ...]]]:
-    """Returns every partition with the ids of the private keys that its segments need but that are
-    missing.
+    """Returns a pair for every partition: the partition, and the ids of private keys that its
+    segments need but the options do not have.
     """
     held = set(options.key_ring.key_ids)
     with (

@@ -48,10 +48,10 @@ def contradiction(
     side_files: SideFiles,
     lineage_name: str = "",
 ) -> str | None:
-    """Looks for evidence against a lineage that drops segments. Returns the evidence as a message,
-    or `None` if there is none.
+    """Looks for evidence that a lineage is wrong if it excludes segments from the log. Returns the
+    evidence as a message, or `None` if there is none.
 
-    Reads nothing if the lineage drops no segment.
+    Reads nothing if the lineage excludes no segment.
 
     Args:
         surviving: The log according to the lineage.
@@ -129,7 +129,7 @@ def difference(
         lineage: Lineage that the text calls "the former".
         other: Lineage that the text calls "the latter".
         starts: True to compare first offsets, too. Pass False for a follower that copied a
-            compacted log: the first offset that it recorded for an epoch is the first one that
+            compacted log: it recorded, as the first offset of an epoch, the first offset that
             compaction had kept.
     """
     number_of = {entry.epoch: number for number, entry in enumerate(lineage)}
@@ -158,7 +158,9 @@ def difference(
 
 
 def dropped_segments(surviving: PartitionLog, lineage: Sequence[EpochEntry]) -> list[RemoteSegment]:
-    """Returns the segments that have offsets above the log start which the lineage excludes."""
+    """Returns the segments with offsets above the log start that are not read because of the
+    lineage.
+    """
     return list(_dropped(surviving, lineage))
 
 
@@ -181,7 +183,7 @@ def _dropped(surviving: PartitionLog, lineage: Sequence[EpochEntry]) -> Iterator
 def _witnesses(
     segments: Sequence[RemoteSegment], newest: RemoteSegment | None
 ) -> Iterable[RemoteSegment]:
-    """Returns for each leader epoch its last segment, newest epoch first. Ignores segment `newest`.
+    """Returns the last segment of each leader epoch, newest epoch first. Ignores segment `newest`.
     The last segment of an epoch has the longest checkpoint of the epoch's leader.
     """
     by_epoch: dict[int, RemoteSegment] = {}
@@ -228,7 +230,8 @@ def unconfirmed_start(
     segments: Sequence[RemoteSegment],
     side_files: SideFiles,
 ) -> tuple[int, int] | None:
-    """Finds offsets of the tier that are below the log start according to only one checkpoint.
+    """Finds offsets of the tier that are below the log start of `lineage`, if no other checkpoint
+    confirms this log start.
 
     After DeleteRecords this is normal until another segment is copied. A damaged checkpoint has the
     same effect.

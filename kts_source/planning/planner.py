@@ -236,7 +236,8 @@ def plan_log(
     Args:
         options: Options of the scan.
         source_log: The log of the partition.
-        bounds_of: Returns start and end offset of the plan; by default, they come from the options.
+        bounds_of: Returns the start and end offset of the plan; by default, the options determine
+            them.
         with_slices: True to create slices and broker ranges.
         records_end: True if a reader will later continue at the end of the plan. Then the plan ends
             with the last batch, because a higher end would skip later records.

@@ -62,7 +62,8 @@ _MAX_SHOWN: Final = 200
 
 
 def made_with(options: ScanOptions, partitions: Mapping[str, Sequence[int]]) -> Mapping[str, Any]:
-    """Returns the options that affect a plan and that no other field of the plan contains.
+    """Returns the values of those options that affect a plan and that are not stored in another
+    field of the plan.
 
     Args:
         options: Options of the scan.

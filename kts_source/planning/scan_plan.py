@@ -87,7 +87,7 @@ class ScanPlan:
         partitions: The plan of each partition.
         tasks: Tasks in order of topic, partition and offset.
         columns: Columns of the table, in order.
-        where: Text of the predicate by which slices were skipped; `None` if the tasks read all
+        where: Text of the predicate that was used to skip slices; `None` if the tasks read all
             rows.
         notes: Messages for users, for example about the chosen topic id, or partitions without
             data.

@@ -162,8 +162,8 @@ def day(text: str) -> date:
 
 
 def number_literal(text: str) -> int | Decimal | float:
-    """Parses a number as Spark does: with an exponent as a double, else with a decimal point as a
-    decimal, else as an integer.
+    """Parses a number as Spark does. A number with an exponent is a double. Of the other numbers,
+    those with a decimal point are decimals, and the rest are integers.
 
     Raises:
         ValueError: The text is not a number, or exceeds the range of Spark's types.
@@ -234,7 +234,8 @@ def alike(left: Operand, right: Operand) -> tuple[Operand, Operand] | None:
 def with_literals(
     operand: Operand, literals: Sequence[Literal], zone: tzinfo | None
 ) -> tuple[Operand, tuple[Value, ...]]:
-    """Returns an operand and literals, converted to the kind in which they are compared.
+    """Returns two values: the operand, and the values of the literals. Both are converted to a
+    common kind, so that they can be compared.
 
     Args:
         operand: The column or field.

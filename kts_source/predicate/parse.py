@@ -134,7 +134,7 @@ def parse_predicate(
             `timestamp`, `timestampType`, `header('name')` and the fields of decoded columns.
         zone: Time zone for timestamp literals that have no time zone.
         option: Name of the option that has the text, for errors.
-        fields: Decoded column to a function that finds its fields.
+        fields: For each decoded column, by name, a function that finds its fields.
 
     Raises:
         InvalidOptionError: The text is not a condition, or contains unsupported syntax. The error

@@ -142,7 +142,7 @@ def fetch_ranges(
 def _near(
     read: Callable[[R], Data], requests: Iterator[R]
 ) -> Generator[Fetched[R], None, int | None]:
-    """Reads in this thread until the reads take too long.
+    """Yields responses that it reads in the caller's thread, until the reads take too long.
 
     Returns the number of bytes that were yielded, or `None` if no requests are left.
     """
