@@ -165,8 +165,8 @@ def _data_key(wrapped: WrappedDataKey, pem: bytes) -> bytes:
 
 
 def _call(callback: str, key_id: str) -> bytes:
-    """Calls the user's function for a key id. If the function raises an exception, the raised error
-    does not contain its text, which may contain a key.
+    """Calls the user's function for a key id. If the function raises an exception, raises
+    UnknownKeyError without the text of the exception, because the text may contain a key.
     """
     try:
         pem = call_callback(callback, key_id)

@@ -41,7 +41,9 @@ def conditions_of(options: ScanOptions, query: Query) -> Iterator[str]:
 
 
 def assumptions_of(options: ScanOptions, plan: ScanPlan, *, has_filters: bool) -> Iterator[str]:
-    """Yields the assumptions under which the certificate is correct, as sentences."""
+    """Yields sentences with assumptions. The certificate of the search is correct only if all of
+    them are true.
+    """
     yield (
         "The log of a partition is the newest lineage in the tier, from its log start on. Objects"
         " that hold nothing of it are listed as unserved and were not searched. Neither were"

@@ -92,8 +92,8 @@ _WHOLE_SEGMENTS: Final = 1 << 62
 
 
 def hashes_of(keys: Iterable[bytes], *, salt: bytes, secret: bytes) -> Hashes:
-    """Returns the hash of each key, in the order of `keys`. If `secret` is empty, the hashes are
-    salted but not keyed.
+    """Returns the hash of each key, in the order of `keys`. If `secret` is empty, a hash depends
+    only on its key and the salt.
     """
     start = hashlib.blake2b(digest_size=8, salt=salt, key=secret)
     hashes = bytearray()
@@ -208,8 +208,8 @@ class IndexedSegment:
     crc: int
 
     def covers(self, task_slice: SegmentSlice) -> bool:
-        """Returns whether the filter covers all offsets of a slice, and was built from the same
-        version of the log object.
+        """Returns whether the filter covers all offsets of a slice, and was built from the version
+        of the log object that the slice reads.
         """
         ref = task_slice.objects.log
         same = (ref.key, ref.size, ref.version) == (self.key, self.size, self.version)
@@ -241,7 +241,9 @@ class PartitionIndex:
         return segment if segment is not None and segment.covers(task_slice) else None
 
     def filter_bytes(self, segment: IndexedSegment) -> bytes | None:
-        """Reads the bytes of a segment's filter; returns `None` if they are damaged."""
+        """Reads the bytes of a segment's filter. Returns `None` if they are damaged or cannot be
+        read.
+        """
         try:
             with self.path.open("rb") as file:
                 file.seek(segment.at)
@@ -614,7 +616,8 @@ class _IndexBuilder:
         return None
 
     def _build(self, task_slice: SegmentSlice, salt: bytes) -> tuple[IndexedSegment, bytes]:
-        """Reads a segment and builds its filter.
+        """Reads a segment and builds its filter. Returns two values: the entry for the table of the
+        index, and the bytes of the filter.
 
         Raises:
             ValueError: The segment has too many keys, or its log object has no version.

@@ -71,8 +71,8 @@ def partition_counts(
 
 
 def pruning_assumption(counts: Mapping[str, int]) -> str:
-    """Returns the text of the assumption that keys are only in the partitions to which Kafka's
-    default partitioner writes them.
+    """Returns a sentence with an assumption: each key is only in the partition to which Kafka's
+    default partitioner writes it.
     """
     numbers = ", ".join(f"{topic} {count}" for topic, count in sorted(counts.items()))
     return (
@@ -120,7 +120,9 @@ class Query:
     key_index_secret: Secret[bytes] | None = None
 
     def check(self, options: ScanOptions) -> None:
-        """Raises `InvalidOptionError` if conditions contradict each other or the options."""
+        """Raises `InvalidOptionError` if a condition is invalid or contradicts other conditions or
+        options.
+        """
         self._check_pruning()
         if any(producer_id < 0 for producer_id in self.producer_ids):
             raise InvalidOptionError("a producer id is negative: ids are 0 or greater")

@@ -1,4 +1,4 @@
-"""The protocol of a tier's layout, and the listing of a partition that layouts return.
+"""Defines the protocol of a tier's layout, and the listing that a layout returns for a partition.
 
 A layout has the role of KIP-405's `RemoteStorageManager` and KIP-1254's `RemoteStorageFetcher` in
 Java, reduced to the methods that a reader needs.
@@ -137,7 +137,9 @@ class Layout(Protocol):
     def list_partition(
         self, store: ObjectStore, folder: TopicFolder, partition: int
     ) -> PartitionListing:
-        """Returns the segments of one partition from object names, without reading objects."""
+        """Lists the segments of one partition. Most layouts use only the names of objects, and read
+        no object.
+        """
 
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
         """Returns the description of a listed segment. Reads its manifest or similar objects.

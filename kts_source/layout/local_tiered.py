@@ -99,8 +99,8 @@ class LocalTieredLayout:
     def topic_folders(
         self, store: ObjectStore, key_prefix: str, topic: str | None
     ) -> tuple[TopicFolder, ...]:
-        """Returns a topic folder for each pair of topic and topic id in the names of partition
-        folders.
+        """Returns a `TopicFolder` for each pair of topic and topic id that occurs in the name of a
+        partition folder.
         """
         for root in (f"{key_prefix}{ROOT_DIRECTORY}/", key_prefix):
             if pairs := {parsed[:2] for parsed in _partition_folders(store, root, topic)}:

@@ -91,7 +91,7 @@ class StoredIndex:
 
     @classmethod
     def rebuilt(cls, log: ObjectRef, content: bytes) -> StoredIndex:
-        """Returns a side file that was rebuilt from the log."""
+        """Returns a side file with the bytes `content`, which a layout rebuilt from the log."""
         return cls(log, 0, len(content), content)
 
     @property
@@ -264,7 +264,7 @@ def segment_from_facts(
         identity: Topic, topic id, partition and segment id.
         facts: Result of `segment_facts`. The number of items and their structure are checked, but
             not their values.
-        ref: Returns the object that has a name; raises LookupError if the name is unknown.
+        ref: Returns the object for a name; raises LookupError if the name is unknown.
 
     Raises:
         LookupError: An object or the kind of a side file is unknown.

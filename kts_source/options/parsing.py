@@ -60,7 +60,7 @@ def parse_text(name: str, text: str) -> str:
 
 
 def parse_bool(name: str, text: str) -> bool:
-    """Parses `true` or `false`; ignores upper and lower case."""
+    """Parses `true` or `false`. Upper and lower case are not distinguished."""
     return parse_choice(name, text, choices=("true", "false")) == "true"
 
 

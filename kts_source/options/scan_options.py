@@ -1,4 +1,4 @@
-"""Parses the options of one `load()`. The input is names and texts, the result is checked and typed
+"""Parses the options of one `load()`: checks their names and texts, and converts the texts to typed
 values.
 """
 
@@ -88,7 +88,7 @@ _IGNORED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ScanOptions:
-    """Every option of one `load()`, checked and typed.
+    """The checked, typed values of all options of one `load()`.
 
     Attributes:
         path: Root of the tier; empty if only brokers are read.
@@ -177,7 +177,7 @@ class ScanOptions:
 
 
 def parse_any_options(options_by_name: Mapping[str, str]) -> ScanOptions:
-    """Checks and types the options of a batch or a stream.
+    """Checks the options of a batch or a stream, and converts their texts to typed values.
 
     Args:
         options_by_name: Text of each option, by its name. Upper and lower case are equal.
@@ -364,7 +364,7 @@ def checked_columns(
 
 
 def parse_options(given: Mapping[str, str]) -> ScanOptions:
-    """Checks and types the options of one batch `load()`.
+    """Checks the options of one batch `load()`, and converts their texts to typed values.
 
     Args:
         given: Text of each option, by its name. Upper and lower case are equal.

@@ -119,7 +119,9 @@ ACCESS_NAMES: Final = tuple(name for name, _, _ in _ACCESS_OPTIONS)
 
 
 def registry_options(column: str) -> Iterator[Option]:
-    """Yields the rows of the table of options for `key` or `value`."""
+    """Yields the options that describe the registry of column `key` or `value`, as rows of the
+    table of options.
+    """
     yield Option(
         f"{column}.{URL}",
         _parse_location,

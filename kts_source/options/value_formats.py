@@ -58,7 +58,7 @@ _MODES: Final = (FAILFAST, PERMISSIVE, DROP_MALFORMED)
 
 @dataclass(frozen=True, slots=True)
 class ColumnFormat:
-    """How column `key` or `value` is decoded.
+    """Describes how column `key` or `value` is decoded.
 
     Attributes:
         column: `key` or `value`.

@@ -81,7 +81,7 @@ class Place:
 
     Attributes:
         orphans: Objects that belong to no complete segment.
-        fail_on_data_loss: If False, missing offsets are a warning.
+        fail_on_data_loss: False to log a warning about missing offsets instead of raising an error.
         holder: Name of the source that has the log, such as "the tier", for messages.
         beyond: State of the offsets after the end of the source, such as "not tiered yet", for
             messages.
@@ -109,8 +109,8 @@ class Place:
         return f"; only incomplete segments exist: {some(names)}" if names else ""
 
     def raise_or_warn(self, text: str, error: type[DataLossError] = DataLossError) -> None:
-        """Raises an error about the partition. If `failOnDataLoss` is false, logs a warning
-        instead.
+        """Raises an error of type `error` about the partition. If `failOnDataLoss` is false, logs a
+        warning instead.
         """
         if self.fail_on_data_loss:
             raise error(f"{self}: {text}")
@@ -359,8 +359,8 @@ def is_skipped(
     search can skip it.
 
     For the last segment of a run of skipped segments, the time index must confirm the largest
-    timestamp in the description. If timestamps ascend, a wrong description of this segment is the
-    only one that could hide wanted records.
+    timestamp in the description. The descriptions of the other skipped segments may be wrong, too.
+    But if timestamps ascend, these segments have no wanted records.
     """
     if not segment.is_dated_before(timestamp_ms):
         return False

@@ -150,8 +150,8 @@ class BrokerSource:
     Args:
         options: Options of the scan.
         tier: The tier.
-        describing: Describes segments concurrently.
-        pool: Lists partitions concurrently.
+        describing: Threads that describe segments.
+        pool: Threads that list partitions.
         view: The cluster.
         progress: Offsets that the reader has already read.
 
@@ -320,7 +320,8 @@ class BrokerSource:
 
 @dataclass(frozen=True, slots=True)
 class _TierRun:
-    """Adjacent segments of the tier, up to the last segment that is needed to decide transactions.
+    """Adjacent segments of the tier, up to the last segment that is needed to find out how
+    transactions ended.
 
     Attributes:
         log: The log, with only the ranges of this run.
@@ -696,9 +697,8 @@ def _stop_on_branch(segment: RemoteSegment, owned: Mapping[int, tuple[int, int]]
 def bytes_per_offset(
     log: PartitionLog, brokers: BrokerLog, start: int, stop: int, view: ClusterView
 ) -> float:
-    """Estimates the bytes per offset of the records that brokers serve. Uses the size of the newest
-    segments in the tier before their upload. If the tier has none, uses the first batches of the
-    range.
+    """Estimates the bytes per offset of the records that brokers serve. Uses the newest segments of
+    the tier. If the tier has no segment, uses the first batches of the range [start, stop).
     """
     newest = [span.segment for span in log.ranges[-_SAMPLE_SEGMENTS:]]
     if newest:

@@ -222,7 +222,7 @@ class ClusterView:
         )
 
     def _have_moved(self, keys: Collection[TopicPartition]) -> bool:
-        """Returns whether the log start of one of these partitions has changed."""
+        """Returns whether the log start of a partition in `keys` has changed."""
         if not keys:
             return False
         starts = self._cluster.offsets(keys, EARLIEST, read_committed=False)

@@ -191,7 +191,7 @@ def describe(
         store: Store of the tier; by default it is opened from the options.
 
     Raises:
-        TieredKafkaError: The plan cannot be made for another reason than holes.
+        TieredKafkaError: Planning fails for another reason than holes.
     """
     tier = None if store is None else Tier(store)
     return described_plan(options, tier, tasks=False).description
@@ -204,7 +204,7 @@ def described_plan(
     brokers has no tasks.
 
     Raises:
-        TieredKafkaError: The plan cannot be made for another reason than holes.
+        TieredKafkaError: Planning fails for another reason than holes.
     """
     parsed = options if isinstance(options, ScanOptions) else parse_options(options)
     unbounded = replace(
@@ -294,8 +294,8 @@ def _stable_timestamp(partition: PartitionPlan, side_files: SideFiles) -> int | 
 
 
 def _oldest_on_disk(partition: PartitionPlan, side_files: SideFiles) -> int | None:
-    """Returns the timestamp (ms) of the first record on disks after the end of the tier, or
-    `None`.
+    """Returns the timestamp (ms) of the first record on disks after the end of the tier; `None` if
+    there is no such record.
     """
     for span in partition.disk_ranges:
         if span.start < partition.tier_end:
@@ -416,7 +416,7 @@ def _missing_keys(listed: ListedPartition, held: set[str]) -> tuple[str, ...]:
 
 
 def only(options: ScanOptions, partitions: Iterable[ListedPartition]) -> ScanOptions:
-    """Returns the options with a selection of only these partitions."""
+    """Returns a copy of the options that selects only the partitions in `partitions`."""
     numbers: dict[str, tuple[int, ...]] = {}
     for listed in partitions:
         numbers[listed.topic] = (*numbers.get(listed.topic, ()), listed.partition)

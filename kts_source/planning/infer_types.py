@@ -49,8 +49,8 @@ _MAX_PIECES: Final = 64
 def with_types(options: ScanOptions) -> ScanOptions:
     """Returns the options with a type for each decoded column (key or value).
 
-    Infers a type that the options do not state from a sample: up to 8 partitions, and from each
-    partition about 500 of the oldest and 500 of the newest selected records.
+    If the options do not state a type, infers it from a sample. The sample has up to 8 partitions,
+    and from each partition about 500 of the oldest and 500 of the newest selected records.
 
     Raises:
         InvalidOptionError: The sample has no record, or its values have no common type.

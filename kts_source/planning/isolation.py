@@ -243,7 +243,7 @@ def _has_records(
     """Returns whether a producer has transactional records in `offsets` [start, stop) of the log.
     Searches the ranges up to index `last`.
 
-    If it has no such records, a missing index entry is no error, because compaction removes first
+    If it has no such records, a missing index entry is no error, because compaction first removes
     the records of an aborted transaction, then its index entry, then its marker.
     """
     start, stop = offsets

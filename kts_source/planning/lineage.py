@@ -1,5 +1,5 @@
-"""Chooses for each offset of a partition the segment or other source that serves it, so that each
-offset is read exactly once.
+"""Chooses the segment or other source that serves each offset of a partition, so that each offset
+is read exactly once.
 
 Segments overlap after leader changes and repeated uploads. Some segments belong to branches of the
 log that an unclean leader election abandoned. The leader-epoch checkpoint of the newest segment is
@@ -329,9 +329,9 @@ def between(
 def with_epochs(
     lineage: Sequence[EpochEntry], damaged: Iterable[RemoteSegment]
 ) -> Sequence[EpochEntry]:
-    """Returns the lineage extended by epochs that occur only in damaged segments. Each such epoch
-    ends the previous epoch at its first offset, because the log of a leader ends where the log of
-    the next leader begins.
+    """Returns the lineage extended by epochs that occur only in damaged segments. The previous
+    epoch then ends at the first offset of such an epoch, because the log of a leader ends where the
+    log of the next leader begins.
     """
     newest = lineage[-1].epoch if lineage else -1
     first_offsets: dict[int, int] = {}
@@ -346,8 +346,8 @@ def with_epochs(
 
 
 def joined_lineage(older: Sequence[EpochEntry], newer: Sequence[EpochEntry]) -> list[EpochEntry]:
-    """Returns lineage `newer` with the epochs from `older` that were removed when the log start
-    moved.
+    """Returns lineage `newer` with the epochs that it lost when the log start moved. They are taken
+    from `older`.
 
     Args:
         older: Entries of an earlier checkpoint of the same log.

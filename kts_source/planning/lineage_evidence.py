@@ -5,11 +5,12 @@ make segments look as if they belonged to an abandoned branch. So before segment
 checkpoint of the newest segment is compared with the epochs of other segments, with the checkpoints
 of other segments, and with the epochs in batch headers.
 
-If two logs share a leader epoch, they are equal before the start of this epoch, because one leader
-had both. So the previous epoch and its start offset must be the same in both checkpoints. After a
-shared epoch, checkpoints may differ because of an unclean leader election. One checkpoint may begin
-at a higher offset than the other, because retention and DeleteRecords remove entries and raise the
-first start offset. Source: KIP-101, `LeaderEpochFileCache.truncateFromStartAsyncFlush`.
+If two logs share a leader epoch, they are equal before the start of this epoch, because both are
+copies of the log of this epoch's leader. So the previous epoch and its start offset must be the
+same in both checkpoints. After a shared epoch, checkpoints may differ because of an unclean leader
+election. One checkpoint may begin at a higher offset than the other, because retention and
+DeleteRecords remove entries and raise the first start offset. Source: KIP-101,
+`LeaderEpochFileCache.truncateFromStartAsyncFlush`.
 """
 
 from __future__ import annotations

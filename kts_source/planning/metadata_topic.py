@@ -1,4 +1,4 @@
-"""Reads the topic `__remote_log_metadata`, and finds from it the segments of a tier.
+"""Reads the topic `__remote_log_metadata`, which lists the segments of a tier.
 
 Brokers write events to this topic when they start or finish the copy or the deletion of a segment.
 Each partition of the topic is read from its log start to the high watermark that it had at the
@@ -126,7 +126,7 @@ class MetadataState:
 def read_metadata_topic(
     settings: BrokerSettings, wanted: Mapping[TopicPartition, str], *, max_batch_bytes: int
 ) -> MetadataState:
-    """Reads from `__remote_log_metadata` the segments of the wanted partitions.
+    """Reads the segments of the wanted partitions from the topic `__remote_log_metadata`.
 
     Args:
         settings: Broker connection settings.
@@ -341,8 +341,8 @@ class MetadataTopicLayout:
         self._named: dict[str, RemoteLogSegmentMetadata] = {}
 
     def look_up(self, store: ObjectStore, key_prefix: str, pool: Executor) -> None:
-        """Looks up in the store the objects of all segments that consumers may read, concurrently
-        in `pool`.
+        """Looks up objects in the store, concurrently in `pool`: the objects of all segments that
+        consumers may read.
 
         Raises:
             AccessDeniedError: The store denies access to some objects, and no segment was found.
@@ -395,8 +395,8 @@ class MetadataTopicLayout:
         return self._listings[key].orphans
 
     def names_any(self, topic: str) -> bool:
-        """Returns whether a topic has, according to the metadata topic, a segment that consumers
-        may read.
+        """Returns whether the metadata topic names a segment of `topic`. Only segments that
+        consumers may read count.
         """
         partitions = self._state.partitions.items()
         return any(segments.live for (name, _), segments in partitions if name == topic)

@@ -151,7 +151,7 @@ class CatalogPart:
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """The offsets to read of one partition, and why they end there.
+    """The plan of one partition: the offsets to read, and the reason why they end at `stop`.
 
     Attributes:
         surviving: The log without abandoned branches, and the ranges that segments serve.

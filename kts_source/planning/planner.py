@@ -1,9 +1,10 @@
-"""Plans a scan: computes from the options a fixed list of byte ranges and broker ranges.
+"""Plans a scan: computes a fixed list of byte ranges and broker ranges from the options.
 
-The same code plans partitions of all sources: it finds the bounds, checks for holes, decides
-transactions and creates slices. Segments, and slices of segments that are larger than a task, are
-packed into tasks in the order of their offsets. A slice contains all facts that are needed to read
-it (offset range, aborted intervals, lineage), so tasks are independent of each other.
+The same code plans partitions of all sources: it finds the bounds, checks for holes, finds out how
+transactions ended, and creates slices. Segments, and slices of segments that are larger than a
+task, are packed into tasks in the order of their offsets. A slice contains all facts that are
+needed to read it (offset range, aborted intervals, lineage), so tasks are independent of each
+other.
 """
 
 from __future__ import annotations

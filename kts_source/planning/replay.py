@@ -318,8 +318,8 @@ def _lost(partition: PartitionPlan, text: str) -> DataLossError:
 def _check_bounds(
     partition: PartitionPlan, location: Place, options: ScanOptions, side_files: SideFiles
 ) -> None:
-    """Computes the offset of each bound in the options from the log that the plan recorded, and
-    compares it with the plan.
+    """Checks that the bounds in the options result in the offsets of the plan. Computes them from
+    the log that the plan recorded.
     """
     log = partition.surviving
 

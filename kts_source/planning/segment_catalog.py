@@ -453,9 +453,9 @@ def likely_prefixes(
 
 
 def prefixes_of_names(folder: str, names: Iterable[str], wanted: Iterable[str]) -> tuple[str, ...]:
-    """Returns the key prefixes with which wanted topics would be found, according to the names of
-    folders. For example, if topic `orders` is wanted and a folder has the name `kts-orders`, the
-    prefix is `kts-`.
+    """Returns the key prefixes that a scan needs to find the topics in `wanted`, according to the
+    names of folders. For example, if topic `orders` is wanted and a folder has the name
+    `kts-orders`, the prefix is `kts-`.
     """
     ends = ((name, topic) for topic in wanted for name in sorted(names, key=len))
     heads = (name.removesuffix(topic) for name, topic in ends if name.endswith(topic))

@@ -137,8 +137,8 @@ class SideFiles:
             return None
 
     def aborted(self, segment: RemoteSegment) -> tuple[AbortedTxn, ...] | None:
-        """Returns the transactions whose abort marker is in the segment, from its transaction
-        index; `None` if the index is invalid or belongs to another segment.
+        """Reads the transaction index of a segment, and returns the transactions whose abort marker
+        is in the segment. Returns `None` if the index is invalid or belongs to another segment.
         """
         data = self._read(segment, IndexType.TRANSACTION)
         try:

@@ -2,8 +2,8 @@
 brokers' disks.
 
 A `Source` lists the selected partitions. For each partition it opens a `SourceLog`, which combines
-the segments and offsets of the tier, brokers or disks into one `PartitionLog` and decides its
-transactions. The code for bounds, isolation and slices uses only this log.
+the segments and offsets of the tier, brokers or disks into one `PartitionLog` and finds out how its
+transactions ended. The code for bounds, isolation and slices uses only this log.
 """
 
 from __future__ import annotations

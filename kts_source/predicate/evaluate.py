@@ -298,7 +298,7 @@ def _values(operand: Operand, batch: pa.RecordBatch) -> pa.Array:
 
 
 def _last_header(name: str, headers: pa.ListArray) -> pa.Array:
-    """Returns for each row the value of its last header with this name; null if it has no such
+    """Returns the value of the last header with this name for each row; null if the row has no such
     header.
     """
     ends = np.asarray(headers.offsets)[1:]

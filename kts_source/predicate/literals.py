@@ -113,7 +113,7 @@ def instant(text: str, zone: tzinfo | None) -> int:
     default is `zone`.
 
     As in Spark, if a clock change skips the local time, the offset before the change is used. If
-    the local time occurs twice, it is the first of the two times.
+    the local time occurs twice, the first of the two times is used.
 
     Raises:
         ValueError: The text is not a timestamp, or it has no time zone and `zone` is `None`.
@@ -203,9 +203,7 @@ class Instant(int):
 
 
 class LocalTime(int):
-    """Value of a literal of a timestamp without a time zone, in microseconds since 1970 in local
-    time.
-    """
+    """Value of a timestamp literal without a time zone: microseconds since 1970 in local time."""
 
 
 Literal = str | bytes | int | bool | Decimal | float | Instant | LocalTime | date

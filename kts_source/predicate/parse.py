@@ -149,7 +149,9 @@ def parse_predicate(
 
 
 class _Parser:
-    """Parses one text. Methods raise ValueError with a message that names the unsupported part."""
+    """Parses the text of one condition. Methods raise ValueError with a message that names the
+    unsupported part.
+    """
 
     def __init__(self, text: str, zone: tzinfo | None, fields: Mapping[str, FindField]) -> None:
         self._text = SqlText(text)

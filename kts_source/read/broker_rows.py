@@ -312,7 +312,7 @@ class SliceFetch:
         self.has_lost = False
 
     def offsets(self, wanted: BrokerRange) -> Generator[FetchedBatches]:
-        """Yields the batches of an offset range."""
+        """Yields the batches that brokers have in the offset range `wanted`."""
         fails = self._losses.settings.fail_on_data_loss
         fetcher = self._fetcher(wanted, None if fails else self._losses.skip)
         try:

@@ -232,7 +232,7 @@ class Recovery:
         return max((end for end in ends if end > stop), default=0)
 
     def knows_open(self, base_offset: int | None = None) -> bool:
-        """Returns whether it is known which transactions are open at the start of a segment.
+        """Returns whether files show which transactions are open at the start of a segment.
 
         Args:
             base_offset: Base offset of the segment; default: the first segment.

@@ -278,7 +278,7 @@ class FilledSpan:
 
     @property
     def segments(self) -> list[tuple[RemoteSegment, SegmentFiles]]:
-        """The segments with these offsets."""
+        """The segments of `source` that have offsets of the span, with their files."""
         return [
             pair
             for pair in self.source.segments
