@@ -138,7 +138,7 @@ class UnreadRange:
         start: First offset, inclusive.
         stop: End, exclusive.
         reason: Why these offsets were not searched.
-        object: URI of the object that could not be read; `None` if the reason is not an object.
+        object: URI of the object that could not be read; `None` if there was no such object.
     """
 
     start: int

@@ -337,7 +337,8 @@ class IndexFolder:
     def write(
         self, file: Path, salt: bytes, segments: Iterable[tuple[IndexedSegment, bytes]]
     ) -> int:
-        """Writes segments with their filters atomically, and returns the size of the file.
+        """Writes an index file with these segments and their filters, atomically. Returns the size
+        of the file.
 
         Raises:
             InvalidOptionError: The folder cannot be written.

@@ -190,20 +190,20 @@ class Conditions(TypedDict, total=False):
     """Conditions on records, in addition to option `where`. A record must meet all of them.
 
     Attributes:
-        keys: Keys, of which a record must have one. `None` in the list means no key. Keys are
-            compared as bytes, regardless of option `key.format`.
+        keys: A record must have one of these keys. `None` stands for records without a key. Keys
+            are compared as bytes, regardless of option `key.format`.
         value_contains: Bytes that the value must contain; a string is encoded in UTF-8.
         value_matches: A regular expression of RE2 that must match somewhere in the value.
-        headers: Names, or pairs of name and value. A record must have each header, not necessarily
-            as the last header of that name.
-        producer_ids: Ids of producers, one of which must have written the record.
+        headers: Names, or pairs of name and value. A record must have each of these headers. A
+            header need not be the last one with its name.
+        producer_ids: One of these producers must have written the record.
         partitioner_pruning: True to search only the partitions to which Kafka's default partitioner
             writes the keys. The certificate states this assumption.
         num_partitions: Number of partitions of each topic, for `partitioner_pruning`; default: one
             more than the largest partition number in the tier.
         key_index: Folder written by `index_keys`. Segments are skipped if their filter has none of
             the keys.
-        key_index_secret: The secret of that index.
+        key_index_secret: The secret with which `key_index` was written.
     """
 
     keys: Iterable[bytes | None]

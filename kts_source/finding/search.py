@@ -339,7 +339,7 @@ def _unplanned(
 
 def _unserved(partition: PartitionPlan) -> Iterator[UnservedObjects]:
     """Yields the objects with records that are not part of the log: segments that were skipped,
-    segments of which only some offsets are in the log, and orphans.
+    segments that have only some offsets in the log, and orphans.
     """
     skipped = [(s.segment.objects.log.key, s.reason) for s in partition.surviving.skipped]
     for key, reason in skipped:

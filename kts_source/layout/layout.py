@@ -192,8 +192,8 @@ class NamingLayout(Layout, Protocol):
         """Groups the listed objects of a partition's folder by segment."""
 
     def stems(self, key_prefix: str, name: SegmentName) -> tuple[str, ...]:
-        """Returns possible stems of the keys of a segment. The first stem for which objects exist
-        is the correct one.
+        """Returns possible stems of the keys of a segment. If objects exist for several of them,
+        the first one is correct.
         """
 
 

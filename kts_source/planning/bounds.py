@@ -195,7 +195,7 @@ def check_named(
     Args:
         options: Options with the bounds.
         held: The partitions to read.
-        topics: Topics of which the bounds may also name partitions without data.
+        topics: Topics. For these, the bounds may also name partitions without data.
 
     Raises:
         InvalidOptionError: The bounds name other partitions, or not all of them.

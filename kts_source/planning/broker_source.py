@@ -389,8 +389,8 @@ class UnionLog(SourceLog):
         return replace(merged, stop=self._end)
 
     def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
-        """Requests from the leader the first offset dated at or after `timestamp_ms`. Returns
-        `None` if the log has no such offset.
+        """Asks the leader for the first offset dated at or after `timestamp_ms`. Returns `None` if
+        the log has no such offset.
         """
         offset = self._view.first_offset_dated(self._brokers, timestamp_ms)
         # The leader searches its whole log, but with tail=false the log that is read ends earlier.

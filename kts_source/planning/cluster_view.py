@@ -303,8 +303,8 @@ class ClusterView:
         return tuple(EpochEntry(epoch, start) for epoch, start in sorted(first.items()))
 
     def first_offset_dated(self, log: BrokerLog, timestamp_ms: int) -> int | None:
-        """Requests from the leader the first offset with a timestamp at or after `timestamp_ms`.
-        Returns `None` if no such offset exists.
+        """Asks the leader for the first offset with a timestamp at or after `timestamp_ms`. Returns
+        `None` if no such offset exists.
         """
         key = log.topic, log.partition
         offsets = self._cluster.offsets(

@@ -424,8 +424,8 @@ def only(options: ScanOptions, partitions: Iterable[ListedPartition]) -> ScanOpt
 
 
 def locked_partition(listed: ListedPartition, keys: tuple[str, ...]) -> LockedPartition:
-    """Returns the facts about a partition for which the private keys with the ids `keys` are
-    missing.
+    """Returns the facts about a partition that cannot be read, because the private keys with the
+    ids `keys` are missing.
     """
     segments = listed.all()
     return LockedPartition(

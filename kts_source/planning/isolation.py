@@ -318,8 +318,8 @@ class EndStates:
         return tuple(OpenTransaction(producer, first) for first, producer in sorted(begun))
 
     def open_after(self, number: int) -> Mapping[int, int]:
-        """Returns the transactions that are open at the end of range `number`, as a mapping from
-        producer id to first offset.
+        """Returns the first offset of each transaction that is open at the end of range `number`,
+        by producer id.
 
         If the snapshot of the range is not usable, replays the log from the nearest earlier usable
         snapshot, from the last gap, or from the log start.

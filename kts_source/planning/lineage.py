@@ -238,8 +238,8 @@ def union_log(
     owned: Mapping[int, tuple[int, int]],
     not_usable: frozenset[str] = frozenset(),
 ) -> PartitionLog:
-    """Builds the log of a partition for which brokers or disks serve all offsets that the tier
-    lacks.
+    """Builds the log of a partition from a tier and from brokers or disks, which serve all offsets
+    that the tier lacks.
 
     Args:
         segments: The segments of this topic id in the tier, in any order.

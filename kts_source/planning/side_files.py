@@ -52,8 +52,8 @@ class Replay:
 
     Attributes:
         aborted: Transactions that have an abort marker in the range.
-        open_after: Producer id to first offset of each transaction that is open at the end of the
-            range.
+        open_after: First offset of each transaction that is open at the end of the range, by
+            producer id.
     """
 
     aborted: tuple[AbortedTxn, ...]

@@ -63,7 +63,7 @@ def described(
     `.log` file, returns no segment.
 
     Raises:
-        DataLossError: Records are lost, and the folder has no file with which to describe them.
+        DataLossError: Records are lost, and the folder has no file that a message could name.
     """
     replica = log.replica
     lineage = tuple(entry for entry in replica.lineage if entry.start_offset < log.stop)
