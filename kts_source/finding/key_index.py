@@ -225,8 +225,8 @@ class PartitionIndex:
     Attributes:
         path: Path of the file.
         salt: Salt of the hashes.
-        check: Hash of a fixed key with the salt and secret of the index. It shows whether another
-            secret is the same.
+        check: Hash of a fixed key with the salt and secret of the index. It shows whether a secret
+            is the secret of the index.
         segments: Segments with a filter, by key of their log object.
     """
 

@@ -415,8 +415,7 @@ def confirmed_skip(segment: RemoteSegment, timestamp_ms: int, side_files: SideFi
 
     Returns:
         The records that can be skipped; `None` if there are none, because the indexes are empty or
-            unusable, no entry has
-        an earlier timestamp, or the records contradict the entry.
+        unusable, no entry has an earlier timestamp, or the records contradict the entry.
     """
     times, offsets = side_files.time_index(segment), side_files.offset_index(segment)
     if times is None or offsets is None:

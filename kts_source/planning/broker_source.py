@@ -681,8 +681,8 @@ def _stop_on_branch(segment: RemoteSegment, owned: Mapping[int, tuple[int, int]]
     """Returns one past the last offset of a segment on the leader's branch; 0 if the segment is on
     another branch.
 
-    A segment without leader epochs counts as on the branch. It has message format 0 or 1, or lost
-    its leader-epoch checkpoint.
+    A segment without leader epochs counts as a segment on the branch. It has message format 0 or 1,
+    or lost its leader-epoch checkpoint.
     """
     if not segment.leader_epochs:
         return segment.stop_offset
