@@ -6,14 +6,11 @@ copies of the files of a segment, without a manifest.
 The facts of a segment are computed from its files:
 
 * The end offset is the last offset of the last batch. It is a lower bound: if compaction removed
-the last records, the broker has recorded a higher end offset. A segment with an empty log ends
-where the next segment begins.
-
+  the last records, the broker has recorded a higher end offset. A segment with an empty log ends
+  where the next segment begins.
 * The largest timestamp is from the last entry of the time index, if the batches from the offset of
-this entry on confirm it.
-
+  this entry on confirm it.
 * The leader epochs are from the leader-epoch checkpoint.
-
 * The time of the upload is unknown.
 
 `.snapshot` is written last, so a segment that has it is complete. Source: `LocalTieredStorage`,
@@ -146,7 +143,7 @@ class LocalTieredLayout:
         return replace(listing, segments=_with_next_bases(listing))
 
     def stems(self, key_prefix: str, name: SegmentName) -> tuple[str, ...]:
-        """Returns two possible stems of the segment's keys: with and without folder
+        """Returns two possible stems of the segment's keys: with and without the folder
         `kafka-tiered-storage/` after the key prefix, because the prefix may already include it.
         """
         folder = f"{name.topic}-{name.partition}-{name.topic_id}"

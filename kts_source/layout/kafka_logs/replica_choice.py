@@ -328,9 +328,9 @@ class Filler:
         self.notes: list[Orphan] = []
 
     def fill(self, start: int, stop: int) -> list[FilledSpan]:
-        """Fills a gap [start, stop) with spans of other replicas, from its end downwards. Stops at
-        the offset below which no replica is proven to have the next record. Returns the spans in
-        ascending order of offsets.
+        """Fills a gap [start, stop) with spans of other replicas, from its end downwards. Stops
+        where no replica is proven to have the next lower offset. Returns the spans in ascending
+        order of offsets.
         """
         spans: list[FilledSpan] = []
         end = stop
