@@ -41,7 +41,7 @@ class TieredKafkaError(Exception):
         offset: Kafka offset of the record, if known.
         uri: URI of the object or folder, if known, without credentials.
         position: Byte position in that object, if known.
-        span: The range of a segment during whose read `SegmentSource.windows` raised the error.
+        span: The range of a segment that was being read when the error occurred; `None` if unknown.
     """
 
     retriable: ClassVar[bool] = False
@@ -66,8 +66,8 @@ class TieredKafkaError(Exception):
         return printable(f"{self.message} [{', '.join(where)}]" if where else self.message)
 
     def located(self, **location: Unpack[Place]) -> Self:
-        """Returns a copy of the error with this location. Parts of the location that the error
-        already has are kept.
+        """Returns a copy of the error with a location. Sets only the parts of the location that the
+        error does not have yet.
         """
         return self._changed(self._missing(location))
 
@@ -76,8 +76,8 @@ class TieredKafkaError(Exception):
         return self._changed({"message": f"{self.message}{text}"})
 
     def in_span(self, span: object, **location: Unpack[Place]) -> Self:
-        """Returns a copy of the error with the attribute `span`, and with the location as `located`
-        sets it.
+        """Returns a copy of the error with the attribute `span`. Like `located`, sets only the
+        parts of the location that the error does not have yet.
         """
         return self._changed(self._missing(location) | {"span": span})
 
@@ -105,7 +105,8 @@ class InvalidOptionError(TieredKafkaError, ValueError):
 
 
 class KeyPrefixError(InvalidOptionError):
-    """The key prefix is too short: names of topic folders would begin with the missing part of it.
+    """The key prefix in the options is too short. The rest of the complete key prefix would become
+    part of the topics' names.
 
     Attributes:
         key_prefix: The complete key prefix; empty if unknown.
@@ -125,7 +126,7 @@ class TierNotFoundError(TieredKafkaError, FileNotFoundError):
 
 
 class DataLossError(TieredKafkaError):
-    """Offsets that the tier should have are missing, for example deleted by retention."""
+    """Offsets that the tier should have are missing. For example, retention deleted them."""
 
 
 class OffsetOutOfRangeError(DataLossError):
@@ -133,7 +134,9 @@ class OffsetOutOfRangeError(DataLossError):
 
 
 class UnsupportedSparkError(TieredKafkaError, ImportError):
-    """Spark is not installed, or its version is below 4.0 and has no Python data sources."""
+    """Spark is not installed, or its version is below 4.0. Older versions do not support Python
+    data sources.
+    """
 
 
 class PlanTooLargeError(TieredKafkaError):
@@ -166,8 +169,8 @@ class StoreError(TieredKafkaError):
 
 
 class ObjectNotFoundError(StoreError, FileNotFoundError):
-    """The object does not exist. Some stores return 403 for a missing object if listing is not
-    allowed; that raises AccessDeniedError.
+    """The object does not exist. Some stores return 403 for a missing object if the user may not
+    list objects. In this case `AccessDeniedError` is raised instead.
     """
 
 
@@ -208,8 +211,8 @@ class StoreUnavailableError(StoreError):
 
 
 class StreamOffsetError(TieredKafkaError):
-    """A position in a stream's checkpoint has a format that this version cannot read, or
-    contradicts options.
+    """A position in a stream's checkpoint has a format that this version cannot read, or does not
+    fit the options.
     """
 
 
@@ -234,14 +237,14 @@ class LeaderChangedError(BrokerError):
 
 
 class OldBrokerError(BrokerError):
-    """A broker before Kafka 4.0 would read from its tier, and might return records of aborted
-    transactions.
+    """A broker before Kafka 4.0 would have to read the records from its tier. In this case, it
+    might return records of aborted transactions.
     """
 
 
 class RegistryError(TieredKafkaError):
-    """A schema registry returned an error or an invalid response. The rows themselves may be
-    valid.
+    """A schema registry returned an error or an invalid response. This does not mean that the rows
+    are invalid.
     """
 
 

@@ -70,7 +70,7 @@ class KeyRing:
         return cls(Secret(sources))
 
     def loaded(self) -> KeyRing:
-        """Returns a key ring that has read all keys that are available on this machine.
+        """Returns a copy of the key ring with the PEM bytes of all keys that this machine can read.
 
         Raises:
             UnknownKeyError: A callback fails or returns no text.
@@ -100,7 +100,8 @@ class KeyRing:
         return _data_key(wrapped, pem)
 
     def fingerprint(self, key_id: str) -> str:
-        """Returns the SHA-256 of a key's public half in hex; an empty text if there is no such key.
+        """Returns the SHA-256, in hex, of the public key for a key id; an empty text if the key is
+        not available on this machine.
 
         Raises:
             UnknownKeyError: A callback fails or returns no text.
@@ -164,8 +165,8 @@ def _data_key(wrapped: WrappedDataKey, pem: bytes) -> bytes:
 
 
 def _call(callback: str, key_id: str) -> bytes:
-    """Calls the user's function for a key id. Does not chain an exception of the function, because
-    its text may contain a key.
+    """Calls the user's function for a key id. If the function raises an exception, raises
+    UnknownKeyError without the text of the exception, because the text may contain a key.
     """
     try:
         pem = call_callback(callback, key_id)

@@ -1,4 +1,5 @@
-"""Summarizes the metrics that tasks wrote under option `metricsPath`, and the lag of streams.
+"""Summarizes the metrics that tasks wrote to the path in option `metricsPath`. Also reports the lag
+of streams.
 
 from kts_source import metrics
 summary = metrics.summary("/tmp/metrics")
@@ -42,7 +43,9 @@ class Summary:
 
     @property
     def total(self) -> Mapping[str, int | float]:
-        """The sum over all attempts of each numeric attribute of `TaskMetrics`, by name."""
+        """Sums of the numeric attributes of `TaskMetrics` over all attempts, by name of the
+        attribute.
+        """
         return {name: sum(getattr(task, name) for task in self.tasks) for name in _SUMMED}
 
     @property
@@ -52,7 +55,7 @@ class Summary:
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """Ranges of offsets that were skipped because their objects were deleted."""
+        """Messages about ranges of offsets that were skipped because their records were lost."""
         done = (task for task in self.tasks if task.outcome in (DONE, CLOSED))
         return tuple(dict.fromkeys(text for task in done for text in task.lost))
 

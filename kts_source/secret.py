@@ -55,11 +55,12 @@ class Secret(Generic[T]):
 
 
 def scrub(text: str, secrets: Iterable[str] = ()) -> str:
-    """Replaces user information and query strings of URLs, and secret values, in a text by `***`.
+    """Returns `text` with `***` in place of secrets. Secrets are user names, passwords and query
+    strings in URLs, and the values in `secrets`.
 
     Args:
         text: A message of a client library or a server.
-        secrets: Values to replace. Values of less than four characters are ignored.
+        secrets: Secret values to replace. Values of less than four characters are ignored.
     """
     for value in sorted(set(secrets), key=len, reverse=True):
         if len(value) >= _MIN_SECRET_LENGTH:
@@ -74,8 +75,8 @@ def is_callback(text: str) -> bool:
 
 
 def call_callback(callback: str, *arguments: str) -> object:
-    """Calls a user's function, given as `module:function`. Do not show its errors, because their
-    messages may quote a secret.
+    """Calls the user's function that `callback` names in the form `module:function`. Do not show
+    the errors that it raises, because their messages may quote a secret.
     """
     match = _CALLBACK.fullmatch(callback)
     assert match is not None

@@ -38,7 +38,7 @@ def open_uncached_tier(options: ScanOptions) -> Tier:
     """Opens the tier of a scan without caches.
 
     Raises:
-        InvalidOptionError: See `open_store`.
+        InvalidOptionError: The path is invalid, has credentials, or has an unknown scheme.
     """
     return open_tier(replace(options, cache=NO_CACHE))
 
@@ -49,7 +49,7 @@ def open_tier(options: ScanOptions) -> Tier:
     Local tiers are cached only if an option names a cache folder.
 
     Raises:
-        InvalidOptionError: See `open_store`.
+        InvalidOptionError: The path is invalid, has credentials, or has an unknown scheme.
     """
     if not options.path:
         return Tier(EmptyStore())

@@ -1,9 +1,9 @@
-"""Reads Kafka's on-disk formats and the objects of the storage plugin. Takes bytes and returns
-values.
+"""Reads Kafka's on-disk formats and the objects of the storage plugin. Its functions take bytes and
+return values.
 
 `iter_arrow` yields the records of log bytes as Arrow batches. `iter_batches` yields them as Python
-objects. Both raise `SegmentFormatError` for invalid bytes. They are imported when they are first
-used, so importing the package imports neither numba nor pyarrow.
+objects. Both raise `SegmentFormatError` for invalid bytes. The two functions are imported when they
+are first used. So importing the package imports neither numba nor pyarrow.
 """
 
 from __future__ import annotations

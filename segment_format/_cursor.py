@@ -53,7 +53,9 @@ def byte_view(buffer: BytesLike) -> memoryview:
 
 
 def whole_entries(data: BytesLike, entry_size: int, what: str) -> memoryview:
-    """Returns the bytes of an index. Raises `CorruptIndexError` if they end inside an entry."""
+    """Returns a view of the bytes of an index. Raises `CorruptIndexError` if the last entry is
+    incomplete. `what` names the index in the error.
+    """
     view = byte_view(data)
     if rest := len(view) % entry_size:
         raise CorruptIndexError(
@@ -70,8 +72,8 @@ def wrap_i64(value: int) -> int:
 
 
 class ArrayValue:
-    """Base class that adds equality to frozen dataclasses with array fields. These need
-    `eq=False`.
+    """Base class that adds equality to frozen dataclasses with array fields. Declare such
+    dataclasses with `eq=False`.
     """
 
     __slots__ = ()
@@ -88,6 +90,7 @@ class ArrayValue:
 
 class Cursor:
     """Reads values from bytes `[position, stop)` of a view, and checks that each value is complete.
+    The argument `what` of its methods names the value in errors.
 
     Args:
         view: One-dimensional byte view, see `byte_view`.
@@ -197,7 +200,7 @@ class TaggedField:
 
 
 class MessageReader(Cursor):
-    """Reads a message field by field. `Cursor` documents the arguments."""
+    """Reads a message field by field. The arguments are the same as those of `Cursor`."""
 
     __slots__ = ()
 
@@ -246,8 +249,8 @@ class MessageReader(Cursor):
         return tuple(field for _, field in self.located_tagged_fields())
 
     def located_tagged_fields(self) -> Iterator[tuple[int, TaggedField]]:
-        """Yields the tagged fields of a section, each with the position of its value in the
-        buffer.
+        """Yields a pair for each tagged field of a section: the position of the field's value in
+        the buffer, and the field.
         """
         count = self.uvarint("number of tagged fields")
         if 2 * count > self.remaining:

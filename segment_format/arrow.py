@@ -1,8 +1,8 @@
 """Decodes log bytes to Arrow record batches with the column types of Spark's Kafka source.
 
 `iter_arrow` takes a buffer of complete entries. `RecordDecoder` takes the same bytes in pieces of
-any size, and needs limited memory. Both use compiled kernels. For the same bytes, these return the
-same rows or raise the same class of error as the pure Python decoder
+any size, and needs limited memory. Both use compiled kernels. For the same bytes, they return the
+same rows, or raise the same class of error, as the pure Python decoder
 `segment_format.record.records.iter_batches`.
 
 | column | type | meaning |
@@ -103,12 +103,12 @@ def iter_arrow(
         max_rows: Maximum number of rows in a batch.
 
     Yields:
-        Batches of `record_schema(columns)`, rows in stored order. Their memory is independent of
-        `buffer`.
+        Batches with the schema `record_schema(columns)`. Rows are in stored order. Their memory is
+        independent of `buffer`.
 
     Raises:
-        SegmentFormatError: As `segment_format.iter_batches`; `position` counts from the start of
-            `buffer`. Rows before the error may be missing.
+        SegmentFormatError: The bytes are invalid. The `position` of the error counts from the start
+            of `buffer`. Rows before the error may be missing.
         ValueError: A column is unknown or a bound out of range.
     """
     if not isinstance(aborted, AbortedIntervals):

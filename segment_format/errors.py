@@ -1,4 +1,4 @@
-"""Errors for invalid bytes: `SegmentFormatError`, and a subclass for each kind of bytes.
+"""Defines the errors for invalid bytes: `SegmentFormatError`, and a subclass for each kind of data.
 
 Errors contain the byte position in the buffer. `kts_source` adds the topic, partition and object.
 """

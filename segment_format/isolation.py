@@ -1,4 +1,5 @@
-"""Intervals of aborted transactions, which determine the batches that `read_committed` skips.
+"""Defines the intervals of aborted transactions. They determine the batches that `read_committed`
+skips.
 
 A transactional batch of producer `p` with base offset `b` was aborted if and only if there is an
 entry `(p, first, last)` in a transaction index with `first ≤ b < last`: `first` is the base offset
@@ -35,8 +36,8 @@ class AbortedIntervals(ArrayValue):
     Attributes:
         producer_ids: Producer id of each transaction.
         first_offsets: Base offset of the first batch of each transaction.
-        last_offsets: Offset of the abort marker of each transaction, which is above the
-            transaction's batches.
+        last_offsets: Offset of the abort marker of each transaction. It is greater than the offsets
+            of the transaction's records.
     """
 
     producer_ids: NDArray[np.int64]
@@ -105,8 +106,8 @@ class AbortedIntervals(ArrayValue):
         Args:
             start_offset: First offset, inclusive.
             stop_offset: End of the range, exclusive.
-            next_until: If given, the next interval of each producer is returned, too, if it begins
-                below this offset.
+            next_until: If given, also returns the first interval of each producer that begins at or
+                after `stop_offset` and below this offset.
         """
         if not len(self):
             return self

@@ -6,12 +6,14 @@
     bucket  = h >> shift,  bit = h >> (shift - 3),  tag = low 32 bits of h
 
 Words are little-endian and have 8 bytes each. The last word ends at the end of the key, so it may
-overlap the previous word. A key of 4 to 7 bytes is hashed as one word, which consists of its first
-four and its last four bytes. The word of a key of 1 to 3 bytes consists of its first, middle and
-last byte. The keys of a bucket are stored next to each other. A lookup compares the tags of the
-bucket's keys, and then the bytes of the keys with an equal tag. Most keys that are not in the set
-are rejected earlier, because their bit is not set. The array of bits is small enough for the CPU's
-cache.
+overlap the previous word. A key of 4 to 7 bytes is hashed as one word: its first four bytes, and
+then its last four bytes. A key of 1 to 3 bytes is hashed as one word, too: its first, its middle
+and its last byte.
+
+The keys of a bucket are stored next to each other. A lookup compares the tags of the bucket's keys,
+and then the bytes of the keys with an equal tag. An array has a bit for each value of `bit`, which
+is set if the set contains a key with this value. A lookup checks this bit first, and most keys that
+are not in the set are rejected by it. The array is small enough for the CPU's cache.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ _M: Final = np.uint64(MULTIPLIER)
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class KeySet:
-    """A set of record keys, which `of` builds. Kernels read the arrays; they must not be changed.
+    """A set of record keys. `of` builds it. Kernels read the arrays, so the arrays must not be
+    changed.
 
     Attributes:
         has_null: True if the set contains the null key.
@@ -50,12 +53,13 @@ class KeySet:
         seed: Seed of the hash. It is random, so that producers cannot choose keys whose hashes
             collide.
         shift: Number of low bits of a hash that do not select the bucket.
-        bits: uint8; one byte per bucket. Bit n of it is set if a key of the bucket has n in the
-            three bits of its hash below the bucket's bits.
-        borders: uint32; index of the first key of each bucket, followed by the number of keys.
+        bits: uint8; one byte per bucket. Bit n of the byte is set if the bucket has a key with hash
+            h for which `h >> (shift - 3) & 7` is n.
+        borders: uint32; index of the first key of each bucket. The last entry is the number of
+            keys.
         tags: uint32; the tag of each key.
-        starts: int64; position in `data` of the first byte of each key, followed by the number of
-            bytes.
+        starts: int64; position of the first byte of each key in `data`. The last entry is the
+            number of bytes.
         data: uint8; the bytes of all keys, concatenated.
     """
 
@@ -110,8 +114,8 @@ class KeySet:
         return cls(has_null, lengths, seed, 64 - bits, packed, borders, tags, starts, data)
 
     def write_addresses(self, slots: memoryview) -> None:
-        """Writes the addresses of the arrays into a kernel's frame. The set must not be deleted
-        before the frame.
+        """Writes the addresses of the arrays into a kernel's frame. The caller must keep the set
+        alive while the kernel uses the frame.
         """
         slots[c.SOUGHT] = 1
         slots[c.SOUGHT_NULL] = self.has_null
@@ -127,7 +131,7 @@ class KeySet:
         slots[c.SOUGHT_DATA] = self.data.ctypes.data
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yields the keys in any order. The null key is omitted."""
+        """Yields the keys in no particular order. Omits the null key."""
         data, starts = self.data.tobytes(), self.starts.tolist()
         return (data[start:stop] for start, stop in pairwise(starts))
 
@@ -144,7 +148,9 @@ def _signed(bits: int) -> int:
 
 
 def _by_length(keys: list[bytes]) -> Iterable[list[bytes]]:
-    """Yields groups of consecutive keys with the same length. The keys must be sorted by length."""
+    """Yields one list for each length of a key, with all keys of this length. `keys` must be sorted
+    by length.
+    """
     first = 0
     for number in range(1, len(keys) + 1):
         if number == len(keys) or len(keys[number]) != len(keys[first]):
@@ -174,8 +180,8 @@ def _words(table: NDArray[np.uint8], size: int) -> Iterable[NDArray[np.uint64]]:
 
 
 def _number(columns: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """Returns one number for each row, whose up to 8 columns are its bytes in little-endian
-    order.
+    """Returns one number for each row. The columns, at most 8, are the bytes of the number, the
+    least significant byte first.
     """
     wide = np.zeros((len(columns), _WORD), np.uint8)
     wide[:, : columns.shape[1]] = columns

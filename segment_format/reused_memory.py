@@ -2,9 +2,9 @@
 
 Reuse is faster because a page fault for 4 KiB of new memory takes longer than copying 4 KiB, and
 because recently used memory is in the processor's cache. Each buffer is a NumPy array over a memory
-mapping. Views, slices and Arrow buffers refer to this array. Its finalizer runs when the last of
-them is gone, and returns the mapping to the pool. `KTS_TUNING=off` (`docs/tuning.md`) disables the
-reuse.
+mapping. Views, slices and Arrow buffers refer to this array. When the last reference is gone, the
+finalizer of the array returns the mapping to the pool. `KTS_TUNING=off` (`docs/tuning.md`) disables
+the reuse.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class _Pool:
     """Idle mappings of this process, oldest first.
 
     Attributes:
-        idle: Mappings to use again. Only the holder of `lock` changes it.
-        returned: Mappings whose buffers are gone but that are not in `idle` yet. A finalizer can
-            run in any thread, even while that thread holds `lock`, so finalizers only append to
-            this list and never wait.
+        idle: Mappings that can be used again. Only the holder of `lock` changes it.
+        returned: Mappings that are no longer used but not in `idle` yet. A finalizer can run in any
+            thread, even while that thread holds `lock`. So finalizers only append to this list and
+            never wait for `lock`.
     """
 
     def __init__(self) -> None:
@@ -45,8 +45,8 @@ class _Pool:
         self.returned: deque[mmap.mmap] = deque()
 
     def take(self, size: int) -> mmap.mmap | None:
-        """Removes the smallest idle mapping that fits `size` bytes and returns it, or None if none
-        fits.
+        """Removes the smallest idle mapping that has at least `size` bytes, and returns it. Returns
+        None if there is no such mapping, or if all of them are much larger.
         """
         with self.lock:
             self._collect()
@@ -97,8 +97,8 @@ _pool = _Pool()
 def writable_bytes(size: int) -> memoryview:
     """Returns a writable view of `size` bytes with arbitrary content.
 
-    No other caller gets the same memory while the view, or anything made from it, is alive. Safe to
-    call from any thread.
+    No other caller gets the same memory while the view, or an object that uses its memory, is
+    alive. Safe to call from any thread.
 
     Args:
         size: Number of bytes. The caller must limit it.
@@ -125,7 +125,8 @@ def release_idle() -> None:
 
 
 def _new_mapping(size: int) -> mmap.mmap:
-    """Returns memory that is returned to the operating system when its last reference is gone.
+    """Returns a new memory mapping. When the last reference to it is gone, its memory is returned
+    to the operating system.
 
     Memory from `malloc` would stay reserved for the thread that freed it. With many threads, this
     took 50 % more memory than was in use.

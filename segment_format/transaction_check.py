@@ -1,5 +1,5 @@
-"""Checks whether the aborted transactions in transaction indexes agree with the markers of the
-log.
+"""Checks that the aborted transactions in transaction indexes agree with the transaction markers in
+the log.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class ContradictedIntervalsError(CorruptRecordError):
 
 
 class TransactionCheck:
-    """Follows the transactions in the batches that decoders read, in log order, and compares them
-    with the aborted intervals.
+    """Tracks the transactions in the batches that decoders read, and compares them with the aborted
+    intervals. The decoders must read the batches in log order.
 
     Args:
         aborted: Offset intervals of aborted transactions, whose records the decoders skip.
@@ -34,8 +34,8 @@ class TransactionCheck:
         stop_offset: End of the read range, exclusive.
 
     Attributes:
-        state: State that the kernel updates; its layout is the slots `TXN_…` of
-            `segment_format.kernels.contract`.
+        state: State that the kernel updates. The slots `TXN_…` of `segment_format.kernels.contract`
+            define its layout.
     """
 
     def __init__(self, aborted: AbortedIntervals, *, start_offset: int, stop_offset: int) -> None:
@@ -47,15 +47,13 @@ class TransactionCheck:
         self._make_table(_MIN_CAPACITY)
 
     def use(self, aborted: AbortedIntervals) -> None:
-        """Replaces the aborted intervals for the next batches. The state of open transactions is
-        kept.
-        """
+        """Sets the aborted intervals for the next batches. Keeps the state of open transactions."""
         self._aborted = aborted
         self._met: NDArray[np.int64] = np.zeros(len(aborted) + 1, np.int64)
         self.state[c.TXN_MET] = self._met.ctypes.data
 
     def grow(self) -> None:
-        """Doubles the number of producers for which the state has memory."""
+        """Doubles the number of producers that the state can contain."""
         before = self._table.reshape(-1, c.TXN_ENTRY_SIZE)
         self._make_table(2 * len(before))
         mask = int(self.state[c.TXN_MASK])
@@ -74,17 +72,17 @@ class TransactionCheck:
         self.state[c.TXN_FREE] = capacity // 2
 
     def next_markers(self, next_offset: int, *, only_doubtful: bool) -> dict[int, int | None]:
-        """Returns the marker that each producer must write next, after the batches read so far.
+        """Returns which marker each producer must write next, after the batches that were read.
 
         Keys are producer ids. A value is the offset at which an ABORT marker must be, or `None` if
         the next marker must be a COMMIT.
 
         Args:
-            next_offset: First offset after the batches read.
-            only_doubtful: True to return only producers whose last records were returned as
-                committed, although the producer has an aborted interval that ends at `next_offset`
-                or later. The start of such an interval may be wrong. This suffices if another check
-                reads the later batches, because that check detects everything except a wrong start.
+            next_offset: First offset after the batches that were read.
+            only_doubtful: If True, returns only the producers that have an aborted interval ending
+                at `next_offset` or later, but whose last records were decoded as committed. If the
+                start of this interval is too high, these records were aborted. Pass True if another
+                check reads the later batches: it detects all other contradictions.
         """
         table = self._table.reshape(-1, c.TXN_ENTRY_SIZE)
         aborted = self._aborted
@@ -102,19 +100,19 @@ class TransactionCheck:
         return expected
 
     def stray_aborts(self) -> dict[int, int]:
-        """Returns producers whose first marker is an ABORT marker outside all aborted intervals:
-        producer id -> offset of this marker.
+        """Returns a dict from producer id to offset. It contains the producers whose first marker
+        is an ABORT marker outside all aborted intervals, and the offset of this marker.
 
-        The batches read have no data of the producer before the marker. If earlier batches have
-        data of the producer, the intervals are wrong.
+        The batches that were read contain no data of the producer before the marker. If earlier
+        batches contain such data, the intervals are wrong.
         """
         table = self._table.reshape(-1, c.TXN_ENTRY_SIZE)
         rows = table[(table[:, 1] != c.TXN_NO_ENTRY) & (table[:, 2] >= 0)]
         return {producer_id: offset for producer_id, _, offset in rows.tolist()}
 
     def finish(self, first_offset: int, next_offset: int) -> None:
-        """Checks that there is an ABORT marker at the end of each aborted interval that ends in the
-        batches that were read.
+        """Checks the aborted intervals that end in the batches that were read. The log must have an
+        ABORT marker at the end of each of these intervals.
 
         Args:
             first_offset: First offset of the batches that were read.
@@ -140,14 +138,14 @@ class TransactionCheck:
 def check_next_marker(
     producer_id: int, marker: ControlRecordType, offset: int, expected: dict[int, int | None]
 ) -> None:
-    """Compares a marker with the marker that is expected next from its producer, and removes the
-    expected marker from `expected`.
+    """Compares a marker with the expected next marker of its producer. Removes the expected marker
+    from `expected`. Does nothing if `expected` does not contain the producer.
 
     Args:
         producer_id: Producer of the marker.
         marker: ABORT or COMMIT.
         offset: Offset of the marker.
-        expected: See `TransactionCheck.next_markers`.
+        expected: Result of `TransactionCheck.next_markers`.
 
     Raises:
         ContradictedIntervalsError: The markers differ.
@@ -171,11 +169,15 @@ def check_next_marker(
 
 
 def check_markers_found(expected: dict[int, int | None], stop_offset: int) -> None:
-    """Checks that `expected` has no ABORT marker below `stop_offset` left, so all of them were
-    found.
+    """Checks that all expected ABORT markers below `stop_offset` were found.
+
+    Args:
+        expected: Markers that were not found: result of `TransactionCheck.next_markers`, from which
+            `check_next_marker` removed the markers that were found.
+        stop_offset: First offset that was not searched for markers.
 
     Raises:
-        ContradictedIntervalsError: A marker is missing.
+        ContradictedIntervalsError: A marker was not found.
     """
     for producer_id, end in expected.items():
         if end is not None and end < stop_offset:
@@ -192,7 +194,9 @@ def unindexed_abort(producer_id: int, offset: int) -> ContradictedIntervalsError
 
 
 def transaction_message(producer_id: int, contradiction: str) -> str:
-    """Returns the error text that says why transaction indexes cannot be used, and what to do."""
+    """Returns the text of an error. It says why the transaction indexes cannot be used, and what
+    the user can do.
+    """
     return (
         f"the transaction indexes do not fit the log: producer {producer_id}: {contradiction}."
         " Restore the transaction index of the segment or of the segments after it from a copy, or"

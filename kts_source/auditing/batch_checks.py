@@ -1,8 +1,9 @@
 """The checks of audit levels `indexes` and `bytes`, which read the indexes and batches of a
 segment.
 
-Batches arrive in tables. A table is checked with vectorized operations. If it has a fault, its
-batches are checked one by one to find the first fault of each kind.
+Batches are passed in tables (`BatchTable`). All batches of a table are checked at once with
+vectorized operations. If the table has a fault, its batches are checked one by one to find the
+first fault of each kind.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BatchFacts:
-    """The columns of one row of a `BatchTable` that the checks need. A row is one batch."""
+    """The values of one batch that the checks need, from one row of a `BatchTable`."""
 
     position: int
     base_offset: int
@@ -82,7 +83,7 @@ def segment_tables(
     max_batch_bytes: int,
     start_offset: int = 0,
 ) -> Iterator[BatchTable]:
-    """Yields all batches of a segment in tables, in log order.
+    """Yields all batches of a segment in log order. Each table contains several batches.
 
     Needs memory for the bytes that are read ahead, one window of bytes and one batch.
 
@@ -94,8 +95,8 @@ def segment_tables(
         start_offset: Records below this offset are not included in the record counts of the tables.
 
     Raises:
-        SegmentFormatError: Invalid batch. All batches before it were yielded.
-        TieredKafkaError: See `SegmentSource.windows`. All batches before it were yielded.
+        SegmentFormatError: A batch is invalid. All batches before it were yielded.
+        TieredKafkaError: See `SegmentSource.windows`. All batches before the error were yielded.
     """
     size = segment.objects.size_in_bytes
     scanner = BatchScanner(size, max_batch_bytes=max_batch_bytes, start_offset=start_offset)
@@ -118,7 +119,7 @@ class SegmentIndexes(SideFileReader):
     """Compares the offset index and the time index of a segment with its batches.
 
     Args:
-        part: The partition of the segment.
+        partition: The partition of the segment.
         segment: The segment.
         source: Reads the indexes.
     """
@@ -185,8 +186,8 @@ class SegmentIndexes(SideFileReader):
         return max(max_timestamps_from(read, size, 0, segment.start_offset), default=-1)
 
     def check_last_entry(self, max_batch_bytes: int) -> None:
-        """Checks that a batch begins at the position in the last entry of the offset index. Reads
-        one chunk of the log.
+        """Checks that the last entry of the offset index points to the first byte of a batch, and
+        that the offsets of the entry and the batch match. Reads one chunk of the log.
         """
         if self.offsets is None or not len(self.offsets):
             return
@@ -209,8 +210,10 @@ class SegmentIndexes(SideFileReader):
             self._report_offset(f"entry for offset {offset} at byte {position}: {text}")
 
     def fits(self, table: BatchTable) -> bool:
-        """Returns whether the index entries that point into the next batches match these batches.
-        The offsets of the batches must ascend.
+        """Returns True if all index entries that point to a batch in `table` match this batch.
+
+        `table` must contain the next batches after those that were already compared, and their
+        offsets must ascend.
         """
         positions, offsets = self._due_offsets(table)
         rows = np.searchsorted(table.positions, positions)
@@ -225,8 +228,9 @@ class SegmentIndexes(SideFileReader):
         return not (table.base_offsets[rows] > offsets).any()
 
     def _due_offsets(self, table: BatchTable) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns positions and offsets of the offset index entries that were not compared yet and
-        point into this table or before it.
+        """Returns two values: the positions and the offsets of some entries of the offset index.
+        These are the entries that were not compared yet and whose position is in `table` or before
+        it.
         """
         if self.offsets is None or not len(table):
             return _EMPTY, _EMPTY
@@ -236,8 +240,8 @@ class SegmentIndexes(SideFileReader):
         return positions[due], self.offsets.offsets[due]
 
     def _due_times(self, table: BatchTable) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns timestamps and offsets of the time index entries that were not compared yet and
-        have offsets in this table or below it.
+        """Returns two values: the timestamps and the offsets of some entries of the time index.
+        These are the entries that were not compared yet and whose offset is in `table` or below it.
         """
         if self.times is None or not len(table):
             return _EMPTY, _EMPTY
@@ -247,7 +251,9 @@ class SegmentIndexes(SideFileReader):
         return self.times.timestamps[due], offsets[due]
 
     def skip(self, table: BatchTable) -> None:
-        """Advances past the index entries of a table for which `fits` returned True."""
+        """Marks the index entries that point into `table` as compared. Call it only if `fits`
+        returned True for `table`.
+        """
         if not len(table):
             return
         self._next_offset += len(self._due_offsets(table)[0])
@@ -256,7 +262,9 @@ class SegmentIndexes(SideFileReader):
         self._has_time |= bool((table.max_timestamps >= 0).any())
 
     def check(self, batch: BatchFacts) -> None:
-        """Compares the next batch with the index entries that point to it."""
+        """Compares `batch`, the next batch of the segment, with the index entries that point to
+        it.
+        """
         self._check_offset(batch)
         self._check_time(batch)
         self._last_offset = batch.last_offset
@@ -302,8 +310,8 @@ class SegmentIndexes(SideFileReader):
         self.report("time-index-disagrees", IndexType.TIMESTAMP, text)
 
     def finish(self) -> None:
-        """Reports index entries to which no batch belongs. Reports an empty time index if batches
-        have timestamps.
+        """Reports index entries that match no batch. Also reports a time index without entries if
+        batches have timestamps. Call this method after the last batch.
         """
         if self.times is not None and not len(self.times) and self._has_time:
             self._report_time("it has no entry")
@@ -318,8 +326,8 @@ class LogCheck:
     """Checks the batches of a segment, and keeps the first fault of each kind.
 
     Attributes:
-        faults: Maps the kind of a fault to its first offset, its end offset (exclusive) and a
-            description.
+        faults: The first fault of each kind, by kind. A fault has three values: its first offset,
+            its end offset (exclusive) and a description.
         next_offset: One past the last offset of the batches that were checked so far.
     """
 
@@ -331,7 +339,9 @@ class LogCheck:
         self._has_batch = False
 
     def fits(self, table: BatchTable) -> bool:
-        """Returns whether the next batches have no fault."""
+        """Returns True if no batch in `table` has a fault. `table` must contain the next batches of
+        the segment.
+        """
         if not len(table):
             return True
         segment, bases, lasts = self._segment, table.base_offsets, table.last_offsets
@@ -350,7 +360,9 @@ class LogCheck:
         )
 
     def skip(self, table: BatchTable) -> None:
-        """Advances `next_offset` past a table for which `fits` returned True."""
+        """Marks the batches in `table` as checked. Call it only if `fits` returned True for
+        `table`.
+        """
         if len(table):
             self._has_batch = True
             self.next_offset = max(self.next_offset, int(table.last_offsets[-1]) + 1)
@@ -381,7 +393,9 @@ class LogCheck:
 
 
 def check_table(table: BatchTable, check: LogCheck, indexes: SegmentIndexes) -> None:
-    """Checks the next batches of a segment: all at once, or one by one if the table has a fault."""
+    """Checks the batches in `table`, the next ones of a segment. Checks all batches at once. If
+    this finds a fault, checks them one by one to record the first fault of each kind.
+    """
     if check.fits(table) and indexes.fits(table):
         check.skip(table)
         indexes.skip(table)
@@ -392,15 +406,18 @@ def check_table(table: BatchTable, check: LogCheck, indexes: SegmentIndexes) -> 
 
 
 class Transactions:
-    """Follows the transactions of a segment, and compares the transaction index and the producer
-    snapshot of the segment with them.
+    """Follows the transactions of a segment. Compares them with the transaction index and the
+    producer snapshot of the segment.
 
     Transactions are found in batch headers. A transaction that began below the first offset that
-    was read is not checked, because its first batch is unknown. Compaction may remove batches, but
-    it keeps the marker of a transaction that still has data. Therefore two differences are no
-    fault: the index may list a transaction without batches, and it may list an earlier first offset
-    than the first remaining batch has. In the second case, no other marker of the producer may be
-    between these two offsets.
+    was read is not checked, because its first batch is unknown.
+
+    Compaction may remove batches of a transaction, but it keeps the marker as long as the
+    transaction has data. Therefore two differences are no fault:
+
+    * The index has a transaction without remaining batches.
+    * The index has a lower first offset than the first remaining batch of the transaction. However,
+      it is a fault if another marker of the producer is between these two offsets.
 
     Args:
         open_before: Transactions that are open at the start of the segment, as a map from producer
@@ -422,7 +439,7 @@ class Transactions:
         self._last_data: dict[int, int] = {}
 
     def apply(self, table: BatchTable, wanted: NDArray[np.bool_]) -> None:
-        """Updates the open transactions with those batches of a table that are `wanted`."""
+        """Updates the open transactions with the rows of `table` for which `wanted` is True."""
         if not wanted.any():
             return
         self._seen_from = min(self._seen_from, int(table.base_offsets[wanted].min()))
@@ -437,8 +454,8 @@ class Transactions:
     def _apply_data(
         self, table: BatchTable, wanted: NDArray[np.bool_], first: int, stop: int
     ) -> None:
-        """Updates the open transactions with the wanted rows of [first, stop), which contain no
-        transaction marker.
+        """Updates the open transactions with the rows from `first` to `stop` (exclusive) for which
+        `wanted` is True. None of these rows is a transaction marker.
         """
         rows = first + np.flatnonzero(wanted[first:stop] & ~table.are_control[first:stop])
         producers = table.producer_ids[rows]
@@ -466,8 +483,8 @@ class Transactions:
         self._markers[producer] = base
 
     def missing_in(self, index: Iterable[AbortedTxn]) -> str:
-        """Describes an aborted transaction of the segment that the transaction index lacks. Returns
-        "" if the index is complete.
+        """Describes the first aborted transaction of the segment that is missing in `index`, the
+        entries of the transaction index. Returns "" if no transaction is missing.
         """
         entries = {txn.last_offset: txn for txn in index}
         for producer, first, marker in self._aborted:
@@ -482,8 +499,8 @@ class Transactions:
         return ""
 
     def unmarked_in(self, index: Iterable[AbortedTxn]) -> str:
-        """Describes an entry of the transaction index that has no abort marker in the segment.
-        Returns "" if every entry has its marker.
+        """Describes the first entry of the transaction index that has no abort marker in the
+        segment. Returns "" if every entry has an abort marker.
         """
         for txn in index:
             is_seen = txn.last_offset >= self._seen_from
@@ -492,7 +509,7 @@ class Transactions:
         return ""
 
     def difference(self, snapshot: Iterable[ProducerStateEntry]) -> str:
-        """Describes a difference between the producer snapshot at the segment's end and the
+        """Describes the first difference between the producer snapshot at the segment's end and the
         batches. Returns "" if they agree.
         """
         listed = {}

@@ -55,7 +55,7 @@ class Retention:
 
     @classmethod
     def of(cls, configs: TopicConfigs) -> Self:
-        """Reads the retention from the configuration of a topic."""
+        """Creates the retention from the configuration of a topic."""
         if configs.refusal:
             return cls(refusal=configs.refusal)
         if "delete" not in configs.values.get("cleanup.policy", "delete").split(","):
@@ -102,10 +102,10 @@ class BrokerSnapshot:
     """The responses of the brokers at one time.
 
     Attributes:
-        logs: Logs by topic and partition.
-        named: Segments in the topic `__remote_log_metadata`, by topic and partition.
+        logs: The log of each partition as the brokers describe it, by topic and partition.
+        named: The segments that the topic `__remote_log_metadata` contains, by topic and partition.
         owned: For each topic and partition, a map from leader epoch to the offsets [start, stop)
-            that the epoch has in the leader's log. It contains the epochs of the segments in
+            that the epoch has in the leader's log. The map contains only epochs of the segments in
             `named`.
         retention: Retention by topic.
     """
@@ -119,12 +119,12 @@ class BrokerSnapshot:
     def take(
         cls, settings: BrokerSettings, options: ScanOptions, counts: Mapping[str, int]
     ) -> Self:
-        """Queries the brokers.
+        """Queries the brokers and returns their responses.
 
         Args:
             settings: Settings of connections to brokers.
             options: Options of the audit.
-            counts: See `ClusterView`.
+            counts: Known number of partitions by topic id. A topic may have more.
 
         Raises:
             TopicNotFoundError: The cluster lacks the audited topics or the topic
@@ -152,8 +152,8 @@ class BrokerSnapshot:
             return cls(logs, {key: metadata.partitions[key] for key in logs}, owned, retention)
 
     def log_of(self, partition: PartitionObjects) -> BrokerLog | None:
-        """Returns the log of a partition; `None` if brokers lack the partition, or its topic has
-        another topic id there.
+        """Returns the brokers' log of a partition. Returns `None` if brokers do not have the
+        partition, or if its topic has another topic id in the cluster.
         """
         log = self.logs.get((partition.topic, partition.partition))
         return log if log is not None and log.topic_id == partition.topic_id else None
@@ -177,8 +177,8 @@ def check_partition(
         partition: The partition.
         statement: Statement of the audit about the partition.
         findings: Findings about the partition so far. The result does not repeat them.
-        snapshots: Snapshots of the brokers from before the listing, after it, and after everything
-            was read.
+        snapshots: Three snapshots of the brokers: from before the listing, from after it, and from
+            after all reads of the audit.
         old_ms: A time in ms since 1970. A copy or delete that began at this time or later may still
             be running, so it is not reported as unfinished.
     """
@@ -221,17 +221,20 @@ def without_deleted(
     snapshots: Sequence[BrokerSnapshot],
     old_ms: int,
 ) -> tuple[PartitionStatement, list[Finding]]:
-    """Drops findings about segments that brokers deleted during the audit or are deleting now. A
-    running delete looks like a fault in the listing. Only segments below the log start are
-    considered.
+    """Drops findings about segments that brokers deleted during the audit or are deleting now,
+    because a running delete looks like a fault in the listing.
+
+    Only segments below the log start are considered. Returns two values: the statement and the
+    other findings. If the statement has no digest, its start is raised to the end of the deleted
+    segments.
 
     Args:
         partition: The partition.
         statement: Statement of the audit about the partition.
         findings: Findings about the partition.
         snapshots: Snapshots of the brokers, oldest first.
-        old_ms: A time in ms since 1970. An unfinished delete that began earlier counts as failed,
-            so its findings are kept.
+        old_ms: A time in ms since 1970. A delete that began earlier and has not finished counts as
+            failed, so findings about its segment are kept.
     """
     key, last = (partition.topic, partition.partition), snapshots[-1]
     log = last.log_of(partition)
@@ -251,7 +254,9 @@ def without_deleted(
     }
 
     def deleted_stop(finding: Finding) -> int | None:
-        """Returns the end of the deleted offsets that a finding is about."""
+        """If `finding` is about deleted segments or about a gap below the log start, returns the
+        end of their offsets (exclusive). Otherwise returns `None`.
+        """
         is_gap = finding.name in ("hole", "unsure-gap")
         if is_gap and finding.stop is not None and finding.stop <= log.log_start:
             return finding.stop
@@ -272,15 +277,17 @@ def without_deleted(
 def check_leader_start(
     partition: PartitionObjects, findings: Sequence[Finding], last: BrokerSnapshot
 ) -> list[Finding]:
-    """Compares the log start of the newest checkpoint with the leader's log start.
+    """Compares the log start in the newest leader-epoch checkpoint with the leader's log start.
 
-    If it is not higher, it is confirmed. If it is higher, the tier does not serve offsets that
-    consumers read, and findings must not advise to delete segments. Returns all findings.
+    If the checkpoint's log start is not higher, the leader confirms it. Then findings of kind
+    `log-start-unconfirmed` are dropped. If it is higher, the tier does not serve offsets that
+    consumers can read. Then a finding of kind `lineage-disagrees` replaces the findings that advise
+    to delete these offsets. Returns the findings after these changes.
 
     Args:
         partition: The partition.
-        findings: Its findings.
-        last: The snapshot after everything was read.
+        findings: Findings about the partition so far.
+        last: The snapshot from after all reads of the audit.
     """
     log = last.log_of(partition)
     if log is None:
@@ -307,7 +314,9 @@ def check_leader_start(
 def check_unlisted(
     partitions: Sequence[PartitionObjects], before: BrokerSnapshot, after: BrokerSnapshot
 ) -> list[Finding]:
-    """Finds missing segments and offsets of partitions that have no object in the tier."""
+    """Checks partitions that brokers know but that have no object in the tier. Reports their
+    missing segments and missing offsets.
+    """
     listed = {(partition.topic, partition.partition) for partition in partitions}
     findings: list[Finding] = []
     for key, named in after.named.items():
@@ -325,8 +334,8 @@ def check_unlisted(
 def _check_segments(
     partition: PartitionObjects, before: NamedSegments, after: NamedSegments, old_ms: int
 ) -> Iterator[Finding]:
-    """Finds segments that only the tier or only the brokers have, and unfinished copies and
-    deletes.
+    """Reports segments that only the tier has or only the brokers list. Also reports copies and
+    deletes that began before `old_ms` and have not finished.
     """
     entries_by_id = {entry.segment_id: entry for entry in partition.entries}
     rest: dict[int | None, list[str]] = defaultdict(list)
@@ -361,7 +370,9 @@ def _check_segments(
 
 
 def _missing_segments(findings: Sequence[Finding]) -> list[tuple[int, int]]:
-    """Returns the offsets [start, stop) of segments that brokers list and the tier lacks."""
+    """Returns the offsets [start, stop) of each segment that is missing in the tier according to
+    `findings`.
+    """
     return sorted(
         (finding.start, finding.stop)
         for finding in findings
@@ -380,14 +391,14 @@ def _check_bounds(
 ) -> Iterator[Finding]:
     """Finds offsets that neither the tier nor the leader's disk has.
 
-    The tier must have all offsets between the log start and the first offset on the leader's disk.
-    The log start is from `last`, and the start of the disk is from `before`.
+    The tier must have all offsets from the log start in `last` to the first offset on the leader's
+    disk in `before`.
 
     Args:
         partition: The partition.
         served: The offsets [start, stop) that the tier serves.
-        before: The leader's log before the listing.
-        last: The leader's log after everything was read.
+        before: The leader's log from before the listing.
+        last: The leader's log from after all reads of the audit.
         missing: Offsets [start, stop) of missing segments. They were reported already.
     """
     if before.local_start is None or last.log_start >= before.local_start:
@@ -404,8 +415,8 @@ def _check_bounds(
 def _check_branches(
     partition: PartitionObjects, before: BrokerSnapshot, after: BrokerSnapshot
 ) -> Iterator[Finding]:
-    """Finds listed segments that are below the log start, or that have offsets of leader epochs
-    which are not in the leader's log.
+    """Reports listed segments that end below the log start. Also reports listed segments with
+    offsets of a leader epoch that the leader's log does not have at these offsets.
     """
     key = partition.topic, partition.partition
     log_start = before.logs[key].log_start
@@ -431,8 +442,11 @@ def _check_branches(
 def _dead_range(
     segment: RemoteLogSegmentMetadata, snapshot: BrokerSnapshot, key: TopicPartition
 ) -> tuple[int, int, int] | None:
-    """Returns the first offsets [start, stop) of a segment that are not in the leader's log, and
-    the leader epoch of these offsets.
+    """Finds the first offsets of a segment that are not in the leader's log with the same leader
+    epoch.
+
+    Returns three values: the first of these offsets, their end (exclusive) and their leader epoch.
+    Returns `None` if the leader's log has all offsets of the segment.
     """
     starts = [epoch.start_offset for epoch in segment.segment_leader_epochs[1:]]
     for epoch, end in zip(
@@ -449,8 +463,8 @@ def _dead_range(
 def _check_retention(
     partition: PartitionObjects, before: BrokerSnapshot, after: BrokerSnapshot, old_ms: int
 ) -> Iterator[Finding]:
-    """Finds segments that the leader should have deleted because of retention, and topics whose
-    retention is unknown.
+    """Reports segments that the leader should have deleted because of the topic's retention. If the
+    retention is unknown, reports this instead, once per topic.
     """
     key = partition.topic, partition.partition
     retention = after.retention[partition.topic]

@@ -22,7 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PartitionObjects:
-    """The listed objects of a partition."""
+    """The listed objects of a partition.
+
+    Attributes:
+        topic: Topic.
+        topic_id: Id of the topic.
+        partition: Partition number.
+        entries: The complete segments.
+        orphans: Objects that are not part of a complete segment.
+    """
 
     topic: str
     topic_id: str
@@ -32,7 +40,7 @@ class PartitionObjects:
 
     @classmethod
     def of(cls, partition: ListedPartition) -> PartitionObjects:
-        """Returns only the objects of a listed partition. Drops the attributes that only planning
+        """Returns the objects of a listed partition, without the attributes that only planning
         needs.
         """
         return cls(
@@ -89,8 +97,8 @@ class PartitionObjects:
         objects: Sequence[str],
         detail: str,
     ) -> Finding:
-        """Returns a finding of kind `name` about offsets [start, stop) and the objects with these
-        keys.
+        """Returns a finding of kind `name` about the offsets [`start`, `stop`) and the objects with
+        the keys `objects`.
         """
         by_class: Counter[str] = Counter()
         for key in objects:
@@ -101,7 +109,9 @@ class PartitionObjects:
     def segment_finding(
         self, name: str, segment: RemoteSegment, keys: Sequence[str], detail: str
     ) -> Finding:
-        """Returns a finding of kind `name` about all offsets of a segment."""
+        """Returns a finding of kind `name` about all offsets of a segment and the objects with the
+        keys `keys`.
+        """
         return self.finding(name, segment.start_offset, segment.stop_offset, keys, detail)
 
 
@@ -116,7 +126,9 @@ def is_archived(info: ObjectInfo | ObjectRef) -> bool:
 
 
 def check_topic_id(partition: PartitionObjects, chosen: str) -> list[Finding]:
-    """Reports objects that belong to a topic id which readers do not use."""
+    """Reports the objects of `partition`, which belong to a topic id that readers do not use.
+    Readers use the topic id `chosen`.
+    """
     if not partition.sizes:
         return []
     text = (
@@ -168,10 +180,12 @@ class LogGaps(NamedTuple):
     """Facts from manifests and side files that show whether readers need an incomplete segment.
 
     Attributes:
-        holes: Offsets that no segment has, including those that may never have had a record.
+        holes: Ranges of offsets that no segment has. Some of them may never have contained a
+            record.
         stops: End offset (exclusive) of each incomplete segment, by the key of the object that
             describes it, such as the manifest. `None` if unknown.
-        in_doubt: Keys of the objects that describe incomplete segments which may belong to the log.
+        in_doubt: Incomplete segments that may belong to the log, each identified by the key of the
+            object that describes it.
     """
 
     holes: Sequence[Hole]
@@ -191,11 +205,12 @@ def check_orphans(
 
     Args:
         partition: The partition.
-        gaps: `None` at level `listing`. In this case an incomplete segment counts as missing if it
-            has a manifest and begins above the first complete segment, because its copy was
-            complete once.
+        gaps: Gaps of the log; `None` at level `listing`, which does not determine them. If it is
+            `None`, an incomplete segment counts as missing if it has a manifest and begins above
+            the first complete segment, because its copy was complete once.
         now_ms: The time in ms since 1970.
-        grace_ms: Objects younger than this count as a running copy.
+        grace_ms: Age limit in ms. Younger objects of an incomplete segment are reported as a copy
+            that is under way.
         has_manifests: True if the layout stores a manifest for each segment. If False, an
             incomplete segment between two complete segments counts as missing at level `listing`.
     """
@@ -204,7 +219,9 @@ def check_orphans(
     lost_all = not bases and len({orphan.base_offset for orphan in partition.orphans} - {None}) > 1
 
     def looks_lost(base: int, is_described: bool) -> bool:
-        """Returns whether the names of the objects suggest that readers need this segment."""
+        """Returns True if readers probably need the incomplete segment at offset `base`. Decides
+        this from object names alone. `is_described` is True if the segment has a manifest.
+        """
         if is_described:
             return first is None or base > first
         if has_manifests or base in bases or first is None or last is None:
@@ -238,8 +255,9 @@ def check_orphans(
 
 
 def _in_holes(base: int, stop: int | None, holes: Sequence[Hole]) -> list[tuple[int, int | None]]:
-    """Returns the parts [start, stop) of a segment that are inside holes of the log. If the end of
-    the segment is unknown, the end of its part is `None`.
+    """Returns the parts [start, stop) of the segment [`base`, `stop`) that are inside `holes`. If
+    `stop` is `None`, the end of the segment is unknown, and the end of the returned part is `None`,
+    too.
     """
     if stop is None:
         return [(base, None)] if any(hole.start <= base < hole.stop for hole in holes) else []

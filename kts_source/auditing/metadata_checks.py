@@ -1,6 +1,7 @@
 """The checks of audit level `metadata`: manifests, side files, leader epochs and open transactions.
 
-The audit and scans use the same code to determine which offsets of a partition readers get.
+The audit determines which offsets of a partition readers get. It uses the same code for this as
+scans.
 """
 
 from __future__ import annotations
@@ -63,9 +64,11 @@ _DAY_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class DescribedSegment:
-    """A listed segment with the result of reading its manifest or other description.
+    """A listed segment with its description. The description was read from the manifest, or from
+    other objects if the layout has no manifests.
 
     Attributes:
+        entry: The listed objects of the segment.
         segment: The segment as described; `None` if the description is unreadable.
         is_readable: True if names and sizes of the segment's objects match the description.
         findings: Faults of the description and of the objects.
@@ -89,8 +92,8 @@ def describe_segment(
     store: ObjectStore,
     now_ms: int,
 ) -> DescribedSegment:
-    """Describes a complete or damaged segment. If that is impossible, reports the reason in a
-    finding.
+    """Reads the description of a complete or damaged segment. If it cannot be read, the result has
+    a finding with the reason and no `segment`.
 
     Raises:
         StoreError: A request to the store failed.
@@ -148,8 +151,8 @@ def _check_manifest(
 
 
 def _identity_difference(entry: SegmentEntry, manifest: SegmentManifest) -> str:
-    """Returns how the contents of a manifest contradict the name of its object; empty if they
-    agree.
+    """Describes how the contents of a manifest contradict the name of its object. Returns "" if
+    they agree.
     """
     if manifest.metadata is None:
         return ""
@@ -173,8 +176,8 @@ def _identity_difference(entry: SegmentEntry, manifest: SegmentManifest) -> str:
 def check_clock(
     partition: PartitionObjects, segment: RemoteSegment, entry: SegmentEntry, now_ms: int
 ) -> list[Finding]:
-    """Reports a segment with an impossible timestamp: its copy is in the future, or a record is
-    more than a day newer than the copy.
+    """Reports a segment with an impossible timestamp: it was copied before 1970 or more than a day
+    after `now_ms`, or its newest record is more than a day newer than the copy.
     """
     copied, newest = segment.event_timestamp_ms, segment.max_timestamp_ms
     if copied is not None and not 0 < copied <= now_ms + _DAY_MS:
@@ -188,14 +191,15 @@ def check_clock(
 
 @dataclass(frozen=True, slots=True)
 class SideFileFacts:
-    """Contents of the side files of a segment. An attribute is `None` if its file has a fault.
+    """Contents of the side files of a segment. `epochs`, `open_after` or `aborted` is `None` if its
+    file has a fault.
 
     Attributes:
         epochs: Entries of the leader-epoch checkpoint.
-        open_after: Entries of the producer snapshot that have an open transaction.
+        open_after: Entries of the producer snapshot whose producers have an open transaction.
         aborted: Entries of the transaction index.
         locked_by: Id of the private key that is missing or does not decrypt the segment; empty if
-            the segment can be read.
+            the segment can be decrypted or is not encrypted.
     """
 
     epochs: tuple[EpochEntry, ...] | None
@@ -206,7 +210,9 @@ class SideFileFacts:
 
     @property
     def is_unreadable(self) -> bool:
-        """True if the files are archived, or encrypted with a key that is missing."""
+        """True if the files cannot be read, because they are archived or because the private key
+        that decrypts them is missing.
+        """
         return self is NO_FACTS or bool(self.locked_by)
 
     @property
@@ -251,10 +257,11 @@ class SideFileReader:
         self._source = source
 
     def read(self, kind: IndexType, name: str) -> bytes | None:
-        """Returns the contents of a side file. On failure, returns `None` and adds a finding:
-        `object-gone` if the object does not exist, otherwise of kind `name`.
+        """Returns the contents of the side file `kind`. Returns empty contents for a transaction
+        index that does not exist.
 
-        If the segment has no transaction index, returns empty contents for it.
+        If the file cannot be read, returns `None` and adds a finding. The kind of the finding is
+        `object-gone` if the object does not exist or was changed, otherwise `name`.
         """
         try:
             data = self._source.index(self.segment.objects, kind)
@@ -272,8 +279,9 @@ class SideFileReader:
     def parse(
         self, kind: IndexType, name: str, parse: Callable[[bytes], _Parsed]
     ) -> _Parsed | None:
-        """Reads and parses a side file. On failure, adds a finding of kind `name` and returns
-        `None`.
+        """Reads the side file `kind` and returns the result of `parse`. Returns `None` if the file
+        cannot be parsed, and adds a finding of kind `name`. See `read` for files that cannot be
+        read.
         """
         data = self.read(kind, name)
         if data is None:
@@ -341,8 +349,8 @@ def _epochs_text(entries: tuple[EpochEntry, ...]) -> str:
 
 
 class CheckedSideFiles(SideFiles):
-    """Serves contents of side files that were checked before to the code that decides which
-    transactions were aborted.
+    """Returns the contents of side files that were already read and checked. They are used to
+    decide which transactions were aborted.
 
     Args:
         facts: Contents of the side files, by key of the segment's log object.
@@ -357,8 +365,8 @@ class CheckedSideFiles(SideFiles):
         self.facts = facts
 
     def epochs(self, segment: RemoteSegment) -> tuple[EpochEntry, ...]:
-        """Returns the leader epochs of the log at the time of the segment's upload; empty if the
-        checkpoint has a fault.
+        """Returns the leader epochs that the log had when the segment was uploaded. Returns an
+        empty tuple if the leader-epoch checkpoint has a fault.
         """
         return self.facts.get(segment.objects.log.key, NO_FACTS).epochs or ()
 
@@ -373,23 +381,23 @@ class CheckedSideFiles(SideFiles):
         return self.facts[segment.objects.log.key].open_after
 
     def aborted(self, segment: RemoteSegment) -> tuple[AbortedTxn, ...] | None:
-        """Returns the aborted transactions whose abort marker is in the segment; `None` if the
-        transaction index has a fault.
+        """Returns the aborted transactions that have their abort marker in the segment. Returns
+        `None` if the transaction index has a fault.
         """
         return self.facts[segment.objects.log.key].aborted
 
 
 @dataclass(frozen=True, slots=True)
 class ServedLog:
-    """The offsets of a partition that readers get.
+    """The offsets that readers get from a partition.
 
     Attributes:
         log: The log of the partition, assembled from its segments.
-        stable: Last stable offset, the end for `read_committed`; `None` if it is unknown because
-            side files have faults or `is_certain` is False.
+        stable: Last stable offset, at which readers with `read_committed` stop. `None` if it is
+            unknown, because side files have faults or `is_certain` is False.
         in_doubt: Damaged segments that may belong to the log. A scan fails because of them.
-        is_certain: True if the checkpoint of the newest segment shows which leader epochs survived.
-            If False, consecutive segments may be from logs of different leaders.
+        is_certain: True if the leader-epoch checkpoint of the newest segment shows which epochs
+            belong to the log. If False, consecutive segments may be from logs of different leaders.
     """
 
     log: PartitionLog
@@ -413,9 +421,10 @@ def check_lineage(
         partition: The partition.
         readable: Segments whose objects have the names and sizes in their descriptions.
         damaged: Segments that lack objects, or whose objects do not match the manifest.
-        unserved: First offset and end (exclusive, `None` if unknown) of all damaged segments. They
-            were reported already, so they are not reported as holes.
-        files: The side files of the readable segments.
+        unserved: First offset and end (exclusive, `None` if unknown) of every segment that lacks
+            objects or is damaged. These segments were already reported, so their offsets are not
+            reported as holes.
+        files: The side files of the segments.
     """
     facts = files.facts
     segments = [described.segment for described in readable if described.segment is not None]
@@ -466,8 +475,8 @@ def _check_newest_checkpoint(
     segments: Sequence[RemoteSegment],
     files: CheckedSideFiles,
 ) -> list[Finding]:
-    """Reports other segments that contradict the leader-epoch checkpoint of the newest segment, in
-    one finding.
+    """Compares the leader-epoch checkpoint of the newest segment with the other segments. Reports
+    all segments that contradict it in one finding.
     """
     if newest is None:
         return []
@@ -505,9 +514,11 @@ def _check_log_start(
     segments: Sequence[RemoteSegment],
     files: CheckedSideFiles,
 ) -> Iterator[Finding]:
-    """Finds records at the start of the first served segment that readers do not get, if only the
-    newest checkpoint has such a high log start. Complete segments below the log start are reported
-    elsewhere.
+    """Reports a log start inside the first served segment if only the newest checkpoint has such a
+    high log start.
+
+    Readers do not get the records of the segment below this log start. Segments that are completely
+    below the log start are reported by other checks.
     """
     if newest is None or not log.ranges:
         return
@@ -522,7 +533,9 @@ def _check_log_start(
 def _check_holes(
     partition: PartitionObjects, log: PartitionLog, unserved: Sequence[tuple[int, int | None]]
 ) -> Iterator[Finding]:
-    """Reports offsets of holes in the log that are not offsets of damaged segments."""
+    """Reports the holes of the log, without the offsets of segments in `unserved`, which were
+    already reported.
+    """
     for hole in log.holes:
         inside = sorted(
             (base, hole.stop if stop is None else stop, stop is None)
@@ -589,8 +602,10 @@ def _check_skipped(
 def _check_snapshot_chain(
     partition: PartitionObjects, log: PartitionLog, facts: Mapping[str, SideFileFacts]
 ) -> Iterator[Finding]:
-    """Finds side files that list a transaction which began before their segment, although the
-    producer snapshot of the previous segment does not list it as open.
+    """Compares the side files of each segment with the producer snapshot of the segment before it.
+
+    If a side file lists a transaction that began before its segment, the producer snapshot must
+    list this transaction as open. Otherwise reports both segments.
     """
     for before, after in pairwise(log.ranges):
         is_complete = before.stop == before.segment.stop_offset
@@ -634,8 +649,8 @@ def _open_transaction(
 
 
 def _age_ms(began: RemoteSegment, newest: RemoteSegment) -> int:
-    """Returns the milliseconds between the copies of two segments. If a copy time is unknown,
-    returns the milliseconds between their newest records.
+    """Returns the time between the copies of two segments in ms. If a copy time is unknown, returns
+    the time between the newest records of the two segments.
     """
     if began.event_timestamp_ms is not None and newest.event_timestamp_ms is not None:
         return newest.event_timestamp_ms - began.event_timestamp_ms

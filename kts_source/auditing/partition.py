@@ -66,13 +66,14 @@ _GROUP_SEGMENTS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class PartitionAudit:
-    """Audits partitions, each one independently of the others.
+    """Audits partitions. Each partition is audited independently of the others.
 
     Attributes:
         options: Options of the audit. Only the private keys and the limits of memory and requests
             are used.
         level: The level of the audit.
-        grace_ms: Objects of incomplete segments that are younger than this count as a running copy.
+        grace_ms: Age limit in ms. Younger objects of an incomplete segment are reported as a copy
+            that is under way.
         now_ms: The time in ms since 1970.
         tier: The tier.
         layout: The layout of the tier.
@@ -94,11 +95,11 @@ class PartitionAudit:
     def audit(
         self, partition: PartitionObjects, state: PartitionState = NO_STATE
     ) -> tuple[PartitionStatement, list[Finding]]:
-        """Audits a partition, and returns a statement about its offsets and the findings.
+        """Audits a partition. Returns two values: a statement about its offsets, and the findings.
 
         Args:
             partition: The partition.
-            state: Proofs of earlier audits. The proofs of this audit are added.
+            state: Proofs of earlier audits. This audit adds its own proofs.
 
         Raises:
             StoreError: A request to the store failed.
@@ -169,7 +170,7 @@ class PartitionAudit:
     def _read_metadata(
         self, partition: PartitionObjects, key_ring: KeyRing, state: PartitionState
     ) -> _Metadata:
-        """Checks the listing, and reads and checks all manifests and side files."""
+        """Checks the listing. Then reads and checks all manifests and side files."""
         findings = self._check_listing(partition)
         segments, facts, proven = self._read_segments(partition, key_ring, state)
         orphans = [orphan.described for orphan in partition.orphans if orphan.described is not None]
@@ -230,11 +231,12 @@ class PartitionAudit:
     def _read_segments(
         self, partition: PartitionObjects, key_ring: KeyRing, state: PartitionState
     ) -> tuple[list[DescribedSegment], dict[str, SideFileFacts], dict[str, ProvenSegment]]:
-        """Describes all segments, and reads the side files of segments that have no proof yet.
+        """Describes all complete segments. Also reads the side files of those that have no proof
+        yet.
 
         Returns:
-            All segments; contents of their side files, by key of the log object; and proofs, by key
-            of the manifest.
+            Three values: the described segments; the contents of their side files, by key of the
+            log object; the proofs of segments without faults, by key of the manifest.
         """
 
         def read(group: Sequence[SegmentEntry]) -> list[_Read]:
@@ -289,10 +291,10 @@ class PartitionAudit:
     def _read_lineage(
         self, partition: PartitionObjects, damaged: Sequence[DescribedSegment], key_ring: KeyRing
     ) -> dict[str, SideFileFacts]:
-        """Reads the side files of damaged segments, and drops the findings about these files.
+        """Reads the side files of damaged segments without reporting faults of these files. Returns
+        their contents by key of the log object.
 
-        The leader-epoch checkpoint of the newest segment is needed, even if the log of this segment
-        is lost.
+        If the newest segment has lost its log, its leader-epoch checkpoint is still needed.
         """
         return {
             segment.objects.log.key: read_side_files(partition, segment, self.tier, key_ring)
@@ -363,15 +365,16 @@ _Read = tuple[DescribedSegment, SideFileFacts | None]
 
 @dataclass(frozen=True, slots=True)
 class _Metadata:
-    """Contents of manifests and side files of a partition, and conclusions from them.
+    """The manifests and side files of a partition, and the results of checking them.
 
     Attributes:
         segments: Segments whose objects have the names and sizes in their descriptions.
-        entries: Listed objects of these segments, by the `id()` of the segment.
+        entries: Listed objects of the segments in `segments`, by the `id()` of the segment.
         facts: Contents of the side files of all segments, by key of the log object.
         served: The offsets that readers get.
         source: Reads logs and side files.
         proven: Proofs of segments without faults, by key of the manifest.
+        findings: All findings about the partition so far.
     """
 
     segments: tuple[RemoteSegment, ...]
@@ -393,7 +396,9 @@ def _check_keys(
     segments: Sequence[DescribedSegment],
     facts: Mapping[str, SideFileFacts],
 ) -> Iterator[Finding]:
-    """Finds segments whose private key is missing. Reports one finding per missing key."""
+    """Reports segments that cannot be decrypted because their private key is missing. Reports one
+    finding per missing key.
+    """
     by_key: dict[str, list[RemoteSegment]] = defaultdict(list)
     for described in segments:
         if described.segment is not None:
@@ -411,7 +416,7 @@ def _check_keys(
 
 
 def _without_repeated(findings: Sequence[Finding]) -> list[Finding]:
-    """Drops findings about empty objects for which there is a more specific finding."""
+    """Drops each finding about an empty object if another finding names the same object."""
     named = {
         key for finding in findings if finding.name != "empty-object" for key in finding.objects
     }
@@ -425,8 +430,8 @@ def _without_repeated(findings: Sequence[Finding]) -> list[Finding]:
 def _with_stop(
     finding: Finding, unserved: Sequence[tuple[int, int | None]], holes: Sequence[Hole]
 ) -> Finding:
-    """If a finding starts in a hole and has no end, sets its end to the first offset of the next
-    damaged segment in this hole, or to the end of the hole.
+    """If the finding has no end offset and starts in a hole, returns it with an end offset. This is
+    the first offset of the next segment in `unserved`, or the end of the hole if that is lower.
     """
     start = finding.start
     if start is None or finding.stop is not None:
@@ -480,8 +485,10 @@ def _keep_result(
     segments: Iterable[ProvenSegment],
     result: tuple[PartitionStatement, Sequence[Finding]],
 ) -> None:
-    """Stores the result of a partition in the state, for a partition in which every segment has a
-    proof. A result with a finding about timestamps is not stored, because it depends on the time.
+    """Stores the result of a partition in `state`. Every segment of the partition must have a
+    proof.
+
+    A result with a finding about timestamps is not stored, because it depends on the time.
     """
     statement, findings = result
     if any(finding.name == "clock" for finding in findings):  # depends on the time
@@ -504,8 +511,8 @@ def _kept_result(
     key_ring: KeyRing,
 ) -> tuple[PartitionStatement, list[Finding]] | None:
     """Restores a result that `_keep_result` stored. Returns `None` if the level differs or a
-    private key is missing. Also returns `None` if the clock was set back since then, because
-    timestamps of segments may now be in the future.
+    private key is missing. Also returns `None` if the clock was set back after the result was
+    stored, because timestamps of segments may now be in the future.
     """
     try:
         kept_level, kept_ms, keys, statement, findings = value

@@ -2,10 +2,11 @@
 
 The digest of the served batches can be computed segment by segment. Batches form a block if their
 base offsets have the same quotient when divided by 4,096. The hash of a block is the SHA-256 over
-base offset (int64) and stored CRC (uint32) of each of its batches in log order, both big-endian.
-The digest is the sum of the hashes of all blocks, as 256-bit numbers, modulo 2^256. A segment's
-part of the digest is the sum over its inner blocks, plus the batches of its first and last block as
-plain bytes, because these two blocks may continue in the neighboring segments.
+the base offset (int64) and the stored CRC (uint32) of each of its batches in log order, both
+big-endian. The digest is the sum of the hashes of all blocks, as 256-bit numbers, modulo 2^256. The
+first and the last block of a segment may continue in the neighboring segments. Therefore the digest
+of one segment (`DigestPart`) has the sum of the hashes of the other blocks, and the unhashed bytes
+of these two blocks.
 """
 
 from __future__ import annotations
@@ -62,10 +63,11 @@ _MODULUS: Final = 1 << 256
 
 @dataclass(frozen=True, slots=True)
 class DigestPart:
-    """Part of a digest, for consecutive batches.
+    """The digest of consecutive batches, which can be combined with the digests of the batches
+    before and after them. See the module for the terms.
 
     Attributes:
-        first: Base offsets and CRCs of the batches in the first block; empty without batches.
+        first: Base offsets and CRCs of the batches in the first block; empty if there is no batch.
         last: Base offsets and CRCs of the batches in the last block; empty if there is only one
             block.
         between: Sum of the hashes of the blocks between the first and the last block.
@@ -77,8 +79,8 @@ class DigestPart:
 
 
 class PartDigest:
-    """Computes a digest from batches, or from parts for consecutive batches. Input must be in log
-    order.
+    """Computes the digest of consecutive batches. The batches are added with their offsets and
+    CRCs, or as a `DigestPart` of several batches. They must be added in log order.
     """
 
     def __init__(self) -> None:
@@ -102,7 +104,7 @@ class PartDigest:
             self._add(int(blocks[start]), batches)
 
     def add(self, other: DigestPart) -> None:
-        """Adds the part of the batches that follow."""
+        """Adds the batches of `other`, which must follow the batches that were added so far."""
         for data in (other.first, other.last):
             if data:
                 self._add(int.from_bytes(data[:8], "big", signed=True) >> _BLOCK_BITS, data)
@@ -123,7 +125,7 @@ class PartDigest:
         self._open.clear()
 
     def part(self) -> DigestPart:
-        """Returns the part for all batches that were added so far."""
+        """Returns the `DigestPart` of all batches that were added so far."""
         if self._first is None:
             return DigestPart(bytes(self._open), b"", 0)
         return DigestPart(self._first, bytes(self._open), self._sum % _MODULUS)
@@ -147,7 +149,8 @@ class LogProof:
     Attributes:
         start: First offset of the segment that readers get, inclusive.
         stop: End of the offsets that readers get, exclusive; `start` if readers get no offset.
-        counted_from: Batches that begin below this offset were counted in the previous segment.
+        counted_from: Batches that begin below this offset are not counted for this segment, because
+            they were counted for an earlier segment.
         first_base: Base offset of the first batch with an offset in [start, stop); `stop` if there
             is no such batch.
         is_first: True if this is the first segment that readers get, and it begins below `start`.
@@ -175,8 +178,8 @@ class LogProof:
     digest: DigestPart
 
     def open_after_given(self, known_open: Mapping[int, int]) -> dict[int, int]:
-        """Returns the transactions that are open at the segment's end, if those in `known_open` are
-        open at its start.
+        """Returns the transactions that are open at the segment's end. `known_open` must contain
+        the transactions that are open at its start.
         """
         from_before = self.open_after.items() & self.open_before.items()
         return {**self.own_after, **dict(from_before & known_open.items())}
@@ -188,15 +191,15 @@ class LogProof:
         is_first: bool,
         known_open: Mapping[int, int],
     ) -> bool:
-        """Returns whether the segment need not be read again, because the result would be the same.
+        """Returns True if the segment need not be read again, because the result would be the same.
 
         Args:
-            span: Served offsets [start, stop).
+            span: Offsets [start, stop) of the segment that readers get now.
             counted_from: One past the last offset of the batches that were counted in earlier
                 segments.
             is_first: See the attribute `is_first`.
-            known_open: Transactions known to be open at the segment's start. It may be a subset of
-                `open_before`.
+            known_open: Transactions that are known to be open at the segment's start. The proof is
+                valid if they are a subset of `open_before`.
         """
         return (
             span == (self.start, self.stop)
@@ -257,14 +260,15 @@ class ProvenSegment:
         return "" if encryption is None else encryption.data_key.key_id
 
     def opens_with(self, key_ring: KeyRing) -> bool:
-        """Returns whether the key ring has the private key that decrypted the segment for the
-        proof.
+        """Returns True if `key_ring` can decrypt the segment. It must have the same private key
+        that decrypted the segment for this proof. Also returns True if the segment is not
+        encrypted.
         """
         return not self.key_id or self.opened_by == key_ring.fingerprint(self.key_id) != ""
 
     def to_json(self, entry: SegmentEntry) -> list[Any] | None:
-        """Returns the proven segment as a JSON array. Returns `None` if its description cannot be
-        restored from this segment's listed objects alone.
+        """Returns the proven segment as a JSON array. Returns `None` if the listed objects of this
+        segment do not suffice to restore its description from the array.
         """
         suffixes = {info.key: suffix for suffix, info in entry.objects}
         segment, files = self.segment, self.files
@@ -314,7 +318,7 @@ def _contents(files: SideFileFacts) -> tuple[tuple[Any, ...] | None, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PartitionProof:
-    """Result of reading a whole partition.
+    """Result of reading all segments of a partition.
 
     Attributes:
         is_sound: True if all segments that readers get were read completely and their logs have no
@@ -322,6 +326,7 @@ class PartitionProof:
         records: Number of records that readers get, without transaction markers.
         batches: Number of batches that readers get, including transaction markers.
         digest: See `PartitionStatement`.
+        findings: Faults of the logs, indexes and side files.
     """
 
     is_sound: bool
@@ -335,15 +340,16 @@ class PartitionReader:
     """Reads and checks the segments of one partition.
 
     Args:
-        part: The partition.
+        partition: The partition.
         source: Reads the bytes of the segments.
         read_ahead: Number of bytes to read concurrently.
         max_batch_bytes: Maximum size of a batch.
         facts: Contents of the side files of each segment, by key of the log object.
         on_read: Called after each segment that was read, with the original size of its log in
-            bytes.
-        on_proof: Called with every segment that was read or could not be read, and its proof. The
-            proof is `None` if the segment has a fault.
+            bytes. May be `None`.
+        on_proof: Called for every segment that was read or could not be read, with two values: the
+            segment and its proof. The proof is `None` if the segment has a fault or could not be
+            read.
     """
 
     def __init__(
@@ -376,13 +382,14 @@ class PartitionReader:
         others: Sequence[RemoteSegment],
         proofs: Mapping[str, LogProof],
     ) -> PartitionProof:
-        """Reads the segments of the log in order, then all other segments.
+        """Reads all segments: first those in `log` in order, then those in `others`.
 
         Args:
             log: The log of the partition, assembled from its segments.
             others: Segments that are not part of the log.
-            proofs: Proofs of earlier audits, by key of the log object. A segment with a proof that
-                is still valid is not read again.
+            proofs: Proofs of earlier audits, by key of the log object. A segment in `log` is not
+                read again if its proof is still valid. A segment in `others` is not read if it has
+                any proof.
         """
         is_sound, stop = True, log.log_start
         opened: Mapping[int, int] = {}
@@ -474,11 +481,13 @@ class PartitionReader:
 
 
 class _BatchCounter:
-    """Counts those batches of a segment that readers get, and follows the transactions in them.
+    """Counts the batches that readers get from a segment, and follows the transactions in these
+    batches.
 
     Args:
         span: The offsets of the segment that readers get.
-        counted_from: Batches that begin below this offset were counted in earlier segments.
+        counted_from: Batches that begin below this offset are not counted, because they were
+            counted for an earlier segment.
         is_first: See `LogProof`.
         opened: Transactions that are open at the segment's start, as a map from producer id to
             first offset.
@@ -499,7 +508,9 @@ class _BatchCounter:
         self._records = 0
 
     def count(self, table: BatchTable) -> None:
-        """Counts the rows of a table that have offsets in `span`. A row is one batch."""
+        """Counts the batches in `table` that have offsets in `span` and were not counted for an
+        earlier segment.
+        """
         is_before_stop = table.base_offsets < self.span.stop
         is_inside = is_before_stop & (table.last_offsets >= self.span.start)
         # In the first segment, transactions may begin below the first offset that readers get.

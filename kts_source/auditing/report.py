@@ -44,7 +44,7 @@ class Kind:
     Attributes:
         name: Name in reports and metrics.
         severity: Severity of all findings of this kind.
-        level: The first audit level that finds it. Higher levels find it, too.
+        level: The lowest audit level that finds it. Higher levels find it, too.
         meaning: The problem and its consequence.
         advice: The action to take.
     """
@@ -57,7 +57,7 @@ class Kind:
 
     @property
     def loses_data(self) -> bool:
-        """True if findings of this kind report missing offsets that the tier should have."""
+        """True if a finding of this kind reports offsets that the tier should have but lacks."""
         return self.name in ("object-missing", "hole", "named-not-there")
 
     @property
@@ -369,7 +369,7 @@ class Finding(_JsonValue):
         partition: Partition number.
         start: First affected offset, inclusive; `None` if unknown.
         stop: End of the affected offsets, exclusive; `None` if unknown.
-        objects: Keys of the affected objects, below the root of the store.
+        objects: Keys of the affected objects, relative to the root of the store.
         stored_bytes: Size of these objects in the store, as listed.
         detail: Description of the problem.
         dollars_a_month: Approximate cost of keeping these objects, at list prices of S3.
@@ -420,15 +420,15 @@ class PartitionStatement(_JsonValue):
             files are damaged.
         segments: Number of complete segments, including those that readers do not get.
         stored_bytes: Size of all listed objects of the partition.
-        is_whole: True if the checks of this level found no error in the partition. Missing offsets
-            in [start, stop) are errors.
+        is_whole: True if the audit found no error in the partition. A missing offset in [start,
+            stop) is an error.
         records: Number of records that readers get, without transaction markers. `records`,
-            `batches` and `digest` are set only at level `bytes`, and only if all batches of these
-            offsets were read and are valid.
+            `batches` and `digest` are set only at level `bytes`, and only if all batches in [start,
+            stop) were read and are valid.
         batches: Number of batches that readers get, including transaction markers.
-        digest: Sum of SHA-256 hashes over base offsets and checksums of these batches, as 64 hex
-            digits; see `kts_source.auditing.proof`. It does not depend on chunks, encryption,
-            compression or segment borders.
+        digest: Sum of SHA-256 hashes over base offsets and checksums of the batches that readers
+            get, as 64 hex digits; see `kts_source.auditing.proof`. It does not depend on chunks,
+            encryption, compression or segment borders.
     """
 
     topic: str
@@ -445,7 +445,9 @@ class PartitionStatement(_JsonValue):
     digest: str | None = None
 
     def to_row(self) -> tuple[object, ...]:
-        """Returns start, stop, last stable offset, segments, records and a verdict, for tables."""
+        """Returns one row for a table: start, stop, last stable offset, number of segments, number
+        of records, and a verdict in words.
+        """
         return (
             *("?" if end is None else end for end in (self.start, self.stop)),
             "?" if self.last_stable_offset is None else self.last_stable_offset,
@@ -480,8 +482,8 @@ class AuditReport:
 
     @property
     def exit_code(self) -> int:
-        """3 if offsets that the tier should have are missing, 1 if there are other errors, 0
-        without errors.
+        """Exit code of the command: 3 if offsets that the tier should have are missing, 1 if there
+        are only other errors, 0 if there is no error.
         """
         if any(finding.kind.loses_data for finding in self.errors):
             return 3
@@ -626,7 +628,9 @@ _GAUGES = {
 
 
 def to_prometheus(report: AuditReport) -> str:
-    """Returns the metrics of a report in Prometheus' text format, one sample per line."""
+    """Returns the metrics of a report in the text format of Prometheus. Each metric has two comment
+    lines (`HELP`, `TYPE`) and one line per sample.
+    """
     samples = [
         ("kts_audit_timestamp_seconds", {"level": report.level}, report.audited_ms / 1000),
         *_finding_samples(report.findings),

@@ -62,14 +62,15 @@ _Result = tuple[PartitionStatement, "Sequence[Finding]"]
 
 @dataclass(frozen=True, slots=True)
 class AuditJob:
-    """Settings that all tasks of an audit share. They contain credentials, so they are only
-    pickled, never printed or written to JSON.
+    """Settings that all tasks of an audit share. They contain credentials, so an `AuditJob` is only
+    pickled, never printed or written as JSON.
 
     Attributes:
         options: Options of the audit. If tasks run in other processes, the private keys are loaded
             already.
         level: The level of the audit.
-        grace_ms: Objects of incomplete segments that are younger than this count as a running copy.
+        grace_ms: Age limit in ms. Younger objects of an incomplete segment are reported as a copy
+            that is under way.
         now_ms: The time in ms since 1970.
         has_state: True if the audit has a state file.
         state: Path of the state file if tasks can write to it; otherwise `None`.
@@ -85,14 +86,14 @@ class AuditJob:
 
 @dataclass(frozen=True, slots=True)
 class AuditOutcome:
-    """The result of a task, which audits one partition.
+    """The result of an `AuditTask`, which audits one partition.
 
     Attributes:
         number: Number of the task.
         statement: The statement about the partition.
         findings: Findings in the partition.
         lines: New lines for the state file.
-        read_bytes: Original size of the segments that were read at level `bytes`, in bytes.
+        read_bytes: Total original size of the logs that were read at level `bytes`, in bytes.
     """
 
     number: int
@@ -236,16 +237,18 @@ def audit(
     Args:
         source: Options as for the data source.
         level: The level of the audit.
-        grace_ms: Objects of incomplete segments that are younger than this count as a running copy.
-        store: The store of the tier. By default, the audit opens it from the options. It can only
-            be given if the audit runs in this process.
+        grace_ms: Age limit in ms. Younger objects of an incomplete segment are reported as a copy
+            that is under way.
+        store: The store of the tier. By default, the audit opens it from the options. Allowed only
+            if the audit runs in this process.
         now_ms: The current time in ms since 1970; by default the time of the clock.
-        on_read: Called at level `bytes` with the original size of each segment that was read, in
-            bytes.
+        on_read: Called at level `bytes` after a segment or a task, with the original size in bytes
+            of the logs that it read.
         state: Path of the state file, which keeps proofs for the next audit; `None` keeps no
             proofs.
         jobs: Number of processes.
-        executor: Runs the tasks. By default, they run in `jobs` processes of this machine.
+        executor: Runs one task per partition. By default, `jobs` processes of this machine run
+            them.
 
     Raises:
         InvalidOptionError: See `kts_source.audit`.
@@ -339,8 +342,8 @@ def _list_partitions(
     pools: tuple[Executor, Executor],
     in_cluster: Collection[str],
 ) -> tuple[list[PartitionObjects], list[Finding]]:
-    """Returns the objects of every partition, and findings about objects of topic ids that readers
-    do not use.
+    """Lists the tier. Returns two values: the objects of each partition, and findings about objects
+    with a topic id that readers do not use. `in_cluster` contains the topics of the brokers.
     """
     tolerant = replace(options, fail_on_data_loss=False)
     describing, pool = pools
@@ -409,11 +412,14 @@ def _audit_elsewhere(
 def _ask_brokers(
     options: ScanOptions, partitions: Sequence[PartitionObjects] = ()
 ) -> BrokerSnapshot | None:
-    """Returns a snapshot of the brokers' current state, or `None` if the options have no brokers.
+    """Queries the brokers and returns their responses. Returns `None` if the options have no
+    brokers.
+
+    `partitions` are the listed partitions of the tier.
 
     Raises:
-        BrokerUnavailableError: Brokers do not describe all partitions that have objects of the same
-            topic id in the tier.
+        BrokerUnavailableError: Brokers do not answer, or repeatedly describe fewer partitions of a
+            topic id than the tier has.
     """
     if options.brokers is None:
         return None
@@ -433,8 +439,16 @@ def _compare(
     after: BrokerSnapshot,
     old_ms: int,
 ) -> tuple[list[PartitionStatement], list[Finding]]:
-    """Compares statements and findings with the brokers' responses from before and after the
-    listing, and returns corrected statements and findings.
+    """Compares the result of the audit with the brokers. Returns two values: the corrected
+    statements and the corrected findings.
+
+    Args:
+        options: Options of the audit.
+        partitions: The listed partitions.
+        result: Statements and findings from the tier alone.
+        before: Responses of the brokers from before the listing.
+        after: Responses of the brokers from after the listing.
+        old_ms: See `check_partition`.
     """
     from kts_source.auditing.broker_checks import (
         check_leader_start,

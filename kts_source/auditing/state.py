@@ -1,20 +1,23 @@
 """The state of audits: a file of proofs, so that the next audit reads only new segments.
 
-It has a line for each segment without faults, and for each partition in which all segments have
-a proof. A later line replaces an earlier line about the same segment or partition. A line has
-these fields, separated by tabs:
+The file has one line for each segment without faults. It also has one line for each partition in
+which all segments have a proof. A later line replaces an earlier line about the same segment or
+partition. A line has these fields, separated by tabs:
 
     CRC-32C of the other fields (8 hex digits), kind, partition, name, identity, JSON
 
-Kind `S` is a segment: the name is the segment id, the identity is the list of its objects with
-size, version and storage class, and the JSON is a `ProvenSegment`. Kind `P` is a partition: the
-name is empty, the identity is a digest over the identities of all segments, and the JSON is
-[level, time of the audit, keys, statement, findings]. The first line has kind `V`: its field
-partition is the version of the format, and its field name is the name of the tier.
+There are three kinds of lines:
 
-A line is valid only if exactly the same objects are listed now. New lines are written
-immediately, so an interrupted audit can be resumed. Truncated and damaged lines are skipped.
-Segments with a fault have no line, so each audit reads them again.
+* `V` is the first line: the field partition is the version of the format, and the field name is the
+  name of the tier.
+* `S` is a segment: the name is the segment id. The identity is the base offset and the list of the
+  objects with size, version and storage class. The JSON is a `ProvenSegment`.
+* `P` is a partition: the name is empty. The identity is a digest over the identities of all
+  segments. The JSON is [level, time of the audit, keys, statement, findings].
+
+The audit uses a line only if it lists exactly the same objects. New lines are written immediately,
+so an interrupted audit can be resumed. Truncated and damaged lines are skipped. Segments with a
+fault have no line, so each audit reads them again.
 """
 
 from __future__ import annotations
@@ -57,7 +60,8 @@ class PartitionState:
 
     Args:
         partition: Name of the partition in the file.
-        lines: Maps segment id to line. The line of the partition itself has the key "".
+        lines: The current line of each segment, by segment id. The line of the partition itself has
+            the key "".
         write: Called with new lines to write them to the file. `None` discards new lines.
     """
 
@@ -72,8 +76,8 @@ class PartitionState:
         self._write = write
 
     def segment(self, entry: SegmentEntry) -> ProvenSegment | None:
-        """Returns the proof of a segment; `None` if there is no proof or the objects of the segment
-        changed.
+        """Returns the stored proof of a segment. Returns `None` if there is no proof, or if the
+        objects of the segment have changed.
         """
         value = self._value(_SEGMENT, entry.segment_id, identity_of(entry))
         if value is None:
@@ -84,14 +88,14 @@ class PartitionState:
             return None
 
     def whole(self, identity: str) -> Any:  # noqa: ANN401
-        """Returns the stored result of the partition; `None` if there is no result or its objects
-        changed.
+        """Returns the stored result of the whole partition. Returns `None` if there is no result,
+        or if `identity` differs because the objects of the partition have changed.
         """
         return self._value(_PARTITION, "", identity)
 
     def add_segments(self, segments: Iterable[tuple[SegmentEntry, ProvenSegment]]) -> None:
-        """Stores proofs of segments with one write. Skips segments that have an object without a
-        version.
+        """Stores proofs of segments with one write. Skips a segment if one of its objects has no
+        version, or if `ProvenSegment.to_json` returns `None`.
         """
         if self._write is None:
             return
@@ -105,7 +109,9 @@ class PartitionState:
             self._write(lines)
 
     def add_whole(self, identity: str, value: object) -> None:
-        """Stores the result of the partition, a JSON value, unless `identity` is empty."""
+        """Stores `value`, the JSON result of the whole partition. Does nothing if `identity` is
+        empty.
+        """
         if self._write is not None and identity:
             self._write([self._keep(_PARTITION, "", identity, value)])
 
@@ -189,11 +195,15 @@ class AuditState:
         return PartitionState(name, self.lines(name), self._append)
 
     def lines(self, partition: str) -> _Lines:
-        """Returns the lines of a partition by name, for processes that cannot open the file."""
+        """Returns the current lines of a partition, by segment id. They are sent to processes that
+        cannot open the file.
+        """
         return self._partitions.setdefault(partition, {})
 
     def _append(self, lines: Sequence[str]) -> None:
-        """Appends lines to the file with one call, because several threads append concurrently."""
+        """Appends lines to the file with one call, because several threads append concurrently.
+        Each line gets its checksum.
+        """
         self._count += len(lines)
         _write(self._file, self._path, _checked_lines(lines))
 
@@ -210,10 +220,12 @@ class AuditState:
             self._append(lines)
 
     def finish(self, listed: Mapping[str, Collection[str]]) -> None:
-        """Rewrites the file without obsolete lines, if most of its lines are obsolete.
+        """Forgets the lines of segments that are no longer listed. Rewrites the file without
+        obsolete lines if more than half of its lines are obsolete.
 
         Args:
-            listed: Ids of the listed segments by name of the partition, for the audited partitions.
+            listed: For each audited partition, by its name in the file, the ids of its listed
+                segments.
         """
         for partition, names in listed.items():
             line_by_name, wanted = self._partitions.get(partition, {}), {"", *names}
@@ -287,8 +299,8 @@ class AuditState:
 
 @contextlib.contextmanager
 def open_to_append(path: str) -> Iterator[Callable[[Sequence[str]], None]]:
-    """Opens the state file without a lock, for a task of the audit that holds the lock. Yields a
-    function that appends lines.
+    """Opens the state file and yields a function that appends lines to it. Does not lock the file,
+    because the audit that started this task already holds the lock.
 
     Raises:
         InvalidOptionError: The file cannot be opened or written.
@@ -325,8 +337,8 @@ def _with_checksum(line: str) -> str:
 
 
 def identity_of(entry: SegmentEntry) -> str:
-    """Returns a text with the listed objects of a segment and their versions; empty if an object
-    has no version.
+    """Returns a text with the base offset, the listed objects of a segment and their versions.
+    Returns "" if an object has no version or the text is not printable.
     """
     names = []
     for suffix, info in entry.objects:

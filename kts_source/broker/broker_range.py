@@ -33,12 +33,14 @@ class BrokerRange:
 
     @property
     def work(self) -> int:
-        """Estimated work to read the range, in bytes of an uncompressed and unencrypted segment."""
+        """Estimated work to read the range. It is a number of bytes: reading so many bytes of an
+        uncompressed and unencrypted segment takes about the same time.
+        """
         return self.nominal_bytes
 
     def part(self, start_offset: int, stop_offset: int) -> BrokerRange:
-        """Returns offsets [start_offset, stop_offset) of the range, with a proportional share of
-        the estimated bytes.
+        """Returns the part of the range with offsets [`start_offset`, `stop_offset`). Its estimated
+        bytes are a proportional share of those of the range.
         """
         offsets = self.stop_offset - self.start_offset
         share = self.nominal_bytes * (stop_offset - start_offset) // max(offsets, 1)
@@ -50,13 +52,13 @@ class BrokerRange:
         )
 
     def between(self, start_offset: int, stop_offset: int) -> BrokerRange:
-        """Returns the range with offsets [start_offset, stop_offset), and with the same estimated
-        bytes.
+        """Returns a copy of the range with offsets [`start_offset`, `stop_offset`). The estimated
+        bytes do not change.
         """
         return replace(self, start_offset=start_offset, stop_offset=stop_offset)
 
     def from_offset(self, offset: int) -> BrokerRange:
-        """Returns the part of the range that begins at `offset`, or the whole range if it begins
-        later.
+        """Returns the part of the range that begins at `offset`. Returns the whole range if it
+        begins at or after `offset`.
         """
         return self if offset <= self.start_offset else self.part(offset, self.stop_offset)

@@ -1,11 +1,11 @@
-"""Requests to a Kafka cluster: metadata and configurations of topics, offsets and epochs of
-leaders.
+"""Sends requests to a Kafka cluster: about topics (metadata and configurations), and to leaders
+about offsets and leader epochs.
 
-Requests about partitions contain the leader epoch from the metadata. Therefore a broker that is
-no longer the leader returns an error instead of old data.
+Requests about partitions contain the leader epoch from the metadata. Therefore a broker that is no
+longer the leader returns an error instead of old data.
 
-Brokers before Kafka 4.0 do not report all aborted transactions of records that they read from
-their tier (KAFKA-17801). For records on their own disks, they report all.
+Brokers before Kafka 4.0 do not report all aborted transactions of records that they read from their
+tier (KAFKA-17801). For records on their own disks, they report all aborted transactions.
 
 A login takes as long as a small read, so tasks reuse connections: a task borrows a `Cluster` and
 returns it at the task's end. Two tasks never use a cluster at the same time, because responses
@@ -59,6 +59,7 @@ class ClusterTopic:
     """A topic, as described by the metadata of the cluster.
 
     Attributes:
+        topic: Name of the topic.
         topic_id: Id of the topic as text of 22 characters. A topic that is created again has a new
             id.
         leaders: Maps every partition number, in ascending order, to the leader of the partition.
@@ -84,7 +85,7 @@ class EpochEnd:
 
 
 def by_topic(topic_partitions: Iterable[TopicPartition]) -> list[tuple[str, list[int]]]:
-    """Groups partition numbers by topic, because requests have this form."""
+    """Groups partition numbers by topic, because requests must be grouped like this."""
     numbers: dict[str, list[int]] = defaultdict(list)
     for topic, number in topic_partitions:
         numbers[topic].append(number)
@@ -110,8 +111,8 @@ class TopicConfigs:
 def topic_configs(
     cluster: Cluster, topics: Iterable[str], names: Sequence[str]
 ) -> dict[str, TopicConfigs]:
-    """Requests configurations of topics (DescribeConfigs, KIP-133). The user needs the permission
-    DescribeConfigs on the topics.
+    """Requests the configurations `names` of topics (DescribeConfigs, KIP-133) and returns them by
+    topic. The user needs the permission DescribeConfigs on the topics.
 
     Args:
         cluster: Client of the cluster.
@@ -155,8 +156,8 @@ _KAFKA_4_0: Final = 10
 
 
 def knows_local_start(cluster: Cluster, topic_partition: TopicPartition) -> bool:
-    """Returns whether the leader can report the first offset on its disk. Old leaders cannot, but
-    Kafka before 3.6 has no tier, so all their records are on disk.
+    """Returns True if the leader can report the first offset on its disk. Leaders before Kafka 3.6
+    cannot, but they have no tier, so all their records are on disk.
 
     Raises:
         LeaderChangedError: The leader does not answer, so there may be a new leader.
@@ -167,9 +168,11 @@ def knows_local_start(cluster: Cluster, topic_partition: TopicPartition) -> bool
 
 
 def reports_aborted_from(cluster: Cluster, topic_partition: TopicPartition) -> int:
-    """Returns an offset. For records from this offset on, the leader reports all aborted
-    transactions. It is 0 if the leader reports all of them for all records. The offset never
-    decreases, so an earlier response for higher offsets was complete.
+    """Returns an offset. For records at or above this offset, the leader reports all aborted
+    transactions. If it is 0, this is the case for all records.
+
+    The offset never decreases. So earlier responses about records at or above this offset were
+    complete, too.
 
     Raises:
         LeaderChangedError: Another broker is the leader now.
@@ -193,8 +196,8 @@ def reports_all_aborted(cluster: Cluster, topic_partition: TopicPartition) -> bo
 
 
 def node_reports_all_aborted(cluster: Cluster, node: int) -> bool:
-    """Returns whether a broker reports all aborted transactions. Call it for leader and followers,
-    because they may have different versions during a rolling upgrade.
+    """Returns True if a broker reports all aborted transactions for all its records. Call it for
+    each broker, because brokers may have different versions during a rolling upgrade.
 
     Raises:
         LostConnectionError: The broker cannot be reached.
@@ -221,11 +224,11 @@ _NO_LEADER: Final = -1
 
 
 class Cluster:
-    """A client of one cluster with one connection per broker. Any thread may use it, but only one
-    at a time.
+    """A client of one cluster with one connection per broker. Several threads may use it, but not
+    at the same time.
 
     Attributes:
-        tier_failures: For each run of a scan, counts failed reads of the tier after which the
+        tier_failures: For each run of a scan, counts how often a read of the tier failed and the
             records were read from brokers instead.
     """
 
@@ -259,10 +262,10 @@ class Cluster:
         Args:
             names: Names of topics; `None` = all topics that the user may describe, except internal
                 topics.
-            counts: Maps topic id to a minimum number of partitions. Kafka never removes partitions,
-                so metadata with fewer partitions are incomplete and are requested again.
-            selects: Returns those of the given names whose metadata must be complete. `None` =
-                metadata of all topics must be complete.
+            counts: Minimum number of partitions by topic id. Kafka never removes partitions, so
+                metadata with fewer partitions are incomplete and are requested again.
+            selects: Called with names of topics that have incomplete metadata. Returns the names of
+                the topics that are needed; the others are ignored. `None` = all topics are needed.
 
         Raises:
             BrokerError: The cluster refuses to describe a named topic.
@@ -289,8 +292,8 @@ class Cluster:
         return self._leaders.get(topic_partition)
 
     def renew_leader(self, topic_partition: TopicPartition, topic_id: str) -> ClusterTopic | None:
-        """Requests the metadata of a partition's topic again. Returns `None` if the topic or the
-        partition does not exist.
+        """Requests the metadata of a partition's topic again, which also updates the result of
+        `known_leader`. Returns the topic, or `None` if the topic or the partition does not exist.
         """
         topic = self.topics([topic_partition[0]], counts={topic_id: topic_partition[1] + 1}).get(
             topic_partition[0]
@@ -300,10 +303,11 @@ class Cluster:
     def offsets(
         self, topic_partitions: Iterable[TopicPartition], timestamp: int, *, read_committed: bool
     ) -> dict[TopicPartition, int]:
-        """Requests offsets from leaders (ListOffsets).
+        """Requests one offset of each partition from its leader (ListOffsets).
 
         Args:
-            topic_partitions: Partitions whose leaders `topics` has returned.
+            topic_partitions: The partitions. `topics` must have been called for their topics
+                before.
             timestamp: `LATEST`, `EARLIEST`, `EARLIEST_LOCAL`, or a time in ms since 1970. For a
                 time, brokers return the first offset of a record with this or a later timestamp, or
                 −1 if there is no such record.
@@ -356,8 +360,13 @@ class Cluster:
     def epoch_ends(
         self, wanted: Mapping[TopicPartition, Sequence[int]]
     ) -> dict[TopicPartition, list[EpochEnd]]:
-        """Requests the ends of leader epochs from leaders (OffsetForLeaderEpoch, KIP-320). For each
-        partition, returns the ends in the order of the requested epochs.
+        """Requests the ends of leader epochs from leaders (OffsetForLeaderEpoch, KIP-320).
+
+        Args:
+            wanted: Leader epochs by partition.
+
+        Returns:
+            For each partition, the ends of its epochs, in the order of `wanted`.
 
         Raises:
             LeaderChangedError: A partition has another leader now.
@@ -409,11 +418,11 @@ class Cluster:
         return {topic_partition: answered.get(topic_partition, []) for topic_partition in wanted}
 
     def last_epochs(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Returns, for each partition, the leader epoch of the last record below the offset in
+        """For each partition, returns the leader epoch of the last record before the offset in
         `ends`.
 
-        The current epoch of the leader cannot be used instead, because it may have no record yet.
-        Followers do not store such an epoch, so the next leader would not know it.
+        The leader's current epoch cannot be used instead, because it may have no record yet.
+        Followers do not store an epoch without records, so the next leader would not know it.
 
         Raises:
             LeaderChangedError: A partition has another leader now.
@@ -471,8 +480,10 @@ class Cluster:
         return opened
 
     def _taken_over(self, node: int) -> Connection | None:
-        """Returns the connection that was used for metadata, if it is a connection to this broker.
-        That saves a login, and metadata are seldom requested again.
+        """Removes the connection that was used for metadata and returns it, if it is a usable
+        connection to this broker. Otherwise returns `None`.
+
+        This saves a login. Metadata are seldom requested again.
         """
         with self._any_lock:
             connection = self._any
@@ -485,7 +496,8 @@ class Cluster:
         return None
 
     def knows(self, topic_partition: TopicPartition, request: Any, version: int) -> bool:  # noqa: ANN401
-        """Returns whether the leader of a partition supports this version of a request.
+        """Returns True if the leader of a partition supports version `version` of the request class
+        `request`.
 
         Raises:
             LeaderChangedError: The leader does not answer, so there may be a new leader.
@@ -497,7 +509,7 @@ class Cluster:
             raise LeaderChangedError(str(error), topic=topic, partition=number) from None
 
     def node_knows(self, node: int, request: Any, version: int) -> bool:  # noqa: ANN401
-        """Returns whether a broker supports this version of a request.
+        """Returns True if a broker supports version `version` of the request class `request`.
 
         Raises:
             LostConnectionError: The broker cannot be reached.
@@ -511,8 +523,13 @@ class Cluster:
         request: Callable[[Sequence[TopicPartition]], Any],
         parse: Callable[[Any], Mapping[TopicPartition, tuple[int, Any]]],
     ) -> dict[TopicPartition, Any]:
-        """Sends one request to each leader about all its partitions. Retries after transient
-        errors.
+        """Sends one request to each leader, with all its partitions. Retries after transient
+        errors. Returns the result of each partition.
+
+        Args:
+            topic_partitions: The partitions.
+            request: Creates the request about these partitions.
+            parse: Converts a response to the error code and the result of each partition.
         """
         waiting = dict.fromkeys(topic_partitions, "not asked yet")
         answered: dict[TopicPartition, Any] = {}
@@ -547,8 +564,8 @@ class Cluster:
         raise AssertionError
 
     def _check_leaders(self, waiting: Iterable[TopicPartition]) -> None:
-        """Requests metadata again, and raises LeaderChangedError if the leader of a partition
-        changed.
+        """Requests metadata again. Raises `LeaderChangedError` if a partition in `waiting` has
+        another leader or leader epoch than before.
         """
         before = {topic_partition: self._leaders[topic_partition] for topic_partition in waiting}
         self.topics({topic for topic, _ in before})
@@ -567,8 +584,9 @@ class Cluster:
         """Requests metadata once.
 
         Returns:
-            Topics by name; error texts by name for topics that brokers cannot describe yet; and
-            error texts by name for topics with incomplete metadata.
+            Three values: the described topics; an error text for each topic that brokers cannot
+            describe yet; an error text for each topic with incomplete metadata. All are maps by
+            topic name.
         """
         from kafka.protocol.metadata import MetadataRequest
 
@@ -611,8 +629,8 @@ class Cluster:
         return topics, undecided, incomplete
 
     def ask_any(self, request: Any) -> Any:  # noqa: ANN401
-        """Sends a request to any broker and returns the response. Uses the open connection if there
-        is one.
+        """Sends a request to any broker and returns the response. Prefers the broker of the last
+        call, because the connection to it is still open.
 
         Raises:
             BrokerError: See `topics`.
@@ -646,7 +664,9 @@ class Cluster:
 
 
 def _refuse(topic_partition: TopicPartition, code: int) -> None:
-    """Raises the exception for an error code. Returns if the error is transient."""
+    """Raises the exception for an error code that no retry can change. Returns normally if the
+    error is transient.
+    """
     if code in PASSING or code in NEW_LEADER:
         return
     topic, number = topic_partition
@@ -654,8 +674,8 @@ def _refuse(topic_partition: TopicPartition, code: int) -> None:
 
 
 def _pauses() -> Iterable[Callable[[], None]]:
-    """Yields functions that sleep between attempts. Each function sleeps longer than the previous
-    one.
+    """Yields a function for each pause between attempts. The function sleeps. The pauses get longer
+    up to `_MAX_PAUSE_SECONDS`.
     """
     seconds = _FIRST_PAUSE_SECONDS
     while True:
@@ -671,7 +691,9 @@ _lock = threading.Lock()
 
 @contextmanager
 def borrowed_cluster(settings: BrokerSettings) -> Iterator[Cluster]:
-    """Yields a cluster for exclusive use, with the connections of an earlier task if possible."""
+    """Yields a cluster client that no other task uses at the same time. If possible, it is one from
+    an earlier task, whose connections are still open.
+    """
     cluster = _taken(settings) or Cluster(settings)
     try:
         yield cluster
@@ -684,8 +706,8 @@ def borrowed_cluster(settings: BrokerSettings) -> Iterator[Cluster]:
 
 
 def _taken(settings: BrokerSettings) -> Cluster | None:
-    """Removes a cluster with these settings from the idle clusters and returns it; `None` if there
-    is none. Prefers the cluster that was used last.
+    """Removes a cluster with the settings `settings` from the idle clusters and returns it. Prefers
+    the one that was used last. Returns `None` if no idle cluster has these settings.
     """
     with _lock:
         for number in reversed(range(len(_idle))):

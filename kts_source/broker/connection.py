@@ -93,7 +93,9 @@ def error_name(code: int) -> str:
 
 
 def refusal(code: int, **location: Unpack[Place]) -> BrokerError:
-    """Returns the exception for an error code that no retry can change."""
+    """Returns the exception for an error code that is not transient, so that retries are
+    useless.
+    """
     if code in DENIED:
         return BrokerAccessError(
             "not allowed to read the topic: the user needs Describe and Read on it", **location
@@ -114,7 +116,9 @@ _NO_ERROR: Final = 0
 
 
 class LostConnectionError(Exception):
-    """The connection is no longer usable. The error text contains no credentials."""
+    """A connection cannot be opened, or is no longer usable. The error text contains no
+    credentials.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +127,8 @@ class Pending:
 
     Attributes:
         header: The header that kafka-python needs to decode the response.
-        timeout_seconds: Timeout of the response. It starts when `receive` is called for this
-            request, because the caller may be busy with earlier responses before that.
+        timeout_seconds: Timeout of the response. The time is counted from the call of `receive`,
+            because before this call the caller may be busy with earlier responses.
     """
 
     header: Any
@@ -167,8 +171,8 @@ class Connection:
             raise
 
     def is_usable(self, seconds: float) -> bool:
-        """Returns whether the socket is open and the login stays valid for this number of seconds
-        (KIP-368).
+        """Returns True if the socket is open and the login stays valid for at least `seconds`
+        seconds (KIP-368).
         """
         return self._socket.fileno() >= 0 and time.monotonic() + seconds < self._expires
 
@@ -190,8 +194,8 @@ class Connection:
         return self.receive(self.send(request, patience_seconds=patience_seconds))
 
     def send(self, request: Any, *, patience_seconds: float = 0.0) -> Pending:  # noqa: ANN401
-        """Sends a request. `receive` returns the response. Brokers send responses in the order of
-        requests.
+        """Sends a request without waiting for its response, and returns a `Pending` for `receive`.
+        Several requests may be pending. Brokers send their responses in the order of the requests.
         """
         if request.API_VERSION is None:
             request.API_VERSION = self._known_version(request)
@@ -207,7 +211,7 @@ class Connection:
 
     def receive(self, pending: Pending, *, max_bytes: int = _MAX_ANSWER_BYTES) -> Any:  # noqa: ANN401
         """Returns the response to the oldest pending request. Byte fields of the response are views
-        of a buffer, which the next call overwrites.
+        of a buffer. The next call overwrites this buffer.
 
         Args:
             pending: The oldest request whose response has not been received.
@@ -281,8 +285,8 @@ class Connection:
 
     @contextlib.contextmanager
     def _closing_on_error(self) -> Any:  # noqa: ANN401
-        """Closes the socket if the block raises an error, because the rest of a response that was
-        read partly cannot be skipped.
+        """If the block raises a network error, closes the socket and raises `LostConnectionError`.
+        The connection cannot be used any more, because it may still receive the rest of a response.
         """
         try:
             yield

@@ -1,9 +1,10 @@
 """Fetches a range of offsets of one partition from the leader or a follower.
 
 Brokers usually truncate the last batch of a response, so each response is cut after its last
-complete batch. The next request is sent before these batches are returned, so the broker works
-while the caller decodes them. An empty response does not mean that the range is complete: a
-broker that waits for its tier, or throttles the client, also returns no records and no error.
+complete batch. The next request is sent before the complete batches are returned, so the broker
+works while the caller decodes these batches. An empty response does not mean that the range is
+complete: a broker that waits for its tier, or throttles the client, also returns no records and no
+error.
 
 Source: `FetchRequest`, `FetchResponse` (KIP-227, KIP-392, KIP-516), `CompletedFetch`.
 """
@@ -81,8 +82,8 @@ class FetchedBatches:
 
 
 def whole_batches(data: memoryview) -> tuple[int, int]:
-    """Returns the size in bytes of the complete batches at the start of a response, and one past
-    their last offset.
+    """Returns two values: the total size in bytes of the complete batches in `data`, and one past
+    their last offset. An incomplete batch at the end of `data` is ignored.
 
     Raises:
         CorruptRecordError: The bytes are not valid batches, or the offsets of the batches do not
@@ -104,11 +105,11 @@ def whole_batches(data: memoryview) -> tuple[int, int]:
 
 
 def begins_at_or_after(data: memoryview, offset: int) -> bool:
-    """Returns whether the first batch of a response has no record below an offset.
+    """Returns True if the first batch of a response has no record below `offset`. Returns False if
+    it has one, or if the batch cannot be read.
 
-    The offset field of a compressed message set (formats 0 and 1) contains the offset of its last
-    record, so its records are decoded to find its first offset. Returns `False` if the batch cannot
-    be read.
+    In formats 0 and 1, the offset field of a compressed message set contains the offset of its last
+    record. So its records are decoded to find the first offset.
     """
     try:
         entry = read_entry(data, 0)
@@ -126,8 +127,9 @@ def aborted_intervals(
     """Returns the offset intervals of the aborted transactions that a response lists.
 
     Args:
-        listed: Producer id and first offset of each transaction. Brokers do not return the end, so
-            it is taken from the abort marker in `data`, or is `next_offset` without a marker.
+        listed: Producer id and first offset of each aborted transaction. Brokers do not return its
+            end. If `data` contains the abort marker of the transaction, it ends there; otherwise it
+            ends at `next_offset`.
         data: The complete batches of the response.
         next_offset: One past the last offset of these batches.
     """
@@ -170,7 +172,7 @@ _NO_SESSION: Final = (0, -1)
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """State after a fetch request was sent. The response was not received yet."""
+    """State of the fetcher: a fetch request was sent, and its response has not been received."""
 
     connection: Connection
     pending: Pending
@@ -178,7 +180,7 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """State in which the same offset must be requested again after a pause.
+    """State of the fetcher: the same offset must be requested again after a pause.
 
     Attributes:
         reason: Reason of the pause, for the error after too many attempts.
@@ -191,7 +193,9 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """State after the brokers lost the offsets from the requested one up to `stop`, exclusive."""
+    """State of the fetcher: the brokers have lost the offsets from the requested offset up to
+    `stop` (exclusive).
+    """
 
     stop: int
     error: DataLossError
@@ -201,7 +205,7 @@ _State = _Pending | _Waiting | _Lost | FetchedBatches
 
 
 class _Patience:
-    """Sleeps between attempts, and limits the time since the last batch."""
+    """Sleeps between attempts, and measures the time since the last batch."""
 
     def __init__(self) -> None:
         self.silent = 0
@@ -209,11 +213,11 @@ class _Patience:
         self._pause = _FIRST_PAUSE_SECONDS
 
     def is_exhausted(self) -> bool:
-        """Returns whether no batch arrived for longer than the limit."""
+        """Returns True if the last batch arrived more than `_PATIENCE_SECONDS` ago."""
         return time.monotonic() - self._progress > _PATIENCE_SECONDS
 
     def sleep(self) -> None:
-        """Sleeps, each time twice as long as the previous time, up to a maximum."""
+        """Sleeps. Each call sleeps twice as long as the previous call, up to a maximum."""
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, _MAX_PAUSE_SECONDS)
 
@@ -225,15 +229,15 @@ class RangeFetcher:
         cluster: The client of the cluster. No other thread may use it at the same time.
         wanted: Range to fetch.
         max_batch_bytes: Maximum size of one batch in bytes.
-        on_loss: Called with the start and the end (exclusive) of lost offsets, and the error that
-            describes the reason. If it returns True, the fetch ends; otherwise the fetch continues
-            after the lost offsets. Without `on_loss`, the error is raised.
+        on_loss: Called with three values for each range of lost offsets: its start, its end
+            (exclusive) and the error. If it returns True, the fetch ends. Otherwise the fetch
+            continues after the lost offsets. If `on_loss` is `None`, the error is raised.
 
     Attributes:
         bytes: Number of bytes in the complete batches that were received so far.
         requests: Number of fetch requests that were sent so far.
-        lost_offsets: True if the brokers have lost some offsets of the range.
-        met_hole: True if some offsets of the range are missing in the tier that the brokers use.
+        lost_offsets: True if the brokers have lost offsets of the range.
+        met_hole: True if offsets of the range are missing in the brokers' own tier.
     """
 
     def __init__(
@@ -311,8 +315,8 @@ class RangeFetcher:
                 state.connection.close()
 
     def _skip(self, offset: int, lost: _Lost) -> int:
-        """Reports lost offsets to `on_loss`. Returns the offset at which the fetch continues, which
-        is the end of the range if the fetch must end.
+        """Reports the lost offsets to `on_loss`. Returns the offset at which the fetch continues.
+        This is the end of the range if the fetch must end.
         """
         self.lost_offsets = True
         stop = min(lost.stop, self._wanted.stop_offset)
@@ -321,7 +325,9 @@ class RangeFetcher:
         return self._wanted.stop_offset if self._on_loss(offset, stop, lost.error) else stop
 
     def _ask(self, offset: int) -> _Pending | _Waiting | _Lost:
-        """Sends a fetch request to the leader, or to the follower that the leader recommended."""
+        """Sends a fetch request for `offset` to the leader, or to the follower that the leader
+        recommended. Returns the next state of the fetcher.
+        """
         try:
             if self._leader < 0 and not self._takes_known_leader():
                 problem = self._find_leader()
@@ -345,7 +351,7 @@ class RangeFetcher:
             return self._changed_node(error)
 
     def _receive(self, asked: _Pending, offset: int) -> FetchedBatches | _Waiting | _Lost:
-        """Receives the response to a fetch."""
+        """Receives the response to a fetch request and returns the next state of the fetcher."""
         try:
             limit = self._max_bytes + _ANSWER_SLACK
             answer = asked.connection.receive(asked.pending, max_bytes=limit)
@@ -354,8 +360,8 @@ class RangeFetcher:
             return self._changed_node(error)
 
     def _changed_node(self, error: LostConnectionError | LeaderChangedError) -> _Waiting:
-        """Handles a lost connection or a new leader: the next attempt uses another broker if
-        possible.
+        """Handles a lost connection or a new leader. The next attempt finds the current leader, or
+        uses the leader instead of the follower.
         """
         if isinstance(error, LeaderChangedError):
             self._leader = -1
@@ -364,8 +370,8 @@ class RangeFetcher:
         return _Waiting(str(error))
 
     def _lose_node(self) -> None:
-        """Stops using a broker that does not respond. If it is the leader, its successor is looked
-        up. If it is a follower, only the leader is used from now on.
+        """Stops using a broker that does not respond. If it is the leader, the next request finds
+        the new leader. If it is a follower, all following requests go to the leader.
         """
         if self._node == self._leader:
             self._leader = -1
@@ -374,13 +380,15 @@ class RangeFetcher:
         self._node = -1
 
     def _is_over(self, offset: int) -> bool:
-        """Returns whether the partition has no more batches between `offset` and the end of the
-        range. Called after several empty responses.
+        """Returns True if the partition has no batch from `offset` to the end of the range. Called
+        after several empty responses.
 
-        Compaction may have removed the last batches of the range. Then all responses for
-        `read_committed` are empty if later batches are above the last stable offset. So a request
-        for `read_uncommitted` checks whether the next batch begins after the range. After empty
-        responses from a follower, returns `False` and makes the next request go to the leader.
+        Compaction may have removed the last batches of the range. If the batches after them are
+        above the last stable offset, all responses for `read_committed` are empty. So a request for
+        `read_uncommitted` checks whether the next batch begins after the range.
+
+        If the empty responses are from a follower, returns False and sends the next request to the
+        leader.
         """
         if self._node != self._leader:
             self._node, self._rack = -1, ""
@@ -406,8 +414,9 @@ class RangeFetcher:
     def _request(
         self, offset: int, *, read_committed: bool | None = None, max_bytes: int | None = None
     ) -> Any:  # noqa: ANN401
-        """Returns a fetch request. `max_bytes` is given only for requests that test whether the
-        leader itself has an offset.
+        """Returns a fetch request for `offset`. `read_committed` and `max_bytes` replace the
+        settings. If `max_bytes` is set, the leader answers itself and does not recommend a
+        follower.
         """
         from kafka.protocol.consumer import FetchRequest
 
@@ -437,11 +446,12 @@ class RangeFetcher:
         )
 
     def _takes_known_leader(self) -> bool:
-        """Uses the cached leader once, if its leader epoch is the planned one. Returns whether it
-        did.
+        """Uses the leader that the cluster client already knows, without requesting it. Does this
+        only for the first request, and only if the leader has the planned leader epoch. Returns
+        True if this leader is used.
 
-        If the cached leader is no longer the leader, it returns an error, because requests contain
-        the leader epoch and the topic id.
+        If this broker is no longer the leader, it returns an error, because requests contain the
+        leader epoch and the topic id.
         """
         leader = self._cluster.known_leader((self._wanted.topic, self._wanted.partition))
         if self._asked or leader is None or leader.epoch != self._wanted.leader_epoch:
@@ -451,8 +461,11 @@ class RangeFetcher:
         return True
 
     def _find_leader(self) -> _Waiting | _Lost | None:
-        """Requests the current leader. Returns a state if there is no usable leader: a new leader
-        must have all planned offsets.
+        """Requests the current leader and uses it for the next requests; then returns `None`.
+        Returns `_Waiting` or `_Lost` if it cannot be used.
+
+        If the leader has a later epoch than planned, it can be used only if it has all planned
+        offsets.
         """
         wanted = self._wanted
         key = wanted.topic, wanted.partition
@@ -482,12 +495,12 @@ class RangeFetcher:
         return _Lost(self._wanted.stop_offset, error)
 
     def _check_refused(self, offset: int) -> _Lost | _Waiting:
-        """Determines which offsets are lost after the leader refused an offset as out of range. The
-        leader's response does not contain them.
+        """Finds out which offsets are lost after the leader refused `offset` as out of range. The
+        leader's response does not contain the lost offsets.
 
-        Either the log start is above the offset now, because of retention or DeleteRecords, or the
-        tier of the brokers lacks a segment. If the log start is not above the offset, the request
-        is repeated once before a segment counts as missing.
+        There are two possible reasons. If the log start is above `offset`, retention or
+        DeleteRecords deleted the offsets below the log start. Otherwise the brokers' own tier lacks
+        a segment. In the second case, the request is first repeated once.
         """
         key = self._wanted.topic, self._wanted.partition
         if self._cluster.known_leader(key) is None:
@@ -512,12 +525,12 @@ class RangeFetcher:
         return _Lost(stop, DataLossError(text, **self._location(offset)))
 
     def _first_served(self, refused: int) -> int:
-        """Returns an offset above a refused one from which the leader returns records again, at
-        most the end of the range.
+        """Finds an offset above `refused` at which the leader returns records again. Returns the
+        end of the range if no lower offset is found.
 
         Brokers do not report this offset, so it is searched with test requests. The leader returns
         all records on its own disk, so only offsets below the start of its disk are tested. A short
-        range is tested offset by offset. A long range is tested in equal steps first, and then by
+        range is tested offset by offset. A long range is first tested in equal steps, and then by
         bisection between two steps.
         """
         key = self._wanted.topic, self._wanted.partition
@@ -536,7 +549,8 @@ class RangeFetcher:
         return high
 
     def _serves(self, offset: int) -> bool:
-        """Returns whether the leader returns records from an offset on.
+        """Returns True if the leader returns records for a request at `offset`, and False if it
+        refuses the offset as out of range.
 
         Raises:
             LeaderChangedError: The broker returned an error other than OFFSET_OUT_OF_RANGE.
@@ -553,8 +567,8 @@ class RangeFetcher:
         return bool(code == 0)
 
     def _check_answer(self, answer: Any, offset: int) -> FetchedBatches | _Waiting | _Lost:  # noqa: ANN401
-        """Checks a response. Returns its complete batches, or the state that follows from an error
-        or an empty response.
+        """Checks a response. Returns its complete batches. After an error or an empty response,
+        returns the next state of the fetcher instead.
         """
         code = answer.error_code
         partitions = [partition for topic in answer.responses for partition in topic.partitions]
@@ -610,8 +624,9 @@ class RangeFetcher:
         return FetchedBatches(data, offset, next_offset, aborted, listed)
 
     def _check_reported(self, offset: int) -> None:
-        """Raises OldBrokerError if an old leader has moved the offset to its tier since the plan
-        was made, because it does not report all aborted transactions there.
+        """Raises `OldBrokerError` if the leader has moved `offset` from its disk to its tier since
+        the plan was made. A leader before Kafka 4.0 does not report all aborted transactions of
+        records in its tier.
         """
         exact_from = reports_aborted_from(
             self._cluster, (self._wanted.topic, self._wanted.partition)
@@ -624,7 +639,7 @@ class RangeFetcher:
             )
 
     def _handle(self, code: int, offset: int) -> _Waiting | _Lost:
-        """Returns the state that follows from an error code of a response.
+        """Returns the next state of the fetcher after a response with an error code.
 
         Raises:
             BrokerError: The broker refuses the request.

@@ -1,5 +1,5 @@
 r"""Parses the `kafka.*` options of one `load()` into `BrokerSettings`. Also reads the key stores
-that they name.
+that the options name.
 
 Error texts contain no values and no paths, because users may put a password into the wrong option.
 
@@ -9,8 +9,8 @@ Error texts contain no values and no paths, because users may put a password int
 
 It is parsed like Kafka's `JaasConfig`, which uses Java's `StreamTokenizer`: values are plain words,
 or texts in double or single quotes with backslash escapes (`\n`, `\"`, `\101`). Comments are `//`
-and `/* */`. Line ends in quotes, repeated names and several modules are errors. Error texts quote
-no word of the configuration, because a password without quotes may look like an option name.
+and `/* */`. Line ends in quotes, repeated names and several modules are errors. Error texts never
+contain words of the configuration, because a password without quotes may look like an option name.
 """
 
 from __future__ import annotations
@@ -93,8 +93,11 @@ _SHADED: Final = re.compile(r"(?:kafkashaded|shadedmskiam)\.")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LoginModule:
-    """A login module of `sasl.jaas.config`: the SASL mechanisms that it can be used with, and its
-    options by name.
+    """A login module of `sasl.jaas.config`.
+
+    Attributes:
+        mechanisms: SASL mechanisms for which the module can be used.
+        options: Options of the module by name.
     """
 
     mechanisms: tuple[str, ...]
@@ -140,8 +143,8 @@ def parse_jaas(text: str) -> LoginModule:
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:
-    """Splits a JAAS text into pairs of kind (`word`, `text` or `mark`) and value. Drops
-    comments.
+    """Splits a JAAS text into tokens and drops comments. Each token has two values: its kind
+    (`word`, `text` or `mark`) and its text.
     """
     tokens: list[tuple[str, str]] = []
     position = 0
@@ -206,8 +209,8 @@ _REFUSED: Final = frozenset(
 
 
 def login_from(options: Mapping[str, str], mechanism: str, protocol: str) -> Login:
-    """Returns the credentials for a mechanism, or the source that returns them when a connection is
-    opened.
+    """Returns the credentials for a mechanism. For credentials that expire, returns the settings
+    with which they are fetched when a connection is opened.
 
     Args:
         options: Maps the name of each `kafka.*` option (lower case, without `kafka.`) to its text.
@@ -345,8 +348,8 @@ def _check_url(text: str) -> None:
 
 
 def _extensions(options: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Returns names and values of the SASL extensions (RFC 7628, 3.1), such as the logical cluster
-    id of a cloud.
+    """Returns the name and value of each SASL extension (RFC 7628, 3.1) in the options. For
+    example, a cloud may need the id of its logical cluster.
     """
     extensions = tuple(
         (name.removeprefix(_EXTENSION), value)
@@ -385,8 +388,8 @@ _OLDER_VERSIONS: Final = ("SSLv2Hello", "SSLv3", "TLSv1", "TLSv1.1")
 
 
 def security_from(options: Mapping[str, str]) -> tuple[Security, frozenset[str]]:
-    """Returns the security settings of connections, and the names of the options that have no
-    effect.
+    """Returns two values: the security settings of connections, and the names of the options that
+    have no effect with these settings.
 
     Args:
         options: Maps the name of each `kafka.*` option (lower case, without `kafka.`) to its text.
@@ -476,7 +479,7 @@ def _trusted(options: Mapping[str, str]) -> tuple[bytes, ...]:
 
 
 def _identity(options: Mapping[str, str]) -> tuple[tuple[bytes, ...], bytes]:
-    """Returns the certificate chain and the private key of the client; both are empty if the
+    """Returns two values: the client's certificate chain and its private key. Both are empty if the
     options name no key.
     """
     location, key, chain, word = (
@@ -583,8 +586,8 @@ def broker_settings(
         kafka_texts: Maps the name of each option (lower case, including `kafka.`) to its text.
 
     Returns:
-        The settings, which are `None` without `kafka.bootstrap.servers`, and the sorted names of
-        the options that have no effect.
+        Two values: the settings, or `None` if option `kafka.bootstrap.servers` is missing; the
+        sorted names of the options that have no effect.
 
     Raises:
         InvalidOptionError: An option is malformed or unsupported, or needs another option that is

@@ -176,8 +176,8 @@ _OF_SECURITY: Final = re.compile(r"(?:ssl|sasl|security)\.")
 
 
 def refusal(name: str) -> str | None:
-    """Returns why an option is rejected and what to do instead; `None` if the option is accepted or
-    ignored.
+    """Returns the reason why an option is rejected, and what to do instead. Returns `None` if the
+    option is accepted or ignored.
 
     Args:
         name: Name of the option in lower case, without `kafka.`.
@@ -194,8 +194,8 @@ def refusal(name: str) -> str | None:
 
 
 def kafka_tables() -> dict[str, str]:
-    """Returns the Markdown tables of `kafka.*` options for the documentation, by the name of the
-    table.
+    """Returns Markdown texts about the `kafka.*` options for the documentation, by name: the tables
+    of supported and of rejected options, and the list of ignored options.
     """
     return {
         "kafka-options": _table(("option", "default", "meaning"), _rows(PLAIN_OPTIONS)),

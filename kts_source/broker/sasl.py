@@ -5,15 +5,15 @@ A login consists of these requests:
     SaslHandshake(mechanism), then SaslAuthenticate(auth_bytes) until the exchange is done
 
 A `SaslClient` creates the bytes of each SaslAuthenticate request and reads the bytes of the
-response. The connection sends and receives them.
+response. `Connection` sends and receives these bytes.
 
 Tokens for OAUTHBEARER come from an endpoint (OAuth's client credentials grant) or from a user's
-function. The process that opens the connection fetches them. Tokens of an endpoint are reused for
-most of their lifetime.
+function. The process that opens the connection fetches them. A token of an endpoint is reused for
+80 % of its lifetime.
 
 An import of any module of kafka-python runs the package's `__init__`, which also imports the
 consumer, producer and admin client. This takes 0.50 s instead of 0.22 s per process. Therefore
-`load_messages` delays `__init__` until an attribute of the package is used.
+`load_messages` delays this `__init__` until an attribute of the package is used.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _lock: Final = threading.Lock()
 
 
 def token(source: TokenEndpoint | TokenCallback) -> str:
-    """Returns a valid token for OAUTHBEARER, from the endpoint or the function.
+    """Returns a valid token for OAUTHBEARER. `source` is an OAuth endpoint or a user's function.
 
     Raises:
         BrokerUnavailableError: The endpoint cannot be reached, or returns a server error.
@@ -115,7 +115,9 @@ def _from_callback(source: TokenCallback) -> str:
 
 
 def _from_endpoint(source: TokenEndpoint) -> tuple[str, float]:
-    """Fetches a token. Returns the token and its lifetime in seconds, which is 0 if unknown."""
+    """Fetches a token from an OAuth endpoint. Returns two values: the token and its lifetime in
+    seconds. The lifetime is 0 if it is unknown.
+    """
     endpoint = f"the token endpoint at {urlsplit(source.url).hostname}"
     problem = ""
     for attempt in range(_ATTEMPTS):
@@ -142,8 +144,8 @@ def _from_endpoint(source: TokenEndpoint) -> tuple[str, float]:
 
 
 def _posted(source: TokenEndpoint) -> tuple[int, bytes]:
-    """Sends one request to the endpoint and returns the HTTP status and the body. Does not follow
-    redirects, because they would send the secret to another server.
+    """Sends one request to the endpoint. Returns two values: the HTTP status and the body. Does not
+    follow redirects, because they would send the secret to another server.
     """
     url = urlsplit(source.url)
     assert url.hostname is not None
@@ -197,8 +199,9 @@ def _parsed(endpoint: str, body: bytes) -> tuple[str, float]:
 
 
 def _reason(body: bytes) -> str:
-    """Returns the OAuth error code in a response (RFC 6749, 5.2), or "". Other texts of the
-    response are not used, because they may quote the request.
+    """Returns the OAuth error code (RFC 6749, 5.2) of the response `body` in parentheses. Returns
+    "" if there is none. Other texts of the response are not used, because they may quote the
+    request.
     """
     try:
         code = json.loads(body[:_MAX_ANSWER_BYTES]).get("error")
@@ -220,8 +223,8 @@ _MSK_REGION: Final = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazona
 
 
 class SaslClient(Protocol):
-    """The client side of one login. Its methods raise only BrokerError, and error texts contain no
-    credentials.
+    """The client side of one login. Its methods raise no error except `BrokerError`, and error
+    texts contain no credentials.
     """
 
     def auth_bytes(self) -> bytes:
@@ -235,11 +238,11 @@ class SaslClient(Protocol):
 
 
 def sasl_client(security: Security, host: str) -> SaslClient:
-    """Creates the client for a login with the mechanism of the security settings.
+    """Creates the client for one login. The mechanism is taken from the security settings.
 
     Args:
         security: Security settings with a SASL mechanism.
-        host: Host name with which the connection was opened.
+        host: Host name of the broker to which the connection was opened.
 
     Raises:
         InvalidOptionError: A package that the mechanism needs is not installed.
@@ -263,8 +266,8 @@ def sasl_client(security: Security, host: str) -> SaslClient:
 
 
 class _Client:
-    """Wraps a mechanism of kafka-python. Checks the broker's responses, and converts errors to this
-    package's exceptions.
+    """A `SaslClient` that uses a mechanism of kafka-python. Checks the broker's responses, and
+    converts errors to `BrokerError`.
     """
 
     def __init__(self, security: Security, mechanism: Any) -> None:  # noqa: ANN401  # untyped there
@@ -308,8 +311,8 @@ def _check_scram(name: str, message: bytes) -> None:
 
 @contextmanager
 def _explained(name: str, what: str) -> Iterator[None]:
-    """Converts any error in the block to BrokerError. The text contains only the class name of the
-    error, because its message may quote the request.
+    """Converts an error in the block to `BrokerError`, except `InvalidOptionError`. The text
+    contains only the class name of the original error, because its message may quote the request.
     """
     try:
         yield
@@ -400,8 +403,8 @@ def _kerberos_mechanism(login: Kerberos, host: str) -> Any:  # noqa: ANN401
     from kafka.net.sasl.gssapi import SaslMechanismGSSAPI
 
     class Mechanism(SaslMechanismGSSAPI):  # type: ignore[misc]  # kafka-python is not typed
-        """Starts the security context with the configured credentials, which the base class does
-        not support.
+        """The GSSAPI mechanism of kafka-python, with the configured credentials. The base class
+        does not support them.
         """
 
         def __init__(self) -> None:
@@ -433,8 +436,8 @@ def require_kafka() -> None:
 
 
 class _EmptyPackage(ModuleType):
-    """Placeholder for the package `kafka`. It runs the package's `__init__` when an attribute is
-    used that is not a submodule.
+    """Placeholder for the package `kafka`. It runs the package's `__init__` when an attribute of
+    the package is used. Importing a submodule does not run it.
     """
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401

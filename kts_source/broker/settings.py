@@ -1,8 +1,8 @@
 """Settings of connections to brokers: addresses, timeouts, sizes and authentication.
 
-`BrokerSettings` may be printed and logged, because all secrets are in its attribute `security`,
-which hides them. Values that expire (tokens, AWS credentials, Kerberos tickets) are not part of the
-settings. The worker that opens a connection fetches them.
+`BrokerSettings` may be printed and logged. Its attribute `security` contains all secrets and hides
+them when it is printed. Values that expire (tokens, AWS credentials, Kerberos tickets) are not part
+of the settings. The worker that opens a connection fetches them.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ class Security:
     login: Login | None = None
 
     def secret_values(self) -> frozenset[str]:
-        """Returns the secret texts that must be erased from messages of libraries and brokers (see
-        `secret.scrub`).
+        """Returns the texts that must be erased from messages of libraries and brokers, because
+        they are secret. See `secret.scrub`.
         """
         match self.login:
             case Password(password=value) | TokenEndpoint(client_secret=value):
@@ -173,8 +173,8 @@ class BrokerSettings:
         rack: Rack of this client. Brokers use it to recommend a nearby follower; empty = unknown.
         request_timeout_seconds: Timeout of one request in seconds.
         connect_timeout_seconds: Timeout of opening one connection in seconds.
-        fetch_max_wait_ms: Maximum time in ms that a broker waits until it has `fetch_min_bytes` for
-            a response.
+        fetch_max_wait_ms: Maximum time in ms that a broker waits for more records if a response has
+            less than `fetch_min_bytes`.
         fetch_max_bytes: Maximum size of the records in one response, in bytes.
         partition_fetch_bytes: Maximum size of the records of one partition in a response, in bytes;
             at most `MAX_FETCH_BYTES`.

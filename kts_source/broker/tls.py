@@ -78,8 +78,8 @@ class KeyEntry:
 
 
 def pem_certificates(text: str) -> tuple[bytes, ...]:
-    """Returns all certificates in a PEM text as DER. Line ends in the text may be replaced by
-    spaces.
+    """Returns all certificates in a PEM text as DER. Also accepts a text that has spaces instead of
+    line ends.
 
     Raises:
         KeyStoreError: The text contains no certificate or an invalid certificate.
@@ -95,8 +95,8 @@ def pem_certificates(text: str) -> tuple[bytes, ...]:
 
 
 def pem_key(text: str, password: str | None) -> bytes:
-    """Returns the private key in a PEM text, decrypted (PKCS#8, DER). The text must contain exactly
-    one key.
+    """Returns the private key in a PEM text as PKCS#8 (DER). Decrypts it with `password` if it is
+    encrypted. The text must contain exactly one key.
 
     Raises:
         KeyStoreError: The text does not contain exactly one key, the key is not PKCS#8, or the
@@ -129,7 +129,7 @@ def pem_key(text: str, password: str | None) -> bytes:
 
 
 def key_entry(data: bytes, password: str) -> KeyEntry:
-    """Returns the private key in a PKCS12 store and its certificate chain.
+    """Returns the private key in a PKCS12 store with its certificate chain.
 
     Raises:
         KeyStoreError: The store is not PKCS12, contains no key, or the password is wrong.
@@ -149,7 +149,7 @@ def key_entry(data: bytes, password: str) -> KeyEntry:
 
 
 def trusted_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]:
-    """Returns the certificates that a PKCS12 or JKS store trusts, as DER. Without a password, the
+    """Returns the trusted certificates in a PKCS12 or JKS store, as DER. Without a password, the
     checksum of a JKS store is not verified, as in Java.
 
     Raises:
@@ -332,8 +332,8 @@ def _load_identity(context: ssl.SSLContext, tls: Tls, options: str) -> None:
 
 @contextmanager
 def _file_of(data: bytes) -> Iterator[str]:
-    """Yields the path of a file that contains these bytes. The file is in memory if the system
-    supports it. Otherwise it has mode 0600 and is deleted afterwards.
+    """Yields the path of a file that contains `data`. If the system supports it, the file exists
+    only in memory. Otherwise it is a temporary file with mode 0600, which is deleted afterwards.
     """
     if hasattr(os, "memfd_create") and Path("/proc/self/fd").is_dir():
         descriptor = os.memfd_create("tls", os.MFD_CLOEXEC)

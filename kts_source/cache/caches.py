@@ -6,11 +6,12 @@ object's version and the byte range. Listings and objects without a version are 
 are cached as stored: encrypted segments stay encrypted, and keys are never cached. Only if the
 settings ask for it, chunks are cached decrypted and decompressed.
 
-If two tasks of a machine need the same range at the same time, it is fetched once: the second
-task waits for the first. If it has waited for the read timeout, it fetches the range itself.
+If two tasks of a machine need the same range at the same time, the first task fetches it and the
+second one waits. If the second task has waited longer than the read timeout, it fetches the range
+itself.
 
-A `Bundle` stores several values in one entry, because creating a file costs more than the few
-bytes that a plan of one partition stores. Its format is:
+A `Bundle` stores several values in one entry, because creating a file costs more than the few bytes
+that a plan of one partition stores. Its format is:
 
     a JSON object that maps the name of each value to its number of bytes, followed by LF
     the bytes of all values, concatenated
@@ -53,7 +54,7 @@ class Bundle:
         self._changed = False
 
     def get(self, value_name: str) -> bytes | None:
-        """Returns the value with this name; `None` if it does not exist."""
+        """Returns the value `value_name`. Returns `None` if the cache entry does not contain it."""
         return self._all().get(value_name)
 
     def put(self, value_name: str, data: bytes) -> None:
@@ -62,7 +63,9 @@ class Bundle:
         self._changed = True
 
     def save(self) -> None:
-        """Writes the entry if a value was set since the last call, and releases its memory."""
+        """Writes the cache entry if a value was set since the last call. Releases the memory of the
+        values.
+        """
         values, self._values = self._values, None
         if self._changed and values is not None:
             sizes = json.dumps({name: len(data) for name, data in values.items()})
@@ -96,7 +99,7 @@ _FORMAT: Final = "v1"
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """Settings of the caches on local disk. A cache whose limits are `None` is off.
+    """Settings of the caches on local disk. A cache is off if its limits are `None`.
 
     Attributes:
         index: Limits of the index cache, which contains facts from manifests and side files.
@@ -124,11 +127,11 @@ class Caches:
 
     Args:
         settings: Limits and folder.
-        scope: Part of all entry names. It distinguishes stores that have equal URIs, such as two S3
-            servers with the same bucket name.
+        scope: Text that all entry names begin with. It distinguishes stores that have equal URIs,
+            such as two S3 servers with the same bucket name.
 
     Attributes:
-        index: The cache of facts from manifests and of side files; `None` if it is off.
+        index: The cache of side files and of facts from manifests; `None` if it is off.
         chunks: The cache of chunks; `None` if it is off.
         plaintext: True if chunks are cached decrypted and decompressed.
     """
@@ -146,7 +149,9 @@ class Caches:
         return sum((cache.counters for cache in caches if cache), CacheCounters())
 
     def entry_name(self, *names: str) -> str:
-        """Returns the name of an entry in the index cache, made unique for this tier."""
+        """Returns the name of an entry in the index cache. The name consists of `names` and the
+        scope of this tier.
+        """
         return "\n".join((self._scope, *names))
 
     def side_file(self, store: ObjectStore, source: ObjectRef, start: int, stop: int) -> Data:
@@ -160,17 +165,17 @@ class Caches:
     def chunk_run(
         self, store: ObjectStore, source: ObjectRef, spans: Sequence[Span], restore: Restore | None
     ) -> Data:
-        """Returns the bytes of adjacent chunks. Reads from the store what is not cached, with one
-        request for several adjacent chunks.
+        """Returns the bytes of adjacent chunks. Reads chunks that are not cached from the store,
+        with one request per run of adjacent chunks.
 
         Args:
             store: Store of the object.
             source: The object that contains the chunks.
             spans: Byte range [start, stop) of each chunk in the object. The chunks must be
                 adjacent, and there must be at least one.
-            restore: Called with the index of a chunk in `spans` and its stored bytes; returns the
-                decrypted and decompressed chunk, which is cached and returned. `None` if
-                `plaintext` is False.
+            restore: Decrypts and decompresses a chunk before it is cached. Called with two values:
+                the index of the chunk in `spans`, and its stored bytes. `None` = the stored bytes
+                are cached and returned. It must be `None` if the attribute `plaintext` is False.
 
         Raises:
             TieredKafkaError: See `ObjectStore.get_range`. Errors of `restore` are raised, too.
@@ -206,8 +211,13 @@ class Caches:
 
 @dataclass(frozen=True, slots=True)
 class _Ranges:
-    """Adjacent byte ranges of one object, and the function that converts them to the cached
-    form.
+    """Adjacent byte ranges of one object.
+
+    Attributes:
+        store: Store of the object.
+        source: The object.
+        spans: The ranges [start, stop).
+        restore: See `Caches.chunk_run`.
     """
 
     store: ObjectStore
@@ -221,13 +231,15 @@ class _Ranges:
         return [f"{start}{low}-{high}" for low, high in self.spans]
 
     def stored(self, first: int, end: int) -> Data:
-        """Reads the ranges with indexes [first, end) as stored, with one request."""
+        """Reads the ranges with the indexes [`first`, `end`) with one request. Returns their stored
+        bytes, concatenated.
+        """
         start, stop = self.spans[first][0], self.spans[end - 1][1]
         return self.store.get_range(self.source.key, start, stop, version=self.source.version)
 
     def fetch(self, first: int, end: int) -> Iterator[bytes]:
-        """Reads the ranges with indexes [first, end), and yields each range in the form that is
-        cached.
+        """Reads the ranges with the indexes [`first`, `end`) with one request. Yields the bytes of
+        each range in the form in which they are cached.
         """
         view = memoryview(self.stored(first, end))
         base = self.spans[first][0]
@@ -238,8 +250,8 @@ class _Ranges:
 
 
 def default_folders() -> Iterator[Path]:
-    """Yields the possible folders of the caches, best first. Executors may have no home folder, so
-    the last one is in the folder for temporary files.
+    """Yields the possible folders of the caches, best first. The last one is in the folder for
+    temporary files, because executors may have no home folder.
     """
     cache_home = os.environ.get("XDG_CACHE_HOME", "")
     if cache_home.startswith("/"):
@@ -253,20 +265,21 @@ def default_folders() -> Iterator[Path]:
 def opened_cache(
     settings: CacheSettings, name: str, limits: CacheLimits | None
 ) -> DiskCache | None:
-    """Opens a cache in the first usable folder, next to the index and chunk caches.
+    """Opens the cache `name` in the first usable folder. The index cache and the chunk cache are in
+    the same folder.
 
     Args:
         settings: Settings that contain the folder.
         name: Name of the cache and of its folder.
-        limits: Limits of the cache; `None` = return `None` instead of a cache.
+        limits: Limits of the cache. If it is `None`, returns `None` instead of a cache.
     """
     (cache,) = _all_opened(settings, [(name, limits)])
     return cache
 
 
 def _opened(settings: CacheSettings) -> tuple[DiskCache | None, DiskCache | None]:
-    """Opens the index cache and the chunk cache in the first usable folder. A cache that is off is
-    `None`.
+    """Opens the caches in the first usable folder. Returns two values: the index cache and the
+    chunk cache. A cache that is off is `None`.
     """
     index, chunks = _all_opened(settings, [("index", settings.index), ("chunks", settings.chunks)])
     return index, chunks

@@ -1,32 +1,33 @@
-"""A cache on this machine's disk, shared by all processes of one user, limited in bytes and age.
+"""A cache on this machine's disk. All processes of one user share it. Its size and the age of its
+entries are limited.
 
 A folder of mode 0700 contains one file per entry, with this format:
 
     "KTC1", CRC-32C of the rest (u32), length of the name (u32), length of the data (u64), name,
     data
 
-Files are written under a temporary name and then renamed, so readers never see partial entries.
-A truncated or damaged file fails its checksum and counts as a miss. The modification time of a
-file is the time of the last access. There is no daemon: readers delete expired entries, and some
-writes sweep the folder, which means that they delete entries until the limits are met.
+Files are written under a temporary name and then renamed, so readers never see partial entries. A
+truncated or damaged file fails its checksum and counts as a miss. The modification time of a file
+is the time of the last access. There is no daemon: readers delete expired entries, and some writes
+also sweep the folder. A sweep deletes entries until the limits are met.
 
-A segmented LRU deletes entries that were used only once before entries that were used again, so
-one large scan does not evict frequently used entries. The modification time of an entry that was
-used again has a fraction of exactly half a second. So a sweep recognizes it without opening the
-file. On file systems with a coarser time resolution, the cache is a plain LRU.
+The cache is a segmented LRU: a sweep first deletes entries that were used only once. So one large
+scan does not evict frequently used entries. A sweep recognizes entries that were used again without
+opening their files, because the modification time of these files has a fraction of exactly half a
+second. On file systems with a coarser time resolution, the cache is a plain LRU.
 
 Existing libraries do not fit: `diskcache` writes to an SQLite database on every read, pickles
-values, and has locks that stay locked after their holder was killed. `cachetools` and `theine`
-keep all data in the memory of one process.
+values, and has locks that stay locked after their holder was killed. `cachetools` and `theine` keep
+all data in the memory of one process.
 
 The folder is opened once, and its files are opened relative to its descriptor. If another user
 replaces the folder by another folder or a link, the replacement is never used.
 
 Disk errors never fail a scan.
 
-Locks use `flock`. Such a lock belongs to an open file, so it excludes threads as well as
-processes, and it ends with the process. The holder deletes the lock file. A process that locked a
-deleted file retries with the new file.
+Locks use `flock`. Such a lock belongs to an open file, so it excludes threads as well as processes,
+and it ends with the process. The holder of a lock deletes the lock file before it releases the
+lock. If another process then gets the lock of the deleted file, it retries with a new file.
 """
 
 from __future__ import annotations
@@ -65,10 +66,11 @@ _LONGEST_PAUSE_SECONDS: Final = 0.05
 def locked(
     paths: Sequence[str], patience_seconds: float, *, folder: int | None = None
 ) -> Iterator[bool]:
-    """Holds the locks of all paths while the block runs.
+    """Acquires the locks of all paths, and holds them while the block runs.
 
     Args:
-        paths: Paths of the lock files. All callers must use the same order.
+        paths: Paths of the lock files. All callers must pass common paths in the same order, to
+            avoid deadlocks.
         patience_seconds: Timeout for acquiring all locks, in seconds.
         folder: Descriptor of the folder that relative paths refer to.
 
@@ -168,7 +170,7 @@ class CacheCounters:
     bytes_served: int = 0
 
     def __add__(self, other: CacheCounters) -> CacheCounters:
-        """Returns the sums of two caches' counters."""
+        """Returns the sum of each counter of `self` and `other`."""
         return CacheCounters(
             self.hits + other.hits,
             self.misses + other.misses,
@@ -176,7 +178,7 @@ class CacheCounters:
         )
 
     def __sub__(self, other: CacheCounters) -> CacheCounters:
-        """Returns the increase since the earlier counters `other`."""
+        """Returns the increase of each counter since the earlier counters `other`."""
         return CacheCounters(
             self.hits - other.hits,
             self.misses - other.misses,
@@ -250,7 +252,7 @@ class DiskCache:
         return data
 
     def put(self, name: str, data: bytes | memoryview) -> None:
-        """Stores an entry, or replaces it."""
+        """Stores an entry, or replaces it. Does nothing if the entry is larger than the cache."""
         name_bytes = name.encode()
         size = _HEADER.size + len(name_bytes) + len(data)
         if self._limits.max_bytes is not None and size > self._limits.max_bytes:
@@ -271,12 +273,12 @@ class DiskCache:
     def flight(
         self, names: Iterable[str], *, patience_seconds: float
     ) -> contextlib.AbstractContextManager[bool]:
-        """Locks entries by name while the block fetches them, so that only one holder on this
+        """Locks the entries `names` while the block fetches them, so that only one thread on this
         machine fetches them at a time.
 
-        The lock is released if its holder dies. After `patience_seconds`, the block runs without
-        the lock. The block must look into the cache again, because the previous holder may have
-        stored the entries.
+        The lock is released if its holder dies. After waiting for `patience_seconds`, the block
+        runs without the lock. The block must first look into the cache again, because the previous
+        holder may have stored the entries.
 
         Raises:
             CancelledFetchError: The caller's cancellation scope was cancelled during the wait.
@@ -285,8 +287,8 @@ class DiskCache:
         return locked(paths, patience_seconds, folder=self._descriptor)
 
     def sweep(self) -> None:
-        """Deletes expired entries. If the cache is too large, deletes more entries. Does nothing if
-        another process is sweeping.
+        """Deletes expired entries. Then deletes the least recently used entries if the cache is too
+        large. Does nothing if another process is sweeping.
         """
         try:
             with locked([f"{_SWEEP}{LOCK_SUFFIX}"], 0.0, folder=self._descriptor) as held:
@@ -399,8 +401,9 @@ class _Kept(NamedTuple):
 
 
 def _dropping_order(entries: list[_Kept], protected_bytes: int) -> list[_Kept]:
-    """Returns entries in the order in which to delete them: least recently used first. The newest
-    entries that were used again come last, up to a total of `protected_bytes`.
+    """Returns the entries in the order in which a sweep deletes them, least recently used first.
+    The most recent entries that were used again are deleted last, as far as their total size is at
+    most `protected_bytes`.
     """
     entries.sort()
     protected: list[_Kept] = []
@@ -424,7 +427,7 @@ def make_private_folder(folder: Path) -> None:
 
 
 def _opened_private_folder(folder: Path) -> int:
-    """Does the same as `make_private_folder`, and returns a descriptor of the folder."""
+    """Creates a folder like `make_private_folder`, and returns a descriptor of the folder."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -445,8 +448,8 @@ def _opened_private_folder(folder: Path) -> int:
 
 
 def _checked(file: BufferedReader, name: bytes, file_size: int) -> bytes | None:
-    """Reads an entry from its file. Returns `None` if the file is damaged or contains the entry of
-    another name.
+    """Reads the entry `name` from its file. Returns its data, or `None` if the file is damaged or
+    contains an entry with another name.
     """
     header = file.read(_HEADER.size + len(name))
     if len(header) != _HEADER.size + len(name):

@@ -6,8 +6,9 @@ A `SideFilePack` contains the small side files that plans of one partition read,
     a JSON list of [object key, version, first byte, one past the last byte], followed by LF
     the bytes of these ranges, concatenated
 
-It contains at most `MAX_PACK_BYTES`. If more side files were read, files that the last plan read
-have priority. Objects without a version are neither in the pack nor in the cache.
+It contains at most `MAX_PACK_BYTES`. If more side files were read, the side files of the last plan
+have priority over those of earlier plans. Objects without a version are neither in the pack nor in
+the cache.
 
 A `SegmentPack` contains the facts of all described segments, so that a second plan of 100,000
 segments reads only hundreds of files. It has one line per segment, ended by LF, with three fields
@@ -17,14 +18,14 @@ separated by tabs:
     base offset, then suffix, size and version of every listed object of the segment
     facts, as a JSON list (see `layout.segment_facts`), which names objects by their suffixes
 
-A line is used only if the listed objects of the segment are exactly the same, so the listing
-alone decides which segments exist. A line is parsed only when its segment is needed. Segments
-that have an object without a version are not cached. Data keys stay encrypted, as in manifests.
+A line is used only if the listing has exactly the same objects of the segment. So only the listing
+decides which segments exist. A line is parsed only when its segment is needed. Segments that have
+an object without a version are not cached. Data keys stay encrypted, as in manifests.
 
-If several planners start at the same time with an empty cache, each of them reads the manifests,
-and the last one writes the pack. A lock would save few requests (3,200 for 32 partitions of 100
-segments, which cost a tenth of a cent) and hardly any time, and a planner that hangs would block
-all others.
+If several planners start at the same time with an empty cache, each of them reads the manifests and
+writes the pack. The last written pack remains. A lock would save few requests: for 32 partitions of
+100 segments, 3,200 requests that cost a tenth of a cent. It would save hardly any time, and a
+planner that hangs would block all others.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ _DECODER: Final = json.JSONDecoder()
 
 
 class SegmentPack:
-    """Facts about the segments of one partition, kept in a cache. Used by one thread at a time.
+    """Facts about the segments of one partition that were read from manifests. They are stored in a
+    cache. Used by one thread at a time.
 
     Args:
         cache: Cache that stores the pack; `None` = nothing is stored.
@@ -83,8 +85,8 @@ class SegmentPack:
             return None
 
     def add(self, entry: SegmentEntry, segment: RemoteSegment) -> None:
-        """Adds a segment after its manifest was read. Ignores segments that have an object without
-        a version.
+        """Adds a segment after its manifest was read. Ignores the segment if one of its objects has
+        no version, or if the listed objects do not suffice to restore the segment.
         """
         if self._cache is None or not _is_certain(entry):
             return
@@ -99,8 +101,8 @@ class SegmentPack:
         self._changed = True
 
     def save(self, entries: Sequence[SegmentEntry]) -> None:
-        """Writes the pack if segments were added. Drops segments that are not in `entries`, the
-        current listing.
+        """Writes the pack if segments were added. Writes only segments in `entries`, the current
+        listing.
         """
         if self._cache is None or self._lines is None or not self._changed:
             return
@@ -118,14 +120,16 @@ class SegmentPack:
 
 
 def _identity(entry: SegmentEntry) -> str:
-    """Returns base offset and listed objects of a segment as text that ends with a tab."""
+    """Returns a text with the base offset and the listed objects of a segment. It ends with a
+    tab.
+    """
     texts = [f"{suffix} {info.size} {info.version}" for suffix, info in entry.objects]
     return f"{entry.base_offset}|{'|'.join(texts)}\t"
 
 
 def _is_certain(entry: SegmentEntry) -> bool:
-    """Returns whether a segment can be a line of the pack: all its objects have versions, and no
-    text contains a control character.
+    """Returns True if a segment can be stored in the pack. All its objects must have versions, and
+    no text may contain a control character.
     """
     versions = [info.version for _, info in entry.objects]
     texts = [entry.segment_id, *(version for version in versions if version is not None)]
@@ -138,7 +142,8 @@ _ByteRange = tuple[int, int, "bytes | memoryview"]  # first byte, one past the l
 
 
 class SideFilePack:
-    """Byte ranges with side files of one partition, kept in a cache. Used by one thread at a time.
+    """Byte ranges of objects that contain the side files of one partition. They are stored in a
+    cache. Used by one thread at a time.
 
     Args:
         cache: Cache that stores the pack; `None` = nothing is stored.
@@ -154,8 +159,8 @@ class SideFilePack:
         self._changed = False
 
     def find(self, source: ObjectRef, start: int, stop: int) -> bytes | None:
-        """Returns bytes [start, stop) of an object, if the pack has them for this version of the
-        object; otherwise `None`.
+        """Returns bytes [`start`, `stop`) of an object. Returns `None` if the pack does not contain
+        them for this version of the object, or if they exceed the maximum size of the pack.
         """
         if source.version is None:
             return None
@@ -170,8 +175,8 @@ class SideFilePack:
         return bytes(byte_range[2][start - byte_range[0] : stop - byte_range[0]])
 
     def add(self, source: ObjectRef, start: int, data: bytes) -> None:
-        """Adds bytes of an object that begin at position `start`. Does nothing if the pack is
-        full.
+        """Adds bytes of an object. `start` is the position of the first byte in the object. Does
+        nothing if the pack is full or the object has no version.
         """
         if source.version is None:
             return
@@ -182,8 +187,8 @@ class SideFilePack:
         return self._used_bytes + size <= MAX_PACK_BYTES
 
     def save(self) -> None:
-        """Writes the pack if ranges were added. It contains the ranges that this plan used, and
-        then ranges of earlier plans until it is full.
+        """Writes the pack if ranges were added. It contains the ranges that this plan used. The
+        remaining space is filled with ranges of earlier plans.
         """
         if self._cache is None or not self._changed:
             return

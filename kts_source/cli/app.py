@@ -65,12 +65,13 @@ _MS_PER_MINUTE = 60_000
 
 
 def topic_rows(options: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Returns a row for each partition, with the columns of `TierDescription.to_arrow` and
-    `keys_needed`.
+    """Returns a row for each partition. It has the columns of `TierDescription.to_arrow` and the
+    column `keys_needed`.
 
-    If the private key of a partition is missing, its row contains only facts from manifests:
-    offsets are null, and `keys_needed` lists the ids of the missing keys. If the options have no
-    key prefix and exactly one prefix is likely, this prefix is used and printed to standard error.
+    If a private key for a partition is missing, the row of the partition contains only facts from
+    manifests: offsets are null, and `keys_needed` lists the ids of the missing keys. If the options
+    have no key prefix, but exactly one key prefix is likely, uses this prefix and prints it to
+    standard error.
 
     Raises:
         TieredKafkaError: See `describe`. Missing keys raise no error.
@@ -99,8 +100,8 @@ def topic_rows(options: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def _likely_prefix(options: ScanOptions, error: TierNotFoundError | KeyPrefixError) -> str:
-    """Returns the key prefix that would fix the error, if exactly one prefix is likely; otherwise
-    "".
+    """Returns the key prefix with which `error` probably does not occur. Returns "" if no prefix or
+    more than one prefix is likely.
     """
     if isinstance(error, KeyPrefixError):
         return error.key_prefix
@@ -504,7 +505,7 @@ def _run(
 @click.group(help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="tiered-kafka", prog_name="kts")
 def kts() -> None:
-    """Group of all commands."""
+    """Contains all commands."""
 
 
 for command in (
@@ -515,7 +516,9 @@ for command in (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs a command with these arguments (default: of the process) and returns its exit code."""
+    """Runs the command in `arguments` and returns its exit code. By default, uses the arguments of
+    this process.
+    """
     try:
         code = kts.main(args=arguments, prog_name="kts", standalone_mode=False)
     except click.exceptions.Abort:

@@ -1,6 +1,7 @@
 """`kts demo`: reads a tier that a real broker wrote, and prints its contents.
 
-The sample tier is in the source repository, not in the wheel. `--path` selects another tier.
+It reads the sample tier, which is in the source repository but not in the wheel. `--path` selects
+another tier.
 """
 
 from __future__ import annotations

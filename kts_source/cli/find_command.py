@@ -1,11 +1,11 @@
-"""`kts find`, which finds records and certifies what it searched, and `kts index`, which writes
-filters of keys.
+"""The commands `kts find` and `kts index`. `kts find` prints matching records and a certificate of
+what it searched. `kts index` writes filters of keys, so that later searches read fewer segments.
 
 Formats of files that contain keys:
 
 lines    a key per line in UTF-8, without empty lines, control characters, or spaces at either end
-hex      a key per line in hex digits
-length   for each key its length (big-endian int32) and its bytes; length −1 = records without key
+hex      a key per line in hex digits length   for each key its length (big-endian int32) and its
+bytes; length −1 = records without key
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 def read_keys(path: str, form: str) -> list[bytes | None]:
-    """Reads keys from a file in one of the `FORMATS`.
+    """Reads keys from a file. `form` is its format, one of `FORMATS`.
 
-    An ambiguous line is an error. A search for a wrong key would find nothing, and would certify
-    that there are no records.
+    An ambiguous line raises an error. Otherwise a search for a wrong key would find nothing and
+    certify that no records exist.
 
     Raises:
         InvalidOptionError: The file is unreadable, contains no key, or does not have the format
@@ -113,7 +113,8 @@ def from_hex(text: str, name: str) -> bytes:
     """Parses hex digits to bytes.
 
     Raises:
-        InvalidOptionError: The text is not hex. The error text begins with `name`.
+        InvalidOptionError: The text is not hex. The error text begins with `name`, which names the
+            source of the text.
     """
     try:
         return bytes.fromhex(text)
@@ -241,8 +242,8 @@ def _headers(texts: Sequence[str]) -> list[str | tuple[str, bytes]]:
 
 
 def _utf8(text: str, flag: str) -> bytes:
-    """Encodes an argument as UTF-8. Rejects an argument that was not valid UTF-8 on the command
-    line.
+    """Encodes an argument as UTF-8. Raises `InvalidOptionError` if the bytes of the argument on the
+    command line were not UTF-8. `flag` names the argument in the error text.
     """
     try:
         return text.encode()

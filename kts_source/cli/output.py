@@ -1,5 +1,5 @@
-"""Output of the commands: tables, JSON, records, progress bars, and files that are replaced
-atomically.
+"""Writes the output of commands: tables, JSON, records and progress bars. Also writes files, which
+are replaced atomically.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def write_atomically(path: str, text: str) -> None:
 
 
 def remove_file(path: str) -> None:
-    """Removes a file that the command will write later.
+    """Removes an old output file before the command writes a new one. Does nothing if the file does
+    not exist.
 
     Raises:
         InvalidOptionError: The file cannot be removed.
@@ -63,8 +64,9 @@ def remove_file(path: str) -> None:
 
 @contextmanager
 def progress_bar(name: str, *, is_shown: bool = True) -> Iterator[Callable[..., None]]:
-    """Shows a progress bar in bytes if stderr is a terminal. Yields a function that updates it,
-    like `rich.progress.Progress.update`.
+    """Shows a progress bar in bytes if stderr is a terminal and `is_shown` is True. Yields a
+    function that updates the bar. It takes the same arguments as `rich.progress.Progress.update`,
+    without the task.
     """
     console = Console(stderr=True)
     columns = (*Progress.get_default_columns(), DownloadColumn())
@@ -90,8 +92,8 @@ def print_json(value: object) -> None:
 
 
 def json_text(value: object, indent: int | None = None) -> str:
-    """Returns a value as JSON text, in which control characters that terminals interpret are
-    escaped.
+    """Returns a value as JSON text. Control characters are escaped, because terminals interpret
+    them.
     """
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     if text.isprintable():
@@ -143,7 +145,7 @@ def preview_bytes(value: bytes | None, width: int) -> str:
 
 def time_text(microseconds: int, precision: str = "milliseconds") -> str:
     """Returns a time in microseconds since 1970 as ISO 8601 text in UTC. The year may be any
-    number.
+    integer.
 
     Years after 9999 have a sign and more than four digits. The year before year 1 is 0, and earlier
     years are negative.
@@ -160,9 +162,10 @@ _MICROSECONDS_OF_A_DAY: Final = 86_400_000_000
 
 
 def json_values(array: pa.Array) -> list[Any]:
-    """Converts an Arrow array to JSON values: structs and maps to objects, lists to arrays, and
-    decimals, dates and times to texts. Bytes become text if they are UTF-8, otherwise `{"base64":
-    …}`.
+    """Converts an Arrow array to a list of JSON values.
+
+    Structs and maps become objects, lists become arrays, and decimals, dates and times become
+    texts. Bytes become text if they are UTF-8, otherwise `{"base64": …}`.
     """
     import pyarrow as pa
 
@@ -221,8 +224,8 @@ def _plain(value: Any) -> Any:  # noqa: ANN401  # any value of Arrow
 
 
 def write_records(batch: pa.RecordBatch, form: str) -> None:
-    """Writes records to standard output. With form `raw`, writes only values; otherwise, a line of
-    JSON for each record.
+    """Writes records to standard output. If `form` is `raw`, writes only the values, each followed
+    by a line feed. Otherwise writes one line of JSON per record.
     """
     out = sys.stdout.buffer
     if form == "raw":
@@ -253,7 +256,7 @@ def is_bytes(field: pa.Field) -> bool:
 
 
 def dated_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Converts rows to Python values, in which timestamps are texts.
+    """Converts a batch to a list of rows with Python values. Timestamps become texts.
 
     Python cannot represent years after 9999. Such timestamps exist if a producer sends microseconds
     instead of milliseconds.
@@ -271,8 +274,8 @@ def dated_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def _json_record(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts the bytes of a record for JSON: to text if they are UTF-8, otherwise to base64 in a
-    field `<name>Base64`.
+    """Converts the bytes in a row to texts for JSON. If the bytes of column `name` are not UTF-8,
+    they become base64 in a field `<name>Base64`.
     """
     record: dict[str, Any] = {}
     for name, value in row.items():

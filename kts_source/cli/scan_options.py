@@ -27,16 +27,15 @@ def scan_options(
     by_option_only: tuple[str, ...] = (),
     bare: str | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Returns a decorator that adds all options of the source to a command, and `-o NAME=VALUE`.
+    """Returns a decorator that adds a flag for each option of the data source, and `-o NAME=VALUE`.
 
     The first argument of the command is a dict of the options that the user set.
 
     Args:
-        arguments: `path` and `topic`, if users may also give them as arguments instead of options.
+        arguments: Any of `path` and `topic`. Users may also pass these without a flag.
         every_topic: If True, the command selects all topics by default.
-        by_option_only: Options that can only be set with `-o`, because the command has a flag of
-            the same name.
-        bare: Parameter of the command that gets the value of `-o` if this value contains no `=`.
+        by_option_only: Options without an own flag, because the command has a flag with this name.
+        bare: Name of a parameter of the command. It gets the text after `-o` if it contains no `=`.
     """
     flags = [option for option in OPTIONS if option.name not in by_option_only]
 
@@ -84,17 +83,20 @@ def scan_options(
 
 
 def _variable(option: Option) -> str:
-    """Returns the name of an option as a Python identifier, with `_` for other characters."""
+    """Returns the name of an option as a Python identifier. Characters that are not allowed become
+    `_`.
+    """
     return re.sub(r"\W", "_", option.name)
 
 
 def add_location(
     options: dict[str, str], path: str | None = None, topic: str | None = None
 ) -> None:
-    """Sets the options `path` and `subscribe` from the arguments PATH and TOPIC.
+    """Sets the options `path` and `subscribe` to the values of the arguments PATH and TOPIC, if the
+    user passed them.
 
     Raises:
-        InvalidOptionError: An argument and its option are both given.
+        InvalidOptionError: An argument and its option are both set.
     """
     for option, text in (("path", path), ("subscribe", topic)):
         if text is None:

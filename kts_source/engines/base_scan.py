@@ -40,8 +40,8 @@ _SMALL_LIMIT: Final = 1 << 16
 
 
 class SharedPlan:
-    """The plan that a scan shares with all scans derived from it. It is made when it is first
-    needed.
+    """A plan that several scans share: a scan and all scans that were derived from it. The first
+    call of `plan` makes it.
     """
 
     def __init__(self, options: ScanOptions, made: ScanPlan | None = None) -> None:
@@ -50,7 +50,7 @@ class SharedPlan:
         self._lock = threading.Lock()
 
     def plan(self) -> ScanPlan:
-        """Returns the plan. The first call plans the scan."""
+        """Returns the plan. The first call makes the plan."""
         with self._lock:
             if self.made is None:
                 self.made = plan_scan(self._options)
@@ -58,7 +58,7 @@ class SharedPlan:
 
 
 class BaseScan:
-    """The methods of `Scan` that the adapters for engines use."""
+    """The methods of `Scan` that the adapters for Polars, DuckDB and Ray use."""
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class BaseScan:
 
     @property
     def is_limited(self) -> bool:
-        """True if the scan has a limit. An engine's condition must then be applied after the
-        limit.
+        """True if the scan has a limit. If so, an engine must apply its condition after the limit,
+        so the condition cannot be part of the scan.
         """
         return self._max_rows is not None
 
@@ -113,8 +113,8 @@ class BaseScan:
 
     @property
     def task_reader(self) -> TaskReader:
-        """A small reader for tasks, which can be pickled and used in other processes. It contains
-        credentials as `Secret`.
+        """A small object that reads any task of the scan. It can be pickled and used in other
+        processes. It contains credentials as `Secret`.
 
         The reader applies the limit of the scan to each task separately.
         """
@@ -129,7 +129,7 @@ class BaseScan:
         return self.task_reader(task)
 
     def select(self, columns: Sequence[str]) -> Self:
-        """Returns a scan of the same rows with only these columns, in this order.
+        """Returns a scan of the same rows that has only the columns in `columns`, in this order.
 
         Args:
             columns: Names of columns of the table.
@@ -141,16 +141,17 @@ class BaseScan:
         return self._like(replace(self._options, columns=checked))
 
     def where_predicate(self, condition: Predicate) -> Self:
-        """Returns a scan of the rows for which a parsed condition is true; see `Scan.where`."""
+        """Returns a scan of the rows for which `condition` is true. The condition is already
+        parsed; see `Scan.where` for a text.
+        """
         return self._like(self._options, where=conjunction(self._where, condition))
 
     def limit(self, rows: int) -> Self:
-        """Returns a scan of the first rows in the order of topic, partition and offset.
-
-        If batches are read unordered, the scan returns any `rows` rows.
+        """Returns a scan of the first `rows` rows, in the order of topic, partition and offset. If
+        batches are read unordered, it returns any `rows` rows.
 
         Raises:
-            ValueError: The number is negative.
+            ValueError: `rows` is negative.
         """
         if rows < 0:
             raise ValueError(f"the limit must not be negative: {rows} rows")
@@ -168,7 +169,7 @@ class BaseScan:
             ordered: If True, rows are in the order of topic, partition and offset. If False,
                 batches are in the order in which they were read.
             progress: Called after each task, from any thread, with two numbers: the original bytes
-                of the tasks that were read so far, and of all tasks.
+                of the tasks that were read so far, and the original bytes of all tasks.
 
         Raises:
             TieredKafkaError: See `plan` and `read_task`.
@@ -182,7 +183,9 @@ class BaseScan:
         threads: int | None = None,
         progress: Progress | None = None,
     ) -> pa.Table:
-        """Reads all rows into memory."""
+        """Reads all rows into memory and returns them as a table. For `threads` and `progress`, see
+        `batches`; the default is one thread per core.
+        """
         import pyarrow as pa
 
         batches = self._batches(thread_count(threads), ordered=True, progress=progress, whole=True)
@@ -191,7 +194,9 @@ class BaseScan:
     def _batches(
         self, threads: int, *, ordered: bool, progress: Progress | None, whole: bool
     ) -> Generator[pa.RecordBatch]:
-        """Yields the rows. Set `whole` only if the consumer takes every row."""
+        """Yields the rows; see `batches`. `whole` may be True only if the consumer takes every
+        row.
+        """
         if threads < 1:
             raise ValueError(f"threads must be at least 1, not {threads}")
         if self._max_rows != 0:
@@ -226,8 +231,8 @@ class BaseScan:
         return f"Scan({', '.join(f'{name}={text}' for name, text in self._facts().items())})"
 
     def _repr_html_(self) -> str:
-        """Returns a small table for notebooks. It contains figures of the plan if the scan was
-        planned already.
+        """Returns a small HTML table for notebooks. If the plan was already made, the table also
+        contains figures of the plan.
         """
         facts = self._facts()
         if self._shared_plan.made is not None:
@@ -254,7 +259,7 @@ class BaseScan:
 
 
 def thread_count(threads: int | None) -> int:
-    """Returns the number of threads to use; by default one per core."""
+    """Returns `threads`. If it is `None`, returns the number of cores."""
     threads = (os.cpu_count() or 1) if threads is None else threads
     if threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads}")
@@ -267,7 +272,7 @@ class TaskReader:
 
     Attributes:
         options: Options of the scan.
-        max_rows: Maximum number of rows to read of each task; `None` = all.
+        max_rows: Maximum number of rows to read from each task; `None` = no limit.
     """
 
     options: ScanOptions
@@ -310,10 +315,11 @@ class TaskReader:
 
     @property
     def _limits(self) -> BatchLimits:
-        """Limits of a batch: at most `max_rows` rows, so that the first batch does not wait for the
-        bytes of later rows.
+        """Maximum size of a batch. A batch has at most `max_rows` rows, so that the first batch is
+        returned without waiting for the bytes of later rows.
 
-        With a condition, the number of rows to read is unknown, so `max_rows` is not used.
+        If the scan has a condition, `max_rows` is not used here, because the number of rows to read
+        before the condition is applied is unknown.
         """
         if not self.max_rows or self.options.where is not None:
             return FOR_ENGINES
@@ -333,7 +339,7 @@ class TaskReader:
 
 @dataclass(slots=True)
 class TaskRun:
-    """One run of all tasks of a scan. Close it after all its threads have ended.
+    """Reads all tasks of a scan once. Close it after all threads that read its tasks have ended.
 
     Attributes:
         options: Options of the scan.
@@ -360,7 +366,7 @@ class TaskRun:
 
     @property
     def reads(self) -> list[Callable[[], Generator[pa.RecordBatch]]]:
-        """Functions that each read one task, in the order of tasks."""
+        """One function per task, in the order of tasks. Each function reads its task."""
         return [partial(self._read, number) for number in range(len(self.tasks))]
 
     def read_all(self) -> Generator[pa.RecordBatch]:

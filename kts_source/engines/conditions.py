@@ -1,10 +1,15 @@
 """Translates conditions of engines to conditions of option `where` that have the same meaning.
 
 The text of a `pyarrow.compute.Expression` is ambiguous, because it escapes neither names nor
-literals. Therefore this module parses the pickled form of expressions (see `_tree`). It translates
-these terms of the outermost AND: comparisons of offset, partition and timestamp with a literal,
-`topic = 'name'`, and comparisons that `field_comparison` supports. The caller evaluates the whole
-expression again, so a term that is not translated only costs time.
+literals. Therefore this module parses the pickled form of expressions (see `_tree`).
+
+It translates these terms of the outermost AND:
+
+* comparisons of offset, partition and timestamp with a literal
+* `topic = 'name'`
+* comparisons that `field_comparison` supports
+
+The caller evaluates the whole expression again, so a term that is not translated only costs time.
 """
 
 from __future__ import annotations
@@ -48,7 +53,9 @@ _MICROSECONDS: Final = {"s": 1_000_000, "ms": 1000, "us": 1}
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
-    """A reference to a column or to a nested field, as the names from the column to the field."""
+    """A reference to a column or to a nested field. `names` contains the name of the column and
+    then the names of the nested fields.
+    """
 
     names: tuple[str, ...]
 
@@ -73,8 +80,8 @@ _Node = _Reference | _Literal | _Call
 
 
 def certain_part(expression: pc.Expression, schema: pa.Schema) -> Predicate | None:
-    """Translates the supported terms of an expression. The result is true for all rows for which
-    the expression is true.
+    """Translates the supported terms of an expression to one condition. If the expression is true
+    for a row, the condition is also true for this row.
 
     Args:
         expression: A boolean expression over the rows.
@@ -112,19 +119,20 @@ def columns_in(expression: pc.Expression, columns: Iterable[str]) -> tuple[str, 
 
 
 def _tree(expression: pc.Expression) -> _Node | None:
-    """Returns the expression as a tree; `None` if a node is unknown.
+    """Returns the expression as a tree. Returns `None` if the expression cannot be parsed.
 
-    A pickled expression contains an Arrow file with one record batch of one row. The metadata of
-    its schema is a list of pairs (key, value), which contains the nodes in prefix order:
+    A pickled expression contains an Arrow file with one record batch of one row. The columns of
+    this batch contain the literals and options. The metadata of its schema is a list of pairs (key,
+    value), which are the nodes in prefix order:
 
     * A call: `call` with the function's name, the nodes of the arguments, and `end` with the name
-      again. If the call has options, `options` with the number of their column precedes `end`.
+      again. If the call has options, a pair `options` with the number of their column is before
+      `end`.
     * A literal: `literal` with the number of its column.
     * A column: `field_ref` with its name.
     * A nested field: `nested_field_ref` with the number of names, and a `field_ref` for each name.
 
-    The columns of the batch contain the literals and options. pyarrow cannot pickle references to
-    columns by number.
+    pyarrow cannot pickle an expression that refers to columns by number.
     """
     try:
         _, (data, *_) = expression.__reduce__()
@@ -209,7 +217,9 @@ def _metadata(schema: pa.Schema) -> list[tuple[str, str]]:
 
 
 def _terms(tree: _Node) -> Iterator[_Node]:
-    """Yields the terms that the outermost AND operators of an expression combine."""
+    """Yields the terms of an expression that are combined by its outermost ANDs. Yields the
+    expression itself if it is no AND.
+    """
     pending = [tree]
     while pending:
         node = pending.pop()
@@ -287,12 +297,12 @@ def _instant(scalar: Any) -> int | None:  # noqa: ANN401
 def field_comparison(
     schema: pa.Schema, names: Sequence[str], op: Op, literal: int | str
 ) -> Predicate | None:
-    """Returns the comparison of a decoded field with a literal; `None` if engines may compare in a
-    different way.
+    """Returns the comparison of a decoded field with a literal. Returns `None` if engines may
+    evaluate it differently.
 
-    Supports integer literals in the range of an integer field, because no engine rounds them. For
-    text fields, supports only equality. For a null field, the comparison is not true, as in all
-    engines.
+    Supports integer fields with integer literals in the range of the field, because all engines
+    compare them exactly. Supports text fields only for equality. If the field is null, the
+    comparison is not true, as in all engines.
     """
     source, *path = names
     if not path or source not in ("key", "value") or source not in schema.names:

@@ -47,7 +47,7 @@ _NO_FILES: Final = (
 
 
 class _NoFile(io.RawIOBase):
-    """A file object whose first read raises an error. The error explains which methods of the
+    """A file object that cannot be read. Reading raises an error that explains which methods of the
     dataset work.
     """
 
@@ -68,16 +68,17 @@ class _NoFile(io.RawIOBase):
 
 
 class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no types
-    """The rows of a scan; each query reads only the columns and rows that it needs.
+    """The rows of a scan as a dataset. Each query reads only the columns and rows that it needs.
 
         tier = kts_source.scan(source).to_dataset()
         duckdb.sql("select count(*) from tier where partition = 1")
 
-    DuckDB does not evaluate a filter again after it passed the filter to a dataset, so the dataset
-    evaluates it.
+    If DuckDB passes a filter to a dataset, it does not evaluate the filter itself. So `TierDataset`
+    evaluates it for each row.
 
-    The methods of `pyarrow.dataset.Dataset` work. Functions of pyarrow that scan a dataset without
-    calling its methods, such as `Scanner.from_dataset` and `write_dataset`, raise an error.
+    The methods of `pyarrow.dataset.Dataset` work. Some functions of pyarrow read a dataset without
+    calling its methods, for example `Scanner.from_dataset` and `write_dataset`. They raise an
+    error.
 
     Args:
         scan: Scan to read.
@@ -99,7 +100,7 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
 
     @property
     def children(self) -> list[ds.Dataset]:
-        """An empty list, because the dataset is not a union of other datasets."""
+        """An empty list, because this dataset does not consist of other datasets."""
         return []
 
     def scanner(
@@ -113,8 +114,8 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
         `Scanner`.
 
         Args:
-            columns: Names of columns in order, or expressions by name of the result column;
-                default: all columns.
+            columns: The columns of the result: a list of names, or a map from the name of a result
+                column to its expression. Default: all columns.
             filter: Condition of the rows. Rows for which it is not true are skipped.
             batch_size: Maximum number of rows of a batch.
             **arguments: Other arguments of `pyarrow.dataset.Dataset.scanner`; they have no effect.
@@ -132,14 +133,15 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
         return TierScanner(self._scan, columns, condition, batch_size)
 
     def filter(self, expression: pc.Expression) -> TierDataset:
-        """Returns a dataset of those rows of this dataset for which the expression is true."""
+        """Returns a dataset with the rows for which `expression` is true."""
         if not isinstance(expression, pc.Expression):
             raise TypeError(f"filter() takes a pyarrow.compute.Expression, not {expression!r}")
         condition = expression if self._condition is None else self._condition & expression
         return TierDataset(self._scan, condition)
 
     def get_fragments(self, filter: pc.Expression | None = None) -> Iterator[ds.Fragment]:
-        """Reads each task of the plan into memory and yields its rows as a fragment.
+        """Yields one fragment per task of the plan. Each fragment contains the rows of the task in
+        memory.
 
         Args:
             filter: Condition of the rows. Rows for which it is not true may be skipped.
@@ -156,7 +158,7 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
             yield from ds.InMemoryDataset(table).get_fragments()
 
     def replace_schema(self, schema: pa.Schema) -> TierDataset:
-        """Returns this dataset if `schema` is the schema of the dataset.
+        """Returns a copy of this dataset if `schema` equals the current schema.
 
         Raises:
             ValueError: The schema differs. Select or cast columns instead.
@@ -200,8 +202,8 @@ class TierScanner:
 
     Args:
         scan: Scan to read.
-        columns: Names of columns in order, or expressions by name of the result column; `None` =
-            all columns.
+        columns: The columns of the result: a list of names, or a map from the name of a result
+            column to its expression. `None` = all columns.
         condition: Condition of the rows. Rows for which it is not true are skipped; `None` = all
             rows.
         batch_size: Maximum number of rows of a batch.
@@ -232,8 +234,8 @@ class TierScanner:
             yield from batches
 
     def scan_batches(self) -> Iterator[ds.TaggedRecordBatch]:
-        """Yields the rows in batches, each together with a fragment that contains the batch in
-        memory.
+        """Yields the rows in batches. Each batch is returned with a fragment that contains the
+        batch in memory, as in pyarrow.
         """
         for batch in self.to_batches():
             (fragment,) = ds.InMemoryDataset(batch).get_fragments()
@@ -248,7 +250,9 @@ class TierScanner:
         return pa.Table.from_batches(self.to_batches(), self.projected_schema)
 
     def head(self, num_rows: int) -> pa.Table:
-        """Returns the first `num_rows` rows. Reads no tasks after the last of these rows."""
+        """Returns the first `num_rows` rows. Stops reading after the batch with the last of these
+        rows.
+        """
         batches: list[pa.RecordBatch] = []
         missing = num_rows
         with closing(self.to_batches()) as rows:
@@ -258,7 +262,7 @@ class TierScanner:
         return pa.Table.from_batches(batches, self.projected_schema)
 
     def take(self, indices: Any) -> pa.Table:  # noqa: ANN401  # as pyarrow's
-        """Returns the rows with these numbers, counted from 0. Reads all rows."""
+        """Returns the rows with the numbers in `indices`, counted from 0. Reads all rows."""
         return self.to_table().take(indices)
 
     def count_rows(self) -> int:
@@ -276,7 +280,9 @@ class TierScanner:
                     yield from _pieces(rows, self._batch_size)
 
     def _selected(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
-        """Applies the condition and the columns of the query to one batch."""
+        """Applies the condition of the query to one batch, and computes the columns of the
+        result.
+        """
         names = self.projected_schema.names
         plain = self._columns is None or not isinstance(self._columns, dict)
         if plain and self._condition is None and set(names) <= set(batch.schema.names):
@@ -292,8 +298,8 @@ class TierScanner:
         return chain(table.to_batches())
 
     def _padded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Adds columns of nulls for the columns that were not read, because expressions may refer
-        to columns by number.
+        """Adds the columns of the dataset that were not read, filled with nulls. They are needed
+        because expressions may refer to columns by number.
         """
         if batch.schema.equals(self.dataset_schema):
             return batch
@@ -310,8 +316,8 @@ class TierScanner:
 
 
 def _needed(scan: BaseScan, columns: Columns | None, condition: pc.Expression | None) -> BaseScan:
-    """Restricts a scan to the columns that a query uses, and to rows for which its condition can be
-    true.
+    """Returns a scan of only the columns that a query uses. The scan also skips rows for which
+    `condition` cannot be true, if `certain_part` can translate a part of it.
     """
     needed = set(scan.columns)
     if isinstance(columns, dict):
@@ -327,7 +333,9 @@ def _needed(scan: BaseScan, columns: Columns | None, condition: pc.Expression | 
 
 
 def _filtered(table: pa.Table, condition: pc.Expression | None) -> pa.Table:
-    """Returns the rows of a table for which a condition is true. Uses no other threads."""
+    """Returns the rows of a table for which `condition` is true. Evaluates it in the calling
+    thread.
+    """
     if condition is None:
         return table
     from pyarrow import acero

@@ -34,8 +34,8 @@ _OPS: Final = {"Eq": Op.EQ, "Lt": Op.LT, "LtEq": Op.LE, "Gt": Op.GT, "GtEq": Op.
 
 
 def lazy_frame(scan: BaseScan, threads: int) -> pl.LazyFrame:
-    """Returns the scan as a lazy frame. Its queries read only the columns, offsets and rows that
-    they need.
+    """Returns the scan as a Polars `LazyFrame`. A query on it reads only the columns, offsets and
+    rows that it needs. `threads` is the number of threads that read.
     """
     schema = pl.DataFrame(scan.schema.empty_table()).schema
 
@@ -83,15 +83,16 @@ def _read_in_threads(scan: BaseScan, threads: int) -> Generator[pa.RecordBatch]:
 
 
 def applicable_part(predicate: pl.Expr) -> pl.Expr | None:
-    """Drops those terms of the outermost AND that Polars adds as an optimization and that
-    `DataFrame.filter` cannot evaluate.
+    """Drops terms of the outermost AND that Polars added as an optimization. `DataFrame.filter`
+    cannot evaluate these terms.
 
-    Polars 1.3x and 1.4x derive such conditions from the rows that a top-k operator has seen so far.
-    A source gets them as expressions that contain only a display text, and `DataFrame.filter`
-    panics on them. They can be dropped, because Polars applies them to the result again.
+    Polars 1.3x and 1.4x derive such terms from the rows that a top-k operator has already received.
+    They are passed to a source as expressions that contain only a display text, and
+    `DataFrame.filter` panics on them. They can be dropped, because Polars applies them to the
+    result again.
 
     Returns:
-        The other terms; `None` if there are no others.
+        The other terms, combined by AND; `None` if all terms were dropped.
     """
     terms = list(_terms(predicate))
     kept = [term for term in terms if not _is_dynamic(term)]
@@ -101,7 +102,9 @@ def applicable_part(predicate: pl.Expr) -> pl.Expr | None:
 
 
 def _terms(predicate: pl.Expr) -> Iterator[pl.Expr]:
-    """Yields the terms of the outermost AND, from left to right."""
+    """Yields the terms of the outermost AND, from left to right. Only an AND that contains terms
+    added by Polars is split.
+    """
     pending = [predicate]
     while pending:
         term = pending.pop()
@@ -126,11 +129,11 @@ def _is_dynamic(term: pl.Expr) -> bool:
 
 
 def certain_part(predicate: pl.Expr, schema: pa.Schema) -> Predicate | None:
-    """Translates the supported terms of a predicate. The result is true for all rows for which the
-    predicate is true. Returns `None` if no term is supported.
+    """Translates the supported terms of a predicate to one condition. If the predicate is true for
+    a row, the condition is also true for this row. Returns `None` if no term is supported.
 
-    It parses the JSON form of Polars expressions, whose format may change. Unknown terms are
-    ignored, because the whole predicate is applied to the rows again.
+    It parses the JSON form of Polars expressions. The format of this JSON may change. Unknown terms
+    are ignored, because the whole predicate is applied to the rows again.
     """
     try:
         tree = json.loads(predicate.meta.serialize(format="json"))
@@ -155,8 +158,8 @@ def _certain(node: Any, schema: pa.Schema) -> Predicate | None:  # noqa: ANN401 
 
 
 def _names(node: Any) -> tuple[str, ...]:  # noqa: ANN401  # JSON
-    """Returns the names of a column and the nested fields below it; empty if the node is another
-    expression.
+    """If `node` is a column or a nested field of a column, returns the name of the column and then
+    the names of the nested fields. Otherwise returns an empty tuple.
     """
     match node:
         case {"Column": str(name)}:

@@ -42,8 +42,8 @@ def ray_dataset(scan: BaseScan, **arguments: Any) -> Any:  # noqa: ANN401  # Ray
 
 
 class TierDatasource(Datasource):  # type: ignore[misc]  # Ray ships no types for it
-    """Data source for Ray. Ray passes columns and conditions to it and does not filter the rows
-    again.
+    """Data source for Ray. Ray passes the columns and the condition of a query to it, and does not
+    apply the condition itself.
     """
 
     def __init__(self, scan: BaseScan) -> None:
@@ -57,17 +57,17 @@ class TierDatasource(Datasource):  # type: ignore[misc]  # Ray ships no types fo
         return "tiered-kafka"
 
     def estimate_inmemory_data_size(self) -> int | None:
-        """Returns the original size of the segments in bytes. The rows of compressed batches need
-        more memory.
+        """Returns the original size of the segments in bytes. If the batches in the segments are
+        compressed, the rows need more memory than this.
         """
         return self._size
 
     def supports_projection_pushdown(self) -> bool:
-        """Returns True: Ray passes the needed columns to the data source."""
+        """Returns True, so that Ray passes the needed columns to this data source."""
         return True
 
     def supports_predicate_pushdown(self) -> bool:
-        """Returns True: Ray passes conditions to the data source."""
+        """Returns True, so that Ray passes conditions to this data source."""
         return True
 
     def get_read_tasks(
@@ -76,7 +76,9 @@ class TierDatasource(Datasource):  # type: ignore[misc]  # Ray ships no types fo
         per_task_row_limit: int | None = None,
         data_context: object = None,
     ) -> list[ReadTask]:
-        """Returns a Ray read task for each task of the plan."""
+        """Returns a Ray read task for each task of the plan. `parallelism` has no effect, because
+        the plan determines the number of tasks.
+        """
         columns = self._get_data_columns()
         condition = None if self._predicate_expr is None else self._predicate_expr.to_pyarrow()
         scan = self._scan

@@ -31,15 +31,15 @@ def scan(source: Mapping[str, str]) -> Scan:
     """Returns a scan of topics. Any engine that reads Arrow can use it.
 
     The store is not accessed until the plan or a row is needed. There is one exception: if values
-    are JSON without a schema, a sample is read immediately. A scan and all scans derived from it
-    share one plan, so they read the same offsets.
+    are JSON without a schema, a sample is read immediately. The methods of a scan return new scans.
+    All of them share one plan, so they read the same offsets.
 
     Args:
         source: Options as for `spark.read.format("tiered-kafka")`.
 
     Raises:
-        InvalidOptionError: An option is unknown, malformed or contradicts another option; see
-            `with_types`.
+        InvalidOptionError: An option is unknown, malformed or contradicts another option. Or the
+            schema of JSON values cannot be inferred from the sample.
     """
     check_for_batch(options := parse_any_options(source))
     if "targetPartitionBytes" not in options.given:
@@ -57,15 +57,16 @@ class Scan(BaseScan):
     Args:
         options: Options of the scan.
         where: Condition of the rows, in addition to option `where`.
-        max_rows: The scan returns only this number of rows, the first ones; `None` = all rows.
-        shared_plan: The plan of the scan from which this scan is derived.
+        max_rows: Limit of the scan: it returns only the first `max_rows` rows. `None` = all rows.
+        shared_plan: The plan of the scan that created this scan; `None` = make a new plan.
     """
 
     def where(self, condition: str) -> Self:
-        """Returns a scan of those rows for which a condition is true.
+        """Returns a scan of the rows for which `condition` is true.
 
-        The plan is not made again. Tasks that cannot contain such rows are skipped. Option `where`
-        of the source skips more data, because planning then also uses the time indexes.
+        The plan is not made again. Tasks that cannot contain such rows are skipped. If the
+        condition is set with option `where` instead, more data are skipped, because planning then
+        also uses the time indexes.
 
         Args:
             condition: A condition in the syntax of option `where`.
@@ -100,8 +101,8 @@ class Scan(BaseScan):
         return pa.RecordBatchReader.from_batches(self.schema, batches)
 
     def to_pandas(self, *, threads: int | None = None) -> Any:  # noqa: ANN401  # pandas is not a dependency
-        """Reads all rows into a pandas frame. The columns are Arrow-backed, so nulls and integers
-        are kept.
+        """Reads all rows into a pandas frame. The columns are Arrow-backed, so nulls are kept and
+        integers stay integers.
 
         Raises:
             InvalidOptionError: pandas is not installed.
@@ -112,8 +113,8 @@ class Scan(BaseScan):
         return self.to_table(threads=threads).to_pandas(types_mapper=pd.ArrowDtype)
 
     def to_polars(self, *, threads: int | None = None) -> Any:  # noqa: ANN401  # nor is Polars
-        """Reads all rows into a Polars frame. To read only what a query needs, use `to_lazy`
-        instead.
+        """Reads all rows into a Polars frame. Use `to_lazy` instead to read only the columns and
+        rows that a query needs.
 
         Raises:
             InvalidOptionError: Polars is not installed.
@@ -124,7 +125,8 @@ class Scan(BaseScan):
         return pl.from_arrow(self.to_table(threads=threads))
 
     def to_lazy(self, *, threads: int | None = None) -> Any:  # noqa: ANN401  # nor is Polars
-        """Returns a Polars `LazyFrame`, which passes columns, conditions and limits to the scan.
+        """Returns the scan as a Polars `LazyFrame`. Polars passes columns, conditions and limits of
+        a query to the scan.
 
         Args:
             threads: Number of threads that read, in addition to Polars' own threads; default: one
@@ -140,8 +142,8 @@ class Scan(BaseScan):
         return lazy_frame(self, thread_count(threads))
 
     def to_dataset(self) -> TierDataset:
-        """Returns the scan as a `pyarrow.dataset.Dataset`. DuckDB passes columns and conditions to
-        it.
+        """Returns the scan as a `pyarrow.dataset.Dataset`. If DuckDB queries it, DuckDB passes the
+        columns and the condition of the query to the scan.
         """
         from kts_source.engines.duckdb_dataset import TierDataset
 
@@ -154,7 +156,7 @@ class Scan(BaseScan):
             **arguments: Other arguments of `ray.data.read_datasource`.
 
         Raises:
-            InvalidOptionError: Ray is not installed.
+            InvalidOptionError: Ray is not installed, or the scan has a limit.
         """
         require("ray.data", "ray", "to_ray()")
         from kts_source.engines.ray_source import ray_dataset
@@ -193,7 +195,7 @@ class Scan(BaseScan):
         return self.to_reader().__arrow_c_stream__(requested_schema)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the scan, together with its plan if it was planned."""
+        """Pickles the scan. If its plan was made, the pickle contains the plan, too."""
         return _restored, (self._options, self._where, self._max_rows, self._shared_plan.made)
 
 

@@ -1,3 +1,3 @@
-"""Writes the rows of topics into Parquet files, Delta or Iceberg tables. Each offset is written
-exactly once.
+"""Writes the rows of topics into a folder of Parquet files, a Delta table or an Iceberg table. Each
+offset is written exactly once.
 """

@@ -6,13 +6,13 @@ key to temporary files, one file per bucket. In the second round, each task read
 bucket and writes the latest record of each key into the table. If a bucket does not fit into
 memory, the task reads it several times, each time for a part of its keys.
 
-Later runs do not read old records from the tier again. Instead, the files of the table are input of
-the first round, too. The commit replaces these files by the new files and records the new end
+Later runs do not read old records from the tier again. Instead, the first round also reads the
+files of the table. The commit replaces these files by the new files and records the new end
 offsets.
 
-Source: `org.apache.kafka.storage.internals.log.Cleaner` (keeps the record with the largest offset
-per key; drops tombstones that are older than `delete.retention.ms`; does not allow records without
-a key).
+Source: `org.apache.kafka.storage.internals.log.Cleaner`. It keeps the record with the largest
+offset of each key, drops tombstones that are older than `delete.retention.ms`, and does not allow
+records without a key.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ _ROWS: Final = 4096
 
 
 def latest(table: pa.Table) -> pa.Table:
-    """Returns, for each topic id, partition and key, the row with the largest offset. The result is
-    not sorted.
+    """Returns one row for each combination of topic id, partition and key: the row with the largest
+    offset. The result is not sorted.
     """
     if table.num_rows == 0:
         return table
@@ -93,8 +93,8 @@ def latest(table: pa.Table) -> pa.Table:
 
 
 class Buckets:
-    """Distributes the records of one task to buckets by key, and writes a temporary file per
-    bucket.
+    """Distributes the records of one task to buckets by key. Writes them to temporary files, each
+    with records of one bucket.
     """
 
     def __init__(self, number: int, buckets: int, job: ExportJob) -> None:
@@ -108,8 +108,8 @@ class Buckets:
         self._newest: dict[tuple[str, int], int] = {}
 
     def hold(self, batch: pa.RecordBatch) -> None:
-        """Adds rows, which must have a column of topic ids. Writes temporary files if the rows in
-        memory reach a limit.
+        """Adds rows to those in memory. Writes temporary files if the rows in memory reach a limit.
+        `batch` must have a column of topic ids.
         """
         if batch.num_rows == 0:
             return
@@ -137,8 +137,8 @@ class Buckets:
                 self._newest[owner] = max(time_ms, self._newest.get(owner, time_ms))
 
     def completed(self, report: TaskReport) -> TaskReport:
-        """Writes the rows in memory to temporary files. Returns the report with the keys of all
-        these files.
+        """Writes the rows in memory to temporary files. Returns `report` with the keys of all
+        temporary files of the task added.
         """
         self._spill()
         return replace(
@@ -174,20 +174,27 @@ class Buckets:
 
 
 def spill_folder(job: ExportJob) -> str:
-    """Returns the folder of the temporary files of a run."""
+    """Returns the folder in which a run stores its temporary files."""
     return f"_kts/attempts/{job.run_id}/spill/"
 
 
 def bucket_count(nominal_bytes: int) -> int:
-    """Returns the number of buckets for this number of bytes: the original bytes of the segments,
-    and of the records in the table's files.
+    """Returns the number of buckets for `nominal_bytes`: the original bytes of the segments that
+    are read, plus the estimated original bytes of the table's files that are read.
     """
     return max(1, min(MAX_BUCKETS, -(-nominal_bytes // BUCKET_BYTES)))
 
 
 @dataclass(frozen=True, slots=True)
 class SpreadTask:
-    """Task of the first round that reads slices of the tier."""
+    """Task of the first round that reads records from the tier and distributes them to buckets.
+
+    Attributes:
+        number: Number of the task within the run.
+        scan: The slices to read.
+        topic_ids: Topic id by topic and partition.
+        buckets: Total number of buckets.
+    """
 
     number: int
     scan: ScanTask
@@ -206,7 +213,14 @@ class SpreadTask:
 
 @dataclass(frozen=True, slots=True)
 class BaseTask:
-    """Task of the first round that reads files of the table."""
+    """Task of the first round that reads records from files of the table and distributes them to
+    buckets.
+
+    Attributes:
+        number: Number of the task within the run.
+        files: The files to read.
+        buckets: Total number of buckets.
+    """
 
     number: int
     files: tuple[DataFile, ...]
@@ -226,8 +240,8 @@ class BaseTask:
 
 
 def base_tasks(files: Sequence[DataFile], first: int, buckets: int) -> list[BaseTask]:
-    """Returns tasks of the first round that read all files of the table. `first` is the number of
-    the first task.
+    """Returns tasks of the first round that read all files of the table. The tasks are numbered
+    from `first`.
     """
     groups: list[list[DataFile]] = []
     size = _TASK_BYTES
@@ -243,7 +257,8 @@ def base_tasks(files: Sequence[DataFile], first: int, buckets: int) -> list[Base
 def _with_topic_id(
     batch: pa.RecordBatch, topic_ids: Mapping[tuple[str, int], str]
 ) -> pa.RecordBatch:
-    """Adds a column with the topic id to rows of one partition. Checks that all records have a key.
+    """Adds a column with the topic id to a batch of one partition. Checks that all records have a
+    key.
 
     Raises:
         ExportError: A record has no key.
@@ -268,10 +283,11 @@ def _with_topic_id(
 def _rows_of(
     target: WriteTarget, files: Sequence[DataFile], schema: pa.Schema
 ) -> Generator[pa.RecordBatch, None, None]:
-    """Yields all rows of data files, with the columns of `schema`.
+    """Yields all rows of data files, with the columns of `schema`. Partition columns that a file
+    lacks are filled with the partition values of the file.
 
     Raises:
-        ExportError: A file lacks a column.
+        ExportError: A file lacks another column.
     """
     with closing(open_target(target.path, target.storage)) as store:
         for entry in files:
@@ -305,7 +321,8 @@ def _with_partition_values(
 
 @dataclass(frozen=True, slots=True)
 class BucketTask:
-    """Task of the second round: writes the latest record of each key in one bucket.
+    """Task of the second round: reads the temporary files of one bucket and writes the latest
+    record of each key into the table.
 
     Attributes:
         buckets: Total number of buckets.
@@ -339,8 +356,9 @@ class BucketTask:
     def _latest_of_share(
         self, target: TargetStore, modulus: int, remainder: int
     ) -> pa.Table | None:
-        """Returns the latest records of those keys whose hash has the given remainder. Returns
-        `None` if these records do not fit into memory.
+        """Returns the latest records of the keys in one share of the bucket. A key belongs to the
+        share if a hash of the key, modulo `modulus`, is `remainder`. Returns `None` if the records
+        do not fit into memory.
         """
         merged: pa.Table | None = None
         for spill in self.spills:
@@ -382,8 +400,8 @@ def bucket_tasks(
     compaction: Compaction,
     newest: Mapping[PartitionKey, int],
 ) -> list[BucketTask]:
-    """Returns the tasks of the second round, one per bucket. `reports` are the reports of the first
-    round.
+    """Returns the tasks of the second round, one per bucket that has records. `reports` are the
+    reports of the first round. The tasks are numbered from `first`.
     """
     spills: dict[int, list[str]] = {}
     for report in reports:
@@ -399,7 +417,10 @@ def newest_timestamps(
     reports: Sequence[TaskReport], recorded: Callable[[PartitionKey], int | None]
 ) -> dict[PartitionKey, int]:
     """Returns the timestamp of the newest record of every partition that was read, in ms since
-    1970. It is the maximum of this run's timestamps and the timestamp that `recorded` returns.
+    1970.
+
+    This is the maximum of two timestamps: the newest timestamp that this run read, and the
+    timestamp that `recorded` returns from earlier runs.
     """
     newest: dict[PartitionKey, int] = {}
     for report in reports:
@@ -413,7 +434,9 @@ def newest_timestamps(
 
 
 def _split_by_owner(table: pa.Table) -> Iterator[pa.Table]:
-    """Yields a table for each topic id and partition, with its rows in offset order."""
+    """Splits a table by topic id and partition. Yields a table for each partition, with its rows in
+    offset order.
+    """
     table = table.sort_by(
         [(TOPIC_ID, "ascending"), (PARTITION, "ascending"), (OFFSET, "ascending")]
     )
@@ -429,10 +452,11 @@ def _split_by_owner(table: pa.Table) -> Iterator[pa.Table]:
 
 
 def can_merge(options: ScanOptions, settings: ExportSettings) -> bool:
-    """Returns whether a later compaction can use the files of the table, because they have all
-    columns that it needs.
+    """Returns True if a later compaction can read old records from the files of the table, because
+    the table has all columns that a compaction needs.
 
-    If not, each compaction reads all records from the tier again and replaces the whole table.
+    If it returns False, each compaction reads all records from the tier again and replaces the
+    whole table.
     """
     if settings.compaction is None or settings.table_format == PARQUET:
         return False
@@ -449,8 +473,8 @@ def check_rebuild(
     committed: CommittedRanges,
     planned: AbstractSet[PartitionKey],
 ) -> None:
-    """Checks that a rebuild of the table from the tier reads all partitions that have rows in the
-    table.
+    """Checks that a rebuild of the table from the tier reads every partition of which the table has
+    rows. Otherwise the rows of the partition would be lost.
 
     Raises:
         RangeGapError: The table has rows of topics or partitions that are no longer in the tier.
@@ -487,11 +511,12 @@ def check_lost(
     committed: CommittedRanges,
     lost: Mapping[PartitionKey, Sequence[tuple[int, int]]],
 ) -> None:
-    """Checks that the table has no rows with offsets that a rebuild from the tier cannot read.
+    """Checks that the table has no rows that a rebuild from the tier would lose, because their
+    offsets cannot be read from the tier.
 
     `lost` contains the unreadable offsets [start, stop) of each partition. The check does not
     depend on `failOnDataLoss`. If the table has no column with the partition or the offset, any row
-    of the topic counts as a row with a lost offset.
+    of the topic (or partition) counts as a row with an unreadable offset.
 
     Raises:
         RangeGapError: The table has such rows.
@@ -532,6 +557,6 @@ _ADVICE: Final = (
 
 
 def _table_columns(options: ScanOptions, *names: str) -> pa.Schema:
-    """Returns the schema of those columns in `names` that the table has."""
+    """Returns the schema of the columns in `names`, without those that the table does not have."""
     schema = compacted_schema(options.columns)
     return pa.schema([schema.field(name) for name in names if name in schema.names])

@@ -1,11 +1,15 @@
 """Stores rejected rows in separate files, each row with its offset and the reason.
 
-Tasks write the files under temporary names below `_kts/`. The driver writes a list of the files of
-successful task attempts, and the commit records the number of the list in the table, together with
-the offsets. Right after the commit, the driver publishes the list: it moves the listed files to
-their final names. If the driver dies before that, the next run publishes the list whose number is
-in the table. A commit also does this before it records another number. So each rejected row is in
-exactly one published file, and files of failed commits are never published.
+The files are published with these steps:
+
+1. Tasks write the files under temporary names below `_kts/`.
+2. The driver writes a list of the files of successful task attempts.
+3. The commit records the number of the list in the table, together with the offsets.
+4. The driver publishes the list: it moves the listed files to their final names.
+
+If the driver dies before step 4, the next run reads the number of the list from the table and
+publishes the list. A commit also does this before it records another number. So each rejected row
+is in exactly one published file, and files of failed commits are never published.
 """
 
 from __future__ import annotations
@@ -42,7 +46,9 @@ _LIST_SUFFIX: Final = ".letters.json"
 
 
 class DeadLetters:
-    """Writes the rejected rows of one attempt of a task to a file."""
+    """Writes the rejected rows of one attempt of a task to a file. Creates the file when the first
+    row is added.
+    """
 
     def __init__(self, job: ExportJob) -> None:
         self._job = job
@@ -52,7 +58,8 @@ class DeadLetters:
         self._key = f"{ATTEMPTS}{job.run_id}/{self._name}{_SUFFIX}"
 
     def add(self, batch: pa.RecordBatch, rejected: Sequence[Rejected]) -> None:
-        """Writes the rejected rows of a batch, in the form that they had before the transform.
+        """Writes the rejected rows of `batch`. `batch` contains the rows as they were before the
+        transform.
 
         Raises:
             TransformError: The export has no folder for rejected rows.
@@ -82,7 +89,9 @@ class DeadLetters:
         self._file.add(rows)
 
     def close(self) -> DeadLetterFile | None:
-        """Completes the file and returns its description; `None` if no row was rejected."""
+        """Completes the file and returns its description. Returns `None` if no row was rejected,
+        because there is no file.
+        """
         if self._file is None or self._target is None:
             return None
         size, _ = self._file.close()
@@ -90,7 +99,7 @@ class DeadLetters:
         return DeadLetterFile(self._key, f"{self._name}.parquet", self._file.rows, size)
 
     def abandon(self) -> None:
-        """Deletes the incomplete file."""
+        """Deletes the incomplete file. Does nothing if no row was rejected."""
         if self._file is not None and self._target is not None:
             self._file.abandon()
             with contextlib.suppress(Exception):
@@ -101,7 +110,7 @@ class DeadLetters:
 def list_dead_letters(
     settings: ExportSettings, files: Iterable[DeadLetterFile | None]
 ) -> int | None:
-    """Writes a list of the files of rejected rows that belong to the next commit.
+    """Writes a list of `files`, the files of rejected rows that belong to the next commit.
 
     Returns:
         The number of the list, which the commit records in the table; `None` if there are no files.
@@ -121,18 +130,21 @@ def list_dead_letters(
 
 
 def publish_dead_letters(settings: ExportSettings, letters: int | None) -> None:
-    """Moves the files of a list to their final names. Does nothing if the list was published
-    before.
+    """Moves the files of rejected rows in list number `letters` to their final names, and then
+    deletes the list. Does nothing if `letters` is `None`, or if the list no longer exists because
+    it was published or dropped before.
 
     Raises:
-        ExportError: A file of the list is missing, or this version of the package cannot read the
+        ExportError: A file in the list is missing, or this version of the package cannot read the
             list.
     """
     _settle(settings, letters, lambda target, file: target.publish(file.key, file.name, file.size))
 
 
 def drop_dead_letters(settings: ExportSettings, letters: int | None) -> None:
-    """Deletes the files of a list that was not committed, and the list."""
+    """Deletes the files of rejected rows in list number `letters` and the list, because the commit
+    of the list failed. Does nothing if `letters` is `None` or the list no longer exists.
+    """
     _settle(settings, letters, lambda target, file: target.delete(file.key))
 
 
@@ -141,7 +153,9 @@ def _settle(
     letters: int | None,
     settle: Callable[[TargetStore, DeadLetterFile], None],
 ) -> None:
-    """Calls `settle` for every file of a list, and then deletes the list."""
+    """Calls `settle` for every file in list number `letters`, and then deletes the list. Does
+    nothing if `letters` is `None`.
+    """
     if letters is None or settings.dead_letters is None:
         return
     with closing(open_target(settings.dead_letters, settings.storage)) as target:
@@ -151,8 +165,8 @@ def _settle(
 
 
 def _listed_files(target: TargetStore, letters: int) -> list[DeadLetterFile]:
-    """Returns the files of a list. Returns no files if the list does not exist, because it was
-    published or dropped before.
+    """Returns the files in list number `letters`. Returns no files if the list does not exist,
+    because it was published or dropped before.
     """
     key = _list_key(letters)
     try:
@@ -174,23 +188,23 @@ def _list_key(letters: int) -> str:
 
 
 def _owner(settings: ExportSettings) -> list[str]:
-    """Returns values that identify the table of a list. Several exports may use the same folder for
-    rejected rows.
+    """Returns values that identify the table of this export. A list of rejected rows contains them,
+    because several exports may use the same folder for rejected rows.
     """
     warehouse = settings.catalog.reveal().get("warehouse", "")
     return [settings.table_format, warehouse, settings.target, settings.export_id]
 
 
 def is_unpublished(key: str) -> bool:
-    """Returns whether an object is an unpublished file of rejected rows, or a list of such
-    files.
+    """Returns True if `key` is the key of an unpublished file of rejected rows, or of a list of
+    such files.
     """
     return key.endswith((_SUFFIX, _LIST_SUFFIX))
 
 
 def unpublished_dead_letters(settings: ExportSettings) -> list[ObjectInfo]:
-    """Lists unpublished files of rejected rows and their lists. Omits files on lists of other
-    tables, because they may have been committed.
+    """Lists unpublished files of rejected rows and the lists of such files. Omits the lists of
+    other tables and the files in them, because they may have been committed.
     """
     if settings.dead_letters is None:
         return []
@@ -207,7 +221,9 @@ def unpublished_dead_letters(settings: ExportSettings) -> list[ObjectInfo]:
 
 
 def remove_dead_letters(settings: ExportSettings, files: Sequence[ObjectInfo]) -> None:
-    """Deletes unpublished files of rejected rows and their lists."""
+    """Deletes `files` from the folder of rejected rows. They are unpublished files of rejected
+    rows, or lists of such files.
+    """
     if settings.dead_letters is not None and files:
         with closing(open_target(settings.dead_letters, settings.storage)) as target:
             for file in files:

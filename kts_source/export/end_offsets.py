@@ -1,4 +1,4 @@
-"""Returns the end offsets of an exported table, so that a stream or batch can continue after the
+"""Finds the end offsets of an exported table, so that a stream or batch can continue after the
 table.
 """
 
@@ -32,8 +32,8 @@ def end_offsets(
     partitions: Mapping[str, int] | None = None,
     **arguments: Unpack[ExportArguments],
 ) -> str:
-    """Returns the end offsets of all partitions in a table that `backfill` writes. The result has
-    the format of option `startingOffsets` of `format("kafka")` and of this data source.
+    """Returns the end offset of each partition in a table that `backfill` writes. The result can be
+    passed as option `startingOffsets` to `format("kafka")` and to this data source.
 
     Stop the export first, because the result does not include later commits.
 
@@ -41,9 +41,9 @@ def end_offsets(
         source: Options of the export. The ids of the topics are read from the tier or the cluster.
         target: See `backfill`.
         partitions: Number of partitions by topic. Spark's Kafka source needs an offset for every
-            partition, so partitions that the table lacks get −2 (earliest). This argument is not
-            needed if `source` contains `kafka.bootstrap.servers`. Without both, the result lacks
-            partitions above the highest partition in the tier.
+            partition, so partitions that the table lacks get −2 (earliest). If neither this
+            argument nor `kafka.bootstrap.servers` in `source` is set, the result lacks partitions
+            above the highest partition in the tier.
         arguments: Arguments of `backfill` that identify the table and the export: `table_format`,
             `export_id`, `target_options`, `catalog`.
 
@@ -51,7 +51,7 @@ def end_offsets(
         JSON, `{"<topic>":{"<partition>":<next offset>}}`.
 
     Raises:
-        ExportError: The table has no offsets of the current id of a topic.
+        ExportError: The table has no offsets of a topic with its current topic id.
         DataLossError: The log or the table was replaced since the last run, and `failOnDataLoss` is
             true; see `backfill`.
         TieredKafkaError: The source or the table cannot be read.
@@ -89,8 +89,8 @@ def end_offsets(
 def _ends_of_topic(
     settings: ExportSettings, committed: CommittedRanges, topic: str, topic_id: str, count: int
 ) -> dict[int, int]:
-    """Returns the end offset of each partition from 0 to `count - 1`, including partitions that are
-    no longer in the tier. A partition that the table lacks gets −2 (earliest).
+    """Returns the end offset of each partition from 0 to `count - 1`. This includes partitions that
+    are no longer in the tier. A partition of which the table has no offsets gets −2 (earliest).
     """
     held = {number: held_range(committed, topic, topic_id, number) for number in range(count)}
     if all(offsets is None for offsets in held.values()):

@@ -1,9 +1,10 @@
-"""Plans an export: a scan of the offsets after the table's offsets, split into the tasks of several
-commits.
+"""Plans an export. The plan is a scan of the offsets after those in the table. Its tasks are split
+into several commits.
 
 A table has offsets [start, stop) of a partition, and an export can only add offsets from `stop` on.
-So the plan begins at `stop`. Every gap after it is an error, or is reported as skipped if data loss
-is allowed. Offsets that the table has are not read again, so the tier may have deleted them.
+So the plan begins at `stop`. Every gap after `stop` is an error. If data loss is allowed, the gap
+is skipped and reported instead. Offsets that the table has are not read again, so the tier may have
+deleted them.
 
 A wave is the group of tasks that one commit makes visible. A wave ends at the end of a segment,
 because only there the end offsets of all partitions are known.
@@ -70,7 +71,7 @@ class ExportPlan:
     """The tasks of an export, grouped by commit, and the offsets that it skips.
 
     Attributes:
-        scan: Plan of a scan of the offsets that the table lacks.
+        scan: Plan for reading the offsets that the table lacks.
         waves: Groups of tasks, one group per commit, in commit order.
         skipped: Requested offsets that the export does not write.
     """
@@ -94,8 +95,8 @@ def plan_export(
 
     Raises:
         RangeGapError: Offsets between the committed offsets and the requested offsets would be
-            missing.
-        RangeOverlapError: Requested offsets are committed already, or are below the committed
+            missing in the table.
+        RangeOverlapError: Requested offsets are already committed, or are below the committed
             offsets.
         DataLossError: See `check_rollback` and `check_logs`.
         TieredKafkaError: See `plan_scan` and `check_early_stops`.
@@ -108,12 +109,12 @@ def plan_export(
 
 
 def plan_rebuild(options: ScanOptions, committed: CommittedRanges) -> ExportPlan:
-    """Plans to rebuild a table from all requested offsets. The plan has no tasks if no offset is
-    new.
+    """Plans to build a table again from all requested offsets. If the table has all these offsets
+    already, the plan has no tasks.
 
     Raises:
         RangeGapError: The tier no longer has all offsets from which the table was built.
-        RangeOverlapError: The tier ends below the end of the table.
+        RangeOverlapError: A log now ends below the end of the table.
     """
     scan = plan_scan(options)
     for partition in scan.partitions:
@@ -144,9 +145,12 @@ def plan_rebuild(options: ScanOptions, committed: CommittedRanges) -> ExportPlan
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Tells the planner which offsets the table has; implements `planning.bounds.Progress`.
+    """Implements `planning.bounds.Progress` for an export: the planner calls it to find the offsets
+    that the table lacks.
 
     Attributes:
+        options: Options of the source.
+        committed: The offset ranges that the table has.
         resume: See `plan_export`.
         skipped: Requested offsets that are skipped because data loss is allowed. Planning threads
             share this list.
@@ -193,8 +197,8 @@ class Continuation:
     def _first_offset(
         self, location: Place, held: OffsetRange, start: int, stop: int, log_start: int
     ) -> int:
-        """Returns the first offset in [start, stop) that must be written; `stop` if there is none.
-        `held` is the range of offsets that the table has.
+        """Returns the first offset in [`start`, `stop`) that must be written. Returns `stop` if the
+        table has all of them. `held` is the range of offsets that the table has.
         """
         if start >= stop:
             return stop
@@ -256,7 +260,9 @@ def _gap_error(location: Place, start: int, stop: int, reason: str, holds: str) 
 
 
 def _with_held(tier: PartitionLog, held: OffsetRange) -> PartitionLog:
-    """Returns the log as if it still had all offsets of `held`, the range that the table has."""
+    """Returns a log that also has all offsets in `held`, even if the tier has deleted them. `held`
+    is the range of offsets that the table has.
+    """
     return replace(
         tier,
         log_start=min(tier.log_start, held.start),
@@ -267,8 +273,8 @@ def _with_held(tier: PartitionLog, held: OffsetRange) -> PartitionLog:
 
 
 def _held_offset_dated(tier: PartitionLog, timestamp_ms: int, held: OffsetRange) -> int | None:
-    """If the first record with this or a later timestamp is in the table, returns an offset in the
-    table that is not above this record. Otherwise returns `None`.
+    """Finds the first record that has the timestamp `timestamp_ms` or a later one. If this record
+    is certainly in the table, returns the first offset of its segment. Otherwise returns `None`.
 
     Uses only manifests, so that no index must be read. Returns `None` if they do not suffice.
     """
@@ -287,10 +293,11 @@ def _held_offset_dated(tier: PartitionLog, timestamp_ms: int, held: OffsetRange)
 
 
 def check_rollback(options: ScanOptions, state: TableState) -> None:
-    """Checks that the table still has the rows of all offsets that it records.
+    """Checks that the table was not restored to an earlier state. Such a table records offsets
+    whose rows it no longer has.
 
     Raises:
-        DataLossError: An earlier state of the table was restored, and data loss is not allowed.
+        DataLossError: The table was restored to an earlier state, and data loss is not allowed.
     """
     text = state.rollback() if state.fingerprint else None
     if text is None:
@@ -307,12 +314,12 @@ def check_rollback(options: ScanOptions, state: TableState) -> None:
 def check_logs(
     options: ScanOptions, partitions: Sequence[PartitionPlan], state: TableState
 ) -> None:
-    """Checks that the planned partitions are the ones from which the table was written.
+    """Checks that the logs of the planned partitions still match the rows in the table.
 
     Raises:
-        DataLossError: A log ends below the end of the table; or offsets of the table belong to
-            another leader epoch now; or a topic was created again; or a new partition has lost its
-            first records.
+        DataLossError: One of these faults was found, and data loss is not allowed. A log ends below
+            the end of the table. Offsets of the table belong to another leader epoch now. A topic
+            was created again. A new partition has lost its first records.
     """
     if not state.fingerprint:
         return
@@ -338,7 +345,7 @@ def check_logs(
 
 
 def epoch_before(partition: PartitionPlan, stop: int, options: ScanOptions) -> int | None:
-    """Returns the leader epoch to which offset `stop - 1` belongs; `None` if that is unknown."""
+    """Returns the leader epoch of offset `stop - 1`. Returns `None` if it is unknown."""
     # A plan from a file with brokers contains only the epochs of the tier's segments.
     if options.plan_file is not None and partition.brokers is not None:
         return None
@@ -404,8 +411,8 @@ def _check_recreated(options: ScanOptions, topic: str, before: str, topic_id: st
 
 
 def _check_identities(partitions: Iterable[PartitionPlan]) -> None:
-    """Raises `ExportError` if two topics have the same topic id, because the table could not
-    distinguish them.
+    """Raises `ExportError` if two topics have the same topic id. A table identifies topics by topic
+    id, so it could not distinguish them.
     """
     names: dict[str, str] = {}
     for partition in partitions:
@@ -428,8 +435,8 @@ def _held(committed: CommittedRanges, partition: PartitionPlan) -> OffsetRange |
 
 
 def _named_offset(bound: object, partition: PartitionPlan, default: int) -> int:
-    """Returns the offset that option `startingOffsets` or `endingOffsets` names for a partition;
-    `default` if it names none.
+    """Returns the offset of a partition in `bound`, the value of option `startingOffsets` or
+    `endingOffsets`. Returns `default` if the option has no offset for this partition.
     """
     offsets = bound.offsets if isinstance(bound, OffsetsBound) else {}
     return offsets.get(partition.topic, {}).get(partition.partition, default)
@@ -453,7 +460,9 @@ def _plan_waves(
 
 
 def _early_stops(scan: ScanPlan, waves: Iterable[Wave]) -> list[EarlyStop]:
-    """Returns the commits' end offsets that are below the planned end of their partition."""
+    """Returns the commits that end below the planned end of a partition, with the offsets that they
+    add to this partition.
+    """
     plans = {_key(plan): plan for plan in scan.partitions}
     return [
         EarlyStop(plans[advance.key], advance.start, advance.stop)
@@ -466,8 +475,8 @@ def _early_stops(scan: ScanPlan, waves: Iterable[Wave]) -> list[EarlyStop]:
 def _gaps(
     partition: PartitionPlan, options: ScanOptions, held: OffsetRange | None
 ) -> Iterator[Skipped]:
-    """Yields the requested offset ranges that the export skips when data loss is allowed, each with
-    its reason. `held` is the range that the table already has.
+    """Yields the requested offset ranges that the export skips, each with its reason. `held` is the
+    range of offsets that the table has.
     """
     tier = partition.surviving
 
@@ -498,8 +507,8 @@ def _gaps(
 
 
 class _Waves:
-    """Groups the tasks of a scan by commit, and computes the end offset of each partition after
-    each commit.
+    """Splits the tasks of a scan into waves (groups of tasks with one commit). Computes the end
+    offset of each partition after each commit.
     """
 
     def __init__(self, scan: ScanPlan, committed: CommittedRanges, options: ScanOptions) -> None:
@@ -525,7 +534,7 @@ class _Waves:
         }
 
     def split(self, commit_bytes: int) -> Iterator[Wave]:
-        """Yields the tasks of each commit. All commits except the last have at least `commit_bytes`
+        """Yields the waves in commit order. All waves except the last have at least `commit_bytes`
         original bytes.
         """
         group: list[ScanTask] = []
@@ -542,10 +551,11 @@ class _Waves:
                 yield last
 
     def _ends_segment(self, number: int) -> bool:
-        """Returns whether the task with this number is the last one that reads its last segment.
+        """Returns True if the next task does not read the last segment of task `number`, so that a
+        wave may end after task `number`.
 
-        All slices of a segment must be in the same commit. The read compares the transactions of
-        the whole segment with the index, so a fault in one slice affects the others.
+        All slices of a segment must be in the same wave. The read compares the transactions of the
+        whole segment with the index, so a fault in one slice affects the others.
         """
         if number + 1 == len(self._tasks):
             return True
@@ -576,8 +586,11 @@ class _Waves:
     def _stops(
         self, tasks: Sequence[ScanTask], first: int, new: set[_TopicPartition]
     ) -> dict[_TopicPartition, int]:
-        """Returns the end offsets of partitions after these tasks. `first` is the number of the
-        first task.
+        """Returns end offsets after the wave of `tasks`. Contains the partitions that these tasks
+        read, and all partitions that have no later task.
+
+        `first` is the number of the first task in `tasks`. `new` contains the partitions from
+        `_new_partitions`, if this is the first wave.
         """
         stops = {
             topic_partition: self._partitions[topic_partition].start for topic_partition in new
@@ -596,9 +609,11 @@ class _Waves:
         return stops
 
     def _new_partitions(self) -> set[_TopicPartition]:
-        """Returns the partitions that are new to the table and whose first records were deleted.
+        """Returns the partitions of which the table has no offsets and whose first records were
+        deleted.
 
-        The first commit records where they begin, because the run may end before it reads them.
+        The first commit records the start offsets of these partitions, because the run may end
+        before it reads them.
         """
         return {
             topic_partition

@@ -1,11 +1,14 @@
-"""Computes the settings that determine the rows of a table, such as filter, transform and
-partitioning. An export continues a table only if the settings in the table are equal.
+"""Computes the settings that determine the rows of a table, for example the filter, the transform
+and the partitioning. The table stores these settings. An export continues a table only if its
+settings are equal to the stored ones.
 
-A transform is represented by a digest of its source code and of all objects that it refers to
-directly: closures, default arguments, arguments of `functools.partial`, and attributes, at any
-depth. The digest does not cover global variables, functions that the code calls by a global name,
-and attributes that are added to a class later. If one of these objects has an attribute
-`fingerprint` of type str, this text is used instead of a digest of the object.
+A transform is represented by a digest of its source code and of all objects that are bound to it:
+closures, default arguments, arguments of `functools.partial`, attributes, and the objects that are
+bound to these objects. If one of them has an attribute `fingerprint` of type str, this text is used
+instead of a digest of the object.
+
+The digest does not cover global variables, functions that the code calls by a global name, and
+attributes that are added to a class later.
 """
 
 from __future__ import annotations
@@ -43,11 +46,11 @@ def own_fingerprint(value: object) -> str | None:
 
 
 def digest_transform(transform: object) -> str:
-    """Returns a digest of a transform. It is equal in every process if the code and the bound
-    objects are equal.
+    """Returns a digest of a transform. It is equal in every process if the code of the transform
+    and the objects that are bound to it are equal.
 
     Raises:
-        FingerprintError: The content of a bound object cannot be determined.
+        FingerprintError: The content of one of these objects cannot be determined.
     """
     try:
         return _Digest().of(transform).hex()[:32]
@@ -56,8 +59,8 @@ def digest_transform(transform: object) -> str:
 
 
 class _Digest:
-    """Computes digests of objects from their contents. Shared references and the order of sets have
-    no effect.
+    """Computes digests of objects from their contents. Two objects with equal contents have the
+    same digest, even if their references are shared differently or their sets have another order.
     """
 
     def __init__(self) -> None:
@@ -79,7 +82,9 @@ class _Digest:
 
     @singledispatchmethod
     def _by_kind(self, value: Any) -> bytes:  # noqa: ANN401
-        """Computes the digest of an object from the values that pickle would store."""
+        """Computes the digest of an object from the values that pickle would store. Other methods
+        compute the digests of types such as list, dict and function.
+        """
         try:
             registered = copyreg.dispatch_table.get(type(value))
             reduced = registered(value) if registered else value.__reduce_ex__(_PICKLE_PROTOCOL)
@@ -159,8 +164,8 @@ class _Digest:
 
 
 def _body_position(code: types.CodeType) -> tuple[int, int] | None:
-    """Returns line and column of the first instruction in the body of a function, relative to the
-    first line of the function.
+    """Returns line and column of the first instruction in the body of a function. The line is
+    relative to the first line of the function. Returns `None` if the position is unknown.
     """
     positions = [
         (span.lineno - code.co_firstlineno, span.col_offset)
@@ -185,8 +190,8 @@ def source_of(value: Any) -> bytes | None:  # noqa: ANN401
 
 
 def _is_of_stdlib(value: Any) -> bool:  # noqa: ANN401
-    """Returns whether an object belongs to Python's standard library. Its source is not used,
-    because it changes with Python versions.
+    """Returns True if an object belongs to Python's standard library. The source code of such an
+    object is not part of a digest, because it changes with Python versions.
     """
     return str(getattr(value, "__module__", "")).partition(".")[0] in sys.stdlib_module_names
 
@@ -218,7 +223,7 @@ Fingerprint: TypeAlias = Mapping[str, str]
 
 
 def fingerprint(options: ScanOptions, settings: ExportSettings) -> Fingerprint:
-    """Returns the settings that determine the rows of an export, by name."""
+    """Returns the settings that determine the rows of an export, as texts by name."""
     compact = ""
     if (how := settings.compaction) is not None:
         # A rebuild replaces the whole table, so it must read the same topics and partitions as
@@ -235,10 +240,11 @@ def fingerprint(options: ScanOptions, settings: ExportSettings) -> Fingerprint:
 
 
 def _column_rules(options: ScanOptions, settings: ExportSettings) -> Iterator[str]:
-    """Yields a text for each column, with its name and how it is decoded.
+    """Yields a text for each column. It contains the name of the column and how the column is
+    decoded.
 
-    The text contains the decoded type only if there is a transform. Without a transform, the
-    columns of the table show the type, and the type may get new fields.
+    The text contains the type of a decoded column only if there is a transform. Without a
+    transform, the columns of the table show the type, and schema evolution may add fields to it.
     """
     formats = {form.column: form for form in options.formats}
     for name in options.columns:
@@ -258,10 +264,12 @@ def _decoding_rule(form: ColumnFormat, settings: ExportSettings) -> str:
 
 
 def describe_transform(transform: Transform | None) -> str:
-    """Returns a text that changes when the transform changes, as far as changes can be detected.
+    """Returns a text that identifies the transform. It changes if the transform changes, unless the
+    change cannot be detected (see the module).
 
     If the transform has an attribute `fingerprint`, the text is this attribute. Otherwise it
-    consists of the name, a digest of the source code, and a digest of all bound objects.
+    consists of the name, a digest of the source code, and a digest of all objects that are bound to
+    the transform. Without a transform, it is empty.
 
     Raises:
         FingerprintError: See `digest_transform`.
@@ -278,14 +286,16 @@ def describe_transform(transform: Transform | None) -> str:
 
 
 def digest_number(text: str) -> int:
-    """Returns a digest of a text as a number of 63 bits, which fits into the version of a Delta
-    `txn` action.
+    """Returns a digest of `text` as a number of 63 bits. A Delta table stores it as the version of
+    a `txn` action, which must be a signed 64-bit number.
     """
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def is_stored_text(stored: str, text: str) -> bool:
-    """Returns whether `stored` is either the text itself or its digest number."""
+    """Returns True if `stored` is `text` or the digest number of `text`. Some tables can store only
+    numbers.
+    """
     return stored in (text, str(digest_number(text)))
 
 

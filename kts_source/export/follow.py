@@ -1,8 +1,8 @@
-"""Follows a source: runs rounds, and each round is an export that continues after the table.
+"""Follows a source: runs an export in rounds. Each round continues after the offsets in the table.
 
 Between two rounds, only the sums for the report are kept in memory, because the table records where
-the next round begins. Each round reads options, keys and credentials again, so renewed credentials
-take effect.
+the next round begins. Each round reads options, keys and credentials again, so it uses renewed
+credentials.
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 @dataclass(frozen=True, slots=True)
 class RoundMetrics:
-    """Figures of one round; see `BackfillReport`. If the round failed, they are zero or empty.
+    """Figures of one round. For figures that are not described here, see `BackfillReport`; they are
+    zero or empty if the round failed.
 
     Attributes:
         round: Number of the round, counted from 0.
-        outcome: `done`; `idle` if there was nothing new or nothing that could be committed;
-            `abandoned` after a signal; or the class name of the error.
+        outcome: `done` if the round committed offsets, `idle` if it committed nothing, `abandoned`
+            if a signal stopped it. If the round failed, the class name of the error.
         seconds: Duration of the round in seconds.
         ranges: Offsets that were written, as texts such as `orders-0 [0, 100)`.
-        skipped: Offsets that were skipped, with reasons, as texts.
+        skipped: Offsets that were skipped, as texts with the reason.
     """
 
     round: int
@@ -89,13 +90,13 @@ def follow(
 
     A signal stops the current round. Its commits are kept, and a later call continues after them.
     Only the main thread of a process receives signals. If a round fails because of an outage, it is
-    retried after the interval, any number of times.
+    repeated after the interval until it succeeds.
 
     Args:
         source: Options as for the data source.
         settings: Settings of the export. `following` must be set.
         executor: Runs the tasks.
-        on_round: Called with the figures of each round. They are also logged.
+        on_round: Called after each round with its figures. They are also logged.
         clock: Returns the current time in seconds, as `time.monotonic` does.
         pause: Sleeps for a number of seconds.
 
@@ -152,8 +153,8 @@ class _Rounds:
         self._is_checked = self._try_check()
 
     def run(self, stop: _Stop) -> float | None:
-        """Runs one round. Returns the seconds to wait until the next round, or `None` if a signal
-        stopped the round.
+        """Runs one round. Returns the number of seconds to wait before the next round. Returns
+        `None` if a signal stopped the round.
         """
         began = self._clock()
         report, error = self._attempt()
@@ -187,10 +188,8 @@ class _Rounds:
             return None, error
 
     def _try_check(self) -> bool:
-        """Checks the arguments. Returns False if the check needs a schema registry that is
-        unavailable.
-
-        In this case, the first round repeats the check.
+        """Checks the arguments. Returns False if the check was not possible, because it needs a
+        schema registry that is unavailable. In this case, the first round repeats the check.
         """
         try:
             self._check()
@@ -211,8 +210,8 @@ class _Rounds:
 
 
 def _is_temporary(error: BaseException) -> bool:
-    """Returns whether an error means that a store, brokers, a schema registry or a catalog was
-    unavailable.
+    """Returns True if the error means that a store, brokers, a schema registry or a catalog was
+    unavailable, so that the round can be repeated.
     """
     if isinstance(error, TieredKafkaError):
         return error.retriable
@@ -246,8 +245,8 @@ def _metrics(number: int, outcome: str, seconds: float, report: BackfillReport) 
 
 
 class _Stop:
-    """Handles SIGTERM and SIGINT. The first signal interrupts the round. Later signals are
-    ignored.
+    """Handles SIGTERM and SIGINT. The first signal stops the export with a `KeyboardInterrupt`.
+    Later signals are ignored.
     """
 
     def __init__(self) -> None:
@@ -255,7 +254,9 @@ class _Stop:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Installs the signal handlers while the block runs, if this is the main thread."""
+        """Installs the signal handlers while the block runs. Does nothing in other threads than the
+        main thread.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -50,14 +50,16 @@ class ParquetFile:
 
     Args:
         sink: Open binary file that receives the bytes. `close` closes it.
-        schema: Schema of the rows, without the partition columns that are not stored in the file.
+        schema: Schema of the rows in the file. Partition columns that are not stored in the file
+            are not part of it.
         compression: Compression codec of the pages.
         row_group_rows: Maximum number of rows of a row group.
-        sort_by: Columns by which the rows of the file are sorted. All rows then stay in memory
-            until `close` or `flush`.
-        bounded: Columns for which minimum and maximum are always written.
-        constants: Maps the name of each text column that has the same text in all rows to this
-            text.
+        sort_by: Columns by which the rows of the file are sorted. If there are any, all rows stay
+            in memory until `close` or `flush`.
+        bounded: Columns for which the file contains minimum and maximum in addition to the usual
+            columns; see `_is_bounded`.
+        constants: Text columns that have the same text in all rows: maps the name of the column to
+            this text.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class ParquetFile:
 
     @property
     def is_full_to_sort(self) -> bool:
-        """True if the rows of a sorted file have reached the memory limit."""
+        """True if the file is sorted and its rows in memory have reached the memory limit."""
         return bool(self._sort_by) and self.held_bytes >= SORT_BYTES
 
     @property
@@ -141,8 +143,8 @@ class ParquetFile:
             self._writer.write_table(self._with_constants(table), self._row_group_rows)
 
     def _with_constants(self, table: pa.Table) -> pa.Table:
-        """Replaces the columns in `constants` by dictionary columns with one entry, so that the
-        writer does not hash the text of each row.
+        """Replaces the columns in `constants` by dictionary columns with one entry. This saves
+        time, because Arrow's writer would otherwise hash the text of each row.
         """
         for name, text in self._constants.items():
             index = table.schema.get_field_index(name)
@@ -161,7 +163,9 @@ class ParquetFile:
             self._writer.write_table(table.take(order.slice(start, rows)), rows)
 
     def close(self) -> tuple[int, dict[str, ColumnStatistics]]:
-        """Completes the file. Returns its size in bytes, and minimum and maximum of its columns."""
+        """Completes the file. Returns two values: its size in bytes, and the statistics of its
+        columns (see `statistics_of`).
+        """
         self.flush()
         self._writer.close()
         size = int(self._sink.tell())
@@ -177,8 +181,8 @@ class ParquetFile:
 
 
 def _as_dictionaries(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
-    """Returns the schema with dictionary types for these text columns, for Arrow's writer. In the
-    file, they are plain texts.
+    """Returns the schema with dictionary types for the text columns in `names`. Arrow's writer
+    needs these types for dictionary columns. In the file, the columns are plain texts.
     """
     for name in names:
         field = pa.field(name, pa.dictionary(pa.int8(), pa.string()))
@@ -205,8 +209,8 @@ def _has_bounds(kind: pa.DataType) -> bool:
 
 
 def statistics_of(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, ColumnStatistics]:
-    """Returns null count, minimum and maximum over all row groups, by path of the column. Covers
-    columns of integers, dates and timestamps, and fields of structs that are texts or decimals.
+    """Returns minimum, maximum and number of nulls over all row groups, for each column with bounds
+    (see `_is_bounded`). The keys are the paths of the columns.
     """
     statistics: dict[str, ColumnStatistics] = {}
     columns = list(leaves(schema))
@@ -238,11 +242,12 @@ def statistics_of(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, Col
 
 
 def _is_bounded(leaf: Leaf) -> bool:
-    """Returns whether minimum and maximum of a column are kept.
+    """Returns True if the minimum and maximum of a column are written and used.
 
-    They are not kept for floating-point columns, because Parquet ignores NaN, and Spark sorts NaN
-    above all numbers. For texts and decimals, they are kept only if the column is a field of a
-    decoded key or value.
+    This is the case for integers, dates and timestamps. For texts and decimals, it is the case only
+    if they are fields of a struct, such as a decoded key or value. It is not the case for
+    floating-point numbers, because Parquet ignores NaN, and Spark sorts NaN above all numbers. It
+    is never the case for items of lists and maps.
     """
     if leaf.repeats:
         return False
@@ -278,8 +283,9 @@ class DataFile:
 
     Attributes:
         key: Object key of the file, relative to the target's root.
-        values: Values of the partition columns that are not stored in the file, as texts by column
-            name.
+        size: Size of the file in bytes.
+        values: Values of the partition columns that are not stored in the file: maps the name of
+            the column to the value as text.
     """
 
     key: str

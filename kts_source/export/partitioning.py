@@ -1,8 +1,12 @@
 """Partition columns such as `topic` or `date(timestamp)`, and paths of fields in structs.
 
-A plain name partitions by the values of a column. `date(column)` partitions by the UTC day of a
-timestamp column, and the partition column is named `<column>_date`. A field of a decoded key or
-value, such as `value.user.id`, is copied to a partition column `value_user_id`.
+There are three kinds of partition columns:
+
+* A plain name partitions by the values of a column.
+* `date(column)` partitions by the UTC day of a timestamp column. The partition column is named
+  `<column>_date`.
+* A field of a decoded key or value is copied to a partition column. For the field `value.user.id`,
+  the partition column is named `value_user_id`.
 """
 
 from __future__ import annotations
@@ -33,10 +37,11 @@ _LISTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A leaf column of a Parquet file, which has no fields and no items.
+    """A leaf column of a Parquet file: a column, field or item that has no fields or items itself.
 
     Attributes:
-        path: Parquet's name, such as `value.tags.list.element`.
+        path: Path of the leaf in Parquet, such as `value.tags.list.element`.
+        type: Type of its values.
         is_inner: True if the leaf is a field or an item inside a column.
         repeats: True if a row may have several values of the leaf.
     """
@@ -69,7 +74,9 @@ def _leaves(path: str, kind: pa.DataType, *, is_inner: bool, repeats: bool) -> I
 
 
 def type_at(schema: pa.Schema, path: str) -> pa.DataType | None:
-    """Returns the type of a column or of a field inside a column; `None` if it does not exist."""
+    """Returns the type of a column, or of a field inside a column. Returns `None` if `path` does
+    not exist.
+    """
     if path in schema.names:
         return schema.field(path).type
     first, *rest = path.split(".")
@@ -84,8 +91,8 @@ def type_at(schema: pa.Schema, path: str) -> pa.DataType | None:
 
 
 def column_at(rows: pa.RecordBatch | pa.Table, path: str) -> pa.Array | pa.ChunkedArray:
-    """Returns a column, or a field inside a column. It must exist. If the struct of a field is
-    null, the field is null.
+    """Returns a column, or a field inside a column. `path` must exist. If a struct is null, its
+    fields are null.
     """
     if path in rows.schema.names:
         return rows.column(path)
@@ -154,11 +161,12 @@ class PartitionField:
 
     @property
     def column(self) -> str:
-        """Name of the column that contains the source value, if files contain the partition values.
+        """Name of the column that contains the source value in a file. Only used if files contain
+        the partition values.
 
-        A field of a struct is copied to a separate column for this. If an Iceberg table were
-        partitioned by the first field of a struct itself, Java readers would return a struct of
-        nulls instead of a null struct.
+        A field of a struct is copied to a separate column for this. Otherwise an Iceberg table
+        could be partitioned by the first field of a struct. In such a table, Java readers return a
+        struct of nulls instead of a null struct.
         """
         return self.name if self.is_inner else self.source
 
@@ -166,7 +174,7 @@ class PartitionField:
         return f"date({self.source})" if self.is_date else self.source
 
     def values(self, batch: pa.RecordBatch) -> pa.Array:
-        """Returns the values of the partition column for the rows of a batch.
+        """Computes the partition column for the rows of a batch.
 
         Raises:
             InvalidOptionError: The source is missing or has a type that cannot be partitioned by,
@@ -206,7 +214,7 @@ def with_made_columns(
     schema: pa.Schema, fields: Sequence[PartitionField], kept: ValuesIn
 ) -> pa.Schema:
     """Returns the columns of a table: the columns of the rows, and the partition columns that are
-    computed.
+    not columns of the rows.
     """
     made = [
         pa.field(field.name, pa.date32() if field.is_date else type_at(schema, field.source))
@@ -220,8 +228,8 @@ def parse_partition_by(texts: Sequence[str]) -> tuple[PartitionField, ...]:
     """Parses the texts of argument `partition_by`.
 
     Raises:
-        InvalidOptionError: A text is neither a column nor `date(column)`, or two texts have the
-            same partition column.
+        InvalidOptionError: A text is neither a name nor `date(name)`, or two texts have the same
+            partition column.
     """
     fields: list[PartitionField] = []
     for text in texts:
@@ -236,16 +244,18 @@ def parse_partition_by(texts: Sequence[str]) -> tuple[PartitionField, ...]:
 
 
 def partition_rule(fields: Sequence[PartitionField]) -> str:
-    """Returns the partition columns as text, as tables store them in the settings of an export."""
+    """Returns the partition columns as a text. Tables store it as one of the settings that
+    determine their rows.
+    """
     return ",".join(str(field) for field in fields)
 
 
 def split(
     batch: pa.RecordBatch, columns: Sequence[pa.Array]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Splits a batch by its partition values. Yields, for each combination of values, the row
-    number of its first row in the batch and a batch of its rows. Combinations are in the order of
-    their first rows.
+    """Splits a batch by its partition values. Yields two values for each combination of partition
+    values: the number of its first row in the batch, and a batch with its rows. The order is the
+    order of the first rows.
     """
     if not columns or batch.num_rows == 0:
         yield 0, batch
@@ -276,13 +286,14 @@ def partition_values(
     *,
     any_text: bool = False,
 ) -> tuple[PartitionValue, ...]:
-    """Returns the partition values of the row with number `row`.
+    """Returns the partition values of row number `row`. `columns` are the partition columns, and
+    `kept` is the location of the partition values.
 
     If `any_text` is True, folder names may contain texts that readers parse as numbers, dates,
     times or booleans.
 
     Raises:
-        ValueError: Readers of the table would get another value or null instead of this value.
+        ValueError: Readers of the table would get another value, or null, instead of this value.
     """
     values: list[PartitionValue] = []
     for field, column in zip(fields, columns, strict=True):
@@ -309,8 +320,8 @@ def partition_values(
 
 
 def _why_unreadable(field: PartitionField, text: str | None, kept: ValuesIn) -> str | None:
-    """Returns why readers would get another value than this partition value; `None` if they get the
-    same value.
+    """Returns the reason why readers would get another value than this partition value. Returns
+    `None` if they get the same value.
     """
     if text is None:
         return None
@@ -330,7 +341,7 @@ def _why_unreadable(field: PartitionField, text: str | None, kept: ValuesIn) -> 
 
 
 def inferred_type(text: str) -> str | None:
-    """Returns the type that some readers infer from the text of a partition value in a folder name;
+    """Returns the type that some readers infer from a partition value in a folder name. Returns
     `None` if all readers infer a text.
 
     Folder names contain no types, so readers infer them. pyarrow infers numbers. Spark, DuckDB and
@@ -352,15 +363,15 @@ def inferred_type(text: str) -> str | None:
 
 
 def value_text(value: PartitionValue) -> str | None:
-    """Returns a partition value as text, as in Hive folder names and in Delta's log; `None` for
-    null.
+    """Returns a partition value as text, in the form that is used in Hive folder names and in
+    Delta's log. Returns `None` for null.
     """
     return None if value is None else str(value)  # dates as in ISO 8601
 
 
 def folder(fields: Sequence[PartitionField], values: Sequence[Any]) -> str:
-    """Returns the folders `name=value/…/` of a row's partition values, escaped; empty without
-    partition columns.
+    """Returns the folder of a file: one folder `name=value/` for each partition column, with
+    escaped names and values. Returns "" if there are no partition columns.
     """
     folders = []
     for field, value in zip(fields, values, strict=True):
@@ -371,12 +382,11 @@ def folder(fields: Sequence[PartitionField], values: Sequence[Any]) -> str:
 
 
 def log_folder(fields: Sequence[PartitionField], values: Sequence[Any]) -> str:
-    """Returns the folder in which a file is stored if the table's log contains the partition
-    values.
+    """Returns the folder of a file, for tables whose log contains the partition values.
 
     Polars reads partition values from the path, not from the log. If the values cannot be folder
-    names, returns a folder name with a column that the table lacks. Then Polars raises an error
-    instead of reading nulls.
+    names, returns a folder name with a column that the table does not have. Then Polars raises an
+    error instead of reading nulls.
     """
     folders = [folder((field,), (value,)) for field, value in zip(fields, values, strict=True)]
     sizes = [len(name.encode()) for name in folders]
@@ -387,7 +397,7 @@ def log_folder(fields: Sequence[PartitionField], values: Sequence[Any]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Escapes special ASCII characters for a folder name, and no others, as Spark does. Spark would
-    read `%C3%A9` as two letters.
+    """Escapes special ASCII characters in a folder name, as Spark does. Other characters are not
+    escaped. For example, Spark would read `%C3%A9` as two letters instead of one.
     """
     return "".join(letter if ord(letter) > 127 else quote(letter, safe=" ") for letter in text)

@@ -17,17 +17,22 @@ _LINE_SECONDS: Final = 10.0
 
 
 class Progress:
-    """Interface for showing the progress of an export. One thread at a time calls it. The methods
-    of this class do nothing.
+    """Interface for showing the progress of an export. Its methods are called by one thread at a
+    time. The methods of this class do nothing.
     """
 
     def begin(self, tasks: int, segment_bytes: int) -> None:
-        """Called after planning, with the number of tasks and the original bytes of all segments to
-        read.
+        """Called after planning.
+
+        Args:
+            tasks: Number of tasks.
+            segment_bytes: Original bytes of all segments to read.
         """
 
     def ahead(self, tasks: int) -> None:
-        """Called with the number of tasks that have ended, but whose reports have not arrived."""
+        """Called when tasks end whose reports have not arrived yet. `tasks` is the number of such
+        tasks.
+        """
 
     def task_done(self, report: TaskReport) -> None:
         """Called when the report of a task arrives."""
@@ -40,7 +45,9 @@ NO_PROGRESS: Final = Progress()
 
 
 class _Counts(Progress):
-    """Adds up completed work, and shows it after every change. Subclasses implement `_show`."""
+    """Adds up completed work, and calls `_show` after every change. Subclasses implement
+    `_show`.
+    """
 
     def __init__(self) -> None:
         self._tasks = self._done = self._ahead = 0
@@ -67,8 +74,8 @@ class _Counts(Progress):
 
     @property
     def _seen_bytes(self) -> int:
-        """Original bytes of the completed tasks. They are estimated for tasks whose reports have
-        not arrived.
+        """Original bytes of the completed tasks. For tasks whose reports have not arrived, the
+        bytes are estimated.
         """
         guess = self._ahead * self._total_bytes // self._tasks if self._tasks else 0
         return min(self._total_bytes, self._bytes + guess)
@@ -124,8 +131,8 @@ class LineProgress(_Counts):
 
 
 class RichProgress(_Counts):
-    """Shows a progress bar of the package rich, with bytes, rate, remaining time, rows and
-    requests.
+    """Shows a progress bar with the package `rich`. It displays bytes, rate, remaining time, rows
+    and requests.
 
     Args:
         console: A `rich.console.Console`; by default a console on stderr.
@@ -163,8 +170,8 @@ class RichProgress(_Counts):
 
 
 def default_progress() -> Progress:
-    """Returns a progress bar for terminals and for notebooks with widgets; otherwise lines of
-    text.
+    """Returns the progress display for this process: a progress bar on terminals and in notebooks
+    with widgets, otherwise lines of text.
     """
     if importlib.util.find_spec("rich") is not None:
         from rich.console import Console

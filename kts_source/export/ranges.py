@@ -1,8 +1,8 @@
 """The offset ranges that a table has, and how a commit extends them.
 
 A table has one range of offsets [start, stop) for each partition of a topic id. A commit increases
-`stop`. It fails if `stop` is not the value with which the commit was planned, so only one of two
-concurrent exports can commit.
+`stop`. It fails if `stop` has changed since the commit was planned, so only one of two concurrent
+exports can commit.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class PartitionKey(NamedTuple):
 
 
 def topic_identity(topic: str, topic_id: str) -> str:
-    """Returns the text that identifies a topic in tables: its topic id, or a placeholder and its
-    name if it has no topic id.
+    """Returns the text that identifies a topic in tables: its topic id. If the topic has no topic
+    id, the text consists of a placeholder and the name of the topic.
     """
     return f"{topic_id}.{topic}" if topic_id in _NO_IDS else topic_id
 
@@ -58,20 +58,22 @@ class OffsetRange:
 
 
 class CommittedRanges(Protocol):
-    """The offset ranges that a table has: a mapping, or an object that looks them up in the
-    table.
+    """The offset ranges that a table has. It is a mapping, or an object that reads them from the
+    table when they are requested.
     """
 
     def get(self, key: PartitionKey, /) -> OffsetRange | None:
-        """Returns the offset range of a partition; `None` if the table has no offsets of it."""
+        """Returns the offset range of a partition. Returns `None` if the table has no offsets of
+        the partition.
+        """
         ...
 
 
 def held_range(
     committed: CommittedRanges, topic: str, topic_id: str, partition: int
 ) -> OffsetRange | None:
-    """Returns the offset range of a partition in a table; `None` if the table has no offsets of
-    it.
+    """Returns the range of a partition's offsets that are in a table. Returns `None` if the table
+    has no offsets of the partition.
     """
     return committed.get(partition_key(topic, topic_id, partition))
 
@@ -82,6 +84,7 @@ class RangeAdvance:
 
     Attributes:
         topic: Name of the topic, for messages.
+        key: Identifies the partition.
         expected: End of the committed offsets when the commit was planned; `None` if nothing was
             committed.
         start: First offset that the commit adds. It is above `expected` only if missing offsets
@@ -104,7 +107,9 @@ class RangeAdvance:
 def merge_advances(
     first: Iterable[RangeAdvance], second: Iterable[RangeAdvance]
 ) -> list[RangeAdvance]:
-    """Merges the added offsets of two successive commits of a run."""
+    """Merges the offsets that two commits add, so that one commit can add all of them. `second`
+    must continue after `first`.
+    """
     moved: dict[PartitionKey, RangeAdvance] = {}
     for advance in (*first, *second):
         before = moved.get(advance.key, advance)
@@ -115,8 +120,8 @@ def merge_advances(
 def advance_ranges(
     committed: CommittedRanges, advances: Iterable[RangeAdvance]
 ) -> dict[PartitionKey, OffsetRange]:
-    """Returns the offset ranges of the table after a commit, for the partitions that the commit
-    changes.
+    """Returns the offset ranges that the table has after a commit. Contains only the partitions
+    that the commit changes.
 
     Raises:
         CommitConflictError: Another commit changed the range of a partition since this commit was

@@ -66,7 +66,7 @@ class BackfillReport:
         requests: Number of read requests that tasks sent to the tier.
         bytes_read: Number of bytes that tasks received from objects.
         retries: Number of requests that were repeated after an error.
-        cost: Estimated cost of the requests in US dollars, at list prices.
+        cost: Estimated cost of the read requests in US dollars, at list prices.
         skipped: Offset ranges that were requested but not written, with reasons.
         seconds: Seconds by stage of the run. The stages `tasks` and `writing` are sums over all
             tasks.
@@ -94,7 +94,9 @@ class BackfillReport:
 
     @property
     def ratio(self) -> float:
-        """Original bytes of segments per byte of the written files; 0 if no file was written."""
+        """Original bytes of the segments divided by the bytes of the written files; 0 if no file
+        was written.
+        """
         return self.segment_bytes / self.file_bytes if self.file_bytes else 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -129,11 +131,11 @@ class BackfillReport:
 
 
 def draw_report(report: BackfillReport) -> Any:  # noqa: ANN401  # matplotlib ships no types for this
-    """Draws a picture of the report: a bar per stage with its seconds, next to the text of the
-    report.
+    """Draws a picture of the report. The left side has a bar with the seconds of each stage, and
+    the right side has the text of the report.
 
     Returns:
-        A `matplotlib.figure.Figure` that belongs to no window. Write it with `savefig`.
+        A `matplotlib.figure.Figure` without a window. Write it with `savefig`.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -160,7 +162,9 @@ def draw_report(report: BackfillReport) -> Any:  # noqa: ANN401  # matplotlib sh
 
 
 def _summary(report: BackfillReport) -> list[str]:
-    """Returns the lines of the report text that are about the whole run."""
+    """Returns the lines of the report text that describe the whole run, without the lines about
+    offset ranges.
+    """
     seconds = ", ".join(f"{name} {value:.1f}" for name, value in report.seconds.items())
     lines = [
         f"Exported to {report.target} ({report.table_format}):"
@@ -187,9 +191,10 @@ def empty_report(target: str, table_format: str) -> BackfillReport:
 
 
 def add_reports(first: BackfillReport, then: BackfillReport) -> BackfillReport:
-    """Adds the figures of a later run to a report of earlier runs.
+    """Adds the figures of two reports: `first` of earlier runs, and `then` of the next run.
 
-    Drops skipped offsets that the later run wrote, so that the report stays small after many runs.
+    Drops offsets that were skipped earlier and are written by the next run, so that the report
+    stays small after many runs.
     """
     sums: dict[str, Any] = {
         field.name: getattr(first, field.name) + getattr(then, field.name)
@@ -243,8 +248,8 @@ def lost_offsets(reports: Iterable[TaskReport]) -> Iterator[Skipped]:
 def written_ranges(
     advances: Iterable[RangeAdvance], skipped: Iterable[Skipped]
 ) -> tuple[WrittenRange, ...]:
-    """Returns the offset ranges that commits added, without skipped offsets. Merges adjacent
-    ranges.
+    """Returns the offset ranges that commits added, without the offsets in `skipped`. Merges
+    adjacent ranges.
     """
     gaps = sorted(skipped, key=lambda gap: gap.start)
     ranges: list[WrittenRange] = []

@@ -1,9 +1,12 @@
 """Compares the columns of the rows that an export writes with the columns of the table.
 
-A table keeps the columns with which it was created. With schema evolution, fields that only the
-rows have are added to the end of the table's fields, as nullable fields. Fields that only the table
-has become null in the new rows. Every other difference is an error, because types of columns never
-change.
+A table keeps the columns with which it was created. There are three cases for the fields of a
+decoded key or value:
+
+* Fields that only the rows have are added to the table if schema evolution is on. They are added
+  after the existing fields and are nullable.
+* Fields that only the table has become null in the new rows if schema evolution is on.
+* Every other difference is an error, because types of columns never change.
 """
 
 from __future__ import annotations
@@ -41,8 +44,9 @@ def check_typed(options: ScanOptions, settings: ExportSettings) -> None:
     """Checks that the formats of keys and values fit the settings of an export.
 
     Raises:
-        InvalidOptionError: A format needs a schema and has none; or the export compacts or uses a
-            `RowTransform`, although keys or values are decoded; or tables cannot store a field.
+        InvalidOptionError: A format needs a schema, but the options have none. Or keys or values
+            are decoded, but the export compacts or uses a `RowTransform`. Or tables cannot store a
+            field. Or the settings contradict each other.
     """
     if not options.formats:
         if settings.schema_evolution != NO_EVOLUTION:
@@ -79,12 +83,16 @@ def check_typed(options: ScanOptions, settings: ExportSettings) -> None:
 
 
 def typed_columns(options: ScanOptions) -> tuple[str, ...]:
-    """Returns the names of the columns that are decoded to a type: `key`, `value`, or both."""
+    """Returns the names of the columns that are decoded from bytes to other types: `key`, `value`,
+    both or none.
+    """
     return tuple(form.column for form in options.formats if form.column in options.columns)
 
 
 def _check_writable(path: str, kind: pa.DataType, table_format: str) -> None:
-    """Checks that a table can store a decoded column. Called before any record is read."""
+    """Raises `InvalidOptionError` if a table cannot store a decoded column. Called before any
+    record is read.
+    """
     advice = f"drop it with option '{path.partition('.')[0]}.columns', or export bytes"
     for inner, inner_kind in _nested_types(path, kind):
         reason = type_fault(inner_kind, table_format)
@@ -113,7 +121,9 @@ def _check_types(schema: pa.Schema, table_format: str) -> None:
 
 
 def _nested_types(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
-    """Yields a type and, recursively, all types inside it, each with its path."""
+    """Yields `path` and `kind`, and then recursively the path and type of everything inside the
+    type.
+    """
     yield path, kind
     if isinstance(kind, pa.BaseExtensionType):
         yield from _nested_types(path, kind.storage_type)
@@ -126,8 +136,8 @@ def _nested_types(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataTy
 
 
 def type_fault(kind: pa.DataType, table_format: str) -> str | None:
-    """Returns why a table cannot store a type; `None` if it can. Does not check the types of fields
-    and items inside the type.
+    """Returns the reason why a table cannot store a type. Returns `None` if the table can store it.
+    Does not check the types of fields and items inside the type.
 
     Files are written without an Arrow schema, so a duration would become a number without a unit.
     The libraries of Delta and Iceberg reject some types only after all rows were written, and they
@@ -147,8 +157,8 @@ def type_fault(kind: pa.DataType, table_format: str) -> str | None:
 
 
 def _names_fault(names: Sequence[str], table_format: str) -> str | None:
-    """Returns a text about column names, or names of a struct's fields, that a table cannot
-    distinguish; `None` if it can distinguish all of them.
+    """Returns a text about two of the `names` that a table cannot distinguish. Returns `None` if it
+    can distinguish all of them. `names` are column names, or the field names of a struct.
     """
     before: dict[str, str] = {}
     for name in names:
@@ -175,8 +185,8 @@ def _parquet_fault(kind: pa.DataType) -> str | None:
 
 
 def _table_fault(kind: pa.DataType, name: str) -> str | None:
-    """Returns why a Delta or Iceberg table cannot store a type, for types that neither of them
-    supports; otherwise `None`. `name` is the format for the text.
+    """Returns the reason why a table cannot store a type that neither Delta nor Iceberg supports.
+    Returns `None` for other types. `name` is the name of the table format in the text.
     """
     if pa.types.is_unsigned_integer(kind):
         return f"is {kind}, and tables have signed numbers only"
@@ -217,7 +227,8 @@ def _iceberg_fault(kind: pa.DataType) -> str | None:
 
 
 def schema_without_rows(options: ScanOptions, settings: ExportSettings) -> pa.Schema | None:
-    """Returns the columns that an export would write; `None` if they cannot be known without rows.
+    """Returns the columns that an export would write. Returns `None` if they are unknown as long as
+    there are no rows.
 
     A `RowTransform` is called with zero rows. If it fails or returns a column of nulls only, the
     result is `None`. A transform that is a function is not called, because it may return other
@@ -272,7 +283,7 @@ def check_columns(schema: pa.Schema, settings: ExportSettings, values_in: Values
 
 
 def _is_typed(kind: pa.DataType) -> bool:
-    """Returns whether neither the type itself nor any type inside it is the null type."""
+    """Returns False if the type is the null type, or contains the null type at any depth."""
     inner = (kind.field(number).type for number in range(kind.num_fields))
     return not pa.types.is_null(kind) and all(_is_typed(inner_type) for inner_type in inner)
 
@@ -283,7 +294,7 @@ _BYTES: Final = (pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_
 
 
 class _ContradictionError(Exception):
-    """A type of the table and a type of the rows cannot become one column."""
+    """A type in the table and a type in the rows cannot be merged."""
 
 
 def unite_schemas(
@@ -291,11 +302,12 @@ def unite_schemas(
 ) -> pa.Schema:
     """Merges the columns of a table with the columns of new rows.
 
-    Only the columns in `typed` are compared. If `evolves` is True, the table or the rows may lack
-    fields.
+    Only the columns in `typed` are compared and merged. If `evolves` is True, the table or the rows
+    may lack fields.
 
     Returns:
-        The columns of the rows. Compared columns have the fields of the table and of the rows.
+        The columns of the rows. The columns in `typed` have all fields of the table and of the
+        rows.
 
     Raises:
         SchemaChangedError: A type differs, or the fields differ and `evolves` is False.
@@ -316,8 +328,8 @@ def unite_schemas(
 
 
 def lacks_fields(table: pa.Schema, columns: pa.Schema, typed: Iterable[str]) -> bool:
-    """Returns whether the table lacks a field that the merged `columns` have. Only the columns in
-    `typed` are compared.
+    """Returns True if `columns` have a field that the table lacks. `columns` are a result of
+    `unite_schemas`. Only the columns in `typed` are compared.
     """
     types = [
         (table.field(name).type, columns.field(name).type, name)
@@ -328,7 +340,9 @@ def lacks_fields(table: pa.Schema, columns: pa.Schema, typed: Iterable[str]) -> 
 
 
 def conform_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Casts the columns of rows to `schema`. Fields that the rows lack become null."""
+    """Casts each column of `batch` to its type in `schema`. Fields of structs that the rows lack
+    become null.
+    """
     columns = [
         column if column.type.equals(field.type) else column.cast(field.type)
         for column, field in zip(batch.columns, schema, strict=True)
@@ -337,7 +351,7 @@ def conform_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _same(first: pa.DataType, other: pa.DataType) -> bool:
-    """Returns whether two types have the same fields, in any order and at any depth. Other
+    """Returns True if two types have the same fields at every depth, in any order. Other
     differences are ignored, because the types were already merged.
     """
     if pa.types.is_struct(first):
@@ -400,8 +414,8 @@ def _field(there: pa.Field, here: pa.Field, path: str) -> pa.Field:
 
 
 def _canonical(kind: pa.DataType) -> pa.DataType:
-    """Replaces types such as large_string, which table libraries return, by the types that decoders
-    return.
+    """Replaces types such as `large_string` by `string`. Libraries of tables return the former, and
+    decoders return the latter.
     """
     return _united(kind, kind, "")
 

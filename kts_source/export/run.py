@@ -1,5 +1,5 @@
-"""Runs one export: plans it in waves, runs the tasks of each wave, commits their files, and
-reports.
+"""Runs one export: plans it in waves, runs the tasks of each wave, commits their files, and returns
+a report.
 
 A wave is a group of tasks with one common commit.
 """
@@ -106,9 +106,9 @@ def export(
         table: The target; by default it is opened from the settings.
 
     Raises:
-        ExportError: Offsets have gaps or overlaps, the table was written with other settings that
-            determine its rows, or another export committed first. Commits before the error remain
-            in the table; run again to continue.
+        ExportError: Offsets have gaps or overlaps, the table was written with other settings, or
+            another export committed first. Commits before the error remain in the table; run again
+            to continue.
         TieredKafkaError: The source cannot be read.
     """
     options = parse_options(source)
@@ -130,11 +130,12 @@ def clean(
     remove: bool = False,
     table: ExportTable | None = None,
 ) -> tuple[ObjectInfo, ...]:
-    """Lists files that failed attempts left in a target and in its folder of dead letters. Deletes
-    them if `remove` is true.
+    """Lists files of failed attempts that are still in a target or in its folder of dead letters.
+    Deletes them if `remove` is True.
 
     Files of a running export are never listed, because a running export marks its run in the
-    target. Files of a run without a mark are listed once the run's newest file is old enough.
+    target. Files of a run without a mark are listed only if the newest file of the run is old
+    enough.
 
     Args:
         settings: The target.
@@ -180,9 +181,7 @@ def _opened(
 
 
 def _run_id_in(key: str) -> str:
-    """Returns the run id that the key of a file contains, or the key itself if it contains no run
-    id.
-    """
+    """Returns the run id in the key of a file. Returns the key itself if it contains no run id."""
     run_id = re.search("[0-9a-f]{32}", key)
     return key if run_id is None else run_id[0]
 
@@ -195,8 +194,8 @@ class _Run:
         rules: Settings that determine the rows of the table, such as filter and transform.
         base: Files of the table that a compaction replaces.
         merges: True if a compaction merges `base` with new records instead of rebuilding the table.
-        waiting: Offset ranges and task reports that are not committed yet, because the table does
-            not exist and its columns are unknown. The next commit includes them.
+        waiting: Two lists that the next commit includes: offset ranges and task reports. They were
+            not committed yet, because the table does not exist and its columns are unknown.
         waves: Number of waves that have ended.
         verified: Results of `verify`, as sentences.
     """
@@ -264,7 +263,7 @@ class _Run:
                 break
 
     def _typed_columns(self, state: TableState) -> pa.Schema | None:
-        """Returns the columns of the rows, including fields of decoded columns that only the table
+        """Returns the columns of the rows. Decoded columns also have the fields that only the table
         has.
 
         Returns `None` if no column is decoded, or if a transform may change the columns.
@@ -307,7 +306,9 @@ class _Run:
         return plan
 
     def _check_lost(self, skipped: Iterable[Skipped], plan: ExportPlan, state: TableState) -> None:
-        """Checks that the offsets that a rebuild skips have no rows in the table."""
+        """Checks that the table has no rows with the offsets in `skipped`, which a rebuild cannot
+        read.
+        """
         topic_ids = {
             (partition.topic, partition.partition): partition.topic_id
             for partition in plan.scan.partitions
@@ -344,7 +345,9 @@ class _Run:
                 target.delete(spilled.key)
 
     def _run_tasks(self, tasks: Sequence[RunnableTask], job: ExportJob) -> list[TaskReport]:
-        """Runs tasks and returns their reports, in order of task numbers."""
+        """Runs tasks and returns their reports, ordered by task number. Raises `ExportError` if a
+        report is missing or occurs twice.
+        """
         started = time.monotonic()
         reports: dict[int, TaskReport] = {}
         if tasks:
@@ -406,8 +409,8 @@ class _Run:
         self.seconds["committing"] += time.monotonic() - started
 
     def _schema(self, reports: Sequence[TaskReport], job: ExportJob) -> pa.Schema | None:
-        """Returns the columns of the rows that tasks wrote. If tasks wrote no rows, returns the
-        columns that rows would have, or `None` if these are unknown.
+        """Returns the columns of the rows that tasks wrote. If they wrote no rows, returns the
+        columns that rows would have. Returns `None` if these are unknown.
         """
         schemas = [report.schema for report in reports if report.schema is not None]
         if schemas:

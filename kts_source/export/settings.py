@@ -1,4 +1,4 @@
-"""Checks the arguments of `backfill`, and returns them as the settings of an export."""
+"""Checks the arguments of `backfill` and converts them to `ExportSettings`."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ class Following:
     """Pace of an export that repeats in rounds to follow new records.
 
     Attributes:
-        interval_seconds: Time between the starts of two rounds. If records are left to read, the
-            next round starts at once.
-        round_bytes: Size of a round, and of its single commit, in original bytes of segments. A
-            round ends with the segment that reaches this size.
+        interval_seconds: Time between the starts of two rounds. If a round ends and more records
+            can be read, the next round starts immediately.
+        round_bytes: Size of a round in original bytes of segments. A round ends with the segment
+            that reaches this size, and has one commit.
     """
 
     interval_seconds: float = 60.0
@@ -108,15 +108,16 @@ class ExportArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ExportSettings:
-    """A target and how it is written: the checked arguments of `backfill`.
+    """The checked arguments of `backfill`; see its docstring for the attributes that are not
+    described here.
 
     Attributes:
         target: A folder, `s3://bucket/prefix`, or the name of an Iceberg table.
         compaction: Keeps only the latest record of every key; `None` keeps all records.
         following: Pace of an export that follows new records in rounds; `None` for a single run.
         schema_evolution: `add` adds new fields of typed columns to the table; `none` rejects them.
-        text_partitions: Handling of a text in a folder name of a Parquet target that readers would
-            parse as a number, a date or another type. `as-is` accepts it, `checked` rejects it.
+        text_partitions: `checked` rejects a partition value of a Parquet target if it is a text
+            that readers would parse as a number, a date or another type. `as-is` accepts it.
         verify: True to check before a run that the table has all rows that its commits recorded.
         storage: Credentials and settings of the target.
         catalog: Properties of the Iceberg catalog, with the names that PyIceberg uses.
@@ -153,7 +154,7 @@ def export_settings(
 
     Args:
         target: Folder, `s3://bucket/prefix`, or an Iceberg table's name (`namespace.table`).
-        source: Options of the source; its credentials are the default for the target.
+        source: Options of the source. By default, the target uses its credentials, too.
         arguments: See `backfill`.
 
     Raises:
@@ -206,8 +207,8 @@ def export_settings(
 
 
 def _path(name: str, path: str) -> str:
-    """Strips blanks from an output path. Rejects a misspelled URL, because it would be used as the
-    name of a local folder.
+    """Removes blanks at both ends of an output path. Raises `InvalidOptionError` for a misspelled
+    URL, because it would be used as the name of a local folder.
     """
     path = path.strip()
     if not path:
@@ -241,8 +242,9 @@ def _check(settings: ExportSettings, *, has_catalog: bool) -> None:
 
 
 def _check_folders(settings: ExportSettings) -> None:
-    """Rejects options that only Parquet folders support if the target is a table, and rejects
-    partition columns of a Parquet folder whose folders readers would skip.
+    """Raises `InvalidOptionError` for settings that do not fit the kind of the target. A table does
+    not support options for Parquet folders. A Parquet folder does not support partition columns
+    with names that readers would skip as hidden.
     """
     if settings.table_format != PARQUET:
         if settings.text_partitions == AS_IS:

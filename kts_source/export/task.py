@@ -33,8 +33,8 @@ class WriteTarget:
         storage: Credentials and settings of the store.
         prefix: Prefix of every key, relative to the root.
         suffix: Suffix of every key.
-        values_in: Location of the partition values of a file: its `path`, the table's `log`, or the
-            columns of the `file`.
+        values_in: Location of the partition values of a file. `path`: the folder names in its path.
+            `log`: the log of the table. `file`: columns of the file.
     """
 
     path: str
@@ -46,12 +46,14 @@ class WriteTarget:
 
 @dataclass(frozen=True, slots=True)
 class ExportJob:
-    """Values that all tasks of a run share. They include credentials, so the values are only sent
-    to tasks as a pickle, never as text.
+    """Values that all tasks of a run share. They include credentials, so an `ExportJob` is sent to
+    tasks only as a pickle, never as text.
 
     Attributes:
         options: Options of the source, with the key ring loaded.
-        columns: Types of the decoded columns, including fields that only the table has.
+        columns: Columns of the rows if columns are decoded. Decoded columns also have the fields
+            that only the table has. `None` if no column is decoded or a transform may change the
+            columns.
     """
 
     options: ScanOptions
@@ -87,7 +89,7 @@ class ColumnStatistics:
     Attributes:
         low: Smallest value; dates and timestamps in ISO 8601 with milliseconds, rounded down.
             `None` if unknown.
-        high: Largest value, in the same form but rounded up. `None` if unknown.
+        high: Largest value, in the same form as `low`, but rounded up. `None` if unknown.
         nulls: Number of nulls; `None` if unknown.
     """
 
@@ -102,11 +104,12 @@ class WrittenFile:
 
     Attributes:
         key: Key under which the task wrote the file, relative to the target's root.
-        name: Key after the commit, relative to the root; unique among all files of all commits.
+        name: Key of the file after the commit, relative to the target's root. It is unique among
+            all files of all commits.
         start: First offset that was read for the file.
         stop: One past the last offset that was read for the file.
         values: Partition values as texts, in the order of the partition columns.
-        statistics: Bounds by column.
+        statistics: Bounds and numbers of nulls, by path of the column.
     """
 
     key: str
@@ -124,7 +127,7 @@ class WrittenFile:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> WrittenFile:
-        """Creates a value from the result of `dataclasses.asdict`."""
+        """Creates a `WrittenFile` from the result of `dataclasses.asdict`."""
         statistics = {
             name: ColumnStatistics(**bounds) for name, bounds in value["statistics"].items()
         }
@@ -137,7 +140,7 @@ class DeadLetterFile:
 
     Attributes:
         key: Key under which the task wrote the file, relative to the folder of dead letters.
-        name: Key after the commit, relative to the same folder.
+        name: Key of the file after the commit, relative to the folder of dead letters.
     """
 
     key: str
@@ -158,23 +161,23 @@ class SpillFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReport:
-    """Results of a successful attempt of a task, sufficient to commit its files without opening
-    them.
+    """Results of a successful attempt of a task. They suffice to commit the files of the task
+    without opening these files.
 
     Attributes:
         number: Number of the task within its run.
-        schema: Schema of the rows written; `None` if no row was written.
-        rows_read: Visible rows decoded.
+        schema: Schema of the rows that the task wrote; `None` if it wrote no row.
+        rows_read: Number of rows that were read from the source, before the transform.
         dead_letters: The file of rows that were rejected.
-        segment_bytes: Original bytes of the segment parts that the task reads.
+        segment_bytes: Original bytes of the parts of segments that the task read.
         requests: Number of read requests sent to the tier.
-        bytes_read: Object bytes received.
+        bytes_read: Number of bytes received from objects.
         seconds_writing: Part of `seconds` that was spent on transforms, encoding, compression and
             storing.
-        spills: Spilled files of the first round of a compaction.
-        newest_ms: Topic id, partition and newest timestamp in ms; only in the first round of a
-            compaction.
-        lost: Offsets that were not read because their objects no longer exist.
+        spills: Temporary files that a task of the first round of a compaction wrote.
+        newest_ms: Three values for each partition: topic id, partition number, and timestamp of the
+            newest record in ms. Only set in the first round of a compaction.
+        lost: Ranges of offsets that were not read because their objects no longer exist.
     """
 
     number: int

@@ -1,6 +1,6 @@
 """Runs export tasks. A task reads its slices of segments and writes their rows to Parquet files.
 
-Every attempt uses unique file names, so retries and speculative copies never conflict; only files
+Every attempt uses unique file names, so retries and speculative copies never conflict. Only files
 that the driver commits become part of the table. The number of open files and the bytes in memory
 are limited.
 """
@@ -57,7 +57,7 @@ MAX_HELD_BYTES: Final = 128 << 20
 
 
 class _Owner(NamedTuple):
-    """The partition of the rows in a file."""
+    """The topic and partition whose rows a file contains. A file contains rows of one partition."""
 
     topic: str
     partition: int
@@ -66,7 +66,15 @@ class _Owner(NamedTuple):
 
 @dataclass(slots=True)
 class _OpenFile:
-    """An open file and the offsets that were written to it."""
+    """A file that is being written.
+
+    Attributes:
+        key: Key of the file.
+        file: Writes the file.
+        owner: Partition of its rows.
+        start: First offset that was read for the file so far.
+        stop: One past the last offset that was read for the file so far.
+    """
 
     key: str
     file: ParquetFile
@@ -76,11 +84,11 @@ class _OpenFile:
 
 
 class TaskWriter:
-    """Distributes the rows of batches to files by partition values. Batches of a Kafka partition
-    must be in offset order.
+    """Writes the rows of batches to files, with one file for each combination of partition values.
+    Batches of a Kafka partition must be in offset order.
 
-    The end of the `with` block closes the store. If the block raised an error, it first tries to
-    delete the files of this attempt.
+    The end of the `with` block closes the store. If the block raised an error, the files of this
+    attempt are deleted before that, if possible.
 
     Args:
         topic_ids: Topic id by topic and partition, for batches without a column of topic ids.
@@ -115,11 +123,12 @@ class TaskWriter:
         self.target.close()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Writes the rows of one partition.
+        """Transforms the rows of a batch and writes them to files. All rows must be of one Kafka
+        partition.
 
         Raises:
             TransformError: The transform failed.
-            ExportError: A row has a partition value with which readers would not find it.
+            ExportError: A row has a partition value that readers would not read unchanged.
         """
         if batch.num_rows == 0:
             return
@@ -149,11 +158,13 @@ class TaskWriter:
         self._seconds += time.monotonic() - started
 
     def set_aside(self, batch: pa.RecordBatch, reasons: Mapping[int, str]) -> None:
-        """Writes rows that cannot be decoded to the dead letters, with their stored bytes."""
+        """Writes the rows in `reasons`, which cannot be decoded, to the dead letters. `reasons`
+        maps the number of a row in the batch to the reason. `batch` contains their stored bytes.
+        """
         self._letters.add(batch, [Rejected(row, reason) for row, reason in reasons.items()])
 
     def completed(self, report: TaskReport) -> TaskReport:
-        """Closes all open files, and returns the report with all files of the task added."""
+        """Closes all open files. Returns `report` with the files of the task added."""
         started = time.monotonic()
         self._close_all()
         self._seconds += time.monotonic() - started
@@ -332,6 +343,8 @@ class ExportTask:
     """Reads the records of a scan task and writes them to Parquet files.
 
     Attributes:
+        number: Number of the task within the run.
+        scan: The slices to read.
         topic_ids: Topic id by topic and partition, for all slices.
     """
 
@@ -363,10 +376,16 @@ def read_rows(
     batches: BatchLimits = FOR_SPARK,
     set_aside: SetAside | None = None,
 ) -> TaskReport:
-    """Reads the slices of a task and returns a report that lacks times and files.
+    """Reads the slices of a task. Returns a report without times and files.
 
-    Calls `take` with every batch. Batches have the columns `needed`. Calls `set_aside` with rows
-    that cannot be decoded.
+    Args:
+        number: Number of the task within the run.
+        scan: The slices to read.
+        job: Values that all tasks of the run share.
+        take: Called with every batch.
+        needed: Columns that batches must have, in addition to the columns in the options.
+        batches: Limits of a batch.
+        set_aside: Called with rows that cannot be decoded. `None` = raise an error for them.
     """
     from kts_source.read.read_task import run_task
     from kts_source.read.task_metrics import TaskPlace
@@ -394,10 +413,11 @@ def read_rows(
 
 
 class ExportExecutor(Protocol):
-    """Runs tasks whose files are committed together."""
+    """Interface for running tasks whose files are committed together."""
 
     def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
-        """Yields the report of each task when the task ends, so reports are in any order.
+        """Runs the tasks. Yields the report of a task when the task ends, so reports are in any
+        order.
 
         Close the iterator to stop tasks that are running.
 

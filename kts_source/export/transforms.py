@@ -14,7 +14,7 @@ class Rejected:
     """A row that cannot be transformed.
 
     Attributes:
-        row: Number of the row in the batch, from 0.
+        row: Number of the row in the batch, counted from 0.
         reason: Message for users.
     """
 
@@ -27,8 +27,8 @@ class Transformed:
     """The result of a transform for one batch.
 
     Attributes:
-        rows: Transformed rows, in order. If no row remains, prefer an empty batch with all columns
-            to `None`, because a table can be created from its columns.
+        rows: Transformed rows, in order. If no row remains, return an empty batch with all columns
+            if possible, because a table can be created from its columns. Otherwise return `None`.
         rejected: Rows that could not be transformed.
     """
 
@@ -38,13 +38,15 @@ class Transformed:
 
 @runtime_checkable
 class RowTransform(Protocol):
-    """A transform that can reject individual rows. Rejected rows are written to the dead
-    letters.
+    """Interface of a transform that can reject individual rows. Rejected rows are written to the
+    dead letters.
     """
 
     @property
     def fingerprint(self) -> str:
-        """A text that is different whenever the transform would return different rows."""
+        """A text that identifies the transform. Change it whenever the transform would return
+        different rows.
+        """
         ...
 
     def apply(self, batch: pa.RecordBatch) -> Transformed:

@@ -1,10 +1,10 @@
 """Compares the rows of a table with the offsets and row counts that its commits recorded.
 
-Another writer can delete, overwrite or copy rows of an export, but the table still records their
-offsets. Missing offsets alone do not prove a loss, because control batches, aborted transactions,
-`where` and compaction skip offsets. So every commit records its number of rows. This module
-compares these numbers with the rows of the table. It also searches for offsets outside the recorded
-ranges, and for offsets that are stored twice.
+Another writer can delete, overwrite or copy rows of an export, and the table still records the
+offsets of these rows. Missing offsets alone do not prove a loss, because control batches, aborted
+transactions, `where` and compaction leave gaps. So every commit records its number of rows, and
+this module compares these numbers with the rows of the table. It also searches for offsets outside
+the recorded ranges, and for offsets that are stored twice.
 """
 
 from __future__ import annotations
@@ -54,8 +54,12 @@ class _ChunkKey(NamedTuple):
 
 @dataclass(slots=True)
 class _Recorded:
-    """The offset range and the number of rows that the commits of a table recorded for a
-    partition.
+    """What the commits of a table recorded for one partition.
+
+    Attributes:
+        held: The range of offsets that the table has; `None` if it recorded no range for the
+            topic's current id.
+        count: The number of rows; `None` if it was not recorded.
     """
 
     held: OffsetRange | None
@@ -63,8 +67,8 @@ class _Recorded:
 
     @property
     def has_restarts(self) -> bool:
-        """True if the table may have rows of an earlier topic with the same name, because their
-        offsets overlap.
+        """True if the table may have rows of an earlier topic with the same name. Offsets are then
+        not compared, because the offsets of the two topics overlap.
         """
         if self.held is None:
             return True
@@ -73,7 +77,13 @@ class _Recorded:
 
 @dataclass(slots=True)
 class _Tally:
-    """Number of rows and range of offsets that were found in the table for a partition."""
+    """What the table contains of one partition.
+
+    Attributes:
+        rows: Number of rows.
+        low: Lowest offset.
+        high: Highest offset.
+    """
 
     rows: int = 0
     low: int = 1 << 63
@@ -88,6 +98,13 @@ def verify(
     settings: ExportSettings,
 ) -> tuple[str, ...]:
     """Checks that a table has the rows that its commits wrote.
+
+    Args:
+        contents: The files of the table; `None` if the table does not exist.
+        committed: The offset ranges that the table has.
+        partitions: The planned partitions. Their topics are checked.
+        options: Options of the source.
+        settings: Settings of the export.
 
     Returns:
         Sentences that describe what was verified and what was not.
@@ -126,8 +143,8 @@ def _recorded(
 def _verify_totals(
     contents: TableContents, recorded: Mapping[Owner, _Recorded], settings: ExportSettings
 ) -> tuple[str, ...]:
-    """Compares only the total number of rows. Used if the table lacks columns that identify a
-    record.
+    """Compares only the total number of rows. Used if the columns of the table do not show which
+    record a row is.
     """
     why = "its transform decides" if settings.transform is not None else "its columns do not show"
     expected = sum(entry.count.rows for entry in recorded.values() if entry.count is not None)
@@ -174,10 +191,11 @@ def _location(owner: Owner, offset: int | None, uri: str) -> dict[str, Any]:
 @dataclass(slots=True)
 class _Check:
     """Reads the offsets of a table and stores them in bitmaps to find duplicates. If the bitmaps do
-    not fit into memory, it reads the table several times (passes), each time for other offsets.
+    not fit into memory, it reads the table several times. Each of these passes compares other
+    offsets.
 
     Attributes:
-        tallies: Rows and offsets by partition, counted in the first pass.
+        tallies: Number of rows and range of offsets of each partition, from the first pass.
         others: Number of rows of topics that are not checked.
         done: Chunks of offsets that earlier passes compared.
         passes: Number of completed passes.
@@ -192,7 +210,9 @@ class _Check:
     passes: int = 0
 
     def run(self) -> bool:
-        """Reads the table once. Returns True if offsets are left that need another pass."""
+        """Reads the table once (one pass). Returns True if some offsets were not compared yet, so
+        that another pass is needed.
+        """
         topics = pa.array(sorted({topic for topic, _ in self.recorded}), pa.string())
         chunks: dict[_ChunkKey, npt.NDArray[np.uint8]] = {}
         deferred: set[_ChunkKey] = set()
@@ -228,7 +248,9 @@ class _Check:
         return bool(deferred)
 
     def compare(self) -> tuple[str, ...]:
-        """Compares the counted rows with the recorded numbers, see `verify`."""
+        """Compares the number of rows of each partition with the recorded number. Returns the
+        sentences for `verify`.
+        """
         rows = 0
         for owner, entry in sorted(self.recorded.items()):
             tally = self.tallies.get(owner, _Tally())
@@ -268,7 +290,9 @@ class _Check:
     def _offsets(
         self, file: DataFile, topics: pa.Array
     ) -> Iterator[tuple[Owner, npt.NDArray[np.int64]]]:
-        """Yields the offsets of a file by partition, batch by batch."""
+        """Reads a file batch by batch. For each partition in a batch, yields two values: topic and
+        partition, and the offsets of the rows.
+        """
         try:
             for batch in _columns_of_file(self.contents, file):
                 rows = pa.Table.from_batches([batch])
@@ -289,7 +313,8 @@ class _Check:
     def _chunks(
         self, owner: Owner, offsets: npt.NDArray[np.int64], file: DataFile
     ) -> Iterator[tuple[_ChunkKey, npt.NDArray[np.uint8]]]:
-        """Yields bitmaps of the offsets of a batch, by chunk.
+        """Splits the offsets of a batch into chunks. Yields two values for each chunk: its key, and
+        a bitmap of the offsets in it.
 
         Raises:
             ExportError: An offset is in the batch twice.
@@ -350,10 +375,10 @@ class _Check:
 
 
 def _columns_of_file(contents: TableContents, file: DataFile) -> Iterator[pa.RecordBatch]:
-    """Yields topics, partitions and offsets of a data file.
+    """Yields batches with the topic, partition and offset of each row in a data file.
 
-    Fills columns that the file lacks with its partition values. Values of an unexpected type are
-    null.
+    Columns that the file lacks are filled with its partition values. Columns with an unexpected
+    type are filled with nulls.
     """
     with open_parquet(contents.store, file) as parquet:
         stored = [name for name in _SCHEMA.names if name in parquet.schema_arrow.names]

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 def conditions_of(options: ScanOptions, query: Query) -> Iterator[str]:
-    """Yields the conditions of a search as texts, without keys: certificates are shared, and keys
-    may be secret.
+    """Yields the conditions of a search as texts. Omits the keys, because certificates are shared
+    and keys may be secret.
     """
     if options.where is not None:
         yield f"where {options.where!r}"
@@ -41,7 +41,9 @@ def conditions_of(options: ScanOptions, query: Query) -> Iterator[str]:
 
 
 def assumptions_of(options: ScanOptions, plan: ScanPlan, *, has_filters: bool) -> Iterator[str]:
-    """Yields the assumptions under which the certificate is correct, as sentences."""
+    """Yields sentences with assumptions. The certificate of the search is correct only if all of
+    them are true.
+    """
     yield (
         "The log of a partition is the newest lineage in the tier, from its log start on. Objects"
         " that hold nothing of it are listed as unserved and were not searched. Neither were"
@@ -84,8 +86,8 @@ def assumptions_of(options: ScanOptions, plan: ScanPlan, *, has_filters: bool) -
 
 
 def _may_be_undecidable(options: ScanOptions) -> bool:
-    """Returns whether option `where` uses a field of a column in mode `PERMISSIVE`, in which fields
-    that cannot be decoded are null.
+    """Returns whether option `where` uses a field of a column that is decoded in mode `PERMISSIVE`.
+    In this mode, fields that cannot be decoded are null.
     """
     fields = () if options.where is None else fields_of(options.where)
     permissive = {
@@ -111,8 +113,8 @@ def outside_of(options: ScanOptions, plan: ScanPlan) -> Iterator[str]:
 
 
 def archived_object(task_slice: SegmentSlice) -> tuple[ObjectRef, str] | None:
-    """Returns an archived object that must be restored before the slice can be read, and a message
-    about it; `None` if no object of the slice is archived.
+    """Returns an archived object that must be restored before the slice can be read, together with
+    a message about it. Returns `None` if no needed object is archived.
     """
     needed = [
         task_slice.objects.log,
@@ -129,14 +131,14 @@ CERTIFICATE_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class UnreadRange:
-    """Offsets [start, stop) that belong to the search, but were not searched or only searched in
+    """Offsets [start, stop) that a search should cover, but did not search or searched only in
     part.
 
     Attributes:
         start: First offset, inclusive.
         stop: End, exclusive.
-        reason: Why they were not searched.
-        object: URI of the object with these offsets, or `None`.
+        reason: Why these offsets were not searched.
+        object: URI of the object that could not be read; `None` if there was no such object.
     """
 
     start: int
@@ -160,12 +162,12 @@ class Undecided:
 
 @dataclass(frozen=True, slots=True)
 class UnservedObjects:
-    """Objects of a partition that were not searched, because they or some of their offsets are not
-    in the log.
+    """Objects of a partition with records that are not part of the log. These records were not
+    searched.
 
     Attributes:
         objects: Keys of the objects, relative to the root of the store.
-        reason: Why readers never see their records.
+        reason: Why these records are not part of the log.
     """
 
     objects: tuple[str, ...]
@@ -182,9 +184,10 @@ class PartitionCertificate:
         partition: Partition number.
         start: First searched offset, inclusive.
         stop: End of the searched offsets, exclusive.
-        unread: Offsets in [start, stop), or after it, that were not searched.
-        undecided: Open transactions at which a search with `read_committed` ends.
-        unserved: Objects that were not searched.
+        unread: Requested offsets that were not searched. They are in [start, stop) or after `stop`.
+        undecided: Transactions without an end marker in the tier. A search with `read_committed`
+            ends before the first of them.
+        unserved: Objects with records that are not part of the log, so that they were not searched.
         left_out: Why the partition was not searched; `None` if it was searched.
         segments: Number of segments that were read, including segments that could not be read.
         stored_bytes: Size of the log objects of these segments in the store.
@@ -224,16 +227,17 @@ class Certificate:
     Attributes:
         searched_ms: When the tier was listed, in ms since 1970.
         path: Root of the tier, without credentials.
-        isolation_level: `read_uncommitted` also finds records of aborted transactions.
+        isolation_level: Isolation level of the search. With `read_uncommitted`, a search also finds
+            records of aborted transactions.
         keys: Number of keys; `None` if the search is not for keys.
         key_digest: SHA-256 in hex over the keys; empty without keys.
         conditions: Conditions on records other than keys.
         assumptions: Assumptions under which the certificate is correct.
         outside: Parts of the topics that the search did not cover.
         faults: Faults of the tier that hid records from the search.
-        partitions: In order of topic and partition.
-        requests: Requests to the store.
-        bytes: Stored bytes received.
+        partitions: Certificates of the partitions, in order of topic and partition.
+        requests: Number of requests to the store.
+        bytes: Number of stored bytes that the store sent.
     """
 
     searched_ms: int
@@ -298,9 +302,9 @@ class Certificate:
 
 
 def digest_of_objects(logs: Iterable[ObjectRef]) -> str:
-    """Returns SHA-256 in hex over a list of objects, in order of keys. Each object is a line of
-    JSON with key, size and version (such as the ETag) as listed. The version is null if the store
-    has no versions.
+    """Returns the SHA-256, in hex, of a text with one line per object, in order of keys. A line is
+    a JSON list of the object's key, size and version (such as the ETag) as listed. The version is
+    null if the store has no versions.
     """
     digest = hashlib.sha256()
     for log in sorted(set(logs), key=lambda ref: ref.key):

@@ -4,10 +4,11 @@
 
     filters, table, length of the table (u32), CRC-32C of the table (u32), "KTKI"
 
-Numbers are big-endian. The table is JSON: salt, check, and for each segment the log object with
-size and version, offsets [start, stop), whether there are records without a key, and the position
-and CRC-32C of its filter. If a filter is damaged, or the log object now has another version, a
-search reads the segment.
+Numbers are big-endian. The table is JSON: a salt, a hash that identifies the secret (`check`), and
+a list of segments. Each segment has the key, size and version of its log object, its offsets
+[start, stop), whether it has records without a key, and the position and CRC-32C of its filter.
+
+If a filter is damaged, or the log object now has another version, a search reads the segment.
 
 A filter stores parts of the 64-bit hashes of keys. About one in 67 million look-ups of a key that
 the segment does not have matches by accident. The format of a filter:
@@ -22,8 +23,8 @@ library `rbloom` would take 4.2 bytes per key for accidental matches of one in 1
 a Python call per key. The library `pyfusefilter` has no wheels for aarch64.
 
 Hashes are BLAKE2b with eight bytes of output and a salt per index. If the user gives a secret, it
-is the key of the hash function. Then an index does not reveal which keys exist to readers who do
-not have the secret.
+is the key of the hash function. Then readers without the secret cannot find out from an index which
+keys exist.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ _WHOLE_SEGMENTS: Final = 1 << 62
 
 
 def hashes_of(keys: Iterable[bytes], *, salt: bytes, secret: bytes) -> Hashes:
-    """Returns the hash of each key, in the order of `keys`. If `secret` is empty, the hashes are
-    salted but not keyed.
+    """Returns the hash of each key, in the order of `keys`. If `secret` is empty, a hash depends
+    only on its key and the salt.
     """
     start = hashlib.blake2b(digest_size=8, salt=salt, key=secret)
     hashes = bytearray()
@@ -113,7 +114,7 @@ class KeyFilter:
 
     @classmethod
     def of(cls, hashes: Hashes) -> KeyFilter:
-        """Builds the filter of these hashes.
+        """Builds a filter that contains `hashes`.
 
         Raises:
             ValueError: There are more than `MAX_KEYS` hashes.
@@ -147,7 +148,9 @@ class KeyFilter:
         return self.borders.astype("<u4").tobytes() + self.lows.astype("<u4").tobytes()
 
     def may_hold(self, hashes: Hashes) -> bool:
-        """Returns whether the segment may have one of these keys; False proves that it has none."""
+        """Returns whether the segment may have a key with one of `hashes`. `False` proves that it
+        has none.
+        """
         return any(
             self._may_hold(hashes[start : start + _LOOK_UPS])
             for start in range(0, len(hashes), _LOOK_UPS)
@@ -164,7 +167,9 @@ class KeyFilter:
 
 
 def _split(hashes: Hashes, bits: int) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-    """Returns the bucket number of each hash, and the 32 bits after the bucket's bits (`low`)."""
+    """Returns two arrays: the bucket number of each hash (its first `bits` bits), and its `low`
+    (the next 32 bits).
+    """
     buckets = (
         (hashes >> np.uint64(64 - bits)).astype(np.int64)
         if bits  # numpy does not define shifts by 64 bits
@@ -185,8 +190,8 @@ class IndexedSegment:
         start: First offset that the filter covers.
         stop: End of the covered offsets, exclusive.
         has_null: True if there are records without a key.
-        bits: See `KeyFilter`.
-        at: Position of the first byte of the filter in the file.
+        bits: Number of bits of a hash that select a bucket of the filter.
+        at: Position of the first byte of the filter in the index file.
         length: Size of the filter.
         crc: CRC-32C of the filter.
     """
@@ -203,8 +208,8 @@ class IndexedSegment:
     crc: int
 
     def covers(self, task_slice: SegmentSlice) -> bool:
-        """Returns whether the filter covers all offsets of a slice, and was built from the same
-        version of the log object.
+        """Returns whether the filter covers all offsets of a slice, and was built from the version
+        of the log object that the slice reads.
         """
         ref = task_slice.objects.log
         same = (ref.key, ref.size, ref.version) == (self.key, self.size, self.version)
@@ -218,10 +223,11 @@ class PartitionIndex:
     """The index of a partition: a file with the filters of its segments.
 
     Attributes:
-        path: The file.
+        path: Path of the file.
         salt: Salt of the hashes.
-        check: Hash with which a secret is compared with the secret of the index.
-        segments: Filters by key of the log object.
+        check: Hash of a fixed key with the salt and secret of the index. It shows whether a secret
+            is the secret of the index.
+        segments: Segments with a filter, by key of their log object.
     """
 
     path: Path
@@ -235,7 +241,9 @@ class PartitionIndex:
         return segment if segment is not None and segment.covers(task_slice) else None
 
     def filter_bytes(self, segment: IndexedSegment) -> bytes | None:
-        """Reads the bytes of a segment's filter; returns `None` if they are damaged."""
+        """Reads the bytes of a segment's filter. Returns `None` if they are damaged or cannot be
+        read.
+        """
         try:
             with self.path.open("rb") as file:
                 file.seek(segment.at)
@@ -249,8 +257,9 @@ class PartitionIndex:
         return data
 
     def may_hold(self, task_slice: SegmentSlice, hashes: Hashes, *, null: bool) -> bool:
-        """Returns whether a slice may have one of the keys, or, if `null` is true, records without
-        a key.
+        """Returns whether the segment of a slice may have a key with one of `hashes`. If `null` is
+        true, also returns true if the segment has records without a key. Returns true if no usable
+        filter covers the slice.
         """
         segment = self.segment_of(task_slice)
         if segment is None or (null and segment.has_null):
@@ -272,7 +281,8 @@ class IndexFolder:
 
     @classmethod
     def of(cls, path: str, secret: bytes | None, options: ScanOptions) -> IndexFolder:
-        """Creates a value after checking that the folder is on this machine and not in the tier.
+        """Checks that the folder `path` is on this machine and not in the tier, and returns it with
+        the secret.
 
         Raises:
             InvalidOptionError: The folder is in the tier or not on this machine, or the secret is
@@ -327,7 +337,8 @@ class IndexFolder:
     def write(
         self, file: Path, salt: bytes, segments: Iterable[tuple[IndexedSegment, bytes]]
     ) -> int:
-        """Writes segments with their filters atomically, and returns the size of the file.
+        """Writes an index file with these segments and their filters, atomically. Returns the size
+        of the file.
 
         Raises:
             InvalidOptionError: The folder cannot be written.
@@ -385,8 +396,8 @@ def _read(file: Path) -> PartitionIndex:
 
 @dataclass(slots=True)
 class SegmentFilters:
-    """Finds slices that a search can skip, because their filter proves that they have none of the
-    keys.
+    """Finds slices that a search can skip: the filter of their segment proves that they have none
+    of the keys.
 
     Attributes:
         folder: The folder of indexes.
@@ -436,10 +447,10 @@ class IndexReport:
     """The result of `index_keys`.
 
     Attributes:
-        segments: Number of segments that have a filter now.
-        read: Number of segments that were read now. Other segments already had a filter.
-        bytes: Size of all files of the index that were written.
-        left_out: Objects or partitions without a filter, and the reasons.
+        segments: Number of segments that now have a filter.
+        read: Number of segments that this call has read. The other segments already had a filter.
+        bytes: Total size of the index files that this call has written.
+        left_out: Pairs of an object or partition that has no filter, and the reason.
     """
 
     segments: int
@@ -455,7 +466,7 @@ def index_keys(
     secret: bytes | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> IndexReport:
-    """Writes filters of the keys of each segment, for searches.
+    """Writes a filter of the keys of each segment into `folder`, so that searches skip segments.
 
     Segments that already have a filter are not read again.
 
@@ -464,8 +475,8 @@ def index_keys(
         folder: A folder of this machine, not in the tier.
         secret: 16 to 64 bytes, the key of the hashes. A filter without a secret reveals whether a
             key exists, so a secret is required for encrypted topics.
-        progress: Called after each segment with the original bytes read so far, and the original
-            bytes of all segments.
+        progress: Called after each segment with two sizes, in bytes of the original segment files:
+            the size of the segments read so far, and the size of all segments.
 
     Raises:
         InvalidOptionError: An option limits which records are read, an encrypted topic has no
@@ -534,13 +545,14 @@ def _index_options(source: Mapping[str, str]) -> ScanOptions:
 
 
 class _IndexBuilder:
-    """Builds filters, and counts segments for the report.
+    """Builds the filters of segments, and counts the segments for `IndexReport`.
 
     Args:
         reader: Reads segments.
         options: Options of the index.
         secret: Secret of the hashes.
-        on_read: Called after each segment with the original bytes read so far.
+        on_read: Called after each segment with the size of the segments so far, in bytes of the
+            original segment files.
     """
 
     def __init__(
@@ -564,8 +576,8 @@ class _IndexBuilder:
     def entries(
         self, slices: Sequence[SegmentSlice], before: PartitionIndex | None, salt: bytes
     ) -> Iterator[tuple[IndexedSegment, bytes]]:
-        """Yields the segments of a partition with their filters. Uses the filter in `before` if it
-        covers the slice, and otherwise builds a new one.
+        """Yields each segment of a partition with its filter. Reuses the filter in the previous
+        index `before` if it covers the slice, and otherwise builds a new one.
         """
         pieces = Counter(task_slice.objects.log.key for task_slice in slices)
         for task_slice in slices:
@@ -605,7 +617,8 @@ class _IndexBuilder:
         return None
 
     def _build(self, task_slice: SegmentSlice, salt: bytes) -> tuple[IndexedSegment, bytes]:
-        """Reads a segment and builds its filter.
+        """Reads a segment and builds its filter. Returns two values: the entry for the table of the
+        index, and the bytes of the filter.
 
         Raises:
             ValueError: The segment has too many keys, or its log object has no version.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def partitions_of(keys: KeySet, count: int) -> frozenset[int]:
     """Returns the partitions to which Kafka's default partitioner writes the keys.
 
-    That is murmur2(key) & 0x7fffffff modulo the number of partitions.
+    The partition of a key is murmur2(key) & 0x7fffffff modulo `count`, the number of partitions.
     Source: `BuiltInPartitioner.partitionForKey`.
     """
     partitions: set[int] = set()
@@ -43,7 +43,8 @@ def partition_counts(
 ) -> dict[str, int]:
     """Returns the number of partitions of each topic.
 
-    The default for each topic is one more than its largest partition number in the tier.
+    This is `num_partitions` for every topic. If `num_partitions` is `None`, it is one more than the
+    largest partition number of the topic in the tier.
 
     Raises:
         InvalidOptionError: Option `assign` is set without `num_partitions`, or the tier has more
@@ -70,8 +71,8 @@ def partition_counts(
 
 
 def pruning_assumption(counts: Mapping[str, int]) -> str:
-    """Returns the text of the assumption that keys are only in the partitions to which Kafka's
-    default partitioner writes them.
+    """Returns a sentence with an assumption: each key is only in the partition to which Kafka's
+    default partitioner writes it.
     """
     numbers = ", ".join(f"{topic} {count}" for topic, count in sorted(counts.items()))
     return (
@@ -91,7 +92,7 @@ class HeaderQuery:
     value: bytes | None = None
 
     def mask(self, headers: pa.ListArray) -> pa.BooleanArray:
-        """Returns a mask: true for the rows that have this header."""
+        """Returns a mask that is true for the rows whose headers include this one."""
         pairs = headers.flatten()
         hits = pc.equal(pairs.field(0), self.name)
         if self.value is not None:
@@ -103,7 +104,9 @@ class HeaderQuery:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Validated conditions that must all be true; see `Conditions`."""
+    """The conditions of a search; a record must meet all of them. `Conditions` describes the
+    attributes.
+    """
 
     keys: KeySet | None = None
     key_digest: str = ""
@@ -117,7 +120,9 @@ class Query:
     key_index_secret: Secret[bytes] | None = None
 
     def check(self, options: ScanOptions) -> None:
-        """Raises `InvalidOptionError` if conditions contradict each other or the options."""
+        """Raises `InvalidOptionError` if a condition is invalid or contradicts other conditions or
+        options.
+        """
         self._check_pruning()
         if any(producer_id < 0 for producer_id in self.producer_ids):
             raise InvalidOptionError("a producer id is negative: ids are 0 or greater")
@@ -156,7 +161,7 @@ class Query:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that must be read for all conditions except keys."""
+        """Names of the columns that the conditions other than `keys` need."""
         named = {
             "value": self.value_contains is not None or self.value_matches is not None,
             HEADERS: bool(self.headers),
@@ -165,8 +170,8 @@ class Query:
         return tuple(name for name, is_needed in named.items() if is_needed)
 
     def mask(self, batch: pa.RecordBatch) -> pa.BooleanArray | None:
-        """Returns a mask: true for the rows that meet all conditions except keys. `None` means that
-        all rows meet them.
+        """Returns a mask that is true for the rows that meet all conditions other than `keys`.
+        `None` means that all rows meet them.
         """
         masks = []
         if self.value_contains is not None:
@@ -182,22 +187,23 @@ class Query:
 
 
 class Conditions(TypedDict, total=False):
-    """Conditions on records, in addition to option `where`; all given conditions must hold.
+    """Conditions on records, in addition to option `where`. A record must meet all of them.
 
     Attributes:
-        keys: Keys; `None` among them means records without a key. They are compared as bytes,
-            regardless of option `key.format`.
-        value_contains: Bytes in the value; a string is encoded in UTF-8.
-        value_matches: A regular expression of RE2 that matches somewhere in the value.
-        headers: Names, or pairs of name and value. A record must have each header, not necessarily
-            as the last header of that name.
-        producer_ids: Ids of producers.
+        keys: A record must have one of these keys. `None` stands for records without a key. Keys
+            are compared as bytes, regardless of option `key.format`.
+        value_contains: Bytes that the value must contain; a string is encoded in UTF-8.
+        value_matches: A regular expression of RE2 that must match somewhere in the value.
+        headers: Names, or pairs of name and value. A record must have each of these headers. A
+            header need not be the last one with its name.
+        producer_ids: One of these producers must have written the record.
         partitioner_pruning: True to search only the partitions to which Kafka's default partitioner
             writes the keys. The certificate states this assumption.
-        num_partitions: Number of partitions of each topic; default: the number in the tier.
+        num_partitions: Number of partitions of each topic, for `partitioner_pruning`; default: one
+            more than the largest partition number in the tier.
         key_index: Folder written by `index_keys`. Segments are skipped if their filter has none of
             the keys.
-        key_index_secret: The secret of that index.
+        key_index_secret: The secret with which `key_index` was written.
     """
 
     keys: Iterable[bytes | None]
@@ -212,7 +218,7 @@ class Conditions(TypedDict, total=False):
 
 
 def query_of(**conditions: Unpack[Conditions]) -> Query:
-    """Checks the types of conditions, and returns them as a query.
+    """Checks the types of the conditions, and returns a `Query` with them.
 
     Raises:
         InvalidOptionError: `keys` is empty, a key is not bytes, or a condition is a single value
@@ -257,17 +263,17 @@ def _keys(values: Iterable[bytes | None]) -> set[bytes | None]:
 
 
 def _matches(values: pa.BinaryArray, pattern: str) -> pa.BooleanArray:
-    """Returns a mask: true for the values that match as UTF-8 or as bytes.
+    """Returns a mask that is true for the values in which `pattern` matches, as UTF-8 or as bytes.
 
-    Both forms are needed: in bytes, only ASCII letters count as letters; as UTF-8, a text with an
-    invalid character never matches.
+    Both comparisons are needed. As bytes, only ASCII letters count as letters. As UTF-8, a value
+    with an invalid character never matches.
     """
     as_text = pc.match_substring_regex(values.view(pa.string()), pattern=pattern)
     return pc.or_(as_text, pc.match_substring_regex(values, pattern=pattern))
 
 
 def digest_of_keys(keys: Iterable[bytes | None]) -> str:
-    """Returns SHA-256 in hex over a set of keys, in ascending order.
+    """Returns the SHA-256, in hex, of the distinct keys in ascending order.
 
     For each key, its length (big-endian int32) and its bytes are hashed. `None` is hashed as the
     length −1, before all keys.

@@ -1,7 +1,7 @@
 """`kts_source.find(source, …)`: finds all records that meet conditions, and certifies the search.
 
-All offsets are searched, except offsets that cannot be planned or read. The certificate lists
-these.
+All offsets are searched, except offsets that cannot be planned or read. The certificate of a search
+lists the exceptions.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class SearchPlan:
         return cls(plan, tuple(faults), uri, listed_ms, counts, wanted)
 
     def may_hold(self, topic: str, partition: int) -> bool:
-        """Returns whether a partition may have one of the keys."""
+        """Returns whether a partition may have one of the keys of the search."""
         return self.wanted is None or partition in self.wanted[topic]
 
 
@@ -178,7 +178,7 @@ class TaskSearch:
         """Yields the matching rows in order. Close the generator to cancel reads.
 
         Raises:
-            InvalidOptionError: The options do not fit the data, such as a schema.
+            InvalidOptionError: An option, such as a schema, does not fit the data.
         """
         readable = [
             task_slice
@@ -225,8 +225,8 @@ class TaskSearch:
                     yield matches
 
     def _is_archived(self, task_slice: SegmentSlice, reader: SegmentSource) -> bool:
-        """Returns whether an archived object must be restored before the slice can be read. If so,
-        adds the slice to `unread`.
+        """Returns whether a slice cannot be read until an archived object is restored. If so, adds
+        the slice to `unread`.
         """
         archived = archived_object(task_slice)
         if archived is not None:
@@ -261,12 +261,12 @@ def certify_partition(
     ruled_out: Collection[ObjectRef],
     planned: Sequence[SegmentSlice] | None,
 ) -> PartitionCertificate:
-    """Certifies the search of a partition.
+    """Returns the certificate for the search of a partition.
 
     Args:
         partition: The partition.
-        searches: The searches of its tasks.
-        ruled_out: Logs that were not read because of their filters.
+        searches: The searches of the tasks of the partition.
+        ruled_out: Log objects that were not read, because their filters have none of the keys.
         planned: All slices of the plan, including slices that filters ruled out; `None` if a
             condition on offsets or timestamps has removed slices.
     """
@@ -324,8 +324,8 @@ def _certify_pruned(partition: PartitionPlan) -> PartitionCertificate:
 def _unplanned(
     partition: PartitionPlan, planned: Sequence[SegmentSlice], unread: Sequence[UnreadRange]
 ) -> Iterator[UnreadRange]:
-    """Yields offsets that are neither planned nor unread, so that a planning bug is not certified
-    as a complete search.
+    """Yields the offsets of a partition that are neither in `planned` nor in `unread`. Such offsets
+    are a bug in planning. They must not be certified as searched.
     """
     position = partition.start
     covered = [(task_slice.start_offset, task_slice.stop_offset) for task_slice in planned]
@@ -338,8 +338,8 @@ def _unplanned(
 
 
 def _unserved(partition: PartitionPlan) -> Iterator[UnservedObjects]:
-    """Yields the segments that are not in the log, the segments of which only some offsets are in
-    the log, and orphans.
+    """Yields the objects with records that are not part of the log: segments that were skipped,
+    segments that have only some offsets in the log, and orphans.
     """
     skipped = [(s.segment.objects.log.key, s.reason) for s in partition.surviving.skipped]
     for key, reason in skipped:
@@ -395,11 +395,12 @@ class _Run:
 
 
 class Search:
-    """The records that meet a query, read on request, and the certificate of their search.
+    """A search for the records that meet a query. Reads the records on request, and then certifies
+    which offsets were searched.
 
     Args:
         options: The scan to search. The default of `isolationLevel` is `read_uncommitted`, because
-            records of aborted transactions are in the tier like all others.
+            records of aborted transactions are in the tier, too.
         query: Conditions in addition to option `where`.
 
     Raises:
@@ -431,11 +432,12 @@ class Search:
 
         Args:
             threads: Number of tasks read concurrently; by default the number of cores.
-            progress: Called after each task, in any thread, with the original bytes read so far,
-                and the original bytes of all tasks.
+            progress: Called after each task, in any thread, with two sizes, in bytes of the
+                original segment files: the size of the tasks read so far, and the size of all
+                tasks.
 
         Raises:
-            InvalidOptionError: Filters of keys were made with another secret.
+            InvalidOptionError: The filters of keys were made with another secret.
             TieredKafkaError: The tier cannot be listed.
             ValueError: `threads` is less than 1.
         """
@@ -556,7 +558,7 @@ class Search:
         return SegmentFilters(folder, planned.uri, query.keys, ids)
 
     def _plan(self) -> SearchPlan:
-        """Returns the plan. Makes it in the first call."""
+        """Returns the plan of this search. The first call computes it."""
         with self._lock:
             if self._planned is None:
                 self._planned = SearchPlan.of(self._options, self._query)
@@ -585,7 +587,9 @@ def _partition(task_slice: SegmentSlice) -> tuple[str, int]:
 
 
 def _search_tasks(planned: SearchPlan, filters: SegmentFilters | None) -> Iterator[ScanTask]:
-    """Yields tasks of one partition each, without slices that cannot contain a key."""
+    """Yields the tasks of a search. Each task has slices of one partition. Slices that cannot
+    contain one of the keys are skipped.
+    """
     for task in planned.plan.tasks:
         for key, group in groupby(task.slices, _partition):
             if not planned.may_hold(*key):

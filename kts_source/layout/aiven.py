@@ -64,8 +64,8 @@ class AivenLayout:
     def topic_folders(
         self, store: ObjectStore, key_prefix: str, topic: str | None
     ) -> tuple[TopicFolder, ...]:
-        """Returns the topic folders `<prefix><topic>-<topicId>/`. For topic `orders`, skips folders
-        such as `orders-eu-…`, which have the listed prefix `orders-`, too.
+        """Returns the topic folders `<prefix><topic>-<topicId>/`. Skips other topics with the same
+        prefix: the listing of `orders-` for topic `orders` also contains `orders-eu-…`.
         """
         folders = []
         for key in store.list_folders(key_prefix + (f"{topic}-" if topic else "")):
@@ -95,7 +95,7 @@ class AivenLayout:
     def grouped(
         self, infos: Sequence[ObjectInfo], folder: TopicFolder, partition: int
     ) -> PartitionListing:
-        """See `NamingLayout.grouped`."""
+        """Groups the listed objects of a partition's folder by segment."""
         prefix = self.partition_folder(folder, partition)
         segments = _usual_segments(infos, folder, partition, len(prefix))
         if segments is not None:
@@ -111,9 +111,12 @@ class AivenLayout:
         )
 
     def stems(self, key_prefix: str, name: SegmentName) -> tuple[str, ...]:
-        """Returns possible stems of the segment's keys. The first one has the prefix and the key
-        that the custom metadata records, if any. The second one has option `keyPrefix`, because the
-        tier may have been copied to another path.
+        """Returns one or two possible stems of the segment's keys.
+
+        The first stem has the prefix and the key that the custom metadata records. If it records
+        none, the stem has `key_prefix` and the usual key. If the recorded prefix is not
+        `key_prefix`, the second stem has `key_prefix`, because the tier may have been copied to
+        another path.
         """
         try:
             recorded = parse_custom_metadata(name.custom_metadata)
@@ -182,7 +185,7 @@ def _usual_segments(
 
 
 def segment_of(entry: SegmentEntry, manifest: SegmentManifest) -> RemoteSegment:
-    """Compares a listed segment with its manifest, and returns its description.
+    """Compares a listed segment with its manifest, and returns the description of the segment.
 
     Raises:
         InvalidManifestError: Listing and manifest contradict each other, or the manifest has no

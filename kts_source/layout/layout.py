@@ -1,4 +1,4 @@
-"""The protocol of a tier's layout, and the listing of a partition that layouts return.
+"""Defines the protocol of a tier's layout, and the listing that a layout returns for a partition.
 
 A layout has the role of KIP-405's `RemoteStorageManager` and KIP-1254's `RemoteStorageFetcher` in
 Java, reduced to the methods that a reader needs.
@@ -50,7 +50,7 @@ class SegmentEntry:
     Attributes:
         described_by: Key of the object that describes the segment, such as its manifest; for error
             texts.
-        objects: Suffix (`log`, `indexes`, …) and listed object of each object.
+        objects: Pairs of a suffix (`log`, `indexes`, …) and the listed object with this suffix.
         next_base: First offset of the next listed segment, if the layout needs it to compute the
             end of this segment.
     """
@@ -75,10 +75,10 @@ class Orphan:
 
     Attributes:
         base_offset: First offset of the incomplete segment; `None` if no object name contains it.
-        described: The incomplete segment, if the object that describes it exists, else `None`. If
-            it exists, the segment was complete once, so the missing objects are lost or being
-            deleted. `Layout.describe` accepts the segment.
-        written_ms: Time at which the last of the objects was written, in ms since 1970; `None` if
+        described: The incomplete segment, which `Layout.describe` accepts; `None` if the object
+            that describes it does not exist. A segment with this object was complete once, so its
+            missing objects are lost or being deleted.
+        written_ms: Time at which the newest of the objects was written, in ms since 1970; `None` if
             the store does not report it.
         sizes: Bytes of each object, if known from a listing.
     """
@@ -99,8 +99,8 @@ class PartitionListing:
     """The listing of one partition. Segments are in order of base offset, then of segment id.
 
     Attributes:
-        facts: Further facts that determine the segments, such as checkpoints of a log directory. If
-            the facts change, the partition is planned again.
+        facts: Further facts that the plan of the partition depends on, such as facts from
+            checkpoints of a log directory. If they change, the partition is planned again.
     """
 
     segments: tuple[SegmentEntry, ...]
@@ -137,7 +137,9 @@ class Layout(Protocol):
     def list_partition(
         self, store: ObjectStore, folder: TopicFolder, partition: int
     ) -> PartitionListing:
-        """Returns the segments of one partition from object names, without reading objects."""
+        """Lists the segments of one partition. Most layouts use only the names of objects, and read
+        no object.
+        """
 
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
         """Returns the description of a listed segment. Reads its manifest or similar objects.
@@ -190,8 +192,8 @@ class NamingLayout(Layout, Protocol):
         """Groups the listed objects of a partition's folder by segment."""
 
     def stems(self, key_prefix: str, name: SegmentName) -> tuple[str, ...]:
-        """Returns possible stems of the segment's keys. The first stem with objects is the correct
-        one.
+        """Returns possible stems of the keys of a segment. If objects exist for several of them,
+        the first one is correct.
         """
 
 
@@ -292,8 +294,8 @@ def segment_or_orphan(
 
 
 def _parse_stem(stem: str, start: int) -> tuple[int, str] | None:
-    """Parses base offset and segment id from the part of a stem that begins at character `start`;
-    returns `None` if it has another form.
+    """Parses the base offset and the segment id from `stem[start:]`; returns `None` if this text
+    has another form.
     """
     match = _STEM.fullmatch(stem, start)
     if match is None or int(match[1]) > _MAX_OFFSET:

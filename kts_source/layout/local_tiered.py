@@ -3,12 +3,15 @@ copies of the files of a segment, without a manifest.
 
     kafka-tiered-storage/<topic>-<partition>-<topicId>/<startOffset, 20 digits>-<segmentId>.<suffix>
 
-The facts of a segment are computed from its files. The end offset is the last offset of the last
-batch. It is a lower bound, because the end offset that the broker recorded is higher if compaction
-removed the last records. The largest timestamp is taken from the last entry of the time index, if
-the batches from the offset of this entry on confirm it. The leader epochs are read from the
-leader-epoch checkpoint. An empty log ends where the next segment begins. The time of the upload is
-unknown.
+The facts of a segment are computed from its files:
+
+* The end offset is the last offset of the last batch. It is a lower bound: if compaction removed
+  the last records, the broker has recorded a higher end offset. A segment with an empty log ends
+  where the next segment begins.
+* The largest timestamp is from the last entry of the time index, if the batches from the offset of
+  this entry on confirm it.
+* The leader epochs are from the leader-epoch checkpoint.
+* The time of the upload is unknown.
 
 `.snapshot` is written last, so a segment that has it is complete. Source: `LocalTieredStorage`,
 `RemoteLogSegmentFileset` in the tests of Kafka's storage module.
@@ -93,8 +96,8 @@ class LocalTieredLayout:
     def topic_folders(
         self, store: ObjectStore, key_prefix: str, topic: str | None
     ) -> tuple[TopicFolder, ...]:
-        """Returns a topic folder for each pair of topic and topic id in the names of partition
-        folders.
+        """Returns a `TopicFolder` for each pair of topic and topic id that occurs in the name of a
+        partition folder.
         """
         for root in (f"{key_prefix}{ROOT_DIRECTORY}/", key_prefix):
             if pairs := {parsed[:2] for parsed in _partition_folders(store, root, topic)}:
@@ -127,7 +130,7 @@ class LocalTieredLayout:
     def grouped(
         self, infos: Sequence[ObjectInfo], folder: TopicFolder, partition: int
     ) -> PartitionListing:
-        """See `NamingLayout.grouped`."""
+        """Groups the listed objects of a partition's folder by segment."""
         listing = group_segments(
             infos,
             folder,
@@ -140,18 +143,18 @@ class LocalTieredLayout:
         return replace(listing, segments=_with_next_bases(listing))
 
     def stems(self, key_prefix: str, name: SegmentName) -> tuple[str, ...]:
-        """Returns the possible stems below `kafka-tiered-storage/`, which the key prefix may
-        include or not.
+        """Returns two possible stems of the segment's keys: with and without the folder
+        `kafka-tiered-storage/` after the key prefix, because the prefix may already include it.
         """
         folder = f"{name.topic}-{name.partition}-{name.topic_id}"
         stem = f"{folder}/{name.base_offset:020d}-{name.segment_id}"
         return f"{key_prefix}{ROOT_DIRECTORY}/{stem}", f"{key_prefix}{stem}"
 
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
-        """Describes a segment from three side files and the last batches of its log.
+        """Describes a segment. Reads three side files and the last batches of its log.
 
         For an orphan without a log, the end offset is a lower bound: the last offset in its offset
-        index or leader epochs.
+        index or in its leader-epoch checkpoint.
         """
         files = dict(entry.objects)
         base, log = entry.base_offset, files.get(_LOG)
@@ -209,11 +212,11 @@ class LocalTieredLayout:
 
 
 def _with_next_bases(listing: PartitionListing) -> tuple[SegmentEntry, ...]:
-    """Sets `next_base` of segments with an empty log, because these have no batch that shows their
-    end.
+    """Sets `next_base` of each segment with an empty log to the next higher base offset of the
+    partition, because the log has no batch that shows where the segment ends.
 
-    Uses the base offsets of damaged segments, too, because their offsets are lost and do not belong
-    to the empty segment.
+    Base offsets of damaged segments count, too. Otherwise the lost offsets of a damaged segment
+    would seem to belong to the empty segment before it.
     """
     bases: set[int | None] = {entry.base_offset for entry in listing.segments}
     bases |= {orphan.base_offset for orphan in listing.orphans}
@@ -231,8 +234,9 @@ def _with_next_bases(listing: PartitionListing) -> tuple[SegmentEntry, ...]:
 def _largest_timestamp(
     store: ObjectStore, log: ObjectInfo | None, times: TimeIndex | None, index: OffsetIndex | None
 ) -> int:
-    """Returns the timestamp (ms) of the last time-index entry if the batch at the offset of the
-    entry has this timestamp and no later batch has a larger timestamp; otherwise −1.
+    """Returns the timestamp (ms) of the last time-index entry if the log confirms it: the batch at
+    the offset of the entry has this timestamp, and no later batch has a larger one. Otherwise
+    returns −1.
 
     The comparison is needed because pruning relies on this timestamp, and the time index has no
     checksum and may be truncated.
@@ -271,7 +275,7 @@ def _largest_timestamp(
 def _partition_folders(
     store: ObjectStore, root: str, topic: str | None
 ) -> Iterator[tuple[str, str, int]]:
-    """Yields topic, topic id and number of the partitions that have a folder below `root`."""
+    """Yields the topic, topic id and number of each partition that has a folder below `root`."""
     for key in store.list_folders(root + (f"{topic}-" if topic else "")):
         parsed = parse_local_partition_directory(key[len(root) : -1])
         if parsed is not None and (topic is None or parsed.topic == topic):

@@ -1,5 +1,5 @@
-"""Descriptions of remote segments: offsets and the location of the bytes. Also encodes a
-description as JSON values for caches and plan files.
+"""Describes remote segments: their offsets, and the location of their bytes. Encodes a description
+as JSON values for caches and plan files.
 
 An encoded segment (its facts) is a list with these items, in this order:
 
@@ -9,8 +9,8 @@ An encoded segment (its facts) is a list with these items, in this order:
     chunks: [chunk size, file size, stored chunk size, stored size of the last chunk], or
         [chunk size, file size, the manifest's text of all stored sizes, their sum],
     null or [wrapped data key, AAD in base64],
-    side files: [[kind, name of the object, first byte, stop byte], …], and the bytes in base64 of
-        those that a layout rebuilt from the log
+    side files: [[kind, name of the object, first byte, stop byte], …]; a side file that a layout
+        rebuilt from the log has its bytes in base64 as a fifth item
 
 The caller chooses a name for each object, and stores its key, size and version separately. Data
 keys stay wrapped, as in manifests.
@@ -70,7 +70,7 @@ class ObjectRef:
 
     @classmethod
     def of(cls, info: ObjectInfo) -> ObjectRef:
-        """Returns the version of an object that a listing shows."""
+        """Returns a reference to the listed version of an object."""
         return cls(info.key, info.size, info.version, info.storage_class)
 
 
@@ -91,7 +91,7 @@ class StoredIndex:
 
     @classmethod
     def rebuilt(cls, log: ObjectRef, content: bytes) -> StoredIndex:
-        """Returns a side file that was rebuilt from the log."""
+        """Returns a side file with the bytes `content`, which a layout rebuilt from the log."""
         return cls(log, 0, len(content), content)
 
     @property
@@ -105,7 +105,7 @@ class SegmentObjects:
     """The stored form of a segment: all information for reading its bytes, without secrets.
 
     Attributes:
-        log: The object with the transformed chunks.
+        log: The object with the chunks, which may be compressed and encrypted.
         chunk_index: Maps positions in the original segment to positions in the object.
         compression: True if chunks are zstd frames.
         encryption: Encryption of chunks and side files, which are AES-GCM messages; `None` if they
@@ -170,8 +170,8 @@ class RemoteSegment:
 
 
 def plain_chunks(size: int) -> FixedChunkIndex:
-    """Returns a chunk table for a log that is stored without chunks. The chunks limit the size of
-    reads.
+    """Returns a table of equal chunks for a log that is stored without chunks. Readers read by
+    chunks, so the table limits the size of reads.
     """
     step = max(min(_PLAIN_CHUNK_BYTES, size), 1)
     last = size - (-(-size // step) - 1) * step if size else 0
@@ -264,7 +264,7 @@ def segment_from_facts(
         identity: Topic, topic id, partition and segment id.
         facts: Result of `segment_facts`. The number of items and their structure are checked, but
             not their values.
-        ref: Returns the object that has a name; raises LookupError if the name is unknown.
+        ref: Returns the object for a name; raises LookupError if the name is unknown.
 
     Raises:
         LookupError: An object or the kind of a side file is unknown.

@@ -77,7 +77,7 @@ _CREDENTIALS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class FetchOptions:
-    """The options of this module, typed.
+    """Typed values of the options for requests to the store.
 
     Attributes:
         retry_policy: Timeouts, number of attempts, and delay of hedged requests.
@@ -95,7 +95,7 @@ class FetchOptions:
 def fetch_options(
     values: Mapping[str, Any], storage: Mapping[str, str], fallback: Mapping[str, str]
 ) -> FetchOptions:
-    """Returns the settings of parsed options.
+    """Builds `FetchOptions` from parsed options.
 
     Args:
         values: Parsed options by name.
@@ -199,7 +199,7 @@ CACHE_OPTIONS: Final[tuple[Option, ...]] = (
 
 
 def cache_settings(values: Mapping[str, Any], *, patience_seconds: float) -> CacheSettings:
-    """Returns the settings of parsed options.
+    """Builds the settings of the disk caches from parsed options.
 
     Args:
         values: Parsed options by name.

@@ -60,12 +60,14 @@ def parse_text(name: str, text: str) -> str:
 
 
 def parse_bool(name: str, text: str) -> bool:
-    """Parses `true` or `false`; ignores upper and lower case."""
+    """Parses `true` or `false`. Upper and lower case are not distinguished."""
     return parse_choice(name, text, choices=("true", "false")) == "true"
 
 
 def parse_choice(name: str, text: str, *, choices: tuple[str, ...]) -> str:
-    """Returns the text, which must be one of `choices`, in lower case; ignores its case."""
+    """Returns the text in lower case. It must be one of `choices`; upper and lower case are not
+    distinguished.
+    """
     lower = text.strip().lower()
     if lower not in choices:
         raise InvalidOptionError(f"option {name!r} must be {' or '.join(choices)}, not {text!r}")
@@ -119,7 +121,9 @@ def parse_time_zone(name: str, text: str) -> tzinfo:
 
 
 def parse_timestamp_range(name: str, text: str) -> tuple[Compare, ...]:
-    """Parses `start,stop` in milliseconds since the epoch. One bound may be empty."""
+    """Parses `start,stop` in milliseconds since the epoch, and returns it as conditions on the
+    timestamp. One bound may be empty.
+    """
     sides = [side.strip() for side in text.split(",", 1)]
     if len(sides) < 2 or not any(sides):
         raise InvalidOptionError(

@@ -1,4 +1,4 @@
-"""Parses the options of one `load()`. The input is names and texts, the result is checked and typed
+"""Parses the options of one `load()`: checks their names and texts, and converts the texts to typed
 values.
 """
 
@@ -88,7 +88,7 @@ _IGNORED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ScanOptions:
-    """Every option of one `load()`, checked and typed.
+    """The checked, typed values of all options of one `load()`.
 
     Attributes:
         path: Root of the tier; empty if only brokers are read.
@@ -102,8 +102,8 @@ class ScanOptions:
         starting: Lower bound of the read offsets, inclusive.
         ending: Upper bound of the read offsets, exclusive.
         columns: Columns of the table, in order.
-        target_partition_bytes: Target size of a Spark partition in original bytes, which are
-            decrypted and chunk-decompressed.
+        target_partition_bytes: Target size of a Spark partition in original bytes (after decryption
+            and decompression of chunks).
         storage: Credentials and settings of the store.
         key_ring: Private keys of encrypted segments.
         ignored: Names of options that have no effect, in lower case, sorted.
@@ -111,12 +111,12 @@ class ScanOptions:
         cache: Caches on local disk.
         max_timestamp_ahead_ms: Maximum time in ms by which a record's timestamp is later than the
             upload of its segment; `None` for no maximum.
-        where: A condition. Only rows for which it is true are returned.
+        where: A condition. Only rows that meet it are returned.
         time_zone: Time zone of timestamp texts in `where` that name no zone; `None` rejects such
             texts.
         given: Names of the options that the user set, as spelled in the table of options.
         brokers: Settings of broker connections; `None` without `kafka.bootstrap.servers`.
-        tail: True to read records that the tier lacks from brokers.
+        tail: True to read up to the end of the brokers' log; false to end where the tier ends.
         broker_fallback: True to read records from brokers if the store does not return them.
         stream: Settings of streams; no effect in a batch.
         formats: Formats of decoded keys and values.
@@ -177,7 +177,7 @@ class ScanOptions:
 
 
 def parse_any_options(options_by_name: Mapping[str, str]) -> ScanOptions:
-    """Checks and types the options of a batch or a stream.
+    """Checks the options of a batch or a stream, and converts their texts to typed values.
 
     Args:
         options_by_name: Text of each option, by its name. Upper and lower case are equal.
@@ -236,7 +236,7 @@ def _snake_case(name: str) -> str:
 
 
 def _take(texts: dict[str, str], names: re.Pattern[str]) -> dict[str, str]:
-    """Removes the options whose name matches `names` from `texts`, and returns them."""
+    """Removes from `texts` all options with a name that matches `names`, and returns them."""
     return {name: texts.pop(name) for name in list(texts) if names.fullmatch(name)}
 
 
@@ -292,8 +292,8 @@ def _selection(values: Mapping[str, Any]) -> Selection:
 
 
 def _bound(values: Mapping[str, Any], side: str) -> Bound:
-    """Returns the start or the end bound (`side`). As in Spark, an option with one timestamp
-    precedes an option with timestamps by partition, which precedes offsets.
+    """Returns the bound of the read on one side (`starting` or `ending`). If several options set
+    it, a single timestamp comes first, then timestamps by partition, then offsets, as in Spark.
     """
     names = (f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets")
     bound: Bound = next(values[name] for name in names if values[name] is not None)
@@ -364,7 +364,7 @@ def checked_columns(
 
 
 def parse_options(given: Mapping[str, str]) -> ScanOptions:
-    """Checks and types the options of one batch `load()`.
+    """Checks the options of one batch `load()`, and converts their texts to typed values.
 
     Args:
         given: Text of each option, by its name. Upper and lower case are equal.

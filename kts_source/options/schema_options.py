@@ -119,7 +119,9 @@ ACCESS_NAMES: Final = tuple(name for name, _, _ in _ACCESS_OPTIONS)
 
 
 def registry_options(column: str) -> Iterator[Option]:
-    """Yields the rows of the table of options for `key` or `value`."""
+    """Yields the options that describe the registry of column `key` or `value`, as rows of the
+    table of options.
+    """
     yield Option(
         f"{column}.{URL}",
         _parse_location,
@@ -318,9 +320,7 @@ def file_content(name: str, path: str, otherwise: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ReaderSchema:
-    """The schema of a registry's subject as reader's schema; `ColumnFormat` describes the
-    attributes.
-    """
+    """The schema with which a column is decoded. `ColumnFormat` describes the attributes."""
 
     schema: str = ""
     references: tuple[str, ...] = ()

@@ -107,7 +107,7 @@ STREAM_OPTIONS: Final[tuple[Option, ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """The options of this module, typed. `None` means no limit."""
+    """Typed values of the options for streams. `None` means no limit."""
 
     max_offsets: int | None
     max_bytes: int | None
@@ -122,7 +122,9 @@ class StreamSettings:
 
 
 def stream_settings(values: Mapping[str, Any]) -> StreamSettings:
-    """Returns the settings of parsed options; raises InvalidOptionError if minimum > maximum."""
+    """Builds `StreamSettings` from parsed options. Raises InvalidOptionError if the minimum number
+    of offsets in a micro-batch is above the maximum.
+    """
     least, most = values["minOffsetsPerTrigger"], values["maxOffsetsPerTrigger"]
     if least is not None and most is not None and least > most:
         raise InvalidOptionError(

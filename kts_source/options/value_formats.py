@@ -58,7 +58,7 @@ _MODES: Final = (FAILFAST, PERMISSIVE, DROP_MALFORMED)
 
 @dataclass(frozen=True, slots=True)
 class ColumnFormat:
-    """How column `key` or `value` is decoded.
+    """Describes how column `key` or `value` is decoded.
 
     Attributes:
         column: `key` or `value`.
@@ -359,8 +359,9 @@ def _column_format(
 def _registry(
     column: str, form: str, values: Mapping[str, Any], selection: Selection, cache: CacheSettings
 ) -> tuple[RegistryPlace | None, str | None]:
-    """Returns the registry or folder with schemas, and the subject. The subject is `None` if the
-    format has no subjects.
+    """Returns two values: the registry or folder with the schemas of a column, and the subject. The
+    first value is `None` if no option names a location. The second is `None` if the format or the
+    location has no subjects.
     """
     registry = registry_place(column, values, cache)
     if form == AVRO_GLUE and registry is not None and registry.is_url:
@@ -403,8 +404,8 @@ def fields_of_formats(formats: Iterable[ColumnFormat]) -> Mapping[str, FindField
 
 
 def only_fields(form: ColumnFormat, paths: Iterable[tuple[str, ...]]) -> ColumnFormat:
-    """Returns the format of a column reduced to the fields with these paths, which
-    `fields_of_formats` has found.
+    """Returns the format of a column reduced to the fields in `paths`. The names in `paths` must be
+    exact, as the functions of `fields_of_formats` return them.
     """
     needed = {_needed_by_field(form, path) for path in paths}
     fields = tuple(sorted(".".join(path) for path in needed))
@@ -428,8 +429,9 @@ def _field(form: ColumnFormat, path: tuple[str, ...]) -> tuple[tuple[str, ...], 
 
 
 def _needed_by_field(form: ColumnFormat, path: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the longest prefix of a field's path that option `columns` can name. The option
-    cannot name members of unions, and field names that contain dots may be ambiguous.
+    """Returns the longest prefix of a field's path that option `columns` can name; empty if there
+    is none. The option cannot name members of unions, and field names that contain dots may be
+    ambiguous.
     """
     for length in range(len(path), 0, -1):
         prefix = path[:length]

@@ -1,3 +1,3 @@
-"""Plans scans: turns options into tasks by discovery, lineage, bounds, isolation and slicing. Does
-not use Spark.
+"""Plans scans: converts options to tasks in five steps (discovery, lineage, bounds, isolation,
+slicing). Does not use Spark.
 """

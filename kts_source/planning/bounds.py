@@ -81,7 +81,7 @@ class Place:
 
     Attributes:
         orphans: Objects that belong to no complete segment.
-        fail_on_data_loss: If False, missing offsets are a warning.
+        fail_on_data_loss: False to log a warning about missing offsets instead of raising an error.
         holder: Name of the source that has the log, such as "the tier", for messages.
         beyond: State of the offsets after the end of the source, such as "not tiered yet", for
             messages.
@@ -109,8 +109,8 @@ class Place:
         return f"; only incomplete segments exist: {some(names)}" if names else ""
 
     def raise_or_warn(self, text: str, error: type[DataLossError] = DataLossError) -> None:
-        """Raises an error about the partition. If `failOnDataLoss` is false, logs a warning
-        instead.
+        """Raises an error of type `error` about the partition. If `failOnDataLoss` is false, logs a
+        warning instead.
         """
         if self.fail_on_data_loss:
             raise error(f"{self}: {text}")
@@ -179,8 +179,8 @@ def _resolve_stop(
 
 
 def _named_partitions(bound: Bound) -> Mapping[str, Mapping[int, int]] | None:
-    """Returns the offsets or timestamps by topic and partition that a bound in JSON has; `None` for
-    other bounds.
+    """Returns the offsets or timestamps in a bound that was set in JSON, by topic and partition.
+    Returns `None` for other bounds.
     """
     if isinstance(bound, EarliestBound | LatestBound | TimestampBound):
         return None
@@ -195,7 +195,7 @@ def check_named(
     Args:
         options: Options with the bounds.
         held: The partitions to read.
-        topics: Topics of which further partitions may be named, even if these have no data.
+        topics: Topics. For these, the bounds may also name partitions without data.
 
     Raises:
         InvalidOptionError: The bounds name other partitions, or not all of them.
@@ -239,9 +239,12 @@ def _clamped(option: str, offset: int, location: Place, partition: PartitionLog)
 
 
 def check_decided(bound: Bound, location: Place, stop: int, decided: int, reason: str) -> None:
-    """Raises `OffsetOutOfRangeError` if the ending bound is an explicit offset and is above the
-    start of the first undecided transaction. Does not raise if loss is allowed, or for other bounds
-    (`latest`, −1, timestamps): the caller then ends the read at `decided`.
+    """Checks that a read does not end before an ending offset that the options name.
+
+    A read with `read_committed` ends at `decided`, the start of the first undecided transaction.
+    Raises `OffsetOutOfRangeError` if this is below `stop`, the ending bound is an explicit offset,
+    and loss is not allowed. For other bounds (`latest`, −1, timestamps), the read may end at
+    `decided`.
     """
     wanted = wanted_of(bound, location) if isinstance(bound, OffsetsBound) else None
     if decided >= stop or wanted in (None, LATEST_OFFSET) or not location.fail_on_data_loss:
@@ -253,8 +256,9 @@ def check_decided(bound: Bound, location: Place, stop: int, decided: int, reason
 
 
 def check_lineage_known(location: Place, damaged: RemoteSegment) -> None:
-    """Raises `DataLossError`, or warns if loss is allowed, about a damaged segment that may have a
-    newer leader epoch than all readable leader-epoch checkpoints.
+    """Reports a damaged segment whose leader epoch may be newer than those in all readable
+    checkpoints, so that it is unknown which segments belong to the log. Raises `DataLossError`;
+    only warns if loss is allowed.
     """
     location.raise_or_warn(
         f"the newest leader epoch may be that of offsets [{damaged.start_offset},"
@@ -265,8 +269,8 @@ def check_lineage_known(location: Place, damaged: RemoteSegment) -> None:
 
 
 def refuse_contradiction(location: Place, evidence: str) -> None:
-    """Raises `DataLossError`, or warns if loss is allowed, about evidence in the tier that
-    contradicts the lineage by which segments are skipped.
+    """Reports `evidence` that the newest leader-epoch checkpoint is wrong, so that segments of the
+    log would be skipped. Raises `DataLossError`; only warns if loss is allowed.
     """
     location.raise_or_warn(
         f"{evidence}. Segments would be skipped because of it. Restore the damaged side file from a"
@@ -276,8 +280,9 @@ def refuse_contradiction(location: Place, evidence: str) -> None:
 
 
 def check_outcomes(location: Place, partition: PartitionLog, decisions: Decisions) -> None:
-    """Raises `DataLossError`, or warns if loss is allowed, if a hole may contain the outcome of a
-    transaction, or if it is unknown which transactions are open after a hole.
+    """Checks that the outcomes of all transactions are known. An outcome is unknown if its marker
+    may be in a hole, or if no usable producer snapshot shows which transactions are open after a
+    hole. Then raises `DataLossError`; only warns if loss is allowed.
     """
     gap = decisions.unknown_after
     if gap is not None:
@@ -303,7 +308,8 @@ def check_outcomes(location: Place, partition: PartitionLog, decisions: Decision
 def check_no_holes(
     location: Place, partition: PartitionLog, start: int, stop: int, note: str = ""
 ) -> None:
-    """Raises `DataLossError`, or warns if loss is allowed, if offsets of [start, stop) are missing.
+    """Checks that no offsets of [start, stop) are missing. Otherwise raises `DataLossError`; only
+    warns if loss is allowed.
 
     Unverifiable gaps count as missing, because they may have contained records. `note` is appended
     to the message.
@@ -330,8 +336,8 @@ def check_no_holes(
 def first_offset_at_or_after(
     partition: PartitionLog, timestamp_ms: int, side_files: SideFiles
 ) -> int | None:
-    """Returns the first offset in the segments whose record has a timestamp at or after
-    `timestamp_ms`, or `None`.
+    """Returns the offset of the first record in the segments that has a timestamp at or after
+    `timestamp_ms`; `None` if there is no such record.
     """
     following = [span.segment for span in partition.ranges[1:]]
     for span, after in zip_longest(partition.ranges, following):
@@ -353,8 +359,8 @@ def is_skipped(
     search can skip it.
 
     For the last segment of a run of skipped segments, the time index must confirm the largest
-    timestamp in the description. If timestamps ascend, only this segment can contain wanted records
-    although its description has a lower timestamp.
+    timestamp in the description. The descriptions of the other skipped segments may be wrong, too.
+    But if timestamps ascend, these segments have no wanted records.
     """
     if not segment.is_dated_before(timestamp_ms):
         return False
@@ -364,8 +370,9 @@ def is_skipped(
 
 
 def has_confirmed_time(segment: RemoteSegment, side_files: SideFiles) -> bool:
-    """Returns whether the time index confirms the largest timestamp of a segment. This is needed
-    because manifests have no checksum. True if the time index does not exist or is archived.
+    """Returns whether the time index confirms the largest timestamp of a segment. Also returns true
+    if the time index does not exist or is archived. The check is needed because manifests have no
+    checksum.
     """
     stored = segment.objects.indexes.get(IndexType.TIMESTAMP)
     if stored is None or not stored.size or stored.source.storage_class in ARCHIVE_CLASSES:
@@ -394,8 +401,8 @@ class Skip:
 
     Attributes:
         last_offset: All records up to this offset have earlier timestamps.
-        rest: Offset and timestamp (ms) of each record after `last_offset`. Batches in which all
-            timestamps are earlier are left out.
+        rest: Offset and timestamp (ms) of each record after `last_offset`. Does not contain batches
+            in which all timestamps are earlier.
     """
 
     last_offset: int
@@ -407,8 +414,8 @@ def confirmed_skip(segment: RemoteSegment, timestamp_ms: int, side_files: SideFi
     the log.
 
     Returns:
-        `None` if no record can be skipped, because the indexes are empty or unusable, no entry has
-        an earlier timestamp, or the records contradict the entry.
+        The records that can be skipped; `None` if there are none, because the indexes are empty or
+        unusable, no entry has an earlier timestamp, or the records contradict the entry.
     """
     times, offsets = side_files.time_index(segment), side_files.offset_index(segment)
     if times is None or offsets is None:

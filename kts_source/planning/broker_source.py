@@ -120,10 +120,10 @@ class TieredPart:
     Attributes:
         segments: All complete segments that can be described, in any order.
         side_files: Reads the side files of the segments.
-        damaged: Segments that lost objects but can be described; empty unless the end of the tier
-            is needed (`tail=false`).
-        unreadable: Base offset and URI of segments whose description is missing, invalid or without
-            an end offset; empty unless the end of the tier is needed.
+        damaged: Segments that lost objects but can be described. Filled only with `tail=false`, to
+            find the end of the tier.
+        unreadable: Base offset and URI of each segment that has no valid description, or no end
+            offset in it. Filled only with `tail=false`.
         epoch_stops: By leader epoch, one past the last offset with this epoch in segments that the
             metadata topic names; empty if the metadata topic is not read.
     """
@@ -150,8 +150,8 @@ class BrokerSource:
     Args:
         options: Options of the scan.
         tier: The tier.
-        describing: Describes segments concurrently.
-        pool: Lists partitions concurrently.
+        describing: Threads that describe segments.
+        pool: Threads that list partitions.
         view: The cluster.
         progress: Offsets that the reader has already read.
 
@@ -183,14 +183,14 @@ class BrokerSource:
 
     @property
     def asked(self) -> Mapping[str, Sequence[int]]:
-        """See `Source`."""
+        """Numbers of the partitions that the options select, by topic."""
         asked: dict[str, list[int]] = {}
         for topic, number in self._view.logs:
             asked.setdefault(topic, []).append(number)
         return asked
 
     def partitions(self) -> list[SourcePartition]:
-        """See `Source`."""
+        """Lists the selected partitions of the cluster, ascending by topic and number."""
         if self._progress is not None:
             self._check_described(self._progress)
         self.list_tier()
@@ -214,7 +214,9 @@ class BrokerSource:
         )
 
     def finish(self) -> list[str]:
-        """See `Source`."""
+        """Checks that no topic was deleted or created again during planning, and that the tier has
+        objects of tiered topics. Returns notes for the user.
+        """
         self._view.check_topics()
         if not self._options.path:
             return []
@@ -318,7 +320,8 @@ class BrokerSource:
 
 @dataclass(frozen=True, slots=True)
 class _TierRun:
-    """Adjacent segments of the tier, up to the last segment that is needed to decide transactions.
+    """Adjacent segments of the tier, up to the last segment that is needed to find out how
+    transactions ended.
 
     Attributes:
         log: The log, with only the ranges of this run.
@@ -344,7 +347,7 @@ class UnionLog(SourceLog):
 
     Args:
         options: Options of the scan.
-        brokers: The leader's description.
+        brokers: The log as the leader describes it.
         tiered: Segments in the tier.
         view: Sends requests to the leader.
         named: Segments that the metadata topic names; `None` if it is not read.
@@ -386,14 +389,16 @@ class UnionLog(SourceLog):
         return replace(merged, stop=self._end)
 
     def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
-        """See `SourceLog`."""
+        """Asks the leader for the first offset dated at or after `timestamp_ms`. Returns `None` if
+        the log has no such offset.
+        """
         offset = self._view.first_offset_dated(self._brokers, timestamp_ms)
         # The leader searches its whole log, but with tail=false the log that is read ends earlier.
         return None if offset is None or offset >= self.log.stop else offset
 
     def decided(self, start: int, stop: int) -> tuple[PartitionLog, Decisions]:
-        """Finds the aborted transactions. If the side files of a segment are unusable, its offsets
-        are read from brokers.
+        """Returns two values: the log, and the aborted transactions that have data in [start,
+        stop). If the side files of a segment are unusable, brokers serve its offsets instead.
 
         Raises:
             DataLossError: Brokers lost records that are needed to find the outcome of a
@@ -451,8 +456,9 @@ class UnionLog(SourceLog):
     def confirm(
         self, surviving: PartitionLog, decisions: Decisions, read: Sequence[tuple[int, int]]
     ) -> bool:
-        """See `SourceLog`. If the transaction index of a segment does not match the log, its
-        offsets are read from brokers.
+        """Compares the decisions with markers in the log, like `SourceLog.confirm`. If the
+        transaction index of a segment does not match the log, brokers serve the offsets of the
+        segment from now on, and the result is False.
         """
         for run in self._tier_runs:
             ranges = run.log.ranges
@@ -469,10 +475,12 @@ class UnionLog(SourceLog):
     def _aborted_in_run(
         self, run: PartitionLog, last: int, ends: EndStates
     ) -> tuple[list[AbortedTxn], int]:
-        """Returns the aborted transactions of the segments of a run up to segment number `last`,
-        and the number of the last segment that was needed to find them. Transactions that are open
-        after segment `last` are included if a later segment or the leader reports that they were
-        aborted.
+        """Returns two values: the aborted transactions that segments 0 to `last` of `run` show, and
+        the number of the last segment whose side files were read.
+
+        Later segments are read only while a transaction that was open after segment `last` is
+        undecided. Such a transaction is included if a later segment or the leader reports that it
+        was aborted.
         """
         end_of_log = self._brokers.end
         aborted: list[AbortedTxn] = []
@@ -511,11 +519,12 @@ class UnionLog(SourceLog):
 
     def _open_at_end(self, run: PartitionLog, number: int, ends: EndStates) -> Mapping[int, int]:
         """Returns the first offset of each transaction that is open at the end of range `number`,
-        by producer id. If the producer snapshot is unusable, replays the log if brokers are too old
-        to serve the segment.
+        by producer id. If the producer snapshot is unusable, brokers should serve the segment. Only
+        if they are too old for this, replays the log.
 
         Raises:
-            UnusableSegmentError: Neither the snapshot nor the log shows the open transactions.
+            UnusableSegmentError: Brokers must serve the segment: its snapshot is unusable, and the
+                log was not replayed or does not show the open transactions.
         """
         span = run.ranges[number]
         segment = span.segment
@@ -536,9 +545,9 @@ class UnionLog(SourceLog):
         return opened
 
     def _aborted_at(self, offset: int, began: set[tuple[int, int]]) -> AbstractSet[tuple[int, int]]:
-        """Returns producer id and first offset of the transactions that are open at an offset and
-        that the leader reports as aborted. If the leader's own tier lost the records at the offset
-        and loss is allowed, returns all open transactions (`began`).
+        """Returns the aborted transactions that are open at `offset` according to the leader, as
+        pairs of producer id and first offset. If the leader's own tier lost the records at `offset`
+        and loss is allowed, returns `began`, which has all open transactions.
         """
         try:
             return self._view.aborted_across(self._brokers, offset)
@@ -552,7 +561,9 @@ class UnionLog(SourceLog):
             return began
 
     def broker_ranges(self, start: int, stop: int) -> list[BrokerRange]:
-        """See `SourceLog`."""
+        """Returns the broker ranges for those offsets of [start, stop) that the tier does not
+        serve.
+        """
         brokers = self._brokers
         rest = list(between(self.log.ranges, start, stop))
         if not rest:
@@ -573,7 +584,9 @@ class UnionLog(SourceLog):
         ]
 
     def completed(self, plan: PartitionPlan) -> PartitionPlan:
-        """See `SourceLog`."""
+        """Returns `plan` with the broker ranges and, if they are needed, leader epochs and facts
+        from the metadata topic.
+        """
         brokers, key = self._brokers, (plan.topic, plan.partition)
         rest = between(self.log.ranges, plan.start, plan.wanted_stop)
         broker_part = BrokerPart(
@@ -594,7 +607,9 @@ class UnionLog(SourceLog):
 
 
 def broker_place(options: ScanOptions, brokers: BrokerLog) -> Place:
-    """Returns the partition with the facts for checks and error messages."""
+    """Returns a `Place` for a partition that brokers serve, with the facts for checks and error
+    messages.
+    """
     holder, beyond = "the tier", "not tiered yet (tail=false)"
     if options.tail:
         holder = "the cluster"
@@ -639,7 +654,7 @@ def tier_end(
 
     Args:
         tiered: Segments in the tier.
-        brokers: The leader's description.
+        brokers: The log as the leader describes it.
         owned: By leader epoch, the offsets [start, stop) that have this epoch on the leader's
             branch.
         location: The partition; determines whether an unknown end is an error.
@@ -668,8 +683,8 @@ def _stop_on_branch(segment: RemoteSegment, owned: Mapping[int, tuple[int, int]]
     """Returns one past the last offset of a segment on the leader's branch; 0 if the segment is on
     another branch.
 
-    A segment without leader epochs counts as on the branch. It has message format 0 or 1, or lost
-    its leader-epoch checkpoint.
+    A segment without leader epochs counts as a segment on the branch. It has message format 0 or 1,
+    or lost its leader-epoch checkpoint.
     """
     if not segment.leader_epochs:
         return segment.stop_offset
@@ -684,7 +699,9 @@ def _stop_on_branch(segment: RemoteSegment, owned: Mapping[int, tuple[int, int]]
 def bytes_per_offset(
     log: PartitionLog, brokers: BrokerLog, start: int, stop: int, view: ClusterView
 ) -> float:
-    """Estimates the original bytes per offset of the records that brokers serve."""
+    """Estimates the bytes per offset of the records that brokers serve. Uses the newest segments of
+    the tier. If the tier has no segment, uses the first batches of the range [start, stop).
+    """
     newest = [span.segment for span in log.ranges[-_SAMPLE_SEGMENTS:]]
     if newest:
         offsets = sum(segment.stop_offset - segment.start_offset for segment in newest)

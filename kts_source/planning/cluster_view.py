@@ -86,8 +86,8 @@ class ClusterView:
         settings: Broker connection settings.
         options: Options of the scan.
         counts: Known number of partitions by topic id. The topic may have more.
-        batch: Topic ids by partition, for the partitions to read instead of the selected
-            partitions. A partition is skipped if its topic no longer has this id.
+        batch: Topic id of each partition of a micro-batch. If it is set, only these partitions are
+            read, not all selected ones. A partition is skipped if its topic now has another id.
 
     Attributes:
         topics: Selected topics by name.
@@ -130,8 +130,8 @@ class ClusterView:
         other facts again.
 
         Args:
-            unread: Partitions with unread records. A changed log start of one of them is also a
-                change.
+            unread: Partitions with unread records. If the log start of one of them has moved, this
+                counts as a change, too.
 
         Returns:
             True if something changed.
@@ -176,8 +176,9 @@ class ClusterView:
     def _of_batch(
         self, batch: Mapping[TopicPartition, str]
     ) -> tuple[dict[str, ClusterTopic], list[TopicPartition]]:
-        """Returns the topics and the partitions of a batch. Leaves out other partitions, because
-        they may have no leader, and this must not fail the batch.
+        """Returns two values: the topics of a batch by name, and its partitions. Skips partitions
+        whose topic now has another id. Does not request partitions outside the batch, because they
+        may have no leader, and this must not fail the batch.
         """
         described = self._topics({topic for topic, _ in batch})
         keys = [
@@ -221,7 +222,7 @@ class ClusterView:
         )
 
     def _have_moved(self, keys: Collection[TopicPartition]) -> bool:
-        """Returns whether the log start of one of these partitions has changed."""
+        """Returns whether the log start of a partition in `keys` has changed."""
         if not keys:
             return False
         starts = self._cluster.offsets(keys, EARLIEST, read_committed=False)
@@ -233,7 +234,7 @@ class ClusterView:
             cluster.close()
 
     def configs(self, names: Sequence[str]) -> dict[str, TopicConfigs]:
-        """Returns the configurations with these names of the selected topics."""
+        """Returns, for each selected topic, the topic configurations that `names` lists."""
         return topic_configs(self._cluster, self.topics, names)
 
     def check_topics(self) -> None:
@@ -248,8 +249,8 @@ class ClusterView:
                 )
 
     def owned(self, log: BrokerLog, epochs: Iterable[int]) -> dict[int, tuple[int, int]]:
-        """Returns the epochs that are on the leader's branch, with the offsets [start, stop) whose
-        records have this epoch there.
+        """Returns the offsets [start, stop) that each epoch has on the leader's branch. Omits
+        epochs that are not on this branch.
 
         Requests every epoch separately, because the response for the newest epoch does not show
         whether an older epoch is on a dead branch (`LeaderEpochFileCache.endOffsetFor`).
@@ -302,8 +303,8 @@ class ClusterView:
         return tuple(EpochEntry(epoch, start) for epoch, start in sorted(first.items()))
 
     def first_offset_dated(self, log: BrokerLog, timestamp_ms: int) -> int | None:
-        """Requests from the leader the first offset with a timestamp at or after `timestamp_ms`.
-        Returns `None` if no such offset exists.
+        """Asks the leader for the first offset with a timestamp at or after `timestamp_ms`. Returns
+        `None` if no such offset exists.
         """
         key = log.topic, log.partition
         offsets = self._cluster.offsets(
@@ -313,7 +314,9 @@ class ClusterView:
         return offset if 0 <= offset < log.end else None
 
     def decided_from(self, log: BrokerLog) -> int:
-        """Returns the offset from which on brokers report all aborted transactions."""
+        """Returns the lowest offset for which brokers report all aborted transactions. They also do
+        so for all higher offsets.
+        """
         if not self._options.read_committed:
             return log.log_start
         return max(reports_aborted_from(self._cluster, (log.topic, log.partition)), log.log_start)
@@ -323,8 +326,8 @@ class ClusterView:
         return self._cluster.offsets(supported, EARLIEST_LOCAL, read_committed=False)
 
     def aborted_across(self, log: BrokerLog, offset: int) -> frozenset[tuple[int, int]]:
-        """Returns producer id and first offset of the aborted transactions that begin below an
-        offset and end at or after it. The result may include other aborted transactions.
+        """Returns the aborted transactions that begin below `offset` and end at or after it, as
+        pairs of producer id and first offset. The result may include other aborted transactions.
 
         A request at the last stable offset would return no records and therefore no transactions,
         so this requests the record before it.
@@ -347,8 +350,8 @@ class ClusterView:
         return answer.listed
 
     def first_timestamp_ms(self, log: BrokerLog, offset: int) -> int | None:
-        """Returns the timestamp (ms) of the first batch at or after an offset; `None` if there is
-        no batch.
+        """Returns the timestamp (ms) of the first batch at or after `offset`; `None` if there is no
+        such batch, or if its message format has no batch timestamp.
         """
         offset = max(offset, log.log_start)  # the log start may have moved
         if offset >= log.end:

@@ -48,10 +48,10 @@ class PartitionWatermark:
             −1 if unknown.
         last_stable_offset: One past the last offset that a read with `read_committed` returns from
             the tier.
-        last_stable_timestamp_ms: Largest known timestamp below `last_stable_offset` in the segment
-            that ends there or contains it. If the segment contains it, the timestamp is from the
-            time index, which lacks the last few batches. Determined without reading records; `None`
-            if unknown.
+        last_stable_timestamp_ms: Largest timestamp in the segment that contains the last offset
+            below `last_stable_offset`; `None` if unknown. If `last_stable_offset` is inside the
+            segment, only earlier offsets count. Then the timestamp is from the time index, which
+            lacks the last few batches. Records are not read.
         reason: Why a read with `read_committed` ends at `last_stable_offset`.
         segments: Number of segments that are read.
         stored_bytes: Size of the log objects of these segments.
@@ -191,7 +191,7 @@ def describe(
         store: Store of the tier; by default it is opened from the options.
 
     Raises:
-        TieredKafkaError: The plan cannot be made for another reason than holes.
+        TieredKafkaError: Planning fails for another reason than holes.
     """
     tier = None if store is None else Tier(store)
     return described_plan(options, tier, tasks=False).description
@@ -204,7 +204,7 @@ def described_plan(
     brokers has no tasks.
 
     Raises:
-        TieredKafkaError: The plan cannot be made for another reason than holes.
+        TieredKafkaError: Planning fails for another reason than holes.
     """
     parsed = options if isinstance(options, ScanOptions) else parse_options(options)
     unbounded = replace(
@@ -294,8 +294,8 @@ def _stable_timestamp(partition: PartitionPlan, side_files: SideFiles) -> int | 
 
 
 def _oldest_on_disk(partition: PartitionPlan, side_files: SideFiles) -> int | None:
-    """Returns the timestamp (ms) of the first record on disks after the end of the tier, or
-    `None`.
+    """Returns the timestamp (ms) of the first record on disks after the end of the tier; `None` if
+    there is no such record.
     """
     for span in partition.disk_ranges:
         if span.start < partition.tier_end:
@@ -312,8 +312,8 @@ def _oldest_on_disk(partition: PartitionPlan, side_files: SideFiles) -> int | No
 def with_brokers(
     marks: Iterable[PartitionWatermark], plan: ScanPlan, options: ScanOptions
 ) -> list[PartitionWatermark]:
-    """Returns the watermarks with the facts from brokers added, such as the offsets after the tier.
-    The plan must be of a tier and brokers.
+    """Returns the watermarks with facts from brokers added, such as the offsets after the tier.
+    `plan` must be a plan of a tier together with its brokers.
 
     Raises:
         BrokerError: Brokers refuse a request, or do not answer.
@@ -394,8 +394,8 @@ def unless_locked(make: Callable[[], _Result]) -> _Result | None:
 def partitions_with_keys(
     options: ScanOptions, tier: Tier | None = None
 ) -> list[tuple[ListedPartition, tuple[str, ...]]]:
-    """Returns every partition with the ids of the private keys that its segments need but that are
-    missing.
+    """Returns a pair for every partition: the partition, and the ids of private keys that its
+    segments need but the options do not have.
     """
     held = set(options.key_ring.key_ids)
     with (
@@ -416,7 +416,7 @@ def _missing_keys(listed: ListedPartition, held: set[str]) -> tuple[str, ...]:
 
 
 def only(options: ScanOptions, partitions: Iterable[ListedPartition]) -> ScanOptions:
-    """Returns the options with a selection of only these partitions."""
+    """Returns a copy of the options that selects only the partitions in `partitions`."""
     numbers: dict[str, tuple[int, ...]] = {}
     for listed in partitions:
         numbers[listed.topic] = (*numbers.get(listed.topic, ()), listed.partition)
@@ -424,8 +424,8 @@ def only(options: ScanOptions, partitions: Iterable[ListedPartition]) -> ScanOpt
 
 
 def locked_partition(listed: ListedPartition, keys: tuple[str, ...]) -> LockedPartition:
-    """Returns the facts about a partition for which the private keys with the ids `keys` are
-    missing.
+    """Returns the facts about a partition that cannot be read, because the private keys with the
+    ids `keys` are missing.
     """
     segments = listed.all()
     return LockedPartition(

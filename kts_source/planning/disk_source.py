@@ -121,16 +121,16 @@ class DiskSource:
 
     @property
     def topics(self) -> set[str]:
-        """See `Source`."""
+        """Names of the selected topics. Bounds in JSON may name any partition of them."""
         return {topic.topic for topic in self._topics}
 
     @property
     def asked(self) -> Mapping[str, Sequence[int]]:
-        """See `Source`."""
+        """Numbers of the partitions that the options select, by topic."""
         return {topic.topic: topic.asked for topic in self._topics}
 
     def partitions(self) -> list[SourcePartition]:
-        """See `Source`."""
+        """Lists the selected partitions that have data, ascending by topic and number."""
         self._topics = self._selected_topics()
         partitions = [
             SourcePartition(
@@ -150,7 +150,7 @@ class DiskSource:
         return partitions
 
     def finish(self) -> list[str]:
-        """See `Source`."""
+        """Returns notes for the user about the selected topics."""
         return [note for topic in self._topics for note in topic.notes]
 
     def _selected_topics(self) -> list[_Topic]:
@@ -192,7 +192,7 @@ class DiskSource:
         return topics
 
     def _tiered_names(self, disk_ids: Mapping[str, frozenset[str]]) -> set[str]:
-        """Returns the topics of the tier. Leaves out a topic if option `topicId` names an id of it
+        """Returns the topics of the tier, except topics for which option `topicId` requests an id
         that exists only on disks.
         """
         layout, key_prefix = self._catalog.layout, self._options.key_prefix
@@ -236,8 +236,8 @@ class DiskSource:
         return _Topic(name, topic_id, listed, replicas, tuple(asked), tuple(notes))
 
     def _with_replica(self, topic: str, topic_id: str) -> frozenset[int]:
-        """Returns the partitions that have a replica with this topic id in use (not deleted, stray
-        or future).
+        """Returns the partitions that have a replica with this topic id. Replicas in `-delete`,
+        `-stray` and `-future` folders do not count.
         """
         numbers = self._disks.partitions(topic, topic_id)
         return frozenset(n for n in numbers if self._disks.has_replica((topic, n), topic_id))
@@ -287,7 +287,9 @@ class DiskSource:
 
 
 def _id_on_disks(options: ScanOptions, topic: str, ids: Iterable[str]) -> str:
-    """Returns the topic id to read of a topic that exists only on disks."""
+    """Returns the topic id to read for a topic that exists only on disks. Raises InvalidOptionError
+    if the options do not determine it.
+    """
     available = sorted(ids)
     wanted = wanted_topic_id(options, topic)
     if wanted is not None and wanted not in available:
@@ -349,7 +351,7 @@ class DiskLog(SourceLog):
         self._merge(tier, log_start, end_of_log=end_of_log)
 
     def completed(self, plan: PartitionPlan) -> PartitionPlan:
-        """See `SourceLog`."""
+        """Returns `plan` with the facts about the chosen replica."""
         return replace(plan, disks=self.disks)
 
     def _surviving_branch(self, tier_epoch: int, disk_epoch: int) -> Branch:
@@ -367,8 +369,7 @@ class DiskLog(SourceLog):
         return branch
 
     def _log_start(self) -> int:
-        """Returns the first offset that a consumer may see, from the records of the tier and the
-        disks.
+        """Returns the first offset that a consumer may see, according to the tier and the disks.
 
         If a topic is tiered, the first segment on disk is not the log start, because brokers delete
         older segments from disk after the copy to the tier.
@@ -396,8 +397,8 @@ class DiskLog(SourceLog):
         return max([*recorded, local])
 
     def _merge(self, tier: PartitionLog, low: int, *, end_of_log: bool) -> None:
-        """Sets `log` to the segments of the tier and, for offsets that the tier lacks, segments on
-        disks.
+        """Merges the segments of the tier with segments on disks, which serve the offsets that the
+        tier lacks. Sets `log`, `disks`, `notes`, `place` and `is_undecided`.
         """
         disks, branch = self._all_disks, self._branch
         store, (topic, number) = disks.store, self._key
@@ -454,13 +455,13 @@ class DiskLog(SourceLog):
 
 
 def _has_rebuilt_index(span: SegmentRange) -> bool:
-    """Returns whether the transaction index of a range's segment was rebuilt from its log."""
+    """Returns whether the transaction index of the segment in `span` was rebuilt from the log."""
     index = span.segment.objects.indexes.get(IndexType.TRANSACTION)
     return index is not None and index.content is not None
 
 
 def _held(gap: OffsetSpan, segments: Iterable[RemoteSegment]) -> Iterator[SegmentRange]:
-    """Yields the parts of a gap that segments on disk contain, with these segments."""
+    """Yields, for each segment that has offsets of `gap`, the range of these offsets."""
     for segment in segments:
         start, stop = max(gap.start, segment.start_offset), min(gap.stop, segment.stop_offset)
         if start < stop:
@@ -470,7 +471,7 @@ def _held(gap: OffsetSpan, segments: Iterable[RemoteSegment]) -> Iterator[Segmen
 def _filled(
     filler: Filler, held: Sequence[SegmentRange], low: int, stop: int
 ) -> list[SegmentRange]:
-    """Returns the ranges of [low, stop) that are not in `held`, but that other replicas contain."""
+    """Returns ranges of other replicas for the offsets of [low, stop) that `held` lacks."""
     return [
         span
         for gap in between(held, low, max(low, stop))
@@ -486,8 +487,8 @@ def _lost_replicas(
 ) -> tuple[list[Lost], list[Orphan]]:
     """Compares the end of the log with the checkpoints of replicas that have no folder.
 
-    Returns the lost records above the end of the log that these checkpoints show, and notes about
-    replicas whose checkpoints show no further records.
+    Returns two values: the records above the end of the log that these checkpoints show, which are
+    lost, and notes about the replicas whose checkpoints show no further records.
     """
     reach = max(disk.promised, disk.replica.stop, tier_end)
     lost, notes = [], []
@@ -504,8 +505,8 @@ def _lost_replicas(
 def _holes(
     ranges: Sequence[SegmentRange], gone: Sequence[SegmentRange], low: int, stop: int
 ) -> tuple[list[Hole], list[Hole]]:
-    """Returns two lists of gaps between the ranges: gaps in which records are missing, and gaps
-    that may never have had records.
+    """Returns two lists of gaps between the ranges: first the gaps in which records are missing,
+    then the gaps that may never have had records.
     """
     holes: list[Hole] = []
     unverifiable: list[Hole] = []

@@ -2,7 +2,7 @@
 
 A plan compares the transactions that are open at its end with the log. A reader that commits its
 rows in steps also relies on the outcome of the transactions that are open at the end of each step,
-so these must be compared, too.
+so these transactions must be compared, too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class EarlyStop:
 
 
 def check_early_stops(options: ScanOptions, stops: Sequence[EarlyStop]) -> None:
-    """For each stop, compares the outcome of the transactions that are open there with the log.
+    """Compares the outcomes of the transactions that are open at each stop with the log.
 
     Reads the producer snapshot at each stop. If transactions are open there, reads the batch
     headers after the stop up to the markers that end them.

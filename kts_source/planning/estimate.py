@@ -127,7 +127,8 @@ def estimate(tasks: Iterable[ScanTask]) -> Estimate:
 def counted_requests(
     slices: Iterable[tuple[SegmentSlice, bool]],
 ) -> Iterator[tuple[SegmentSlice, int, int]]:
-    """Yields, for each slice, the slice, the number of its requests for chunks, and their bytes.
+    """Yields three values for each slice: the slice, the number of its requests for chunks, and the
+    bytes of these requests.
 
     Args:
         slices: Pairs of a slice and a flag. The flag is true for the first slice of a task, which
@@ -151,8 +152,8 @@ def counted_requests(
 
 
 def _chunk_stops(piece: SegmentSlice) -> tuple[npt.NDArray[np.int64], int]:
-    """Returns where the chunks of a slice end, and where its first chunk starts. Positions are
-    bytes in the stored log object.
+    """Returns two values: the end of each chunk of a slice, and the start of its first chunk. They
+    are byte positions in the stored log object.
     """
     index = piece.objects.chunk_index
     size = index.original_chunk_size
@@ -169,7 +170,8 @@ def _count_batch(
     batch_stops: list[npt.NDArray[np.int64]],
     begun: list[int],
 ) -> Iterator[tuple[SegmentSlice, int, int]]:
-    """Counts the requests of many slices at once with array operations.
+    """Counts the requests of many slices at once with array operations. Yields the same values as
+    `counted_requests`.
 
     A request begins at a chunk. It ends as soon as it has enough bytes, or before a chunk with
     which it would exceed the maximum size. Each step finds the next request of every slice with a

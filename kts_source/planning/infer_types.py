@@ -49,8 +49,8 @@ _MAX_PIECES: Final = 64
 def with_types(options: ScanOptions) -> ScanOptions:
     """Returns the options with a type for each decoded column (key or value).
 
-    Infers a type that the options do not state from a sample: up to 8 partitions, and from each
-    partition about 500 of the oldest and 500 of the newest selected records.
+    If the options do not state a type, infers it from a sample. The sample has up to 8 partitions,
+    and from each partition about 500 of the oldest and 500 of the newest selected records.
 
     Raises:
         InvalidOptionError: The sample has no record, or its values have no common type.
@@ -143,8 +143,9 @@ def _sampled_partitions(plan: ScanPlan) -> list[list[_Piece]]:
 
 
 def _ends(pieces: Sequence[_Piece]) -> Iterator[tuple[ScanTask, bool]]:
-    """Yields a task that reads the oldest records of a partition, then a task that reads its newest
-    records. The second item of each pair is True for the newest records.
+    """Yields two pairs of a task and a flag. The first task reads the oldest records of a
+    partition, and its flag is False. The second task reads the newest records, and its flag is
+    True.
     """
     start, stop = pieces[0].start_offset, pieces[-1].stop_offset
     middle = min(start + _MAX_RECORDS, stop)

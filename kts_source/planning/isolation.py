@@ -107,7 +107,7 @@ def check_ends(
     read: Sequence[tuple[int, int]],
     side_files: SideFiles,
 ) -> None:
-    """Compares the transaction indexes with the markers that lie after the offsets that were read.
+    """Compares the transaction indexes with markers in the log after the offsets that tasks read.
 
     A task compares its records with the markers in the same segment. If a transaction is open at
     the end of a segment, its marker is in a later segment, which tasks read partly or not at all.
@@ -135,8 +135,8 @@ def check_ends(
 def ends_of_reads(
     ranges: Sequence[SegmentRange], read: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, int]]:
-    """Yields the points in the log at which transactions must be compared, as the arguments
-    `number` and `below` of `check_end`.
+    """Yields pairs of arguments (`number`, `below`). The caller must call `check_end` with each
+    pair.
 
     Args:
         ranges: Ranges of the log that contain all offsets in `read`.
@@ -188,7 +188,7 @@ def check_end(
         aborted: The intervals that tasks skip.
         ends: The transactions that are open at the end of each range.
         number: Index of the range in `partition.ranges`.
-        below: The offset.
+        below: Only transactions that began below this offset are compared.
         side_files: Reads the logs.
         lost: Transactions whose marker may be in a gap, as if they were aborted at its end.
 
@@ -243,7 +243,7 @@ def _has_records(
     """Returns whether a producer has transactional records in `offsets` [start, stop) of the log.
     Searches the ranges up to index `last`.
 
-    If it has no such records, a missing index entry is no error, because compaction removes first
+    If it has no such records, a missing index entry is no error, because compaction first removes
     the records of an aborted transaction, then its index entry, then its marker.
     """
     start, stop = offsets
@@ -284,8 +284,8 @@ class EndStates:
     are invalid.
 
     Attributes:
-        unknown_after: A gap of the log after which batch headers were replayed although it was
-            unknown which transactions were open there.
+        unknown_after: A gap of the log. Batch headers after it were replayed, although it was
+            unknown which transactions were open at its end. `None` if there is no such gap.
     """
 
     def __init__(self, partition: PartitionLog, side_files: SideFiles) -> None:
@@ -299,9 +299,9 @@ class EndStates:
         self.unknown_after: Hole | None = None
 
     def continues_elsewhere(self, number: int) -> bool:
-        """Returns whether range `number` ends inside its segment and the next range follows. If
-        True, callers use the snapshot of the next segment, because the snapshot of this segment
-        belongs to another offset.
+        """Returns whether range `number` ends inside its segment and the next range begins at this
+        end. If True, callers use the snapshot of the next segment, because the snapshot of this
+        segment belongs to another offset.
         """
         span = self._ranges[number]
         return span.stop < span.segment.stop_offset and self.follows(number + 1)
@@ -318,8 +318,8 @@ class EndStates:
         return tuple(OpenTransaction(producer, first) for first, producer in sorted(begun))
 
     def open_after(self, number: int) -> Mapping[int, int]:
-        """Returns the transactions that are open at the end of range `number`, as a mapping from
-        producer id to first offset.
+        """Returns the first offset of each transaction that is open at the end of range `number`,
+        by producer id.
 
         If the snapshot of the range is not usable, replays the log from the nearest earlier usable
         snapshot, from the last gap, or from the log start.
@@ -342,8 +342,8 @@ class EndStates:
 
         A transaction index has no checksum. Tasks compare the entries of transactions that began in
         the range with the log. For transactions that began in an earlier range, this method
-        compares the entries with the producer snapshot, unless `is_first` is True. It is True for
-        the first wanted range, because earlier ranges are then not read.
+        compares the entries with the producer snapshot, unless `is_first` is True. Callers pass
+        True for the first wanted range, because earlier ranges are not read.
         """
         span = self._ranges[number]
         entries = self._side_files.aborted(span.segment)
@@ -456,9 +456,9 @@ def _lost_in_gaps(
     ends: EndStates,
     aborted: Sequence[AbortedTxn],
 ) -> list[AbortedTxn]:
-    """Returns the transactions that are open at the start of a gap and have no known end after it,
-    as if they were aborted at the end of the gap. The gap may contain their marker, so it is
-    unknown whether they were committed or aborted.
+    """Returns the transactions that are open at the start of a gap and have no known end after it.
+    The gap may contain their marker, so it is unknown whether they were committed. They are
+    returned as transactions that were aborted at the end of the gap.
     """
     gaps = {gap.start for gap in partition.missing}
     if not gaps:
@@ -494,8 +494,8 @@ def _begun_earlier(
     ends: EndStates,
     aborted: Sequence[AbortedTxn],
 ) -> list[AbortedTxn]:
-    """Returns corrected copies of aborted transactions that span a gap, if they began before the
-    first offset that their index entry states.
+    """Returns corrected copies of those aborted transactions that span a gap and have a first
+    offset that is too high in their index entry.
 
     A transaction that spans a gap was open at the start of the gap, so the producer snapshot there
     has its first offset. Snapshots have a checksum, so an index entry with a higher first offset is

@@ -1,5 +1,5 @@
-"""Chooses for each offset of a partition the segment or other source that serves it, so that each
-offset is read exactly once.
+"""Chooses the segment or other source that serves each offset of a partition, so that each offset
+is read exactly once.
 
 Segments overlap after leader changes and repeated uploads. Some segments belong to branches of the
 log that an unclean leader election abandoned. The leader-epoch checkpoint of the newest segment is
@@ -96,8 +96,8 @@ class PartitionLog:
         lineage: The leader epochs and their first offsets, ascending.
         log_start: First offset a consumer may see.
         stop: One past the last offset of the log.
-        ranges: Offsets that segments serve, in order without overlap.
-        holes: Offsets that existed and that no segment has, ascending. All are above `log_start`.
+        ranges: Offsets that segments serve, in ascending order and without overlap.
+        holes: Offsets that had records but are in no segment, ascending. All are above `log_start`.
         skipped: Segments that are not read.
         unverifiable: Gaps after segments whose exact end is unknown. It is uncertain whether these
             offsets ever had records.
@@ -146,8 +146,8 @@ def newest_segment(segments: Iterable[RemoteSegment]) -> RemoteSegment:
 def with_unknown_epoch(
     damaged: Iterable[RemoteSegment], newest: int, first_whole: int | None
 ) -> list[RemoteSegment]:
-    """Returns the damaged segments whose leader epoch is unknown, or newer than the lineage.
-    Because of them, it is uncertain which segments belong to the surviving branch.
+    """Returns the damaged segments that have an unknown leader epoch, or a newer epoch than the
+    lineage. They make it uncertain which segments belong to the surviving branch.
 
     Args:
         damaged: See `partition_log`.
@@ -191,8 +191,8 @@ def partition_log(
     lost = [span for span in spans if span is not None and span.stop > checkpoint_start]
     if candidates:
         stop = max(span.stop for span in candidates)
-        # Segments below the log start are included, because they prove that the tier had these
-        # offsets. So missing offsets between the log start and the first segment above it are a
+        # Include segments below the log start, because they prove that the tier had these offsets.
+        # So offsets that are missing between the log start and the first segment are a hole.
         expired = (s.start_offset for s in segments if s.stop_offset <= checkpoint_start)
         first_tiered = min([*(span.start for span in candidates), *expired])
         log_start = min(max(first_tiered, checkpoint_start), stop)
@@ -238,15 +238,15 @@ def union_log(
     owned: Mapping[int, tuple[int, int]],
     not_usable: frozenset[str] = frozenset(),
 ) -> PartitionLog:
-    """Builds the log of a partition for which brokers or disks serve all offsets that the tier
-    lacks.
+    """Builds the log of a partition from a tier and from brokers or disks, which serve all offsets
+    that the tier lacks.
 
     Args:
         segments: The segments of this topic id in the tier, in any order.
         log_start: First offset a consumer may see.
         end: One past the last offset of the log.
-        owned: Leader epoch to the offsets [start, stop) that it owns on the surviving branch, for
-            all epochs that occur in the segments of this branch.
+        owned: For each leader epoch in the segments of the surviving branch, the offsets [start,
+            stop) that it owns on this branch.
         not_usable: Ids of segments whose offsets the brokers or disks must serve.
     """
     candidates, skipped = [], []
@@ -329,9 +329,9 @@ def between(
 def with_epochs(
     lineage: Sequence[EpochEntry], damaged: Iterable[RemoteSegment]
 ) -> Sequence[EpochEntry]:
-    """Returns the lineage extended by epochs that occur only in damaged segments. Each such epoch
-    ends the previous epoch at its first offset, because the log of a leader ends where the log of
-    the next leader begins.
+    """Returns the lineage extended by epochs that occur only in damaged segments. The previous
+    epoch then ends at the first offset of such an epoch, because the log of a leader ends where the
+    log of the next leader begins.
     """
     newest = lineage[-1].epoch if lineage else -1
     first_offsets: dict[int, int] = {}
@@ -346,8 +346,8 @@ def with_epochs(
 
 
 def joined_lineage(older: Sequence[EpochEntry], newer: Sequence[EpochEntry]) -> list[EpochEntry]:
-    """Returns the newer lineage with the earlier epochs that were removed from it when the log
-    start moved.
+    """Returns lineage `newer` with the epochs that it lost when the log start moved. They are taken
+    from `older`.
 
     Args:
         older: Entries of an earlier checkpoint of the same log.
@@ -470,7 +470,8 @@ def _precedence(span: SegmentRange) -> tuple[int, int, int]:
 
 
 def _below_log_start(ranges: Sequence[SegmentRange], log_start: int) -> Iterator[SkippedSegment]:
-    """Yields the first segment if it has offsets below its first leader epoch.
+    """Yields the segment of the first range if the segment has offsets below its first leader
+    epoch.
 
     A broker does not serve these offsets from the tier. Either DeleteRecords raised the log start
     above them, or their batches have message format 0 or 1, which has no leader epochs.

@@ -5,11 +5,12 @@ make segments look as if they belonged to an abandoned branch. So before segment
 checkpoint of the newest segment is compared with the epochs of other segments, with the checkpoints
 of other segments, and with the epochs in batch headers.
 
-If two logs share a leader epoch, they are equal before the start of this epoch, because one leader
-had both. So the previous epoch and its start offset must be the same in both checkpoints. After a
-shared epoch, checkpoints may differ because of an unclean leader election. One checkpoint may begin
-at a higher offset than the other, because retention and DeleteRecords remove entries and raise the
-first start offset. Source: KIP-101, `LeaderEpochFileCache.truncateFromStartAsyncFlush`.
+If two logs share a leader epoch, they are equal before the start of this epoch, because both are
+copies of the log of this epoch's leader. So the previous epoch and its start offset must be the
+same in both checkpoints. After a shared epoch, checkpoints may differ because of an unclean leader
+election. One checkpoint may begin at a higher offset than the other, because retention and
+DeleteRecords remove entries and raise the first start offset. Source: KIP-101,
+`LeaderEpochFileCache.truncateFromStartAsyncFlush`.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ def contradiction(
     side_files: SideFiles,
     lineage_name: str = "",
 ) -> str | None:
-    """Looks for evidence against a lineage that drops segments. Returns the evidence as a message,
-    or `None` if there is none.
+    """Looks for evidence that a lineage is wrong if it excludes segments from the log. Returns the
+    evidence as a message, or `None` if there is none.
 
-    Reads nothing if the lineage drops no segment.
+    Reads nothing if the lineage excludes no segment.
 
     Args:
         surviving: The log according to the lineage.
@@ -129,7 +130,7 @@ def difference(
         lineage: Lineage that the text calls "the former".
         other: Lineage that the text calls "the latter".
         starts: True to compare first offsets, too. Pass False for a follower that copied a
-            compacted log: the first offset that it recorded for an epoch is the first one that
+            compacted log: it recorded, as the first offset of an epoch, the first offset that
             compaction had kept.
     """
     number_of = {entry.epoch: number for number, entry in enumerate(lineage)}
@@ -158,7 +159,9 @@ def difference(
 
 
 def dropped_segments(surviving: PartitionLog, lineage: Sequence[EpochEntry]) -> list[RemoteSegment]:
-    """Returns the segments that have offsets above the log start which the lineage excludes."""
+    """Returns the segments that have offsets above the log start, but are not read or read only in
+    part because of `lineage`.
+    """
     return list(_dropped(surviving, lineage))
 
 
@@ -181,7 +184,7 @@ def _dropped(surviving: PartitionLog, lineage: Sequence[EpochEntry]) -> Iterator
 def _witnesses(
     segments: Sequence[RemoteSegment], newest: RemoteSegment | None
 ) -> Iterable[RemoteSegment]:
-    """Returns for each leader epoch its last segment, newest epoch first. Ignores segment `newest`.
+    """Returns the last segment of each leader epoch, newest epoch first. Ignores segment `newest`.
     The last segment of an epoch has the longest checkpoint of the epoch's leader.
     """
     by_epoch: dict[int, RemoteSegment] = {}
@@ -228,7 +231,8 @@ def unconfirmed_start(
     segments: Sequence[RemoteSegment],
     side_files: SideFiles,
 ) -> tuple[int, int] | None:
-    """Finds offsets of the tier that are below the log start according to only one checkpoint.
+    """Finds offsets of the tier that are below the log start of `lineage`, if no other checkpoint
+    confirms this log start.
 
     After DeleteRecords this is normal until another segment is copied. A damaged checkpoint has the
     same effect.

@@ -1,4 +1,4 @@
-"""Reads the topic `__remote_log_metadata`, and finds from it the segments of a tier.
+"""Reads the topic `__remote_log_metadata`, which lists the segments of a tier.
 
 Brokers write events to this topic when they start or finish the copy or the deletion of a segment.
 Each partition of the topic is read from its log start to the high watermark that it had at the
@@ -126,11 +126,11 @@ class MetadataState:
 def read_metadata_topic(
     settings: BrokerSettings, wanted: Mapping[TopicPartition, str], *, max_batch_bytes: int
 ) -> MetadataState:
-    """Reads from `__remote_log_metadata` the segments of the wanted partitions.
+    """Reads the segments of the wanted partitions from the topic `__remote_log_metadata`.
 
     Args:
         settings: Broker connection settings.
-        wanted: Topic and partition number to the current topic id of the topic.
+        wanted: Current topic id of each wanted partition.
         max_batch_bytes: Maximum size of a record batch.
 
     Raises:
@@ -206,7 +206,7 @@ def _named_segments(
     Args:
         cluster: Cluster to read from.
         offsets: The metadata partition, and its offsets to read.
-        wanted: Topic id and partition number to the wanted partition.
+        wanted: Wanted partitions by topic id and partition number.
         max_batch_bytes: Maximum size of a record batch.
     """
     missing: list[str] = []
@@ -315,8 +315,8 @@ class MetadataTopicLayout:
     Args:
         layout: Layout of the storage plugin.
         state: Content of the metadata topic.
-        logs: Log of each partition according to its leader. Segments completely outside its offsets
-            are not looked up.
+        logs: Log of each partition according to its leader. Segments that have no offset of this
+            log are not looked up.
 
     Raises:
         InvalidOptionError: The layout needs a listing to find the keys of a segment.
@@ -341,8 +341,8 @@ class MetadataTopicLayout:
         self._named: dict[str, RemoteLogSegmentMetadata] = {}
 
     def look_up(self, store: ObjectStore, key_prefix: str, pool: Executor) -> None:
-        """Looks up in the store the objects of all segments that consumers may read, concurrently
-        in `pool`.
+        """Looks up objects in the store, concurrently in `pool`: the objects of all segments that
+        consumers may read.
 
         Raises:
             AccessDeniedError: The store denies access to some objects, and no segment was found.
@@ -395,15 +395,15 @@ class MetadataTopicLayout:
         return self._listings[key].orphans
 
     def names_any(self, topic: str) -> bool:
-        """Returns whether a topic has, according to the metadata topic, a segment that consumers
-        may read.
+        """Returns whether the metadata topic names a segment of `topic`. Only segments that
+        consumers may read count.
         """
         partitions = self._state.partitions.items()
         return any(segments.live for (name, _), segments in partitions if name == topic)
 
     def epoch_stops(self, key: TopicPartition) -> dict[int, int]:
-        """Returns for each leader epoch of a partition one past its last offset in segments that
-        consumers may read. Includes segments whose objects do not exist.
+        """Returns, for each leader epoch of a partition, one past the last offset with this epoch
+        in segments that consumers may read. Includes segments whose objects do not exist.
         """
         epoch_stops: dict[int, int] = {}
         for segment in self._state.partitions[key].live:
@@ -428,8 +428,9 @@ class MetadataTopicLayout:
         )
 
     def notes(self) -> list[str]:
-        """Returns notes for the user about lost events of the metadata topic, and about offsets in
-        the tier without a segment in it. Also logs them as warnings.
+        """Returns notes for the user, and logs them as warnings. The notes are about missing
+        entries of the metadata topic, and about offsets that brokers no longer have on their disks
+        and for which the metadata topic names no segment.
         """
         notes = [
             f"{REMOTE_LOG_METADATA}-{read.number} lacks entries: {some(read.missing)}; segments"
@@ -455,8 +456,8 @@ class MetadataTopicLayout:
     def topic_folders(
         self, store: ObjectStore, key_prefix: str, topic: str | None
     ) -> tuple[TopicFolder, ...]:
-        """Returns the current topic id of each topic in the cluster, if the topic has segments.
-        `topic` limits the result to one topic.
+        """Returns a `TopicFolder` for each topic that has segments, with the current topic id of
+        the topic. If `topic` is set, returns only the folder of this topic.
         """
         pairs = {
             (name, self._logs[name, number].topic_id)
@@ -466,13 +467,13 @@ class MetadataTopicLayout:
         return tuple(TopicFolder(*pair, key_prefix) for pair in sorted(pairs))
 
     def partitions(self, store: ObjectStore, folder: TopicFolder) -> tuple[int, ...]:
-        """See `Layout.partitions`."""
+        """Returns the numbers of the wanted partitions of a topic, in ascending order."""
         return tuple(sorted(number for name, number in self._listings if name == folder.topic))
 
     def list_partition(
         self, store: ObjectStore, folder: TopicFolder, partition: int
     ) -> PartitionListing:
-        """See `Layout.list_partition`."""
+        """Returns the segments of a partition that `look_up` has found."""
         return self._listings[folder.topic, partition]
 
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:

@@ -1,8 +1,8 @@
 """Defines the plan of one partition: the offsets to read, and the source of each offset.
 
 A task compares the transactions of a slice with the log around the slice (see
-`read.slice_decoder`). So `with_surroundings` adds to each slice which offsets before and after it
-the plan reads.
+`read.slice_decoder`). So `with_surroundings` adds to each slice the offsets before and after it
+that the plan reads.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ class CatalogPart:
         live: Number of segments that consumers may read.
         copying: Number of copies that are in progress or were abandoned.
         deleting: Number of deletions in progress.
-        not_named: Offsets [start, stop) that brokers have only in the tier, and that are in no
-            segment of `__remote_log_metadata`.
+        not_named: Offsets [start, stop) that brokers no longer have on their disks, and for which
+            `__remote_log_metadata` names no segment.
     """
 
     partition: int
@@ -151,7 +151,7 @@ class CatalogPart:
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """The offsets to read of one partition, and why they end there.
+    """The plan of one partition: the offsets to read, and the reason why they end at `stop`.
 
     Attributes:
         surviving: The log without abandoned branches, and the ranges that segments serve.
@@ -197,8 +197,8 @@ class PartitionPlan:
         return ranges[-1].stop if ranges else self.surviving.log_start
 
     def wanted_ranges(self) -> Iterator[tuple[SegmentRange, int, int]]:
-        """Yields each range of the log that has wanted offsets, with these offsets as start and
-        stop.
+        """Yields each range of the log that contains wanted offsets, with the first wanted offset
+        in it and one past the last.
         """
         for span in self.surviving.ranges:
             start, stop = max(span.start, self.start), min(span.stop, self.stop)
@@ -262,8 +262,8 @@ def with_surroundings(
 class Neighbors:
     """Computes the surroundings of slices of one partition, one run after the other.
 
-    A run is a sequence of slices of one segment, without a batch between two of them that no slice
-    reads. Pass the runs in ascending order of offsets.
+    A run is a sequence of slices of one segment that together read all batches from the first slice
+    to the last. Pass the runs in ascending order of offsets.
     """
 
     def __init__(self) -> None:
@@ -275,8 +275,8 @@ class Neighbors:
     def around(
         self, span: SegmentRange, objects: SegmentObjects, start: int, stop: int
     ) -> SliceSurroundings:
-        """Returns the surroundings of the next run, which all its slices share. A run is a sequence
-        of slices of one segment without a batch between them.
+        """Returns the surroundings of the next run. All slices of the run have the same
+        surroundings.
 
         Args:
             span: The range of the log that contains the run.
@@ -323,7 +323,7 @@ def _with_surroundings(
 
 
 def _runs(pieces: Iterable[SegmentSlice]) -> Iterator[list[SegmentSlice]]:
-    """Groups successive slices of one segment, if no batch lies between them."""
+    """Groups the slices into runs: successive slices of one segment with no batch between them."""
     run: list[SegmentSlice] = []
     for piece in pieces:
         if run and not (run[-1].segment_id == piece.segment_id and _adjoin(run[-1], piece)):
@@ -335,7 +335,7 @@ def _runs(pieces: Iterable[SegmentSlice]) -> Iterator[list[SegmentSlice]]:
 
 
 def _adjoin(piece: SegmentSlice, following: SegmentSlice) -> bool:
-    """Returns whether no batch of the segment lies between two successive slices of it."""
+    """Returns whether two successive slices of a segment have no batch between them."""
     offsets = piece.start_offset, piece.stop_offset
     if offsets == (following.start_offset, following.stop_offset):
         return piece.cut_stop == following.cut_start

@@ -1,9 +1,10 @@
-"""Plans a scan: computes from the options a fixed list of byte ranges and broker ranges.
+"""Plans a scan: computes a fixed list of byte ranges and broker ranges from the options.
 
-The same code plans partitions of all sources: it finds the bounds, checks for holes, decides
-transactions and creates slices. Segments, and slices of segments that are larger than a task, are
-packed into tasks in the order of their offsets. A slice contains all facts that are needed to read
-it (offset range, aborted intervals, lineage), so tasks are independent of each other.
+The same code plans partitions of all sources: it finds the bounds, checks for holes, finds out how
+transactions ended, and creates slices. Segments, and slices of segments that are larger than a
+task, are packed into tasks in the order of their offsets. A slice contains all facts that are
+needed to read it (offset range, aborted intervals, lineage), so tasks are independent of each
+other.
 """
 
 from __future__ import annotations
@@ -236,7 +237,8 @@ def plan_log(
     Args:
         options: Options of the scan.
         source_log: The log of the partition.
-        bounds_of: Returns start and end offset of the plan; by default, they come from the options.
+        bounds_of: Returns the start and end offset of the plan; by default, the options determine
+            them.
         with_slices: True to create slices and broker ranges.
         records_end: True if a reader will later continue at the end of the plan. Then the plan ends
             with the last batch, because a higher end would skip later records.

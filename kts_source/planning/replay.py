@@ -62,7 +62,8 @@ _MAX_SHOWN: Final = 200
 
 
 def made_with(options: ScanOptions, partitions: Mapping[str, Sequence[int]]) -> Mapping[str, Any]:
-    """Returns the options that affect a plan and that no other field of the plan contains.
+    """Returns the values of those options that affect a plan and that are not stored in another
+    field of the plan.
 
     Args:
         options: Options of the scan.
@@ -317,8 +318,8 @@ def _lost(partition: PartitionPlan, text: str) -> DataLossError:
 def _check_bounds(
     partition: PartitionPlan, location: Place, options: ScanOptions, side_files: SideFiles
 ) -> None:
-    """Computes the offset of each bound in the options from the log that the plan recorded, and
-    compares it with the plan.
+    """Checks that the bounds in the options result in the offsets of the plan. Computes them from
+    the log that the plan recorded.
     """
     log = partition.surviving
 

@@ -87,7 +87,7 @@ class ScanPlan:
         partitions: The plan of each partition.
         tasks: Tasks in order of topic, partition and offset.
         columns: Columns of the table, in order.
-        where: Text of the predicate by which slices were skipped; `None` if the tasks read all
+        where: Text of the predicate that was used to skip slices; `None` if the tasks read all
             rows.
         notes: Messages for users, for example about the chosen topic id, or partitions without
             data.
@@ -105,7 +105,7 @@ class ScanPlan:
 
     @property
     def read_committed(self) -> bool:
-        """Whether the plan skips aborted transactions."""
+        """True if the plan skips aborted transactions."""
         return self.made_with.get("isolationLevel") != "read_uncommitted"
 
     def explain(self, prices: Mapping[str, Price] = S3_PRICES) -> str:
@@ -288,8 +288,8 @@ def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
 
 
 def _kept_offsets(plan: ScanPlan) -> dict[SegmentName, tuple[int, int]]:
-    """Returns for each segment the offsets that tasks read: the lowest start and the highest stop
-    of its slices.
+    """Returns the offsets that tasks read of each segment: the lowest start and the highest stop of
+    its slices.
     """
     kept: dict[SegmentName, tuple[int, int]] = {}
     for task in plan.tasks:
@@ -696,9 +696,9 @@ def _check_slice(
 def _check_slices(
     partition: PartitionPlan, slices: Sequence[SegmentSlice], *, leaves_rows_out: bool
 ) -> None:
-    """Checks that successive slices of a segment leave no bytes out, and that all slices cover the
-    offsets of the partition. With `leaves_rows_out`, offsets may be missing, because a predicate
-    skipped them.
+    """Checks that successive slices of a segment skip no bytes, and that all slices together cover
+    the offsets of the partition. With `leaves_rows_out`, offsets may be missing, because a
+    predicate skipped them.
     """
     for _, group in groupby(slices, _span):
         pieces = list(group)

@@ -62,8 +62,8 @@ description: streams list them repeatedly.
 class SegmentCatalog:
     """Lists and describes the segments of a tier, using its layout.
 
-    `pool` describes segments concurrently. It must not be the pool whose threads call this class,
-    because they would wait for themselves.
+    The threads of `pool` describe segments concurrently. Do not call this class in a thread of
+    `pool`: it would wait for other threads of the pool, and all of them may wait forever.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class SegmentCatalog:
         self._max_inline = _INLINE_SEGMENTS if partitions >= PLANNING_THREADS else 1
 
     def listed(self, folder: TopicFolder, partition: int) -> ListedPartition:
-        """Lists the segments of a partition. Does not read descriptions again that an earlier plan
-        has cached.
+        """Lists the segments of a partition. Descriptions that an earlier plan has cached are not
+        read again.
         """
         bundle = None
         if self._caches.index is not None:
@@ -99,8 +99,8 @@ class SegmentCatalog:
         return ListedPartition(self, folder, partition, listing, bundle)
 
     def _with_empty_segments(self, listing: PartitionListing) -> PartitionListing:
-        """Adds to the complete segments of a listing those segments whose log object is missing
-        because the log has no bytes.
+        """Returns a listing in which empty segments are not orphans but complete segments. A
+        segment is empty if its log object is missing because the log has no bytes.
 
         Compaction may remove all records of a closed segment, and some stores keep no object for an
         upload of zero bytes.
@@ -188,7 +188,7 @@ class ListedPartition:
         entries: Complete segments, ascending by base offset, then by segment id.
         orphans: Objects that belong to no complete segment. An orphan with a description is a
             damaged segment.
-        facts: See `PartitionListing`.
+        facts: Further facts that the plan depends on, see `PartitionListing`.
         side_files: Cache of the side files that were read.
     """
 
@@ -253,8 +253,8 @@ class ListedPartition:
         return [segment for segment in self._damaged if segment is not None]
 
     def unreadable(self) -> list[tuple[int, str]]:
-        """Returns base offset and URI of each segment whose description was requested, but is
-        missing or invalid.
+        """Returns a pair of base offset and URI for each segment whose description is missing or
+        invalid. Considers only descriptions that were requested before.
         """
         entries = [self.entries[n] for n, segment in self._described.items() if segment is None]
         damaged = zip(self._damaged_entries, self._damaged or (), strict=False)
@@ -262,8 +262,9 @@ class ListedPartition:
         return [(entry.base_offset, self._uri(entry)) for entry in entries]
 
     def without_end(self) -> dict[str, tuple[int, str]]:
-        """Returns the damaged segments whose end offset is unknown, because the log is missing and
-        the other files contain only a lower bound of it. Maps segment id to base offset and URI.
+        """Returns base offset and URI of each damaged segment whose end offset is unknown, by
+        segment id. The log of such a segment is missing, and its other files contain only a lower
+        bound of the end.
         """
         described = zip(self._damaged_entries, self._damaged or (), strict=False)
         return {
@@ -297,8 +298,8 @@ class DiscoveredTopic:
         topic_id: The topic id to read.
         other_ids: All other topic ids of the topic in the tier.
         partitions: Partitions that have complete or damaged segments, ascending by number.
-        empty_partitions: Selected partitions that have no segment under this topic id, because the
-            user named them, or because they have a folder.
+        empty_partitions: Selected partitions that have no segment under this topic id: the user
+            named them, or the tier has a folder for them.
         parts: Objects in the empty partitions that belong to no complete segment.
         older_ids: Members of `other_ids` that have segments. They are older than `topic_id`, unless
             the user chose `topic_id`.
@@ -431,8 +432,8 @@ def likely_prefixes(
     store: ObjectStore, layout: Layout, key_prefix: str, wanted: Iterable[str]
 ) -> tuple[str, ...]:
     """Returns key prefixes other than `key_prefix` under which there are topics. Searches the
-    parent folder of `key_prefix`, then the root of the store. If `wanted` is not empty, prefixes
-    with a wanted topic replace the other prefixes of the same folder.
+    parent folder of `key_prefix`, then the root of the store. If a folder has topics in `wanted`,
+    returns only the prefixes of these topics for the folder.
     """
     topics = tuple(wanted)
     waiting = list(dict.fromkeys((key_prefix[: key_prefix.rfind("/") + 1], "")))
@@ -452,9 +453,9 @@ def likely_prefixes(
 
 
 def prefixes_of_names(folder: str, names: Iterable[str], wanted: Iterable[str]) -> tuple[str, ...]:
-    """Returns the key prefixes with which wanted topics would be found, according to the names of
-    folders. For example, if topic `orders` is wanted and a folder has the name `kts-orders`, the
-    prefix is `kts-`.
+    """Returns the key prefixes that a scan needs to find the topics in `wanted`, according to the
+    names of folders. For example, if topic `orders` is wanted and a folder has the name
+    `kts-orders`, the prefix is `kts-`.
     """
     ends = ((name, topic) for topic in wanted for name in sorted(names, key=len))
     heads = (name.removesuffix(topic) for name, topic in ends if name.endswith(topic))
@@ -602,8 +603,8 @@ def _choose(
     folders: Sequence[TopicFolder],
     listed: Sequence[ListedPartition],
 ) -> TopicFolder:
-    """Returns the folder of the topic id in the options, or else of the topic id with the newest
-    event.
+    """Returns the folder of the topic id that the options name. If they name none, returns the
+    folder of the topic id with the newest event.
     """
     ids = ", ".join(folder.topic_id for folder in folders)
     wanted = wanted_topic_id(options, topic)

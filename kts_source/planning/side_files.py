@@ -52,8 +52,8 @@ class Replay:
 
     Attributes:
         aborted: Transactions that have an abort marker in the range.
-        open_after: Producer id to first offset of each transaction that is open at the end of the
-            range.
+        open_after: First offset of each transaction that is open at the end of the range, by
+            producer id.
     """
 
     aborted: tuple[AbortedTxn, ...]
@@ -68,8 +68,8 @@ class SideFiles:
         max_batch_bytes: Maximum size of a record batch.
 
     Attributes:
-        bounds: First offset and end of the wanted offsets. All side files of a segment with a bound
-            inside are needed, so they are read together.
+        bounds: First offset and end of the wanted offsets. If one of them is inside a segment, all
+            side files of the segment are needed, so they are read together.
     """
 
     def __init__(self, source: SegmentSource, *, max_batch_bytes: int) -> None:
@@ -137,8 +137,8 @@ class SideFiles:
             return None
 
     def aborted(self, segment: RemoteSegment) -> tuple[AbortedTxn, ...] | None:
-        """Returns the transactions whose abort marker is in the segment, from its transaction
-        index; `None` if the index is invalid or belongs to another segment.
+        """Reads the transaction index of a segment, and returns the transactions whose abort marker
+        is in the segment. Returns `None` if the index is invalid or belongs to another segment.
         """
         data = self._read(segment, IndexType.TRANSACTION)
         try:
@@ -159,17 +159,17 @@ class SideFiles:
         return self._located(error, segment, "transaction index")
 
     def replay(self, span: SegmentRange, open_before: Mapping[int, int]) -> Replay:
-        """Returns the transactions that are aborted in a range, and the transactions that are open
-        at its end. Reads only the batches of the range; `open_before` has the transactions that are
-        open at its start.
+        """Finds the transactions that are aborted in a range or open at its end, by reading the
+        batches of the range. `open_before` has the transactions that are open at its start.
         """
         return replay_batches(self.batches(span.segment, 0), span, open_before)
 
     def first_ends(
         self, span: SegmentRange, open_before: Mapping[int, int]
     ) -> tuple[AbortedTxn, ...]:
-        """Returns those transactions of `open_before` (open at the start of a range) that are
-        aborted in the range. Reads the log up to the last of their markers.
+        """Returns the transactions in `open_before` that are aborted in a range. `open_before` has
+        the transactions that are open at the start of the range. Reads the log up to the last of
+        their markers.
         """
         return first_ends(self._whole_entries(span.segment, 0, _control_batches), span, open_before)
 
@@ -371,13 +371,13 @@ def _cache(
 def replay_batches(
     batches: Iterable[DecodedBatch], span: SegmentRange, open_before: Mapping[int, int]
 ) -> Replay:
-    """Returns the transactions that are aborted in a range, and the transactions that are open at
-    its end.
+    """Finds the transactions that are aborted in a range, and those that are open at its end.
 
     Args:
         batches: Batches of the range's segment, ascending by offset.
         span: The range.
-        open_before: Producer id to first offset of each transaction that is open at its start.
+        open_before: First offset of each transaction that is open at the start of the range, by
+            producer id.
     """
     state = TransactionReplay(open_before)
     for batch in batches:
@@ -394,13 +394,13 @@ def first_ends(
     span: SegmentRange,
     open_before: Mapping[int, int],
 ) -> tuple[AbortedTxn, ...]:
-    """Returns those transactions of `open_before` (open at the start of a range) that are aborted
-    in the range.
+    """Returns the transactions in `open_before` that are aborted in a range.
 
     Args:
         batches: Entries of the range's segment, ascending by offset. Only control batches are used.
         span: The range.
-        open_before: Producer id to first offset of each transaction.
+        open_before: First offset of each transaction that is open at the start of the range, by
+            producer id.
     """
     waiting = set(open_before)
     state = TransactionReplay(open_before)
@@ -471,7 +471,7 @@ def _control_batches(data: bytes) -> Iterator[DecodedBatch | _EntryEpoch]:
 
 
 def _require_order(entry: DecodedBatch | EntryTimes | _EntryEpoch, least: int, stop: int) -> None:
-    """Raises `CorruptRecordError` unless the offsets of an entry ascend and lie in [least,
+    """Raises `CorruptRecordError` if the offsets of an entry do not ascend, or are outside [least,
     stop).
     """
     first, last = entry.base_offset, entry.last_offset

@@ -133,8 +133,8 @@ def _offset_cuts(
 def _stretches(
     segment: RemoteSegment, start: int, stop: int, index: OffsetIndex | None
 ) -> tuple[list[int], list[int]]:
-    """Splits [start, stop) after each offset in the index. Returns the borders, including `start`
-    and `stop`, and for each part between two borders an upper bound of its bytes.
+    """Splits [start, stop) after each offset in the index. Returns two lists: the borders,
+    including `start` and `stop`, and an upper bound of the bytes of each part between two borders.
     """
     size = segment.objects.size_in_bytes
     if index is None:
@@ -150,7 +150,7 @@ def _stretches(
 
 
 def bounded(slices: Iterable[_Piece]) -> Iterator[_Piece]:
-    """Yields slices. Raises `PlanTooLargeError` if there are more than `MAX_SLICES`."""
+    """Yields the items of `slices`. Raises `PlanTooLargeError` after `MAX_SLICES` items."""
     for number, piece in enumerate(slices):
         if number == MAX_SLICES:
             raise _too_many_slices()
@@ -287,7 +287,7 @@ class _Pruner:
         self, segment: RemoteSegment, start: int, stop: int, following: RemoteSegment | None
     ) -> tuple[int, int]:
         """Returns the part of [start, stop) that can contain matching rows, as (start, stop). If no
-        row can match, the returned start is not below the returned stop. `following` is the next
+        row can match, the result is empty: start is not below stop. `following` is the next
         segment.
         """
         box = self._box
@@ -301,7 +301,9 @@ class _Pruner:
     def _first_late_enough(
         self, segment: RemoteSegment, following: RemoteSegment | None, stop: int
     ) -> int:
-        """Returns an offset below which all records of the segment have too early timestamps."""
+        """Returns an offset. All records of the segment below it have timestamps before the first
+        one that can match.
+        """
         first_ms = first_millisecond(self._box)
         if self._all_earlier:
             if is_skipped(segment, following, first_ms, self._side_files):
@@ -338,7 +340,7 @@ def conjunction(*terms: Predicate | None) -> Predicate | None:
 
 
 def narrowed(plan: ScanPlan, where: Predicate, condition: Predicate) -> ScanPlan:
-    """Returns a plan without the slices and broker ranges in which no row matches a condition.
+    """Returns a plan without the slices and broker ranges in which no row matches `where`.
 
     Sends no request, because it uses only offsets, partitions and the largest timestamp of each
     segment. If this timestamp is out of order compared with the next and previous segments, it may

@@ -2,8 +2,8 @@
 brokers' disks.
 
 A `Source` lists the selected partitions. For each partition it opens a `SourceLog`, which combines
-the segments and offsets of the tier, brokers or disks into one `PartitionLog` and decides its
-transactions. The code for bounds, isolation and slices uses only this log.
+the segments and offsets of the tier, brokers or disks into one `PartitionLog` and finds out how its
+transactions ended. The code for bounds, isolation and slices uses only this log.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class SourceLog:
             were requested.
         is_complete: True if every segment was read. Otherwise, log start and end may be wrong.
         is_empty: True if the log proved to have no segment.
-        unknown_lineage: A damaged segment because of which it is uncertain which segments belong to
-            the log; `None` if there is no such segment.
+        unknown_lineage: A damaged segment whose leader epoch is unknown or the newest, so that it
+            is uncertain which segments belong to the log; `None` if there is no such segment.
     """
 
     log: PartitionLog
@@ -59,8 +59,8 @@ class SourceLog:
 
     @property
     def contradiction(self) -> str | None:
-        """Message about evidence against the lineage by which segments are dropped; `None` if there
-        is no evidence.
+        """Message about evidence that the newest leader-epoch checkpoint is wrong, so that segments
+        of the log would be skipped; `None` if there is no evidence.
         """
         return self._contradiction
 
@@ -70,16 +70,16 @@ class SourceLog:
         return self.log
 
     def decided(self, start: int, stop: int) -> tuple[PartitionLog, Decisions]:
-        """Returns the log with at least the ranges in [start, stop), and the outcomes of the
-        transactions that have data there.
+        """Returns two values: the log with at least the ranges in [start, stop), and the outcomes
+        of the transactions that have data in these offsets.
         """
         return self.log, decide(self.log, start, stop, self.side_files)
 
     def confirm(
         self, surviving: PartitionLog, decisions: Decisions, read: Sequence[tuple[int, int]]
     ) -> bool:
-        """Compares the outcomes of transactions with markers in the log that lie after the offsets
-        that are read.
+        """Compares the outcomes of transactions with their markers. Considers transactions that are
+        open at the end of a read, because their markers are later in the log.
 
         Args:
             surviving: The log that `decided` returned last.
@@ -98,8 +98,8 @@ class SourceLog:
         return True
 
     def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
-        """Returns the first offset whose record is dated at or after a time (ms since 1970), or
-        `None`.
+        """Returns the offset of the first record dated at or after `timestamp_ms` (ms since 1970),
+        or `None`.
 
         After the call, `log.holes` contains the holes below this offset that may have contained an
         earlier match.
@@ -118,8 +118,8 @@ class SourceLog:
         return ()
 
     def completed(self, plan: PartitionPlan) -> PartitionPlan:
-        """Returns the plan of this log with facts that only this source has, such as broker ranges
-        or disks.
+        """Returns `plan` with further facts that only this source has, such as broker ranges or
+        disks.
         """
         return plan
 
@@ -130,9 +130,9 @@ class SourcePartition:
 
     Attributes:
         listed: The segments of the partition in the tier; `None` if it has none.
-        open_log: Opens the log of the partition; returns `None` if the log is empty. The first
-            argument reads the side files of its segments. The second is True if the scan continues
-            where an earlier read of the partition ended.
+        open_log: Opens the log of the partition; returns `None` if the log is empty. Its first
+            argument reads the side files of segments. Its second argument is True if the scan
+            continues where an earlier read of the partition ended.
     """
 
     topic: str

@@ -6,8 +6,8 @@ offsets. For a window, it reads the manifests of:
 * the first segment, for the log start;
 * the last segment by offset, and the segments that were uploaded last, for lineage and end of the
   tier;
-* segments after whose upload another segment was uploaded that begins at or below their start,
-  perhaps by the leader of another branch;
+* segments that begin at or above the start of a segment that was uploaded later, perhaps by the
+  leader of another branch;
 * segments that begin in the window, and earlier segments until the start of the window is covered.
 
 The result is exact, because each offset is served by the last segment that has it
@@ -97,16 +97,16 @@ class TierSource:
 
     @property
     def topics(self) -> set[str]:
-        """See `Source`."""
+        """Names of the selected topics. Bounds in JSON may name any partition of them."""
         return {topic.topic for topic in self._topics}
 
     @property
     def asked(self) -> Mapping[str, Sequence[int]]:
-        """See `Source`."""
+        """Numbers of the partitions that the options select, by topic."""
         return {topic.topic: topic.asked_partitions for topic in self._topics}
 
     def partitions(self) -> list[SourcePartition]:
-        """See `Source`."""
+        """Lists the selected partitions that have segments, ascending by topic and number."""
         self._topics = discover(self._options, self._catalog, self._pool)
         listed = [each for topic in self._topics for each in topic.partitions]
         self._catalog.expect(len(listed))
@@ -127,7 +127,7 @@ class TierSource:
         return open_tier_log(options, listed, side_files, in_part=in_part)
 
     def finish(self) -> list[str]:
-        """See `Source`."""
+        """Returns notes for the user about the selected topics."""
         return [note for topic in self._topics for note in topic.notes]
 
 
@@ -145,9 +145,9 @@ def can_plan_in_part(
 ) -> bool:
     """Returns whether a partition can be planned without reading all of its manifests.
 
-    Timestamps of records may be in any order, so a bound by timestamp needs all manifests, unless
-    an option limits how far timestamps may be ahead of uploads. `from_the_start` is True if a scan
-    without a start offset begins at the log start.
+    Timestamps of records may be in any order, so a bound by timestamp needs all manifests. It needs
+    only a part of them if option `maxTimestampAheadMs` limits how far timestamps may be ahead of
+    uploads. `from_the_start` is True if a scan without a start offset begins at the log start.
     """
     bounds = (options.starting, options.ending)
     if any(isinstance(bound, TimestampBound | TimestampsBound) for bound in bounds):
@@ -164,9 +164,9 @@ def can_plan_in_part(
 def newest_lineage(
     segments: Sequence[RemoteSegment], damaged: Iterable[RemoteSegment], side_files: SideFiles
 ) -> tuple[Sequence[EpochEntry], RemoteSegment | None]:
-    """Returns the entries of the newest leader-epoch checkpoint, and its segment. If no segment has
-    a checkpoint, returns an empty sequence and `None`. Raises `CorruptSegmentError` if the
-    checkpoint is invalid.
+    """Returns two values: the entries of the newest leader-epoch checkpoint, and the segment that
+    has this checkpoint. If no segment has one, returns an empty sequence and `None`. Raises
+    `CorruptSegmentError` if the checkpoint is invalid.
     """
     kind = IndexType.LEADER_EPOCH
     checkpoints = [*segments, *(segment for segment in damaged if kind in segment.objects.indexes)]
@@ -241,7 +241,9 @@ class TierLog(SourceLog):
 
     @property
     def contradiction(self) -> str | None:
-        """See `SourceLog`. Computed once, after all segments were read."""
+        """Message about evidence that the newest leader-epoch checkpoint is wrong, or `None`.
+        Computed once, after all segments were read.
+        """
         if self._evidence is not None:
             newest = self._evidence[1]
             evidence = *self._evidence, self.side_files
@@ -258,8 +260,9 @@ class TierLog(SourceLog):
         return self._contradiction
 
     def end_of_batches(self) -> int:
-        """Returns one past the last offset of the last batch. Reads it from the log, because the
-        manifest of the last segment has no checksum, and no later segment confirms its end.
+        """Returns one past the last offset of the last batch. Reads it from the log. The manifest
+        of the last segment does not prove it, because manifests have no checksum, and no later
+        segment confirms the end.
 
         A reader that continues at an end that is too high would skip records of the next segment.
         """
@@ -287,7 +290,9 @@ class TierLog(SourceLog):
         return max(self._bases[number], offset + 1)
 
     def covering(self, start: int, stop: int) -> PartitionLog:
-        """See `SourceLog`."""
+        """Returns the log with at least the ranges that contain offsets in [start, stop). If the
+        descriptions of a few segments are not sufficient, reads all segments.
+        """
         if self.is_complete or start >= stop:
             return self.log
         first = self._group_start(bisect_right(self._bases, start) - 1)
@@ -308,8 +313,9 @@ class TierLog(SourceLog):
         return self.log
 
     def decided(self, start: int, stop: int) -> tuple[PartitionLog, Decisions]:
-        """See `SourceLog`. Reads later segments until the outcome of every transaction is known, or
-        the tier ends.
+        """Returns two values, like `SourceLog.decided`: the log and the outcomes of its
+        transactions. Reads later segments until the outcome of every transaction is known, or the
+        tier ends.
         """
         ahead = 1
         end = stop
@@ -328,7 +334,9 @@ class TierLog(SourceLog):
             ahead *= 2
 
     def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
-        """See `SourceLog`."""
+        """Returns the offset of the first record dated at or after `timestamp_ms`, or `None`. If
+        possible, reads only segments that were uploaded late enough to contain it.
+        """
         if not self.is_complete:
             assert self._max_ahead_ms is not None
             since = timestamp_ms - self._max_ahead_ms
@@ -432,8 +440,8 @@ class TierLog(SourceLog):
         return has_start and all(map(self._is_plain, (*segments, *self._damaged)))
 
     def _usable(self, numbers: Iterable[int]) -> list[SegmentRange] | None:
-        """Returns the offsets that the segments at indexes `numbers` may serve. Returns `None` if a
-        segment is unusual (see `_is_plain`).
+        """Returns, for each segment at an index in `numbers`, the range of offsets that it may
+        serve. Returns `None` if a segment is unusual (see `_is_plain`).
         """
         wanted = list(numbers)
         segments = self.listed.described(wanted)
@@ -444,8 +452,8 @@ class TierLog(SourceLog):
 
     def _is_plain(self, segment: RemoteSegment) -> bool:
         """Returns whether all offsets of a segment above the log start belong to the lineage, and
-        are below the known end of the log. If the result is False, all segments must be read,
-        because a newer branch of the log may have been abandoned, too.
+        are below the known end of the log. If the result is False, the log may have abandoned
+        branches, so all segments must be read.
         """
         if not segment.leader_epochs or segment.leader_epochs[-1].epoch > self._lineage[-1].epoch:
             return False

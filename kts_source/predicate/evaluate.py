@@ -123,7 +123,7 @@ DECIMAL: Final = pa.decimal256(76, 38)
 
 
 def field_values(field: Field, column: pa.Array) -> pa.Array:
-    """Returns the values of a field of a decoded column in the type in which they are compared:
+    """Returns the values of a field of a decoded column, converted to the type for comparisons:
     binary, int64 or `DECIMAL`. Doubles are mapped to integers by `ordered`. Structs and durations
     are unchanged, because they are only compared with null.
     """
@@ -273,7 +273,7 @@ def _like_by_character(pattern: tuple[str | Wildcard, ...], values: pa.Array) ->
 
 
 def _literals(operand: Operand, values: Sequence[Value]) -> pa.Array:
-    """Returns literals as an array of the type in which they are compared with the operand."""
+    """Returns literals as an array of the type that values of `operand` have in comparisons."""
     if operand.kind is Kind.DOUBLE:
         return pa.array(ordered(np.array(values, np.float64)))
     if operand.kind is Kind.BOOLEAN:
@@ -298,7 +298,7 @@ def _values(operand: Operand, batch: pa.RecordBatch) -> pa.Array:
 
 
 def _last_header(name: str, headers: pa.ListArray) -> pa.Array:
-    """Returns for each row the value of its last header with this name; null if it has no such
+    """Returns the value of the last header with this name for each row; null if the row has no such
     header.
     """
     ends = np.asarray(headers.offsets)[1:]

@@ -1,9 +1,9 @@
-"""Derives from a predicate which offsets and timestamps of a partition can match, before rows are
+"""Finds out which offsets and timestamps of a partition can match a predicate, before rows are
 read.
 
 `specialised` replaces topic and partition in the predicate by their values. `region` returns bounds
-of the offsets and timestamps that can match. Both may include rows that do not match, but never
-exclude a matching row.
+of the offsets and timestamps that can match. The bounds may include rows that do not match, but
+never exclude a matching row.
 """
 
 from __future__ import annotations

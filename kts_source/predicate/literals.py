@@ -113,7 +113,7 @@ def instant(text: str, zone: tzinfo | None) -> int:
     default is `zone`.
 
     As in Spark, if a clock change skips the local time, the offset before the change is used. If
-    the local time occurs twice, it is the first of the two times.
+    the local time occurs twice, the first of the two times is used.
 
     Raises:
         ValueError: The text is not a timestamp, or it has no time zone and `zone` is `None`.
@@ -162,8 +162,8 @@ def day(text: str) -> date:
 
 
 def number_literal(text: str) -> int | Decimal | float:
-    """Parses a number as Spark does: with an exponent as a double, else with a decimal point as a
-    decimal, else as an integer.
+    """Parses a number as Spark does. A number with an exponent is a double. Of the other numbers,
+    those with a decimal point are decimals, and the rest are integers.
 
     Raises:
         ValueError: The text is not a number, or exceeds the range of Spark's types.
@@ -203,9 +203,7 @@ class Instant(int):
 
 
 class LocalTime(int):
-    """Value of a literal of a timestamp without a time zone, in microseconds since 1970 in local
-    time.
-    """
+    """Value of a timestamp literal without a time zone: microseconds since 1970 in local time."""
 
 
 Literal = str | bytes | int | bool | Decimal | float | Instant | LocalTime | date
@@ -234,7 +232,8 @@ def alike(left: Operand, right: Operand) -> tuple[Operand, Operand] | None:
 def with_literals(
     operand: Operand, literals: Sequence[Literal], zone: tzinfo | None
 ) -> tuple[Operand, tuple[Value, ...]]:
-    """Returns an operand and literals, converted to the kind in which they are compared.
+    """Returns two values: the operand, and the values of the literals. Both are converted to a
+    common kind, so that they can be compared.
 
     Args:
         operand: The column or field.

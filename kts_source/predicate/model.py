@@ -180,7 +180,7 @@ class IsNull:
 
 
 class Part(Enum):
-    """Where `HasText` searches a text: at the start, at the end, or anywhere."""
+    """The part of a text that `HasText` searches: the start, the end, or the whole text."""
 
     START = "startswith"
     END = "endswith"
@@ -305,7 +305,8 @@ upper and lower case. Raises `ValueError` if there is no such field.
 
 
 def find_field(kind: pa.DataType, path: Sequence[str]) -> tuple[tuple[str, ...], pa.DataType]:
-    """Returns the exact names and the type of a field.
+    """Returns two values: the exact names of a nested field and its parents, outermost first, and
+    the type of the field.
 
     Args:
         kind: Type of the decoded column.

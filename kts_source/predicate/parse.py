@@ -134,7 +134,7 @@ def parse_predicate(
             `timestamp`, `timestampType`, `header('name')` and the fields of decoded columns.
         zone: Time zone for timestamp literals that have no time zone.
         option: Name of the option that has the text, for errors.
-        fields: Decoded column to a function that finds its fields.
+        fields: For each decoded column, by name, a function that finds its fields.
 
     Raises:
         InvalidOptionError: The text is not a condition, or contains unsupported syntax. The error
@@ -149,7 +149,9 @@ def parse_predicate(
 
 
 class _Parser:
-    """Parses one text. Methods raise ValueError with a message that names the unsupported part."""
+    """Parses the text of one condition. Methods raise ValueError with a message that names the
+    unsupported part.
+    """
 
     def __init__(self, text: str, zone: tzinfo | None, fields: Mapping[str, FindField]) -> None:
         self._text = SqlText(text)

@@ -121,7 +121,7 @@ def rows_of(
         fetched: Batches that `RangeFetcher` or `SliceFetch` yields.
         broker_range: The range. Rows outside of it are skipped.
         settings: Settings of the scan.
-        aborted: Aborted transactions to skip, unless `broker_range.read_committed`.
+        aborted: Aborted transactions to skip if `broker_range.read_committed` is false.
         transactions: Compares `aborted` with the markers in the batches.
         meter: Counts the work.
         losses: Offsets that `fetched` has skipped so far.
@@ -231,7 +231,7 @@ class BrokerFallback:
             ) from error.__cause__
 
     def forget_failures(self) -> None:
-        """Resets the count of the tier's failures in this run."""
+        """Resets the number of failures of the tier in this run of the scan to 0."""
         self._cluster.tier_failures.pop(self._run, None)
 
     def rest(
@@ -312,7 +312,7 @@ class SliceFetch:
         self.has_lost = False
 
     def offsets(self, wanted: BrokerRange) -> Generator[FetchedBatches]:
-        """Yields the batches of an offset range."""
+        """Yields the batches that brokers have in the offset range `wanted`."""
         fails = self._losses.settings.fail_on_data_loss
         fetcher = self._fetcher(wanted, None if fails else self._losses.skip)
         try:
@@ -363,11 +363,11 @@ class SliceFetch:
         self._report_loss(is_in_slice=True)
 
     def _report_loss(self, *, is_in_slice: bool) -> None:
-        """Handles the loss in `_loss`: raises it if data loss is an error, else skips its offsets.
-        Ignores the loss if it is before the wanted offsets of the slice.
+        """Handles the loss in `_loss`: raises its error if `failOnDataLoss` is true, else skips its
+        offsets. Ignores the loss if it is before the wanted offsets of the slice.
 
         Raises:
-            DataLossError: Brokers have lost wanted offsets, and data loss is an error.
+            DataLossError: Brokers have lost wanted offsets, and `failOnDataLoss` is true.
         """
         loss, self._loss = self._loss, None
         if loss is None or not is_in_slice or loss.stop <= self._start_offset:
@@ -391,8 +391,8 @@ class SliceFetch:
         return True
 
     def _bytes_from(self, offset: int) -> int:
-        """Returns the size in bytes of the segment from `offset`, where a batch begins, to its
-        end.
+        """Returns the number of bytes from `offset` to the end of the segment. A batch begins at
+        `offset`.
         """
         stop = self._slice.segment_stop
         with closing(self._fetch_until_loss(offset, stop)) as fetched:

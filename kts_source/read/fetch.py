@@ -1,4 +1,4 @@
-"""Reads ranges ahead of the consumer in order, and limits the number of requests and bytes."""
+"""Reads ranges in order and ahead of the consumer. Limits the number of requests and bytes."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class ReadAhead:
         prefetch_bytes: Limit on the bytes of requested and unconsumed responses. With 0, nothing is
             read ahead: the consumer's thread reads each response when it is needed.
         slow_start: True to send the first request alone, because the consumer may need no other
-            response. After it, at most `EARLY_BYTES` are read ahead until the consumer has used
-            that many bytes.
+            response. After the first response, at most `EARLY_BYTES` are read ahead until the
+            consumer has used that many bytes.
 
     Raises:
         ValueError: A limit is out of range.
@@ -142,7 +142,7 @@ def fetch_ranges(
 def _near(
     read: Callable[[R], Data], requests: Iterator[R]
 ) -> Generator[Fetched[R], None, int | None]:
-    """Reads in this thread until the reads take too long.
+    """Yields responses that it reads in the caller's thread, until the reads take too long.
 
     Returns the number of bytes that were yielded, or `None` if no requests are left.
     """

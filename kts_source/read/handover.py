@@ -60,11 +60,12 @@ def in_threads(
 ) -> Generator[pa.RecordBatch]:
     """Yields the batches of many reads. At most `threads` reads run at a time.
 
-    Nothing runs before the first batch is requested. Closing the generator cancels requests to the
-    store and waits until the threads have ended. If a read fails, its error ends all reads. With
-    `ordered`, the error is raised after all batches of earlier reads, otherwise immediately.
+    No read begins before the consumer requests the first batch. Closing the generator cancels
+    requests to the store and waits until the threads have ended. If a read fails, its error ends
+    all reads. With `ordered`, the error is raised after all batches of earlier reads, otherwise
+    immediately.
 
-    The waiting batches take up to about twice `WAITING_BYTES` plus one batch, for each thread.
+    For each thread, up to about twice `WAITING_BYTES` plus one batch wait for the consumer.
 
     Args:
         reads: Functions that begin a read and return its batches. Each read runs in one thread.
@@ -90,7 +91,8 @@ def in_threads(
 
 
 class _Item(NamedTuple):
-    """A message from a thread to the consumer: a batch, the end or the error of a read.
+    """A message from a thread to the consumer. It contains a batch of a read, or reports that the
+    read has ended or failed.
 
     Attributes:
         number: Number of the read.
@@ -196,8 +198,9 @@ class _Handover:
             self._queue.get()
 
     def _begin(self) -> int | None:
-        """Returns the number of the next read; `None` if there is none or the reads are stopped.
-        Waits while the waiting batches have too many bytes.
+        """Returns the number of the next read to run. Returns `None` if all reads have begun, or if
+        the reads are stopped. Waits while the batches that the consumer has not taken have too many
+        bytes.
         """
         with self._room:
             while not self._stopped and self._all_waiting >= self._max_bytes:
@@ -208,8 +211,8 @@ class _Handover:
             return self._begun - 1
 
     def _put(self, number: int, batch: pa.RecordBatch) -> bool:
-        """Adds a batch to the queue; before that, waits until it fits into the limit of the read.
-        Returns False if the reads are stopped.
+        """Waits until the waiting batches of the read leave room for this batch, and then adds it
+        to the queue. Returns False if the reads are stopped.
         """
         size = batch.nbytes
         with self._room:

@@ -26,8 +26,8 @@ class BatchLimits:
 
     Attributes:
         rows: Maximum number of rows.
-        size: Maximum bytes of keys, values and headers. A record that exceeds this limit alone is a
-            batch of one row.
+        size: Maximum bytes of keys, values and headers. A single record that exceeds this limit
+            becomes a batch of one row.
     """
 
     rows: int
@@ -49,13 +49,13 @@ class ReadSettings:
         check_crcs: True to verify the checksums of record batches.
         max_batch_bytes: Maximum size of a record batch in bytes, before and after decompression.
         read_ahead: Limits of the read-ahead.
-        where: Condition; only rows for which it is true are returned. `None` = all rows.
+        where: Condition that returned rows must satisfy; `None` returns all rows.
         fail_on_data_loss: True to raise an error if an object was deleted after planning; False to
             skip its offsets.
         batches: Size limits of a batch of rows.
         brokers: Settings for connections to brokers; `None` = read only the tier.
         broker_fallback: True to read the rest of a slice from brokers if the tier fails.
-        formats: Formats by which keys and values are decoded. Without a format they stay binary.
+        formats: Formats of keys and values. A column without a format stays binary.
         keys: Only records with these keys are returned; `None` = all records.
         read_committed: True to compare the planned aborted transactions with the markers in the
             log.
@@ -76,7 +76,7 @@ class ReadSettings:
 
     @classmethod
     def of(cls, options: ScanOptions) -> ReadSettings:
-        """Returns the settings of the options of a scan."""
+        """Returns the settings that the options of a scan define."""
         ahead = ReadAhead(options.max_concurrent_requests, options.prefetch_bytes, slow_start=True)
         return cls(
             options.columns,

@@ -68,8 +68,8 @@ def run_task(
         location: Id of the scan and number of the task, for the metrics.
         batches: Size limits of a batch.
         whole: True if the consumer certainly reads all rows. Then several requests are sent at once
-            from the start. If false, the first task of a scan waits for its first request, in case
-            the query has a LIMIT.
+            from the start. If false, the first task of a scan sends its first request alone,
+            because a query with a LIMIT may need no other.
         on_end: Called with the metrics when the task has ended or failed.
         opened: An open tier, for threads that read many tasks. It is not closed. By default, the
             task opens its own tier.
@@ -116,8 +116,8 @@ def read_task(
     meter: TaskMeter | None = None,
     set_aside: SetAside | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a task: first of its slices, then of its broker ranges. Offsets ascend
-    within each of them.
+    """Yields the rows of a task: first the rows of its slices, then the rows of its broker ranges.
+    Offsets ascend within each slice and each range.
 
     Close the generator to cancel pending requests.
 
@@ -142,7 +142,9 @@ def read_task(
 
 
 def _cut(batches: Iterable[pa.RecordBatch], limits: BatchLimits) -> Iterator[pa.RecordBatch]:
-    """Cuts each batch into batches of about the limits."""
+    """Splits each batch that exceeds `limits`. The number of rows in a part is computed from the
+    average size of a row, so a part may have slightly more bytes than the limit.
+    """
     for batch in batches:
         rows = limits.rows
         if batch.nbytes > limits.size:
@@ -192,13 +194,13 @@ def _read_with_brokers(
 
 @dataclass(slots=True)
 class _Position:
-    """How far the slices of a task have been read.
+    """Records how far the slices of a task have been read.
 
     Attributes:
         task_slice: The slice that is being read, or that failed.
         decoder: Decoder of this slice; `None` if no byte of the slice was read.
-        next_offset: All rows of the slice below this offset were returned. Only updated if there is
-            a fallback.
+        next_offset: All rows of the slice below this offset were returned. It is updated only if
+            there is a fallback to brokers.
         is_object_gone: True if the slice failed because its object does not exist.
     """
 
@@ -222,15 +224,15 @@ def read_slices(
 ) -> Generator[pa.RecordBatch]:
     """Yields the rows of slices in order; offsets ascend within a slice.
 
-    With `fallback`, brokers serve the rest of a slice if the tier fails; the columns of `settings`
-    must then include `offset`.
+    If there is a `fallback` and reading a slice from the tier fails, the rest of the slice is read
+    from brokers. Then the columns of `settings` must include `offset`.
 
     Raises:
         DataLossError: An object was deleted after planning. With `fail_on_data_loss=False`, the
             rest of the slice is skipped with a warning instead.
         ObjectChangedError: An object is not the version that was planned.
-        TieredKafkaError: The bytes do not match the plan. The error names topic, partition, offset,
-            object and position.
+        TieredKafkaError: The store failed, or the bytes do not match the plan. The error names
+            topic, partition, offset, object and position.
     """
     if meter is not None:
         source.stopwatch = meter.stopwatch
@@ -271,8 +273,8 @@ def _read_tier(
     meter: TaskMeter | None,
     position: _Position,
 ) -> Generator[pa.RecordBatch]:
-    """Yields the rows of slices from the tier. Updates `position`, so that it is the failed slice
-    when an error is raised.
+    """Yields the rows of slices from the tier. Updates `position`. When an error is raised,
+    `position.task_slice` is the slice that failed.
     """
     ahead = settings.read_ahead
     early = ahead.slow_start or (ahead.prefetch_bytes > 0 and not source.store.is_near)
@@ -321,11 +323,11 @@ def _load_decoder() -> None:
 def _skip_rest(
     position: _Position, error: TieredKafkaError, settings: ReadSettings, meter: TaskMeter | None
 ) -> None:
-    """Skips the rest of a slice whose object was deleted after planning: logs it and counts it as
-    lost.
+    """Skips the rest of a slice whose object was deleted after planning. Logs a warning, and adds
+    the offsets of the slice to the lost ranges of `meter`.
 
     Raises:
-        DataLossError: Data loss is an error.
+        DataLossError: `settings.fail_on_data_loss` is true.
     """
     task_slice, is_started = position.task_slice, position.decoder is not None
     topic, partition = task_slice.topic, task_slice.partition

@@ -1,9 +1,13 @@
-"""Decodes a slice and returns the rows for which option `where` is true.
+"""Decodes a slice and returns the rows that satisfy option `where`.
 
-Usually makes two passes. The first pass decodes only the columns of the condition. If a window of
-bytes has matching rows, the second pass decodes all columns of the rows from the first to the last
-match. Instead, a single pass decodes all columns if two passes would save nothing, or as soon as a
-window shows that most rows would be decoded twice. The number of passes does not change the rows.
+Usually makes two passes over each window of bytes:
+
+1. Decode only the columns that the condition uses.
+2. If the window has matching rows, decode all columns of the rows from the first to the last match.
+
+A single pass decodes all columns if two passes would save nothing. It is also used for the rest of
+the slice after a window in which most rows would be decoded twice. The number of passes does not
+change the rows.
 """
 
 from __future__ import annotations
@@ -35,8 +39,7 @@ class FilteringDecoder:
     """A replacement for `RecordDecoder` that also filters rows.
 
     Args:
-        predicate: Condition that does not use topic or partition. Only rows for which it is true
-            are returned.
+        predicate: Condition that returned rows must satisfy. It does not use topic or partition.
         decoder: Creates a `RecordDecoder` for the slice. Keyword arguments replace the defaults for
             the slice.
         columns: Columns of the batches, in order.
@@ -85,8 +88,8 @@ class FilteringDecoder:
 
     @property
     def counters(self) -> DecodeCounters:
-        """Counters of the decoder. Each record counts once, although two passes may decode it, and
-        also if the condition excludes it.
+        """Counters of the decoder. Each record counts once, even if two passes decode it or the
+        condition excludes it.
         """
         return self._earlier + self._decoder.counters
 
@@ -96,7 +99,9 @@ class FilteringDecoder:
         yield from _packed(rows, self._batches)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Yields the remaining matching rows."""
+        """Yields the matching rows that `feed` has not yielded yet. Call it after all bytes of the
+        slice were fed.
+        """
         # A first pass has no rows left, because it is flushed after every window.
         yield from _packed(self._filtered(self._decoder.finish()), self._batches)
 
@@ -119,9 +124,12 @@ class FilteringDecoder:
             yield from self._decode_at_once()
 
     def _matches(self, window: memoryview) -> tuple[int | None, int | None, int, int]:
-        """Runs the first pass for a window. Returns four numbers: the offsets of the first and the
-        last matching row (`None` without a match), the number of rows from the first to the last
-        match, and the number of all rows.
+        """Runs the first pass for a window. Returns four numbers.
+
+        * the offset of the first matching row; `None` without a match
+        * the offset of the last matching row; `None` without a match
+        * the number of rows from the first to the last match
+        * the number of all rows
         """
         first = last = None
         before = rows = 0
@@ -145,8 +153,8 @@ class FilteringDecoder:
     def _second_pass(
         self, window: memoryview, complete: int, first: int, last: int
     ) -> Iterator[pa.RecordBatch]:
-        """Yields all columns of the matching rows with offsets from `first` to `last`. Decodes the
-        first `complete` bytes of `_carry` followed by the window.
+        """Yields all columns of the matching rows with offsets from `first` to `last`. Joins
+        `_carry` and the window, and decodes the first `complete` bytes of the result.
         """
         decoder = self._make(
             position=self._fed - len(window) - len(self._carry),

@@ -94,8 +94,8 @@ class SegmentSource:
     ) -> bytes | None:
         """Returns the original bytes of a side file; `None` if the segment has no such file.
 
-        `is_cut` is True if the wanted offsets begin or end inside the segment. All its side files
-        will then be needed, so they are read together.
+        `is_cut` is True if the wanted offsets begin or end inside the segment. Then all side files
+        of the segment will be needed, so they are read together.
 
         Raises:
             CorruptSegmentError: The file is too large, or cannot be decrypted.
@@ -155,17 +155,19 @@ class SegmentSource:
             spans: Byte ranges to read. The iterator advances when the read-ahead needs the next
                 span.
             read_ahead: Limits of the read-ahead.
-            while_waiting: Called while this thread waits for the first bytes of a slow start.
+            while_waiting: May be called while this thread waits for the first response, if the
+                first request is sent alone (see `ReadAhead.slow_start`).
 
         Yields:
             The span, and the next piece of its bytes.
 
         Raises:
             TieredKafkaError: A span failed; attribute `span` of the error is the failed span. All
-                bytes of earlier spans were yielded before. ObjectNotFoundError: the segment's
-                object does not exist. ObjectChangedError: the object is not the planned version.
-                CorruptSegmentError: a chunk does not match the manifest, fails authentication, or
-                its key is missing.
+                bytes of earlier spans were yielded before.
+            ObjectNotFoundError: The segment's object does not exist.
+            ObjectChangedError: The object is not the planned version.
+            CorruptSegmentError: A chunk does not match the manifest, fails authentication, or its
+                key is missing.
         """
         pending: deque[S] = deque()
         answers = fetch_ranges(
@@ -229,7 +231,7 @@ class SegmentSource:
                 yield _ChunkRun(span.objects, run, is_restored=self._tier.caches.plaintext)
 
     def _fetch(self, run: _ChunkRun) -> Data:
-        """Sends the request for a run of chunks, or reads them from a cache. Called from any
+        """Reads a run of chunks from a cache, or with one request from the store. Called from any
         thread.
         """
         began = time.perf_counter()
@@ -265,8 +267,8 @@ class SegmentSource:
             self.stopwatch.restored(times)
 
     def _keys(self, objects: SegmentObjects) -> tuple[bytes | None, bytes | None]:
-        """Returns the data key and the additional authenticated data (AAD) of a segment; `None` for
-        both if the segment is not encrypted.
+        """Returns two values: the data key and the additional authenticated data (AAD) of a
+        segment. Both are `None` if the segment is not encrypted.
         """
         encryption = objects.encryption
         if encryption is None:
@@ -303,7 +305,7 @@ class _ChunkRun(NamedTuple):
         return last.transformed_stop - first.transformed_position
 
     def split(self, answer: memoryview) -> Iterator[tuple[Chunk, memoryview]]:
-        """Yields each chunk with its bytes of the response."""
+        """Yields each chunk, and the part of the response that contains this chunk."""
         start = 0
         for chunk in self.chunks:
             size = chunk.original_size if self.is_restored else chunk.transformed_size
@@ -368,10 +370,13 @@ def read_side_file(
 ) -> bytes:
     """Returns the stored bytes of a side file, from a cache or the store.
 
-    The plugin stores all side files of a segment in one object. With a pack, one request reads the
-    side file together with small adjacent files that are usually needed, too, and stores them in
-    the pack. With `is_cut`, all side files are usually needed. Other side files are read through
-    the tier's cache.
+    The storage plugin of Kafka stores all side files of a segment in one object. If there is a
+    pack, one request reads the side file together with small adjacent side files that will probably
+    be needed, too. All of them are stored in the pack. If `is_cut` is true, all side files of the
+    segment will probably be needed.
+
+    Without a pack, or if these files do not fit into it, only the side file is read, through the
+    cache of the tier.
 
     Raises:
         TieredKafkaError: See `ObjectStore.get_range`.
@@ -396,8 +401,8 @@ def read_side_file(
 def _common_range(
     objects: SegmentObjects, kind: IndexType, kinds: tuple[IndexType, ...]
 ) -> tuple[int, int]:
-    """Returns the byte range of a side file together with adjacent files of the given kinds, as far
-    as the range stays within `MAX_TOGETHER_BYTES`.
+    """Returns the byte range of a side file, extended by adjacent side files of the kinds in
+    `kinds`. A file is added only if the range then has at most `MAX_TOGETHER_BYTES` bytes.
     """
     wanted = objects.indexes[kind]
     start, stop = wanted.start, wanted.stop

@@ -33,8 +33,9 @@ class Boundary:
     """A byte position in the original segment where a batch begins, or the segment's end.
 
     Attributes:
-        last_offset: Last offset of the producer append that begins at the position, from the index
-            entry. `None` at the segment's start and end, which have no entry.
+        last_offset: Offset in the index entry. It is the last offset of the batches that the broker
+            appended at the position in one step. `None` at the segment's start and end, which have
+            no entry.
         after_offset: All offsets at or after the position are larger than this offset.
     """
 
@@ -68,8 +69,8 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class SliceSpan(SegmentSpan):
-    """The bytes of a slice, or of a part of a slice. If the slice's end must be checked, they
-    include the first bytes after it.
+    """The bytes of a slice, or of a part of a slice. If the slice's end must be checked, the span
+    also has the first bytes after the slice.
 
     Attributes:
         task_slice: The slice.
@@ -101,8 +102,9 @@ def slice_spans(
 ) -> Iterator[SliceSpan]:
     """Yields the byte ranges to read for slices.
 
-    With `early`, the first request is a span of its own, if it can be sent without an index. Its
-    bytes arrive sooner than a complete chunk, and are often sufficient for a LIMIT.
+    If `early` is true and the first request needs no offset index, the bytes of this request are a
+    separate span. They arrive sooner than all bytes of the slice, and are often sufficient for a
+    LIMIT.
     """
     for task_slice in slices:
         start = segment_start(task_slice)
@@ -119,8 +121,8 @@ def slice_spans(
 
 @contextmanager
 def errors_in_span(span: SegmentSpan, source: SegmentSource) -> Iterator[None]:
-    """Raises each error in the block as a `TieredKafkaError` that has the span and its topic,
-    partition, offset and object.
+    """Adds the span and its topic, partition, offset and object to errors that the `with` block
+    raises. Raises a `SegmentFormatError` as a `CorruptSegmentError` with this location.
     """
     try:
         yield
@@ -141,8 +143,8 @@ def slice_boundaries(task_slice: SegmentSlice, source: SegmentSource) -> tuple[B
 
     Raises:
         CorruptSegmentError: The index was usable when the plan was made, but is not usable now. The
-            object was changed, and the store did not report it. Then it is possible that no slice
-            reads these offsets.
+            object was changed, and the store did not report it. Without this error, it would be
+            possible that no slice reads these offsets.
     """
     index = None
     if not task_slice.is_whole:
@@ -171,8 +173,12 @@ def segment_start(task_slice: SegmentSlice) -> Boundary:
 def first_request_stop(task_slice: SegmentSlice, source: SegmentSource) -> int:
     """Returns the end of the bytes that can be requested before the slice's end is looked up.
 
-    Returns 0 if no such request is useful: the slice does not begin at the segment's start, or its
-    first request is small anyway and needs no index.
+    Returns 0 if no such request is useful:
+
+    * The slice does not begin at the segment's start.
+    * One small request reads the whole slice.
+    * The slice is a whole segment that must be read in complete chunks. Then its first request is
+      small anyway, and no end is looked up.
     """
     if task_slice.cut_start != 0:
         return 0
@@ -202,8 +208,8 @@ class BoundaryCheck:
     """Checks the bytes at the start and the end of one slice while the slice is read.
 
     Attributes:
-        stop: End of the slice. It may be set after the first windows, if they are certainly before
-            the end.
+        stop: End of the slice. It must be set before `inside` receives the window that contains the
+            end.
     """
 
     def __init__(self, start: Boundary) -> None:
@@ -214,8 +220,8 @@ class BoundaryCheck:
         self._tail = b""
 
     def inside(self, window: memoryview) -> memoryview:
-        """Checks the bytes at the start of the slice, and returns the bytes of the next window that
-        belong to the slice.
+        """Returns those bytes of the next window that belong to the slice. If the window has the
+        first bytes of the slice, compares them with the index entry.
 
         Raises:
             CorruptSegmentError: See `Boundary.check`.
@@ -260,8 +266,8 @@ class BoundaryCheck:
 
 
 def checked_stop(stop: Boundary, size: int) -> int:
-    """Returns the end of the bytes that must be read so that the end of a slice can be checked.
-    `size` is the size of the segment in bytes.
+    """Returns the position up to which the segment must be read to check the end of a slice. `size`
+    is the size of the segment in bytes.
     """
     prefix = 0 if stop.last_offset is None else ENTRY_PREFIX_SIZE
     return min(stop.position + prefix, size)

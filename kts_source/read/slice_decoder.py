@@ -126,8 +126,9 @@ class SliceDecoder:
     def finish(
         self, meter: TaskMeter | None, *, rest_is_lost: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the remaining rows. Call it after all bytes of the slice were fed. With
-        `rest_is_lost`, the other bytes cannot be read, and the end of the slice is not checked.
+        """Yields the remaining rows. Call it after the last bytes of the slice were fed. Set
+        `rest_is_lost` if the remaining bytes of the slice cannot be read. Then the end of the slice
+        and its transactions are not checked.
         """
         with errors_in_span(self._span, self._source):
             if not rest_is_lost:
@@ -251,8 +252,8 @@ def check_around(
         next_offset: First offset after the slice.
 
     Raises:
-        ContradictedIntervalsError: The log shows another outcome of a transaction than the
-            intervals.
+        ContradictedIntervalsError: According to the log, a transaction was aborted, but its records
+            were returned; or it was committed, but its records were skipped.
     """
     around = task_slice.surroundings
     only_doubtful = around is None or around.read_to >= around.range_stop
@@ -273,8 +274,9 @@ def _look_ahead(
     range_stop: int,
     expected: dict[int, int | None],
 ) -> None:
-    """Compares the expected markers with the segment from `position` on. Stops when all of them
-    were found, or at offset `range_stop`.
+    """Compares the markers in the segment from byte `position` on with `expected`, which
+    `TransactionCheck.next_markers` returned. Deletes each expected marker from `expected` when it
+    is found. Stops when `expected` is empty, or at offset `range_stop`.
     """
     batches = _transactional_batches(task_slice, task_slice.objects, source, position)
     with closing(batches):
@@ -293,8 +295,9 @@ def _look_back(
     source: SegmentSource,
     aborts: dict[int, int],
 ) -> None:
-    """Searches the log before a slice for data of producers whose ABORT marker is in no index.
-    `aborts` maps producer id to the offset of the marker. Raises if it finds such data.
+    """Searches the log before a slice for data of transactions that were aborted according to their
+    markers, but not according to the transaction indexes. `aborts` maps the id of the producer to
+    the offset of its ABORT marker. Raises `ContradictedIntervalsError` if it finds such data.
     """
     unseen = dict(aborts)
     if unseen and (task_slice.cut_start > 0 or around.read_from < task_slice.start_offset):
@@ -322,12 +325,13 @@ def _look_back(
 def _refuse_data(
     batches: Generator[_Batch], aborts: dict[int, int], start_offset: int, stop_offset: int
 ) -> None:
-    """Raises if the last batch of a producer before its ABORT marker has data.
+    """Raises `ContradictedIntervalsError` if the last batch of a producer before its ABORT marker
+    has data.
 
     Args:
         batches: Batches and markers of a segment.
-        aborts: Producer id to the offset of its ABORT marker. Producers that have a batch in the
-            searched offsets are removed.
+        aborts: Mapping from producer id to the offset of the producer's ABORT marker. Producers
+            that have a batch in the searched offsets are removed from it.
         start_offset: First offset to search.
         stop_offset: End of the offsets to search, exclusive.
     """
@@ -346,8 +350,8 @@ def _refuse_data(
 
 
 def _open_transactions(objects: SegmentObjects, source: SegmentSource) -> dict[int, int] | None:
-    """Returns the transactions that are open at a segment's end, as producer id to first offset.
-    Returns `None` if the producer snapshot is missing or cannot be read.
+    """Returns the transactions that are open at a segment's end: a mapping from producer id to
+    first offset. Returns `None` if the producer snapshot is missing or cannot be read.
     """
     try:
         data = source.index(objects, IndexType.PRODUCER_SNAPSHOT)
@@ -360,8 +364,8 @@ def _open_transactions(objects: SegmentObjects, source: SegmentSource) -> dict[i
 def _transactional_batches(
     task_slice: SegmentSlice, objects: SegmentObjects, source: SegmentSource, position: int
 ) -> Generator[_Batch]:
-    """Yields the header of each transactional batch of a segment from byte `position` on. The
-    second item of each pair is the type of the marker, or `None` for data.
+    """Yields a pair for each transactional batch of a segment from byte `position` on: the header
+    of the batch, and the type of the marker (`None` if the batch contains data).
     """
     size = objects.size_in_bytes
     chunk = objects.chunk_index.original_chunk_size

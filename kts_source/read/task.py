@@ -26,22 +26,22 @@ _DECRYPT_PERCENT = 10
 
 @dataclass(frozen=True, slots=True)
 class SliceSurroundings:
-    """The offsets around a slice that the plan reads. A task searches them for the start or end of
-    transactions that have rows in the slice.
+    """Describes which offsets before and after a slice the same plan reads. A task searches these
+    offsets for the start or end of transactions that have rows in the slice.
 
     Attributes:
         range_stop: End of the segment's offsets that belong to the log. Later batches of the
             segment belong to an abandoned branch, or are read from another segment.
-        read_from: First offset in the segment from which the plan reads without a gap up to the
-            slice.
-        read_to: End of the offsets that the plan reads without a gap after the slice.
+        read_from: The plan reads all offsets of the segment from this offset up to the slice.
+        read_to: The plan reads all offsets from the slice up to this offset (exclusive).
         before: Objects of the previous non-empty segment, including its producer snapshot; `None`
-            if the plan does not read that segment to its end.
-        before_start: First offset of the previous segment; 0 if the plan does not read the offset
-            below it.
+            if the plan does not read the offsets directly before the offsets of this segment.
+        before_start: First offset that the plan reads from the previous segment; 0 if the plan does
+            not read the offset directly before it.
         before_stop: End of the offsets that the plan reads from the previous segment.
-        before_is_cut: True if the plan does not use all offsets up to the end of the previous
-            segment. Then its snapshot describes another offset.
+        before_is_cut: True if the last offsets of the previous segment do not belong to the log, or
+            are read from another segment. Then the producer snapshot describes the state at a later
+            offset than `before_stop`.
     """
 
     range_stop: int
@@ -55,21 +55,21 @@ class SliceSurroundings:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSlice:
-    """The part of a segment that one task reads: the rows of the batches that begin between two
-    byte positions ("cuts"), limited to a range of offsets.
+    """The part of a segment that one task reads. It consists of the batches that begin between two
+    byte positions ("cuts"). Of these batches, only rows in a range of offsets are returned.
 
     A cut need not be the start of a batch. Both slices that share a cut move it to the first
     offset-index entry at or after it. So slices cover a segment without gaps or overlaps, wherever
     the cuts are. The first cut of a segment is 0, the last is its size.
 
     Attributes:
-        segment_start: Base offset of the segment, to which the entries of its indexes are relative.
+        segment_start: Base offset of the segment. The offsets in its indexes are relative to it.
         segment_stop: One past the last offset of the segment.
         cut_start: First cut, as a byte position in the original segment, inclusive.
         cut_stop: Second cut, exclusive.
         start_offset: Rows below this offset are skipped.
         stop_offset: Rows at or above this offset are skipped.
-        aborted: Intervals of offsets in which transactional batches of a producer are skipped.
+        aborted: Intervals of aborted transactions. Transactional batches in them are skipped.
         lineage: Leader epochs that own the offsets; a batch of another epoch is an error. Empty =
             epochs are not checked.
         topic_id: Id of the topic.
@@ -99,7 +99,7 @@ class SegmentSlice:
 
     @property
     def offset_index(self) -> StoredIndex:
-        """Location of the segment's offset index, in which boundaries are looked up."""
+        """Location of the segment's offset index. It is used to look up where batches begin."""
         return self.objects.indexes[IndexType.OFFSET]
 
     @property
@@ -120,7 +120,7 @@ class SegmentSlice:
 
 @dataclass(frozen=True, slots=True)
 class ScanTask:
-    """What one task reads: first the slices, then the broker ranges.
+    """Defines what one task reads: first the slices, then the broker ranges.
 
     Attributes:
         slices: Slices to read from the tier.
@@ -132,7 +132,7 @@ class ScanTask:
 
     @classmethod
     def of(cls, parts: Sequence[SegmentSlice | BrokerRange]) -> ScanTask:
-        """Returns a task that reads these slices and ranges."""
+        """Returns a task that reads the slices and broker ranges in `parts`."""
         slices = tuple(part for part in parts if isinstance(part, SegmentSlice))
         return cls(slices, tuple(part for part in parts if not isinstance(part, SegmentSlice)))
 

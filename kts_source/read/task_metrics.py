@@ -43,7 +43,8 @@ class TaskPlace:
 
     Attributes:
         scan: Id of the scan, the same for all tasks of a DataFrame.
-        stage: The engine's number of the run; each read of a DataFrame has another number.
+        stage: Number that the engine gives to each run of the tasks. If a DataFrame is read twice,
+            each run has another number.
         partition: Number of the task within the run.
         attempt: Number of the attempt; 0 is the first attempt.
     """
@@ -58,7 +59,7 @@ class LostRange(NamedTuple):
     """Offsets [start, stop) that were skipped because data was deleted after planning.
 
     Attributes:
-        in_part: True if some of their records may have been returned.
+        in_part: True if some records with these offsets may have been returned.
     """
 
     topic: str
@@ -102,7 +103,7 @@ class TaskMetrics:
         batches_skipped_aborted: Skipped batches of aborted transactions.
         batches_skipped_offset: Skipped batches outside the wanted offsets.
         records_skipped_offset: Skipped records outside the wanted offsets, in batches that also
-            have wanted offsets.
+            contain wanted offsets.
         batches_skipped_timestamp: Batches that were skipped because `where` excludes the timestamps
             in their headers.
         records_skipped_key: Records that `find` skipped because of their key.
@@ -184,7 +185,7 @@ class TaskMetrics:
         return cls(**values)
 
     def __str__(self) -> str:
-        """Returns a summary of one line for logs."""
+        """Returns a one-line summary for logs."""
         skipped = self.batches_skipped_control + self.batches_skipped_aborted
         texts = [
             f"task {self.outcome}: {self.rows} rows of {', '.join(self.topic_partitions)}",
@@ -245,7 +246,7 @@ class Stopwatch:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Adds the duration of the block to `wait`."""
+        """Adds the duration of the `with` block to `wait`."""
         began = time.perf_counter()
         try:
             yield
@@ -253,8 +254,8 @@ class Stopwatch:
             self.wait += time.perf_counter() - began
 
     def decoding(self, items: Iterator[T]) -> Iterator[T]:
-        """Yields the items. Adds to `decode` the seconds that the iterator needs to produce
-        them.
+        """Yields the items. Measures the seconds that the iterator needs to produce them, and adds
+        them to `decode`.
         """
         while True:
             began = time.perf_counter()
@@ -269,7 +270,9 @@ class Stopwatch:
 
 @dataclass(slots=True)
 class BrokerWork:
-    """Counts the requests, bytes and fallbacks of a task that use brokers; see `TaskMetrics`."""
+    """Counts the requests that a task sends to brokers, the bytes that it receives from brokers,
+    and its fallbacks to brokers; see `TaskMetrics`.
+    """
 
     requests: int = 0
     bytes: int = 0

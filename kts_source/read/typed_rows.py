@@ -54,8 +54,7 @@ class TypedRows:
     Args:
         columns: Wanted columns, in order.
         formats: Formats of keys and values; columns without a format stay binary.
-        where: Condition on fields of decoded keys and values. Only rows for which it is true are
-            returned.
+        where: Condition on fields of decoded keys and values. Returned rows satisfy it.
         set_aside: Called with malformed rows and the reason for each. These rows are then skipped,
             also in mode FAILFAST. In mode PERMISSIVE it is not called, because malformed values
             become null.
@@ -136,7 +135,7 @@ class TypedRows:
     def _decode(
         self, batch: pa.RecordBatch, bad_values: Mapping[str, BadValues] = _NO_BAD_VALUES
     ) -> _Outcome:
-        """Decodes the rows of a batch. `bad_values` are the values, by column, that the filter
+        """Decodes the rows of a batch. `bad_values` maps a column to the values that the filter
         could not decode.
         """
         columns = {name: batch.column(name) for name in batch.schema.names}
@@ -175,11 +174,12 @@ class _KeptRows:
     """Result of filtering a batch by a condition on fields.
 
     Attributes:
-        batch: The rows for which the condition is true.
+        batch: The rows that satisfy the condition.
         malformed: Number of rows that were skipped because they cannot be decoded.
-        dropped: Column to its malformed values in the skipped rows, with row numbers of the
-            unfiltered batch.
-        bad: Column to its malformed values in the kept rows, with row numbers of `batch`.
+        dropped: Mapping from a column to its malformed values in the skipped rows. Their row
+            numbers refer to the unfiltered batch.
+        bad: Mapping from a column to its malformed values in the kept rows. Their row numbers refer
+            to `batch`.
         error: Error to raise after these rows were returned; `None` if no row fails.
     """
 
@@ -191,7 +191,7 @@ class _KeptRows:
 
 
 class _FieldFilter:
-    """Keeps the rows of batches for which a condition on fields is true.
+    """Keeps the rows of batches that satisfy a condition on fields.
 
     Attributes:
         columns: Columns that the batches must have.
@@ -211,7 +211,7 @@ class _FieldFilter:
         self.columns = tuple(sorted({*columns_of(where), *needed_columns(self._formats)}))
 
     def keep(self, batch: pa.RecordBatch) -> _KeptRows:
-        """Returns the rows for which the condition is true.
+        """Returns the rows that satisfy the condition.
 
         Raises:
             RegistryError: The registry does not respond.
@@ -250,8 +250,8 @@ def _decode_column(batch: pa.RecordBatch, form: ColumnFormat) -> DecodedValues:
 def _renumber(
     bad: Mapping[str, BadValues], keep: np.ndarray[tuple[int], np.dtype[np.bool_]]
 ) -> dict[str, BadValues]:
-    """Returns the malformed values of kept rows. Replaces the row numbers by those in the filtered
-    batch.
+    """Returns those malformed values in `bad` whose rows the mask `keep` selects. Their row numbers
+    refer to the filtered batch.
     """
     if not any(bad.values()):
         return {}
@@ -267,7 +267,9 @@ def _renumber(
 
 
 def _with_bad(values: DecodedValues, bad_values: BadValues) -> DecodedValues:
-    """Returns the values with nulls in place of the values that the filter could not decode."""
+    """Returns `values` with nulls in place of the values that the filter could not decode. Adds
+    `bad_values` to the malformed values of the result.
+    """
     by_row = {bad.row: bad for bad in (*bad_values, *values.bad) if bad.row < len(values.array)}
     null = np.zeros(len(values.array), np.bool_)
     null[list(by_row)] = True

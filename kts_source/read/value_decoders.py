@@ -3,12 +3,16 @@
 A process has one decoder for each format, so all its tasks share the schemas that were looked up
 and compiled.
 
-Instead of the first bytes of a value, a record header may contain the schema id. Newer serializers
-of Confluent write the headers `__value_schema_id` and `__key_schema_id`, with the bytes that are
-otherwise in front of the value: byte 0 and an id, or byte 1 and a GUID. Serializers of Apicurio by
-default write an id of 8 bytes to `apicurio.value.globalId` or `apicurio.value.contentId`, and the
-encoding to `apicurio.value.encoding`. With Confluent's API, a registry does not report which of
-these two kinds of ids it uses, so Apicurio's headers are not used for Confluent's formats.
+The schema id of a value may be stored in a record header instead of in the first bytes of the
+value:
+
+* Newer serializers of Confluent write the headers `__value_schema_id` and `__key_schema_id`. They
+  contain the bytes that are otherwise in front of the value: byte 0 and an id, or byte 1 and a
+  GUID.
+* Serializers of Apicurio by default write an id of 8 bytes to `apicurio.value.globalId` or
+  `apicurio.value.contentId`, and the encoding to `apicurio.value.encoding`. A registry with
+  Confluent's API does not report which of these two kinds of ids it uses. So the headers of
+  Apicurio are not used for the formats of Confluent.
 """
 
 from __future__ import annotations
@@ -105,7 +109,7 @@ def _messages_of(registry: RegistryPlace) -> _Messages:
 
 
 def _writer(registry: RegistryPlace, schema_id: int | str) -> Schema:
-    """Looks up the schema with which a value was written, by its id or GUID.
+    """Looks up the writer schema of Avro values by its id or GUID, and parses it.
 
     Raises:
         LookupError: The schema does not exist, or is not an Avro schema.
@@ -122,15 +126,22 @@ def _writer(registry: RegistryPlace, schema_id: int | str) -> Schema:
 
 
 class _Messages:
-    """Looks up the name of a Protobuf message by the id or GUID of its schema and its message
-    index.
+    """Looks up names of Protobuf messages. A message is identified by the id or GUID of its schema,
+    and by its index in the schema.
     """
 
     def __init__(self, registry: RegistryPlace) -> None:
         self._files = ById(partial(_messages, registry))
 
     def name_of(self, schema_id: int | str, path: tuple[int, ...]) -> str:
-        """See `ConfluentProtobufDecoder`."""
+        """Returns the full name of the message with index `path` in the schema. Each number in
+        `path` is the position of a message in its file or in its outer message.
+
+        Raises:
+            LookupError: The schema has no such message, does not exist, or is not a Protobuf
+                schema.
+            RegistryError: The registry does not respond.
+        """
         names = self._files.get(schema_id)
         if path not in names:
             raise LookupError(f"the schema's file has no message with index {list(path)}")
@@ -155,9 +166,9 @@ def framed(batch: pa.RecordBatch, form: ColumnFormat) -> pa.Array:
     """Returns the values of a column, each with its schema id in front, in the layout that the
     column's format expects.
 
-    If a header has the schema id, the id is copied to the front of the value. If headers show that
-    the id is stored in a place that is not supported, an id that no schema has is put in front,
-    because the first bytes of the value must not be read as an id.
+    If a header has the schema id, the id is copied to the front of the value. If the id is in a
+    header that is not supported, an id that no schema has is added instead. Otherwise, the first
+    bytes of the value would be read as an id.
     """
     values = batch.column(form.column)
     if form.format not in _NAMED_BY_ID:
@@ -187,8 +198,8 @@ def framed(batch: pa.RecordBatch, form: ColumnFormat) -> pa.Array:
 
 
 def _apicurio_fronts(headers: _Headers, prefix: str, kind: str, apicurios: pa.Array) -> pa.Array:
-    """Returns the bytes to put in front of each value: the bytes that Apicurio's serializers write
-    there if they do not use headers.
+    """Returns the bytes to put in front of each value. Apicurio's serializers write these bytes
+    there if they do not use headers. The bytes are empty for rows that have no such headers.
 
     Args:
         headers: Headers of the batch.
@@ -218,7 +229,7 @@ class _Headers(NamedTuple):
     Attributes:
         names: Name of each header.
         texts: Value of each header.
-        row_of: Number of the row to which each header belongs.
+        row_of: Row number of each header.
         height: Number of rows in the batch.
     """
 
@@ -239,8 +250,9 @@ class _Headers(NamedTuple):
         return pa.array(rows)
 
     def last(self, name: str) -> pa.Array | None:
-        """Returns for each row the value of its last header with this name. Rows without such a
-        header are null. Returns `None` if no row has such a header.
+        """Returns an array that contains, for each row, the value of the last header with this
+        name. The entry is null if the row has no such header. Returns `None` if no row has such a
+        header.
         """
         numbers = _true_indices(pc.equal(self.names, name))
         if not len(numbers):

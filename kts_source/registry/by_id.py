@@ -1,7 +1,7 @@
-"""Defines the location and credentials of a registry, and a cache of objects made from schemas, by
-schema id.
+"""Defines the location and credentials of a registry. Also defines a cache of the objects that are
+created from schemas. The keys of the cache are schema ids.
 
-Each id costs one request for all rows together. Memory and number of requests are limited, even if
+Each id is requested once, and not for each row. Memory and number of requests are limited, even if
 malicious values contain many different ids.
 """
 

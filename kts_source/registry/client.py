@@ -46,8 +46,8 @@ class UnknownSchemaError(LookupError):
 
 
 class _NoSuchPathError(Exception):
-    """HTTP status 404, because the server does not know the path. A missing schema is not reported
-    like this.
+    """The server reports HTTP status 404, because it does not support the path. If it supports the
+    path, but does not have the schema, `UnknownSchemaError` is raised instead.
     """
 
 
@@ -60,9 +60,10 @@ def ask(registry: RegistryPlace, path: str, *, is_new: bool = False) -> dict[str
         is_new: True if registries of older versions may not support this path.
 
     Raises:
-        UnknownSchemaError: See `ask_text`.
-        RegistryUnavailableError: See `ask_text`.
-        RegistryError: The response is not a JSON object; see also `ask_text`.
+        UnknownSchemaError: The registry does not have the schema, or is too old to support the
+            path.
+        RegistryUnavailableError: The registry does not answer, or reports a temporary failure.
+        RegistryError: The response is not valid, or is not a JSON object.
     """
     try:
         document = json.loads(ask_text(registry, path, is_new=is_new))
@@ -81,7 +82,7 @@ def ask_text(registry: RegistryPlace, path: str, *, is_new: bool = False) -> byt
     Args:
         registry: A registry with a URL, not a folder.
         path: Path to append to the URL, percent-encoded.
-        is_new: See `ask`.
+        is_new: True if registries of older versions may not support this path.
 
     Raises:
         UnknownSchemaError: The registry does not have the schema, or is too old to support the
@@ -158,8 +159,8 @@ def _headers(access: RegistryAccess) -> list[tuple[str, str]]:
 
 
 def _read_body(answer: http.client.HTTPResponse, path: str) -> bytes:
-    """Reads the body of a response. Raises if the body is too large, takes too long, or is
-    truncated.
+    """Reads the body of a response. Raises `RegistryError` if the body is too large. Raises
+    `TransientError` if it takes too long or is truncated.
     """
     deadline = time.monotonic() + _BODY_SECONDS
     chunks: list[bytes] = []
@@ -177,8 +178,8 @@ def _read_body(answer: http.client.HTTPResponse, path: str) -> bytes:
 
 
 def _is_about_schema(answer: urllib.error.HTTPError) -> bool:
-    """Returns whether a response with status 404 means that a schema is missing. Otherwise the URL
-    is wrong.
+    """Returns whether a response with status 404 reports that a schema is missing. If it does not,
+    the URL is wrong.
     """
     try:
         document = json.loads(answer.read(_MAX_ERROR_BYTES))
@@ -190,14 +191,17 @@ def _is_about_schema(answer: urllib.error.HTTPError) -> bool:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects only if requests carry no credentials."""
+    """Follows redirects to HTTP and HTTPS URLs, but only if requests carry no credentials."""
 
     def __init__(self, *, has_credentials: bool) -> None:
         self._has_credentials = has_credentials
 
     def redirect_request(self, *args: Any) -> urllib.request.Request | None:  # noqa: ANN401  # as urllib calls it
-        """See the base class. The second argument is the response, and the last argument is the new
-        URL.
+        """Returns the request for the new URL. `urllib` passes the response as second argument, and
+        the new URL as last argument.
+
+        Raises:
+            RegistryError: The redirect must not be followed.
         """
         to = urlsplit(args[-1])
         if self._has_credentials or to.scheme not in ("http", "https"):
@@ -221,7 +225,7 @@ def registry_context(tls: Tls) -> ssl.SSLContext:
     """Returns the TLS context for a registry.
 
     Raises:
-        InvalidOptionError: See `tls_context`.
+        InvalidOptionError: The certificates or the key cannot be used.
     """
     from kts_source.broker.tls import tls_context
 

@@ -1,13 +1,19 @@
 """Looks up schemas by id or subject, in a schema registry or in a folder.
 
-A folder contains files `<id>.avsc`, `<id>.json` (JSON Schema) or `<id>.desc`. The latter is a
-FileDescriptorSet that protoc wrote with --include_imports; its last file contains the schema.
+A folder contains files `<id>.avsc`, `<id>.json` (JSON Schema) or `<id>.desc`. A `.desc` file is a
+FileDescriptorSet that protoc wrote with --include_imports; the last file in the set contains the
+schema.
 
-Requests use Confluent's REST API: `/schemas/ids/<id>?subject=<subject>`, `/schemas/guids/<guid>`,
-`/subjects/<subject>/versions/<version>` for references, and `?format=serialized` for Protobuf,
-which returns FileDescriptorProtos in base64. Registries that do not support this parameter return
-the schema as text. protoc (from grpcio-tools) compiles it in a separate process, because some texts
-crash it. Apicurio's own API, used for Avro only, has `/ids/globalIds/<id>` and
+Requests use these paths of Confluent's REST API:
+
+* `/schemas/ids/<id>?subject=<subject>` and `/schemas/guids/<guid>`
+* `/subjects/<subject>/versions/<version>` for references
+* for Protobuf, the same paths with `?format=serialized`. The response then contains
+  FileDescriptorProtos in base64. Registries that do not support this parameter return the schema as
+  text. protoc (from grpcio-tools) compiles it in a separate process, because some texts crash
+  protoc.
+
+Apicurio's own API is used only for Avro. Its paths are `/ids/globalIds/<id>` and
 `/ids/contentIds/<id>`.
 
 Ids are unique only within a context of the registry. A qualified subject (`:.context:subject`)
@@ -15,10 +21,10 @@ names its context. If a reference is not qualified, it is looked up in the conte
 that contains it, as in Confluent's clients.
 
 An id always identifies the same schema, so schemas are cached on disk. An entry of the cache
-`schemas` is JSON: `{"kind": …, "parts": [[name, base64], …]}`. Its name consists of format version,
-registry address, tenant (`RegistryAccess.tenant`), kind of ids (for Apicurio's own API), subject
-and id. Schemas of a registry on this machine are cached only if a cache folder is configured,
-because a test registry that is recreated assigns the same ids to other schemas.
+`schemas` is JSON: `{"kind": …, "parts": [[name, base64], …]}`. The name of an entry consists of
+format version, registry address, tenant (`RegistryAccess.tenant`), kind of ids (for Apicurio's own
+API), subject and id. Schemas of a registry on this machine are cached only if a cache folder is
+configured, because a test registry that is recreated assigns the same ids to other schemas.
 """
 
 from __future__ import annotations
@@ -77,8 +83,8 @@ class RegisteredSchema:
 
     Attributes:
         kind: `AVRO`, `JSON` or `PROTOBUF`.
-        parts: Name and bytes of each schema: first the referenced schemas, each after its own
-            references, and last the schema itself. Avro and JSON Schemas are JSON, Protobuf schemas
+        parts: Name and bytes of each schema. Each schema comes after the schemas to which it
+            refers, so the schema itself is last. Avro and JSON Schemas are JSON, Protobuf schemas
             are FileDescriptorProtos.
     """
 
@@ -208,8 +214,8 @@ class _Part(NamedTuple):
     Attributes:
         name: Name by which other schemas refer to this schema.
         text: Text of the schema.
-        context: Context in which unqualified references of this schema are looked up; empty for the
-            default context.
+        context: Context of the unqualified references of this schema; empty for the default
+            context.
     """
 
     name: str
@@ -241,15 +247,15 @@ def _with_references(
 def _walk_references(
     registry: RegistryPlace, schema: _Part, document: dict[str, Any], kind: str, seen: set[str]
 ) -> Iterator[_Part]:
-    """Yields the schemas to which a schema refers, each after its own references, and last the
-    schema itself.
+    """Yields a schema and all schemas to which it refers, directly or through others. Each schema
+    comes after its references, so the schema itself is last.
 
     Args:
         registry: The registry.
         schema: The schema; its text is not used.
         document: The registry's response for the schema.
         kind: Type of the schemas.
-        seen: Names of references that were already requested; updated.
+        seen: Names of references that were already requested. New names are added to it.
     """
     try:
         for reference in document.get("references") or ():
@@ -304,8 +310,8 @@ def _cache_schema(registry: RegistryPlace, schema_id: int | str, schema: Registe
 
 
 def _cache_entry(registry: RegistryPlace, schema_id: int | str) -> tuple[DiskCache | None, str]:
-    """Returns the cache for a schema, and the name of its entry. The cache is `None` if the schema
-    must not be stored on disk.
+    """Returns two values: the cache for a schema, and the name of its entry. The cache is `None` if
+    the schema must not be stored on disk.
     """
     settings, tenant = registry.cache, registry.shown().tenant
     is_skipped = registry.is_near and settings.folder is None
@@ -326,8 +332,8 @@ def _cache(settings: CacheSettings) -> DiskCache | None:
 
 
 def descriptor_set(schema: RegisteredSchema) -> bytes:
-    """Returns a FileDescriptorSet of the files of a schema. The files have the names that import
-    statements use.
+    """Returns a FileDescriptorSet with the files of a Protobuf schema. Each file gets the name that
+    import statements use for it.
     """
     return b"".join(
         _FILE + _varint(len(named)) + named
@@ -338,8 +344,8 @@ def descriptor_set(schema: RegisteredSchema) -> bytes:
 
 
 def messages_of(schema: RegisteredSchema) -> dict[tuple[int, ...], str]:
-    """Returns the full name of each message in a Protobuf schema, by message index. Does not
-    include imported files.
+    """Returns the full name of each message in a Protobuf schema, by message index. Messages of
+    imported files are not included.
 
     See `segment_format.values.protobuf.confluent` about message indexes.
 
@@ -361,8 +367,8 @@ def _varint(size: int) -> bytes:
 
 
 def _descriptors(schemas: list[_Part]) -> _Parts:
-    """Returns Protobuf files as FileDescriptorProtos. The registry has sent them either as
-    FileDescriptorProtos in base64 or as text.
+    """Converts the Protobuf files that a registry has sent to FileDescriptorProtos. The files are
+    either FileDescriptorProtos in base64, or text that must be compiled.
     """
     try:
         return tuple((name, base64.b64decode(text, validate=True)) for name, text, _ in schemas)

@@ -53,11 +53,12 @@ class SegmentColumns:
         stored: Size of the log object in bytes.
         original: Size of the log in bytes before compression and encryption.
         newest_s: Largest record timestamp, in seconds since 1970; −1 if unknown.
-        copied_s: Start of the copy to the tier, in seconds since 1970. Only valid with flag
-            `COPY_TIME_KNOWN`.
+        copied_s: Time at which the copy to the tier began, in seconds since 1970. Valid only if
+            `flags` contains `COPY_TIME_KNOWN`.
         state: Index of the segment's state in `STATES`.
         epoch: Newest leader epoch in the segment; −1 if unknown.
-        flags: Sum of `COMPRESSED`, `ENCRYPTED` and `COPY_TIME_KNOWN`.
+        flags: Sum of those of `COMPRESSED`, `ENCRYPTED` and `COPY_TIME_KNOWN` that apply to the
+            segment.
         storage_class: Index of the log object's storage class in `classes`.
         side_bytes: Size in bytes of the objects that contain side files.
         classes: Names of the storage classes.
@@ -84,14 +85,12 @@ class SegmentColumns:
 
     @property
     def is_served(self) -> npt.NDArray[np.bool_]:
-        """Mask of the segments from which the tier serves offsets."""
+        """Mask of the served segments: a scan reads offsets from them."""
         return np.equal(self.state, SERVED)
 
     @property
     def is_tiered(self) -> npt.NDArray[np.bool_]:
-        """Mask of the segments in the tier, whether it serves them or not. Segments on brokers'
-        disks are excluded.
-        """
+        """Mask of all segments in the tier, served or not. Excludes segments on brokers' disks."""
         return np.not_equal(self.state, ON_DISK)
 
     def bytes_by_class(self, rows: npt.NDArray[np.bool_]) -> dict[str, int]:
@@ -185,8 +184,8 @@ class Day:
     Attributes:
         day: Number of days since 1970-01-01.
         segments: Number of the segments.
-        stored_bytes: Size of their log objects.
-        original_bytes: Size of their logs before compression and encryption.
+        stored_bytes: Total size of their log objects.
+        original_bytes: Total size of their logs before compression and encryption.
     """
 
     day: int
@@ -204,8 +203,8 @@ class Growth:
         undated_bytes: Stored bytes of segments without a timestamp.
         future_bytes: Stored bytes of segments whose largest timestamp is more than a day after the
             report.
-        rate_days: Number of days over which `rate` is computed: at most the last `RATE_DAYS` days,
-            up to the newest day with segments.
+        rate_days: Number of days over which `rate` is computed, at most `RATE_DAYS`. The last of
+            them is the newest day with segments.
         rate: Average stored bytes per day over these days; 0 if there are no days.
     """
 
@@ -222,7 +221,8 @@ class Retention:
 
     Attributes:
         retention_days: The retention time in days.
-        older_segments: Number of served segments whose largest timestamp is older.
+        older_segments: Number of served segments whose largest timestamp is older than the
+            retention time.
         older_bytes: Stored bytes of these older segments.
         older_cost: Cost of these older segments in US dollars per month.
         steady_bytes: Stored bytes in the long run: current growth per day times the retention time.
@@ -239,7 +239,9 @@ class Retention:
 
 
 def growth(columns: SegmentColumns, now_ms: int) -> Growth:
-    """Returns the stored and original bytes of served segments for each day."""
+    """Groups the served segments by the day of their largest timestamp, and computes the average
+    growth per day.
+    """
     served = columns.is_served
     dated = served & (columns.newest_s >= 0)
     future = dated & (columns.newest_s > now_ms // 1000 + DAY_S)
@@ -316,13 +318,14 @@ class PartitionDetail:
     """Facts about a partition that its `PartitionWatermark` does not contain.
 
     Attributes:
-        undecided: Producer id and first offset of each transaction that limits `read_committed`.
+        undecided: Producer id and first offset of each open transaction. A scan with
+            `read_committed` ends before the first of them.
         epochs: Leader epochs and their first offsets, ascending.
         orphan_bytes: Size in bytes of the objects that belong to no complete segment.
-        newest_age_ms: Time in ms from the newest record in the tier to the report; `None` if its
-            timestamp is unknown.
-        copy_delay_ms: Time in ms from the newest record in the tier to the start of the last
-            segment's copy; `None` if unknown.
+        newest_age_ms: Age in ms of the newest record in the tier when the report is made; `None` if
+            the record's timestamp is unknown.
+        copy_delay_ms: Time in ms from the timestamp of the newest record in the tier to the start
+            of the copy of the last segment; `None` if unknown.
     """
 
     undecided: tuple[tuple[int, int], ...]
@@ -364,7 +367,7 @@ class TierFacts:
 
     Attributes:
         uri: Root of the tier, without credentials.
-        made_ms: When the report was made, in ms since 1970.
+        made_ms: Time at which the report was made, in ms since 1970.
         partitions: Watermarks of the partitions, as `describe` returns them.
         details: Further facts, one item for each of `partitions`.
         segments: All segments, served or not.

@@ -65,9 +65,11 @@ _MAX_EXACT: Final = 1 << 52
 
 
 def packed(facts: Mapping[str, Any], segments: SegmentColumns) -> str:
-    """Returns the text that the script unpacks.
+    """Packs facts and segments into one text, in the layout that the module docstring describes.
+    The script of the page unpacks it.
 
-    Packs offsets as lengths and gaps, and copy times as delays, because these numbers are smaller.
+    Offsets are stored as the lengths of segments and the gaps between them. Copy times are stored
+    as the delay after the newest record. These numbers are smaller, so they compress better.
     """
     before = np.concatenate([[0], segments.stop[:-1]]) if len(segments) else segments.stop
     columns = {
@@ -131,7 +133,7 @@ def page(facts: TierFacts) -> str:
     """Returns the HTML file.
 
     Texts from the tier cannot inject HTML: they are escaped in the heading, and encoded as base64
-    in the packed facts. From the facts, the script creates elements, but never parses HTML. The
+    in the packed facts. The script creates elements from the facts, and never parses HTML. The
     content security policy enforces this.
     """
     style = _asset(_STYLE)
@@ -234,8 +236,8 @@ def report(
 def describe_unlocked(
     options: ScanOptions, tier: Tier | None = None
 ) -> tuple[DescribedPlan | None, tuple[LockedPartition, ...]]:
-    """Describes the partitions whose keys are available. The second result lists the partitions
-    that need a missing key.
+    """Describes the partitions whose keys are available. Returns two values: the description
+    (`None` if each partition needs a missing key), and the partitions that need a missing key.
 
     Raises:
         TieredKafkaError: See `describe`. A missing key is no error.

@@ -35,15 +35,14 @@ def audit(
 
     Args:
         source: Options of the data source.
-        spark: Audits the partitions in the workers of this session. The report is the same as
-            without Spark.
+        spark: Session whose workers audit the partitions; by default, this process audits them. The
+            report is the same in both cases.
         level: `listing`, `metadata` (default), `indexes` or `bytes`; each level includes the checks
             of the levels before it.
-        grace_ms: Maximum age in ms of incomplete segments that are no fault, because their copy may
-            still be running.
+        grace_ms: Age limit in ms. A younger incomplete segment is not reported as a fault, because
+            its copy may still be running.
         store: Store of the tier; by default it is opened from the options.
-        now_ms: Current time in ms since 1970, from which ages are computed; by default the time of
-            the clock.
+        now_ms: Current time in ms since 1970, to compute ages; by default the time of the clock.
         on_read: At level `bytes`, called after each read with the number of segment bytes read.
         state: File that stores the results, created with mode 0600. The next audit with this file
             reads only new, changed or faulty segments. If an audit is killed, the next one
@@ -73,7 +72,9 @@ class SparkAudits:
         self._spark = spark
 
     def run(self, tasks: Sequence[AuditTask], job: AuditJob) -> Iterator[AuditOutcome]:
-        """See `AuditExecutor.run`. Yields the outcomes after all tasks have ended."""
+        """Runs the tasks in one Spark job, and yields the outcome of each task after all tasks have
+        ended. `job` has the settings that all tasks share. Raises the error of a task that fails.
+        """
         from kts_source.spark.jobs import run_tasks
 
         if not tasks:

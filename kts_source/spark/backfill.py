@@ -60,12 +60,12 @@ def backfill(
         commit_bytes: Original bytes of segments after which a commit is made; default 64 GiB.
         target_options: `s3.*` options for the target; by default the options of the source.
         catalog: Properties for PyIceberg's `load_catalog`.
-        dead_letters: Folder for rows that are rejected or cannot be decoded; default: an error.
+        dead_letters: Folder for rows that are rejected or cannot be decoded; without it, an error.
         compact: True to keep only the latest record of each (topic, partition, key). Later runs
             rewrite all files of the table. With `parquet`, each run needs a new folder.
-        tombstones: With `compact`, what happens to a key whose latest record has a null value:
-            `keep` that record (default), `remove` it, or `remove-old`, which removes it if it is
-            more than `delete_retention_ms` older than the newest record.
+        tombstones: With `compact`, action if the latest record of a key has a null value: `keep`
+            this record (default), `remove` it, or `remove-old`: remove it if it is more than
+            `delete_retention_ms` older than the newest record.
         delete_retention_ms: Time in ms for `tombstones="remove-old"`; default one day.
         follow: True to repeat the export until SIGTERM or SIGINT, with a JSON log line per round.
         interval: With `follow`, time between rounds; default `60s`.
@@ -77,7 +77,7 @@ def backfill(
 
     Raises:
         InvalidOptionError: Arguments or options contradict each other or the table.
-        ExportError: Gaps, overlaps, other settings than those of the table, or another writer.
+        ExportError: Offsets have gaps or overlap, or the table has other settings or writers.
         TieredKafkaError: The source cannot be read.
         TypeError: An argument is unknown.
     """
@@ -103,7 +103,9 @@ class SparkExecutor:
         self._tag = f"tiered-kafka-export-{uuid.uuid4().hex}"
 
     def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
-        """See `ExportExecutor.run`. Yields the reports after all tasks have ended."""
+        """Runs the tasks in one Spark job, and yields the report of each task after all tasks have
+        ended. `job` has the settings that all tasks share.
+        """
         from kts_source.spark.jobs import run_tasks
 
         texts = run_tasks(self._spark, self._tag, tasks, job, self._progress)

@@ -46,15 +46,17 @@ _WITHOUT_LIMITS: Final = ("4.0.", "4.1.")
 
 
 def spark_schema(columns: Sequence[str], formats: Sequence[ColumnFormat] = ()) -> types.StructType:
-    """Returns the Spark schema of these columns. All columns are nullable, as in Spark's Kafka
-    source.
+    """Returns the Spark schema of `columns`. A column with a format in `formats` has its decoded
+    type. All columns are nullable, as in Spark's Kafka source.
     """
     types_of = _types_with(formats)
     return types.StructType([types.StructField(name, types_of[name]) for name in columns])
 
 
 def _types_with(formats: Sequence[ColumnFormat]) -> dict[str, types.DataType]:
-    """Returns the Spark type of each column that a table with these formats can have."""
+    """Returns the Spark type of each column that a table can have if keys and values are decoded by
+    `formats`.
+    """
     if not formats:
         return _TYPES
     from pyspark.sql.pandas.types import from_arrow_type
@@ -69,8 +71,8 @@ def _types_with(formats: Sequence[ColumnFormat]) -> dict[str, types.DataType]:
 def typed_as(
     schema: types.StructType | pa.Schema, formats: Sequence[ColumnFormat]
 ) -> tuple[ColumnFormat, ...]:
-    """Returns the formats with types taken from a user's schema. Only JSON formats without
-    `key.schema` or `value.schema` need a type.
+    """Returns `formats` unchanged, except JSON formats without option `key.schema` or
+    `value.schema`. These formats get the type of their column in the user's `schema`.
 
     Raises:
         InvalidOptionError: The schema lacks a column that needs a type, or the column has a type to
@@ -111,8 +113,8 @@ def columns_of(
     """Returns the names of the columns in a user's schema, in the order of the schema.
 
     Raises:
-        InvalidOptionError: The table has no such column, or it has another type, or a column of the
-            schema is not nullable.
+        InvalidOptionError: The schema has a column that the table does not have, a column with
+            another type than in the table, the same column twice, or a column that is not nullable.
     """
     if not isinstance(schema, types.StructType):
         from pyspark.sql.pandas.types import from_arrow_schema
@@ -191,8 +193,8 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
         return "tiered-kafka"
 
     def schema(self) -> types.StructType:
-        """Returns the schema of the selected columns. Infers the types of decoded JSON columns
-        without a schema from a sample of the records.
+        """Returns the schema of the selected columns. If no option contains the schema of a JSON
+        column, infers its type from a sample of the records.
         """
         if any(column_format.needs_type for column_format in self._scan_options.formats):
             with explained_imports():
@@ -238,7 +240,7 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
 
 
 def register(spark: SparkSession) -> None:
-    """Registers the format `tiered-kafka` in a session. It may already be registered.
+    """Registers the format `tiered-kafka` in a session. Does not fail if it is already registered.
 
     Spark imports the module `pyspark_tiered_kafka` if it is installed, and registers the format
     from it. Spark 4.0 then refuses to register the format again (`DATA_SOURCE_ALREADY_EXISTS`),
@@ -264,7 +266,7 @@ def session_builder() -> SparkSession.Builder:
     """Returns a session builder whose Python workers run the interpreter of this process, unless
     the environment variable `PYSPARK_PYTHON` names another interpreter.
 
-    Without this function, Spark runs `python3` by default, where this package may not be installed.
+    By default, Spark runs `python3`. This package may not be installed in that interpreter.
     """
     from pyspark.sql import SparkSession
 
@@ -280,15 +282,15 @@ def run_available_now(
     *,
     schema: str | None = None,
 ) -> StreamingQuery:
-    """Runs a streaming query over all records that are in the tier now, in batches that the options
-    limit. Waits until the query has ended.
+    """Runs a streaming query over all records that are in the tier now, and waits until the query
+    has ended. The options limit the size of its batches.
 
     With Spark 4.2 or later, it uses `trigger(availableNow=True)`. With this trigger, Spark 4.0 and
     4.1 would read everything in a single batch. So with these versions the source ends at the
     current end of the tier, and the query runs without a trigger until it reaches that end.
 
     Args:
-        spark: The session, in which the format is registered.
+        spark: The session. The format must be registered in it.
         options: Options of `spark.readStream.format("tiered-kafka")`.
         write: Receives the stream, and returns a writer with a sink and a checkpoint. It must not
             start the writer or set a trigger.

@@ -3,8 +3,8 @@ and returns a row with the report of each task.
 
 So exports and audits run wherever Spark supports Python data sources: in classic mode, with Spark
 Connect, and on clusters. The rows of topics do not pass through the JVM. The settings of the job
-include credentials, so they are in the pickled data source class: options would be visible in query
-plans and the Spark UI.
+include credentials, so they are passed in the pickled data source class. Options of the data source
+would be visible in query plans and the Spark UI.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class WorkerTask(Protocol):
 
     @property
     def number(self) -> int:
-        """Number of the task within its run."""
+        """Number of the task; each task of a run has another number."""
         ...
 
     def run(self, job: Any) -> Report:  # noqa: ANN401  # what all tasks of a run share
@@ -111,7 +111,8 @@ def _add_tag(spark: SparkSession, tag: str) -> bool:
 
 @contextmanager
 def _counted_tasks(spark: SparkSession, group: str, progress: Progress) -> Iterator[None]:
-    """While the block runs, reports to `progress` how many tasks of its jobs have ended.
+    """While the `with` block runs, reports to `progress` how many tasks of the newest Spark job in
+    the block have ended.
 
     The jobs get their own job group, which the Spark UI shows. Spark Connect cannot report the
     status of jobs, so `progress` then receives nothing.
@@ -197,8 +198,8 @@ def export_data_source(
 
     Args:
         name: Name of the format, unique to the run.
-        tasks: Tasks to run. A class without tasks can replace an earlier class of the same name, so
-            that the session releases its tasks.
+        tasks: Tasks to run. If a class without tasks replaces an earlier class of the same name,
+            the session releases the tasks of the earlier class.
         job: Settings that all tasks share; `None` in a class without tasks.
     """
     format_name = name

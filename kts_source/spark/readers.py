@@ -1,8 +1,8 @@
 """Defines the readers that Spark calls. They plan on the driver, and read rows in the tasks.
 
-The stream reader supports Spark 4.0 to 4.3. Up to Spark 4.1, `latestOffset` has no arguments. The
-reader then assumes that the next batch begins at the end of the last batch for which Spark
-requested partitions, and applies the limits of the options under every trigger.
+The stream reader supports Spark 4.0 to 4.3. Up to Spark 4.1, `latestOffset` has no arguments. Then
+the reader assumes that the next batch begins at the end of the batch that it planned last, and it
+applies the limits of the options under every trigger.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ _ANY_ROWS: Final = (1 << 63) - 1
 def task_rows(
     partition: InputPartition | None, options: ScanOptions, scan: str
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of the task in a partition."""
+    """Yields the rows of the task that `partition` contains. `scan` is the id of the scan, for the
+    metrics of the task.
+    """
     task = None if partition is None else partition.value
     if task is None:
         return
@@ -96,8 +98,8 @@ class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
     """Reads the table that one `load()` returned.
 
     Spark pickles the reader before it calls `partitions()`, so the partitions contain all results
-    of planning. The reader does not implement `pushFilters`, because Spark 4 then returns wrong
-    rows if a query scans the same `load()` twice.
+    of planning. The reader does not implement `pushFilters`. If it did, Spark 4 would return wrong
+    rows for a query that scans the same `load()` twice.
     """
 
     def __init__(self, options: ScanOptions) -> None:
@@ -156,8 +158,7 @@ class TieredKafkaStreamReader(
     def latestOffset(  # noqa: N802  # Spark's name
         self, start: dict[str, Any] | None = None, limit: object = None
     ) -> dict[str, Any]:
-        """Returns the position at which the next batch ends. Returns `start` if there is nothing to
-        read.
+        """Returns the end position of the next batch. Returns `start` if there is nothing to read.
 
         Raises:
             TieredKafkaError: The stream cannot continue, and a retry would not help.
@@ -171,10 +172,11 @@ class TieredKafkaStreamReader(
         return start if end is position else position_to_json(end)
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802, ANN401  # Spark's name, and its class where it has one
-        """Returns a limit that only shows `latestOffset` whether the options limit a batch.
+        """Returns a limit for `latestOffset`. The class of the limit shows whether the options
+        limit a batch: `ReadMaxRows` if they do, otherwise `ReadAllAvailable`.
 
-        Spark has no class for all limits of the options together, so the number in the limit is not
-        used.
+        The number of rows in the limit is not used, because the options may contain several limits,
+        and Spark has no class for such a combination.
         """
         stream = self._options.stream
         limits = (stream.max_offsets, stream.max_bytes, stream.max_segments, stream.min_offsets)

@@ -4,8 +4,9 @@ down.
 Sail receives the batches of a task through a channel for 16 batches, and holds the GIL while the
 channel is full. The consumer of the channel may need the GIL to continue, for example to run a
 Python function. So a full channel can cause a deadlock. To avoid this, tasks are small and return
-at most `MAX_BATCHES` batches, so a task never fills its channel. A task may wait for `_turns`, but
-only until another task has decoded its rows, and such a task never waits for Sail.
+at most `MAX_BATCHES` batches, so a task never fills its channel. `_turns` limits how many tasks
+decode at a time. Waiting for it cannot cause a deadlock, because a task that decodes never waits
+for Sail.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ _OPS: Final = {
 
 
 class SailReader(TieredKafkaBatchReader):
-    """Reads small tasks that return few batches."""
+    """Reads tasks with Sail. Tasks are small, and each returns at most `MAX_BATCHES` batches."""
 
     def __init__(self, options: ScanOptions) -> None:
         if "targetPartitionBytes" not in options.given:
@@ -84,14 +85,15 @@ class SailReader(TieredKafkaBatchReader):
 
 
 class FilteringSailReader(SailReader):
-    """Reader that also skips rows by the filters that Sail pushes down.
+    """Skips rows that do not match the filters that Sail pushes down, as far as it supports these
+    filters.
 
     Sail creates a reader for each scan, and applies the filters again. So the reader may return
     rows that do not match, but must not skip rows that match.
     """
 
     def pushFilters(self, filters: Iterable[Any]) -> Iterable[Any]:  # noqa: N802  # Spark's name
-        """Adds all filters that can be translated exactly to the condition of the scan. Returns all
+        """Adds every filter that `condition_of` supports to the condition of the scan. Returns all
         filters, so that Sail applies them again.
         """
         filters = list(filters)

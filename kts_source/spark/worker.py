@@ -1,5 +1,5 @@
-"""Code that runs in Spark's Python workers: explains errors about missing packages, and reduces the
-work between tasks.
+"""Defines functions that run in Spark's Python workers. They explain errors about missing packages,
+and reduce the work between tasks.
 
 Workers run the interpreter that `PYSPARK_PYTHON` names, by default `python3`. If this package is
 not installed there, unpickling its classes would raise a `ModuleNotFoundError` that does not name
@@ -45,10 +45,12 @@ def load(module: str, name: str) -> Any:  # noqa: ANN401  # any attribute
 
 @contextmanager
 def explained_imports() -> Iterator[None]:
-    """If the block raises `ModuleNotFoundError`, raises an error that explains the problem instead.
+    """Replaces a `ModuleNotFoundError` that the `with` block raises by an error that explains the
+    problem.
 
     Raises:
-        ModuleNotFoundError: See `load`.
+        ModuleNotFoundError: A package is not installed. The message names the interpreter and the
+            environment variable to set.
     """
     try:
         yield

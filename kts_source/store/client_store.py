@@ -1,5 +1,5 @@
-"""Base class of the stores that send requests through a client library. It checks keys and
-responses, counts and retries requests, and translates the library's errors.
+"""Defines the base class of the stores that send requests through a client library. It checks keys
+and responses, counts and retries requests, and translates the library's errors.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _reset_in_children: WeakSet[Any] = WeakSet()
 
 
 def reset_after_fork(owner: Any) -> None:  # noqa: ANN401  # anything with a method `reset`
-    """Calls `owner.reset()` in every child process after a fork. Locks must be replaced there,
-    because the threads that hold them do not exist in the child.
+    """Registers an object: `owner.reset()` is called in every child process after a fork. `reset`
+    must replace locks, because the threads that hold them do not exist in the child.
     """
     _reset_in_children.add(owner)
 
@@ -82,8 +82,8 @@ class ClientStore(ABC):
 
     @property
     def counters(self) -> StoreCounters:
-        """See `ObjectStore.counters`. Requests that the client library sends on its own initiative
-        are not counted.
+        """See `ObjectStore.counters`. Requests that the client library sends automatically are not
+        counted.
         """
         return self._tally.snapshot
 
@@ -132,8 +132,8 @@ class ClientStore(ABC):
     def _failure(self, error: Exception, key: str, *, listing: bool) -> tuple[int, str]:
         """Returns an HTTP status and a text without secrets for an error of the client library.
 
-        The status is 503 if a retry may succeed, and 0 if the error has no HTTP status. Failures
-        for which no status is defined are raised as other errors.
+        The status is 503 if a retry may succeed, and 0 if the error has no HTTP status. If no
+        status describes the failure, the method raises an error itself.
         """
 
     def _check_key(self, key: str) -> None:
@@ -147,8 +147,8 @@ class ClientStore(ABC):
         listing: bool = False,
         wanted: str = "the object",
     ) -> T:
-        """Calls `attempt` until it succeeds or may not be retried. Counts each call, and returns
-        the result of the successful call.
+        """Calls `attempt`, and retries it as the retry policy allows. Counts each call, and returns
+        the result of the successful call. `wanted` describes the request in errors.
         """
         uri = self.uri(key)
 
@@ -247,7 +247,8 @@ class AsyncClient:
             raise TransientError(f"timeout: {scrub(str(error)) or type(error).__name__}") from None
 
     def drop(self, filesystem: Any) -> None:  # noqa: ANN401
-        """Makes the next call open a new file system, unless `filesystem` was already replaced.
+        """Makes the next call of `run` open a new file system. Does nothing if `filesystem` was
+        already replaced.
 
         Requests that are still running continue to use `filesystem`.
         """

@@ -1,4 +1,5 @@
-"""Store for the other file systems of fsspec: memory, HDFS, SFTP, HTTP and more.
+"""Store for those file systems of fsspec that have no store class of their own: memory, HDFS, SFTP,
+HTTP and more.
 
 fsspec cannot read an object on the condition that it has a certain version. So if a read requires a
 version, the object is looked up *after* its bytes were read. If it still has the required version,
@@ -40,8 +41,8 @@ _CLASS_NAMES = ("StorageClass", "storageClass", "access_tier", "blob_tier")
 
 
 class FsspecStore(ClientStore):
-    """Objects below a URL. `_info` chooses the most reliable version that the file system
-    reports.
+    """Objects below a URL. If the file system reports several values that can be used as the
+    version of an object, `_info` chooses the most reliable one.
     """
 
     pinning = "the ETag, generation, or size and time looked up after every read"
@@ -282,7 +283,9 @@ def _first_value(entry: Mapping[str, Any], names: tuple[str, ...]) -> Any:  # no
 
 
 def _seconds(value: object) -> float | None:
-    """Returns seconds since the epoch from a number, a `datetime` or an ISO text."""
+    """Converts a number, a `datetime` or an ISO text to seconds since the epoch. Returns `None` for
+    any other value.
+    """
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value)

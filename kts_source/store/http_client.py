@@ -113,14 +113,14 @@ class HttpClient:
         *,
         seconds: float,
     ) -> T:
-        """Sends one GET request and returns `read(response)`, also if the status is an error.
+        """Sends one GET request and returns the result of `read`, also if the status is an error.
 
         Redirects are not followed.
 
         Args:
             target: Path and query, percent-encoded.
             headers: Headers of the request. `Accept-Encoding: identity` is added to them.
-            read: Reads the body. If it does not read the whole body, the connection is closed.
+            read: Reads the response. If it does not read the whole body, the connection is closed.
             seconds: Maximum time for the request and `read` together.
 
         Raises:
@@ -168,8 +168,8 @@ class HttpClient:
 
 
 def _parse_proxy(url: str) -> tuple[str, dict[str, str], tuple[str, ...]]:
-    """Splits the URL of a proxy. Returns the URL without user and password, the headers that
-    authenticate the user, and the secret texts in these headers.
+    """Splits the URL of a proxy. Returns three values: the URL without user and password, the
+    headers that authenticate the user, and the secret texts in these headers.
     """
     url_parts = urllib.parse.urlsplit(url)
     if url_parts.scheme != "http" or not url_parts.hostname:
@@ -195,7 +195,9 @@ def _tls_context(ca_file: str | None) -> ssl.SSLContext:
 
 
 def _cause(error: Exception) -> Exception:
-    """Returns the standard library's error that an error of urllib3 wraps."""
+    """Returns the standard library's error that an error of urllib3 wraps. Returns an
+    `HTTPException` if it wraps none.
+    """
     while isinstance(error, urllib3.exceptions.HTTPError):
         inner = [each for each in (error.__cause__, *error.args) if isinstance(each, Exception)]
         if not inner:
@@ -243,8 +245,8 @@ class _Attempt:
             raise CancelledFetchError
 
     def use(self, sock: socket.socket) -> None:
-        """Registers the socket that is shut down when the request ends. Raises
-        `CancelledFetchError` if the request has already ended.
+        """Registers the socket that `end` shuts down. Raises `CancelledFetchError` if the request
+        has already ended.
         """
         with self._lock:
             if self._is_over:
@@ -360,7 +362,9 @@ class _HttpsPool(urllib3.HTTPSConnectionPool):
 
 
 class _Stream(io.BufferedReader):
-    """Buffered bytes of a response. Detects unsolicited bytes after the end of the response."""
+    """Reads the bytes of a response through a buffer. Detects unsolicited bytes after the end of
+    the response.
+    """
 
     raw: _RawStream
 
@@ -374,7 +378,9 @@ class _Stream(io.BufferedReader):
 
 
 class _RawStream(io.RawIOBase):
-    """Bytes of a response, with a deadline. `http.client` reads from it instead of the socket."""
+    """Reads the bytes of a response. A read fails at the deadline of the request. `http.client`
+    uses this object in place of the socket.
+    """
 
     def __init__(self, connection: _Connection, sock: socket.socket, attempt: _Attempt) -> None:
         self.connection = connection
@@ -404,8 +410,8 @@ class _RawStream(io.RawIOBase):
                 raise TimeoutError(f"the server was silent for {seconds:.3g} s")
 
     def _decrypt(self, view: Any) -> int:  # noqa: ANN401
-        """Decrypts all TLS records that have arrived into `view`. Raises `SSLWantReadError` if no
-        complete record has arrived.
+        """Decrypts all TLS records that have arrived, and writes the bytes to `view`. Returns the
+        number of bytes. Raises `SSLWantReadError` if no complete record has arrived.
         """
         sock: Any = self._sock
         size, target = 0, memoryview(view)[:_MAX_DECRYPTED_BYTES]

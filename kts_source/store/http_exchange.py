@@ -107,8 +107,8 @@ def require_range(
 
 
 def _parse_range(content_range: str) -> tuple[int, int, int | None]:
-    """Returns the first byte, the last byte (inclusive) and the object's size. The size is None if
-    the header has `*` instead.
+    """Parses a `Content-Range`. Returns three values: the first byte, the last byte (inclusive),
+    and the object's size. The size is `None` if the header has `*` instead.
     """
     match = _CONTENT_RANGE.fullmatch(content_range.strip())
     if match is None:
@@ -182,7 +182,9 @@ class Exchange:
         _current.set(self)
 
     def check_request(self, url: str, query: Iterable[str], byte_range: str | None) -> None:
-        """Raises an error if the same page or range is requested a second time."""
+        """Raises `StoreError` if the same page of a listing is requested a second time. Raises
+        `TransientError` if the same range of an object is requested a second time.
+        """
         is_page = any(name in _TOKENS for name in query)
         if not is_page and byte_range is None:
             return
@@ -247,8 +249,9 @@ def watched_session(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _AzureWatch:
-    """Policy for a pipeline of Azure's SDK. It is not a subclass of the SDK's policy class, so
-    Azure's library need not be imported.
+    """Policy for a pipeline of Azure's SDK. It checks each request and records each response in the
+    current `Exchange`. It is not a subclass of the SDK's policy class, so Azure's library need not
+    be imported.
     """
 
     def __init__(self, next_policy: Any) -> None:  # noqa: ANN401
@@ -281,8 +284,8 @@ class _AzureWatch:
 
 
 def watch_azure(client: Any) -> None:  # noqa: ANN401  # Azure's `BlobServiceClient`
-    """Makes a client of Azure's SDK send each request only once, leave responses compressed, and
-    record them in the current `Exchange`.
+    """Changes a client of Azure's SDK: it sends each request only once, does not decompress
+    responses, and records the responses in the current `Exchange`.
     """
     policies = client._pipeline._impl_policies  # noqa: SLF001  # adlfs takes no policies
     for policy in policies:

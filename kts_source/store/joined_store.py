@@ -38,7 +38,7 @@ _FAILURES: Final = (*_DOWN, ObjectNotFoundError)
 
 
 def beside(number: int) -> str:
-    """Returns the prefix that keys of the additional store with this number have."""
+    """Returns the prefix of all keys in the additional store number `number`."""
     return f"{_BESIDE}{number}/"
 
 
@@ -98,12 +98,12 @@ class JoinedStore:
             store.close()
 
     def list_folders(self, prefix: str) -> list[str]:
-        """See `ObjectStore.list_folders`. Lists only the store to which the prefix belongs."""
+        """See `ObjectStore.list_folders`. Lists only the store that the prefix selects."""
         store, own_prefix, before = self._locate(prefix)
         return [before + folder for folder in store.list_folders(own_prefix)]
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list_objects`. Lists only the store to which the prefix belongs."""
+        """See `ObjectStore.list_objects`. Lists only the store that the prefix selects."""
         store, own_prefix, before = self._locate(prefix)
         own_after = None if after is None else after.removeprefix(before)
         for info in store.list_objects(own_prefix, after=own_after):
@@ -125,8 +125,8 @@ class JoinedStore:
         return (self.first, *self.others)
 
     def _locate(self, key: str) -> tuple[ObjectStore, str, str]:
-        """Returns the store of a key, the key inside that store, and the removed
-        `tailPath:/<number>/` prefix (empty for the main store).
+        """Returns three values: the store that contains a key, the key inside that store, and the
+        removed prefix `tailPath:/<number>/` (empty for the main store).
         """
         if not is_beside(key):
             return self.first, key, ""
@@ -141,15 +141,18 @@ class JoinedStore:
 
 
 class FallbackStore:
-    """A store and its mirror, which has the same keys and is used when the store fails.
+    """A store and its mirror. The mirror has the same keys, and is used when the store fails.
 
     The two stores assign different versions to the same object. So versions of this class have
-    three parts: `<store number>:<size>:<version in that store>`. A read first uses the store whose
-    number is in the version. It uses the other store if the first one does not respond after all
-    retries, denies access, or has no such bucket or object. The object in the other store must have
-    the same size. The first such read records the object's version there, and later reads require
-    that version. Equal key and size mean equal bytes, because segment objects are written once and
-    their keys contain a random id; the checksums of the records confirm it.
+    three parts: `<store number>:<size>:<version in that store>`.
+
+    A read first uses the store that the version names. It uses the other store if this store does
+    not respond after all retries, denies access, or has no such bucket or object. In the other
+    store, the object must have the same size. The first read from there records the object's
+    version, and later reads require this version.
+
+    Objects with the same key and size have the same bytes, because segment objects are written once
+    and their keys contain a random id. The checksums of the records confirm it.
 
     If an object has changed, the read fails without using the other store, because a mirror must
     not hide the change.
@@ -173,7 +176,9 @@ class FallbackStore:
 
     @property
     def counters(self) -> StoreCounters:
-        """Sum of the counters of both stores."""
+        """Sum of the counters of both stores, with the number of reads and listings that the mirror
+        has answered.
+        """
         first, mirror = self._stores
         return first.counters + mirror.counters + self._tally.snapshot
 
@@ -224,11 +229,12 @@ class FallbackStore:
         return self._try_both(home, read)
 
     def _version(self, number: int, key: str, size: int | None) -> str | None:
-        """Returns the version that reads of an object in store `number` require.
+        """Returns the version that an object must have in store `number`, for reads from this
+        store.
 
-        It is used for the store whose version the plan does not contain. The first call looks up
-        the object in that store and checks that it has `size` bytes. Returns `None` if `size` is
-        `None`.
+        This method is used if the plan contains only the version in the other store. The first call
+        for an object looks up its version in store `number`. Each call checks that the object has
+        `size` bytes. Returns `None` if `size` is `None`.
         """
         if size is None:
             return None
@@ -331,8 +337,8 @@ def _add_store(number: int, info: ObjectInfo) -> ObjectInfo:
 
 
 def _parse_version(version: str | None) -> tuple[int, int | None, str | None]:
-    """Splits a version of `FallbackStore`. Returns the store number, the object's size, and the
-    version in that store. Size and version are `None` if they are unknown.
+    """Splits a version of `FallbackStore`. Returns three values: the store number, the object's
+    size, and the version in that store. Size and version are `None` if they are unknown.
     """
     if version is None:
         return 0, None, None

@@ -183,8 +183,8 @@ class LocalStore:
 
     @contextmanager
     def _scan(self, folder: str) -> Iterator[tuple[tuple[int, int], list[os.DirEntry[str]]]]:
-        """Yields the device and inode numbers of a folder together with its entries. Yields nothing
-        if the folder does not exist.
+        """Opens a folder and yields two values: its device and inode numbers, and the list of its
+        entries. If the folder does not exist, yields `(-1, -1)` and an empty list.
         """
         self._tally.add(list_requests=1)
         try:
@@ -252,10 +252,11 @@ class LocalStore:
         return data.toreadonly()
 
     def _open(self, key: str, use: Callable[[str, int], T]) -> T:
-        """Calls `use` with the name of a key's file and the descriptor of its folder.
+        """Opens the folder that contains the file of a key. Calls `use` with the name of the file
+        and the descriptor of the folder, and returns the result of `use`.
 
-        `use` must not follow symbolic links. If the file is a link, it must raise one of
-        `_LINK_ERRORS`.
+        `use` must not follow symbolic links. If the file is a link, `use` must raise an `OSError`
+        with one of the numbers in `_LINK_ERRORS`.
         """
         names = [name for name in key.split("/") if name]
         try:
@@ -269,8 +270,8 @@ class LocalStore:
         raise StoreError("a symbolic link leads back to itself", uri=self.uri(key))
 
     def _target(self, names: list[str], key: str) -> list[str]:
-        """Returns the names of the path, below the root, to which a symbolic link points. Does not
-        open the target.
+        """Returns the path of a symbolic link's target, relative to the root, as a list of names.
+        `names` is the path of the link. Does not open the target.
         """
         root = os.path.realpath(self._root)
         target = Path(os.path.realpath(os.path.join(root, *names)))  # noqa: PTH118  # no resolving
@@ -319,8 +320,8 @@ class _LinkError(Exception):
 
 
 def _open_below(root: Path, names: list[str], use: Callable[[str, int], T]) -> T:
-    """Opens the folders in `names`, all names except the last one. Calls `use` with the last name
-    and the descriptor of the last folder.
+    """Opens the folders `names[:-1]` one below the other, starting at `root`. Calls `use` with the
+    last name and the descriptor of the last opened folder, and returns its result.
 
     Raises `_LinkError` if one of the names is a symbolic link.
     """

@@ -77,15 +77,15 @@ _values = operator.attrgetter(*StoreCounters.__slots__)
 
 
 class Tally:
-    """Sums up `StoreCounters` from several threads."""
+    """Counts the requests and bytes of a store. Several threads may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._total = StoreCounters()
 
     def add(self, **work: int) -> None:
-        """Adds numbers to counters; the arguments are named like the attributes of
-        `StoreCounters`.
+        """Adds the value of each argument to a counter. The names of the arguments are the
+        attributes of `StoreCounters`.
         """
         more = StoreCounters(**work)
         with self._lock:
@@ -248,5 +248,5 @@ def is_behind(key: str, after: str | None) -> bool:
 
 
 def key_order(key: str) -> bytes:
-    """Returns the UTF-8 bytes of a key, by which listings are sorted."""
+    """Returns the UTF-8 bytes of a key. Listings are sorted by these bytes."""
     return key.encode("utf-8", "surrogateescape")  # names of local files may be invalid UTF-8

@@ -94,9 +94,11 @@ class ObstoreReader(RangeReader):
     obstore's threads do not exist in a forked child process, so a read in the child would never
     end. If obstore was used before the fork, the child reads with the fsspec library instead.
 
-    `make_settings` may raise `FsspecOnlyError`. Versions are generations if `by_generation` is
-    true, else ETags. If a response has one of the HTTP statuses in `doubted`, the request is
-    repeated with the fsspec library.
+    Args:
+        make_settings: Returns the settings for obstore. May raise `FsspecOnlyError`.
+        by_generation: True if the version of an object is its generation; False if it is its ETag.
+        doubted: HTTP statuses. If a response has one of them, the request is repeated with the
+            fsspec library.
     """
 
     _name = "obstore"
@@ -126,8 +128,8 @@ class ObstoreReader(RangeReader):
         return super().reason
 
     def can_read(self, key: str) -> bool:
-        """Returns whether obstore requests exactly this key. It would drop empty path segments and
-        change unprintable characters.
+        """Returns whether obstore would request exactly this key. obstore drops empty path
+        segments, and changes unprintable characters.
         """
         return super().can_read(key) and "" not in key.split("/") and key.isprintable()
 
@@ -207,8 +209,8 @@ class ObstoreReader(RangeReader):
 
 
 def read_error(class_name: str, text: str) -> RangeError:
-    """Converts an error of obstore 0.12 to a `RangeError`. Parses the error's text, because the
-    details are only there.
+    """Converts an error of obstore 0.12 to a `RangeError`. Parses the error's text, because only
+    the text contains the details.
     """
     message, _, debug = text.partition(_DEBUG)
     answer = _ANSWER.search(message)
@@ -351,8 +353,11 @@ def require_supported(
     """Raises `FsspecOnlyError` unless obstore would connect to the endpoint as the fsspec library
     does.
 
-    `require_known` documents `unknown` and `schemes`. `prefix` is the prefix of environment
-    variables that obstore reads and the fsspec library ignores.
+    Args:
+        unknown: Names of arguments that only the fsspec library supports.
+        schemes: URL schemes of the store.
+        prefix: Prefix of environment variables that obstore reads and the fsspec library ignores.
+        endpoint: URL of the service.
     """
     require_known(unknown, schemes)
     for name in (
@@ -504,8 +509,8 @@ class AzureStore(ObstoreStore):
 
 
 def _credentials(credential: Any, query: str) -> tuple[tuple[str, str] | None, Any]:  # noqa: ANN401
-    """Returns the account key or shared access signature, and the object that issues tokens. At
-    most one of the two is not `None`.
+    """Returns two values: the account key or shared access signature, and the object that issues
+    tokens. At least one of the two is `None`.
     """
     if credential is None:
         if not query:

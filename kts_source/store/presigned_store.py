@@ -1,4 +1,4 @@
-"""Store of objects with presigned URLs, which can be read but not listed.
+"""Store of objects with presigned URLs. Such URLs allow reads, but no listings.
 
 The path names a list of URLs: a file or an `http(s)://` URL, optionally with `presigned+` in front.
 The list has one of two formats:
@@ -60,8 +60,8 @@ _LOOK_UPS: Final = 16
 class PresignedStore(ClientStore):
     """Objects whose presigned URLs are in a list.
 
-    If the list is read from a URL with a query string, the query string is in the path or in the
-    storage options, see `hide_query`.
+    If the list is read from a URL with a query string, pass the query string in the path, or in the
+    storage options as `hide_query` returns them.
     """
 
     pinning = "conditional reads (If-Match), and the ETag of every response"

@@ -77,7 +77,7 @@ class RangeReader(ABC):
         bucket: Name of the bucket or container, for messages.
         library: The fsspec library that is used instead if the options require it.
         policy: Deadlines of requests.
-        tally: Counters to which requests are added.
+        tally: Counters of the store. Requests are added to them.
     """
 
     # Name of this reader, for messages.
@@ -101,8 +101,8 @@ class RangeReader(ABC):
 
     @property
     def reason(self) -> str:
-        """Why the fsspec library reads instead of this reader; empty if this reader reads. Sends no
-        request.
+        """Reason for which the fsspec library is used instead of this reader; empty if this reader
+        is used. Sends no request.
         """
         if self._reason is None:
             with self._deciding:
@@ -121,7 +121,9 @@ class RangeReader(ABC):
         return (f"{self._library} reads {self._bucket}: {reason}",) if reason else ()
 
     def can_read(self, _key: str) -> bool:
-        """Returns whether this reader can request this key."""
+        """Returns whether this reader can read the object with this key. If not, the fsspec library
+        must read it.
+        """
         return not self.reason
 
     def read(self, wanted: Range, fallback: Callable[[], Data]) -> Data:

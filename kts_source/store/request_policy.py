@@ -1,9 +1,9 @@
-"""Retries, deadlines, hedged requests and cancellation of requests to stores.
+"""Implements retries, deadlines, hedged requests and cancellation of requests to stores.
 
 `RetryPolicy.run` is the only loop that repeats requests to stores and registries. Client libraries
 make a single attempt, except that s3fs repeats the uploads of an export. A thread that calls a
-store enters the scope of a `Cancellation`. If it is cancelled, the thread stops waiting for
-responses and for the next attempt.
+store enters the scope of a `Cancellation`. When this `Cancellation` is cancelled, the thread stops
+waiting for responses and for the next attempt.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RetryPolicy:
     Attributes:
         max_attempts: Maximum number of attempts, including the first.
         first_pause_seconds: Upper bound of the first pause.
-        max_pause_seconds: Maximum of the upper bound, at which it is no longer doubled.
+        max_pause_seconds: The upper bound of a pause never exceeds this time.
         give_up_after_seconds: No attempt starts later than this time after the start of the first
             attempt.
         request_deadline_seconds: Maximum time of one attempt, from the first byte of the request to
@@ -73,7 +73,8 @@ class RetryPolicy:
     hedge_after_seconds: float | None = None
 
     def run(self, operation: Callable[[], T], *, uri: str, tally: Tally) -> T:
-        """Calls `operation` until it does not raise `TransientError`, and returns its result.
+        """Calls `operation` and returns its result. If it raises `TransientError`, calls it again
+        after a pause.
 
         Other exceptions are not retried.
 
@@ -247,7 +248,7 @@ def hedged(call: Callable[[], T], *, after_seconds: float, on_second: Callable[[
     Args:
         call: Makes one attempt. It is run in a thread of its own, in the scope of the current
             `Cancellation`. The slower attempt is cancelled.
-        after_seconds: Time after which the second attempt starts.
+        after_seconds: Time until the second attempt starts.
         on_second: Called when the second attempt starts.
 
     Raises:

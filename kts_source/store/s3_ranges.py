@@ -187,7 +187,7 @@ class S3Settings:
         http: Address of the server. With virtual-hosted addressing, its host name begins with the
             bucket's name.
         path: Path in front of the keys, percent-encoded, without a slash at the end.
-        region: Region for which requests are signed.
+        region: AWS region that is used to sign requests.
         requester_pays: True if requests have the header for requester-pays buckets.
         keys: Access keys from the options. The secret value is `None` if the AWS chain is used or
             requests are unsigned.
@@ -203,8 +203,8 @@ class S3Settings:
 
 
 def s3_settings(bucket: str, arguments: Mapping[str, Any]) -> S3Settings:
-    """Returns settings that have the same effect as the given arguments of s3fs, see
-    `s3_arguments`.
+    """Returns settings that have the same effect as `arguments`, the arguments of s3fs that
+    `s3_arguments` returns.
 
     Sends no request.
 
@@ -256,8 +256,9 @@ def _endpoint(bucket: str, endpoint: str | None, region: str | None, *, is_virtu
 
 
 def _proxy(endpoint: str, config: Mapping[str, Any], scheme: str) -> str | None:
-    """Returns the proxy from the options. Without one, returns the proxy from the environment,
-    unless `NO_PROXY` excludes the endpoint.
+    """Returns the proxy from the options. If the options contain no proxy, returns the proxy from
+    the environment, unless `NO_PROXY` excludes the endpoint. Raises `FsspecOnlyError` if the
+    environment names only a proxy for all schemes.
     """
     from botocore.utils import get_environ_proxies
 
@@ -414,8 +415,8 @@ class S3Reader(RangeReader):
 
 
 def _length(answer: http.client.HTTPResponse) -> int | None:
-    """Returns the `Content-Length`; `None` if the response has another way to mark the end of its
-    body.
+    """Returns the `Content-Length`. Returns `None` if the header is missing or contradicts itself,
+    or if `Transfer-Encoding` marks the end of the body.
     """
     lengths = set(answer.headers.get_all("Content-Length", ()))
     is_certain = len(lengths) == 1 and "Transfer-Encoding" not in answer.headers

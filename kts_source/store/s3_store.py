@@ -203,7 +203,7 @@ class S3Store(ClientStore):
         listing: bool = False,
     ) -> T:
         """Calls `AsyncClient.run`. If S3 reports that the credentials have expired, renews them and
-        calls it a second time.
+        repeats the call once.
         """
         filesystem = self._client.filesystem
         try:
@@ -264,7 +264,10 @@ class S3Store(ClientStore):
     def _translate(
         self, status: int, code: str, text: str, key: str, *, listing: bool
     ) -> tuple[int, str]:
-        """Converts an error response of S3 to the result of `_failure`."""
+        """Converts an error response of S3 to the HTTP status and the text that `_failure` returns.
+        Raises `StoreNotFoundError` if the bucket does not exist, and `ArchivedObjectError` if the
+        object must be restored first.
+        """
         uri = self.uri(key)
         if code == "NoSuchBucket" or (status == 404 and listing):
             raise StoreNotFoundError(f"the bucket {self._bucket} does not exist", uri=uri) from None

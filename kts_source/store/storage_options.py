@@ -272,8 +272,9 @@ def is_presigned(path: str) -> bool:
 def hide_query(
     path: str, storage: Secret[Mapping[str, str]]
 ) -> tuple[str, Secret[Mapping[str, str]]]:
-    """Moves the query string of a path to a presigned list into the storage options. Returns the
-    new path and options.
+    """Removes the query string from a path that names a list of presigned URLs, because it may
+    contain a secret. Stores the original path in the storage options instead. Returns two values:
+    the new path and the new storage options. Does not change other paths.
     """
     if not is_presigned(path) or "?" not in path:
         return path, storage
@@ -282,7 +283,9 @@ def hide_query(
 
 
 def without_query(path: str) -> str:
-    """Returns the location of a list of URLs without query string and user."""
+    """Removes the prefix `presigned+`, the query string, user and password from the location of a
+    list of URLs.
+    """
     url_parts = urlsplit(without_presigned(path))
     if not url_parts.netloc:
         return path.partition("?")[0]
@@ -292,5 +295,5 @@ def without_query(path: str) -> str:
 
 
 def without_presigned(path: str) -> str:
-    """Returns the location of a list of URLs, without `presigned+`."""
+    """Removes the prefix `presigned+` from the location of a list of URLs."""
     return path[len(_PRESIGNED) :] if path.lower().startswith(_PRESIGNED) else path

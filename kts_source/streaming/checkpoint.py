@@ -1,5 +1,5 @@
 """Reads the position of a streaming query from its checkpoint, so that another query can continue
-there.
+at this position.
 
 Spark writes a file `offsets/N` before it runs batch N, and `commits/N` when the sink has all rows
 of the batch (`OffsetSeqLog`, `CommitLog`). So the batch with the highest number in `commits` is the
@@ -110,7 +110,9 @@ def committed_position(
 
 
 def _offsets(lines: list[str], where: str) -> dict[str, str]:
-    """Returns the offset text of each source, by the source's name or number."""
+    """Parses the lines of an offset file. Returns the text of the offset for each source. Keys are
+    the numbers of the sources in version 1, and their names in version 2.
+    """
     version, texts = lines[0], [line for line in lines[2:] if line]
     if version == "v1":
         return {str(number): line for number, line in enumerate(texts)}

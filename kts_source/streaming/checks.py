@@ -29,8 +29,8 @@ def resumed_offset(
     stop: int,
     owner: int | None,
 ) -> int:
-    """Returns the offset at which a stream continues in a partition. This is `offset`, or the log
-    start if it is higher and `failOnDataLoss` is false.
+    """Returns the next offset that a stream reads in a partition. This is `offset`. If the log
+    start is higher and `failOnDataLoss` is false, it is the log start.
 
     Args:
         location: The partition, with the option `failOnDataLoss`: if it is false, losses are logged
@@ -100,7 +100,8 @@ def report_unread(location: Place, start: int, stop: int) -> None:
 def report_recreated(topic: str, before: str, now: str, *, fail_on_data_loss: bool) -> None:
     """Raises `DataLossError` because a topic was deleted and created again. Logs a warning instead
     if `fail_on_data_loss` is false. Call this after the stream has read all records of the previous
-    topic that are in the tier.
+    topic that are in the tier. `before` is the id of the previous topic, `now` the id of the new
+    topic.
     """
     text = (
         f"the topic was created again: the stream has read all records in the tier of topic id"

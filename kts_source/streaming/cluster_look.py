@@ -94,10 +94,11 @@ class TierListing:
         self._describing.shutdown(wait=False, cancel_futures=True)
 
     def part(self, brokers: BrokerLog, offset: int, *, refresh: bool = False) -> TieredPart:
-        """Returns the tier's segments of a partition. Lists the tier again if they may be outdated.
+        """Returns the tier's segments of a partition. Lists the tier again if the last listing may
+        be outdated.
 
-        Returns no segments if the last listing has none with offsets from `offset` on, and brokers
-        have all of these offsets on their own disks.
+        If the option `tail` is true and no listed segment has an offset from `offset` on, returns
+        no segments. Then all these offsets are read from brokers.
 
         Args:
             brokers: The leader's description of the partition.
@@ -234,9 +235,9 @@ class BrokerLook:
 
     @cached_property
     def _near(self) -> dict[int, tuple[int, int]]:
-        """Offset ranges of up to 100 leader epochs that probably own the offsets for which
-        `epoch_of` is called. They begin with the epoch that the stream read last, or are the newest
-        ones if it has read none.
+        """Offset ranges of up to 100 leader epochs, by epoch. `epoch_of` will probably be called
+        for these offsets. The first epoch is the one that the stream read last. If the stream has
+        read no record, the ranges belong to the newest epochs.
         """
         newest = self._brokers.leader_epoch
         first = max(newest - _EPOCHS_AT_ONCE + 1, 0)
@@ -251,7 +252,7 @@ class BrokerLook:
         return self._view.first_offset_dated(self._brokers, timestamp_ms)
 
     def _merged(self, start: int) -> PartitionLog:
-        """Returns the log from an offset on, with the segments in the tier as ranges."""
+        """Returns the log from offset `start` on. Its ranges are the segments in the tier."""
         brokers = self._brokers
         tiered = self._listing.part(brokers, start)
         low = min(brokers.log_start, start)
@@ -383,7 +384,7 @@ class ClusterLooker:
     """A `Looker` that takes snapshots of a stream's topics from brokers.
 
     Args:
-        options: Options of the scan, with which the tier is opened.
+        options: Options of the scan. They are also used to open the tier.
         settings: Settings of the broker connections.
     """
 
@@ -509,8 +510,9 @@ class ClusterLooker:
     def _in_tier(
         self, ranges: Mapping[TopicPartition, tuple[str, int]]
     ) -> dict[TopicPartition, LogLook]:
-        """Takes snapshots, from the tier, of partitions whose topic id no longer exists in the
-        cluster.
+        """Takes snapshots of partitions from the tier, because the topics with these ids no longer
+        exist in the cluster. `ranges` contains the topic id and the first wanted offset of each
+        partition.
         """
         if not ranges or not self._options.path:
             return {}
@@ -540,8 +542,9 @@ class ClusterLooker:
 class _ClusterAndTier:
     """The state of the cluster, which `renew` updates, and a listing of the tier.
 
-    `view` is `None` while no topic matches the pattern of `subscribePattern`. `ClusterView`
-    documents the argument `batch`.
+    `view` is `None` while no topic matches the pattern of `subscribePattern`. If `batch` is given,
+    only the partitions of an earlier batch are read; it maps each topic and partition number to the
+    topic id.
     """
 
     def __init__(
@@ -570,8 +573,12 @@ class _ClusterAndTier:
     def renew(
         self, unread: Collection[tuple[str, int]] = (), counts: Mapping[str, int] | None = None
     ) -> bool:
-        """Updates the state of the cluster. Returns whether it changed. `ClusterView` documents the
-        arguments.
+        """Updates the state of the cluster. Returns whether it changed.
+
+        Args:
+            unread: Partitions with unread records. If the log start of one of them changes, this is
+                a change, too.
+            counts: Known number of partitions of each topic, by topic id.
         """
         self._counts |= counts or {}
         is_new = False
@@ -640,8 +647,8 @@ def _unread(position: StreamPosition, look: Look) -> list[TopicPartition]:
 
 
 def _last_read(topic_position: TopicPosition | None, partition: int) -> tuple[int, int] | None:
-    """Returns the last offset of a partition that the stream has read and the leader epoch that
-    owned it then. Returns `None` if the epoch is unknown.
+    """Returns two values: the last offset of a partition that the stream has read, and the leader
+    epoch that owned it then. Returns `None` if the epoch is unknown.
     """
     if topic_position is None or partition not in topic_position.epochs:
         return None

@@ -1,4 +1,4 @@
-"""Lag of a stream: the offsets that are available and that the stream has not read yet."""
+"""Defines the lag of a stream: the available offsets that the stream has not read yet."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Interfaces of snapshots ("looks") of the partitions that a stream reads. One implementation reads
-the tier, another asks brokers.
+"""Defines the interfaces of snapshots ("looks") of the partitions that a stream reads. One
+implementation reads the tier, another asks brokers.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class PendingSegment:
     """Offsets [start, stop) of one segment that the stream has not read yet.
 
     Attributes:
-        size: Uncompressed bytes of these offsets. For a part of a segment, the share that
-            corresponds to its number of offsets.
+        size: Uncompressed bytes of these offsets. If they are only a part of a segment, this is an
+            estimate in proportion to the number of offsets.
         order: Sort key; segments with the smallest key are read first.
     """
 
@@ -36,8 +36,8 @@ class PendingSegment:
 
 
 def dated(max_timestamp_ms: int) -> tuple[int, int]:
-    """Returns the `PendingSegment.order` of a segment with this largest timestamp. −1 means that
-    the timestamp is unknown.
+    """Returns the `PendingSegment.order` of a segment with the largest timestamp
+    `max_timestamp_ms`; −1 if the timestamp is unknown.
     """
     return 0, max_timestamp_ms
 
@@ -61,7 +61,7 @@ class LogLook(Protocol):
 
     @property
     def log(self) -> PartitionLog:
-        """The part of the partition's log whose segments were read so far."""
+        """Description of the partition's log, as far as its segments were read so far."""
 
     @property
     def written_stop(self) -> int:
@@ -77,7 +77,9 @@ class LogLook(Protocol):
         """Returns one past the last offset that may be read."""
 
     def end_before(self, hole: Hole) -> int:
-        """Returns one past the last offset before a hole (missing offsets) that may be read."""
+        """Returns the end (exclusive) of the offsets that may be read before a hole, a range of
+        missing offsets.
+        """
 
     def epoch_of(self, offset: int) -> int | None:
         """Returns the leader epoch that owns an offset; `None` if unknown."""
@@ -88,14 +90,16 @@ class LogLook(Protocol):
         """
 
     def pending(self, start: int, stop: int) -> Iterator[PendingSegment]:
-        """Yields the existing segments of offsets [start, stop), in ascending order of offsets."""
+        """Yields the existing segments that contain offsets in [start, stop), in ascending order of
+        offsets.
+        """
 
     def lag(self, position: int) -> PartitionLag:
         """Returns the lag of a stream whose next offset is `position`."""
 
     def plan(self, wanted: BatchRange) -> PlannedPartition | None:
-        """Plans the read of a batch's offsets in this partition. Returns `None` if no segment is
-        left and `failOnDataLoss` is false.
+        """Plans the read of a batch's offsets in this partition. Returns `None` if the tier has no
+        segment of the partition any more and `failOnDataLoss` is false.
 
         Raises:
             TieredKafkaError: The offsets can no longer be read.
@@ -138,8 +142,9 @@ Look: TypeAlias = dict[str, TopicLook]
 
 
 def at_position(look: Look, position: StreamPosition) -> Look:
-    """Returns a snapshot of the topic ids that the stream reads. It differs from `look` if the
-    stream has continued with a newer topic of the same name since `look` was taken.
+    """Returns the snapshots of the topics that the stream reads at `position`. This is `look`,
+    unless the stream has continued with a newer topic of the same name since `look` was taken. Then
+    the newer topic replaces the deleted one in the result.
     """
     moved = {}
     for name, topic in look.items():
@@ -160,7 +165,7 @@ class Looker(Protocol):
 
     Attributes:
         tier: The tier with the segments of these topics.
-        pool: Threads in which partitions are planned concurrently.
+        pool: Threads that plan partitions concurrently.
         interval_ms: Minimum time between two snapshots, in milliseconds.
     """
 

@@ -11,9 +11,9 @@
 Topics are sorted by name and partitions by number, because Spark compares positions as text.
 Usually, the batch that ends at this position starts at the previous position. `from` has the start
 offsets of the other partitions: all partitions in the first batch, new partitions, partitions of a
-topic that was created again, and partitions in which lost offsets were skipped. The position before
-the first batch is a constant without offsets, because Spark never passes it to a source again after
-the first batch.
+topic that was created again, and partitions that have lost offsets, which were skipped. The
+position before the first batch is a constant without offsets, because Spark never passes it to a
+source again after the first batch.
 
 Offsets of Spark's Kafka source (`KafkaSourceOffset`, `JsonUtils.partitionOffsets`) are accepted as
 positions, too: `{"<topic>":{"<partition>":<next offset>}}`.
@@ -51,8 +51,8 @@ class TopicPosition:
     Attributes:
         topic_id: Id of the topic; `None` if Spark's Kafka source wrote the position.
         offsets: The next offset to read in each partition.
-        epochs: Leader epoch of the record before the next offset, for partitions in which it is
-            known.
+        epochs: Leader epoch of the record before the next offset. Contains only partitions for
+            which this epoch is known.
     """
 
     topic_id: str | None
@@ -62,8 +62,8 @@ class TopicPosition:
 
 @dataclass(frozen=True, slots=True)
 class TopicBegin:
-    """Start offsets of a batch in those partitions of one topic in which the batch does not start
-    at the previous position.
+    """Start offsets of a batch in one topic. Contains only partitions in which the batch does not
+    start at the previous position.
     """
 
     topic_id: str

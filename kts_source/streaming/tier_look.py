@@ -220,8 +220,9 @@ class TierLogLook:
         return planned
 
     def pending(self, start: int, stop: int) -> Iterator[PendingSegment]:
-        """See `LogLook`. Skips holes. If reading further segments completes the log, the iterator
-        ends, because the earlier results may be wrong and the caller must start again.
+        """See `LogLook`. Skips holes. If the iterator has to read the last unread manifests of the
+        log, it ends after that. Then the results so far may be wrong, and the caller must start
+        again.
         """
         position, count = start, _FIRST_SEGMENTS
         while position < stop:
@@ -254,7 +255,7 @@ class TierLooker:
     """A `Looker` that takes snapshots of a stream's topics from the tier.
 
     Args:
-        options: Options of the scan, with which the tier is opened.
+        options: Options of the scan. They are also used to open the tier.
         clock: Returns the current time in seconds.
     """
 
@@ -302,8 +303,9 @@ class TierLooker:
         catalog: SegmentCatalog,
         before: Mapping[int, LogLook],
     ) -> dict[int, LogLook]:
-        """Takes snapshots of listed partitions of one topic concurrently. Returns them by partition
-        number.
+        """Takes snapshots of the listed partitions of one topic concurrently. Returns them by
+        partition number. If the listing of a partition is unchanged, reuses the snapshot in
+        `before`.
         """
         bounds = (self._options.starting, self._options.ending)
         has_times = any(isinstance(bound, TimestampBound | TimestampsBound) for bound in bounds)

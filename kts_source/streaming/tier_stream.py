@@ -66,8 +66,7 @@ class BatchLimits:
         offsets: Maximum number of offsets. The batch may end inside a segment.
         size: Maximum of uncompressed segment bytes. The batch ends between segments, and contains
             at least one.
-        segments: Maximum number of segments. A segment of which only a part is unread counts as
-            one.
+        segments: Maximum number of segments. A partly read segment counts as one.
     """
 
     offsets: int | None = None
@@ -81,8 +80,8 @@ NO_LIMITS = BatchLimits()
 def admit(
     pending: Mapping[TopicPartition, Iterator[PendingSegment]], limits: BatchLimits
 ) -> dict[TopicPartition, int]:
-    """Chooses the segments of a micro-batch. Returns the end offset, exclusive, in each partition
-    from which the batch reads.
+    """Chooses the segments of a micro-batch. Returns the end offset (exclusive) for each partition
+    that the batch reads.
 
     Advances the iterators only as far as needed.
 
@@ -145,8 +144,8 @@ def pending_partitions(
 
     Raises:
         DataLossError: Offsets were lost, before or after the stream read them.
-        InvalidOptionError: The options start at offsets given as JSON, and its partitions are not
-            the existing partitions.
+        InvalidOptionError: The JSON in option `startingOffsets`, or in a similar option, lacks an
+            existing partition or names a partition that does not exist.
     """
     if position.is_initial:
         return _initial_partitions(options, look)
@@ -325,8 +324,8 @@ class TierStream:
         self._looker.close()
 
     def fix_end(self) -> None:
-        """Makes the stream end at the ends of the partitions in the snapshot that the next call of
-        `next` uses. Later offsets are ignored.
+        """Fixes the end of the stream at the next call of `next`. The stream then ends at the
+        current end of each partition, and ignores later offsets.
         """
         self._ends_here = True
 
@@ -339,8 +338,8 @@ class TierStream:
             limited: True if the batch limits in the options apply.
 
         Raises:
-            TieredKafkaError: The stream cannot continue. If waiting may help, the error is logged
-                instead, unless no call has succeeded so far or the stream has a fixed end.
+            TieredKafkaError: The stream cannot continue. An error for which waiting may help is
+                only logged, if an earlier call has succeeded and the stream has no fixed end.
         """
         if not self._is_noted:
             self._is_noted = True
@@ -569,7 +568,7 @@ class TierStream:
 
     def _up_to_target(self, pending: Sequence[PendingPartition]) -> list[PendingPartition]:
         """Returns the unread offsets below the fixed end of the stream. Omits partitions that were
-        created later.
+        created after the end was fixed.
         """
         if self._target is None:
             self._target = {(each.partition, each.topic_id): each.stop for each in pending}
@@ -583,10 +582,10 @@ class TierStream:
         ]
 
     def _up_to_hole(self, pending: PendingPartition) -> PendingPartition:
-        """Returns the unread offsets below the first hole (missing offsets) that the stream may not
-        skip.
+        """Returns the unread offsets before a hole, which is a range of missing offsets. This is
+        the first hole that the stream must not skip. Returns `pending` if there is no such hole.
 
-        A hole may not be skipped if a copy of its offsets may be in progress, or if
+        A hole must not be skipped if a copy of its offsets may be in progress, or if
         `failOnDataLoss` is true.
 
         Raises:

@@ -149,8 +149,8 @@ def parse_partition_metadata(data: BytesLike) -> uuid.UUID:
 
 
 def _read_entries(data: BytesLike, name: str) -> tuple[list[bytes], int]:
-    """Checks the version and the count of a checkpoint. Returns the lines of its entries, and the
-    byte position of the first entry.
+    """Checks the version and the count of a checkpoint. Returns two values: the lines of its
+    entries, and the byte position of the first entry.
 
     Args:
         data: Content of the file.

@@ -47,7 +47,7 @@ class ProducerStateEntry:
         producer_epoch: Epoch of the producer.
         last_sequence: Last sequence number written, −1 if it wrote only markers.
         last_offset: Offset of the last record written, −1 if it wrote only markers.
-        offset_delta: Last offset delta of the last batch.
+        offset_delta: Difference between the last and the first offset of the last batch.
         timestamp: Timestamp of the last batch or marker, in milliseconds.
         coordinator_epoch: Epoch of the transaction coordinator in the last marker; −1 if there was
             no marker.

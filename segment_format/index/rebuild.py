@@ -34,10 +34,12 @@ class TransactionReplay:
     """Tracks the transactions of a log, batch by batch.
 
     Args:
-        open_before: Transactions that are open before the first batch: first offset by producer id.
+        open_before: Transactions that are open before the first batch, as a mapping from producer
+            id to first offset.
 
     Attributes:
-        open: Transactions that are open after the last applied batch: first offset by producer id.
+        open: Transactions that are open after the last applied batch, as a mapping from producer id
+            to first offset.
         aborted: Transactions whose abort marker was applied.
     """
 
@@ -48,7 +50,9 @@ class TransactionReplay:
     def apply(
         self, batch: DecodedBatch | RecordBatchHeader, marker: ControlRecordType | None
     ) -> None:
-        """Applies the next batch. For a control batch, `marker` is the result of `marker_of`."""
+        """Applies the next batch. For a control batch, `marker` is the result of `marker_of`; for
+        data, it is `None`.
+        """
         if batch.is_control_batch:
             first = self.open.pop(batch.producer_id, None) if marker is not None else None
             if first is not None and marker is ControlRecordType.ABORT:
@@ -65,11 +69,12 @@ class RebuiltSideFiles:
     Args:
         base_offset: Base offset of the segment.
         size: Size of the segment's log in bytes.
-        open_before: Transactions that are open at the base offset: first offset by producer id.
+        open_before: Transactions that are open at the base offset, as a mapping from producer id to
+            first offset.
 
     Attributes:
         max_timestamp: Largest timestamp of the records in ms; −1 if no record has a timestamp.
-        epochs: First offset of each leader epoch.
+        epochs: Leader epochs of the batches, with their first offsets.
     """
 
     def __init__(self, base_offset: int, size: int, open_before: Mapping[int, int]) -> None:
@@ -99,7 +104,9 @@ class RebuiltSideFiles:
 
     @property
     def open_after(self) -> Mapping[int, int]:
-        """Transactions that are open after the last added batch: first offset by producer id."""
+        """Transactions that are open after the last added batch, as a mapping from producer id to
+        first offset.
+        """
         return self._transactions.open
 
     def offset_index(self) -> bytes:

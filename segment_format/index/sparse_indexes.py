@@ -193,8 +193,9 @@ class TimeIndex(ArrayValue):
         """Returns the last entry whose timestamp is at or below `timestamp`. Returns `(-1,
         base_offset)` if there is none.
 
-        Take the records whose timestamp is at or above `timestamp` and above the timestamp of the
-        returned entry. All of them are in the batch of the returned entry or after it.
+        All records with a timestamp above `timestamp` are in the batch of the returned entry or in
+        later batches. The same is true for records with exactly this timestamp, unless the returned
+        entry has it, too. Then such records may also be in earlier batches.
         """
         index = int(np.searchsorted(self.timestamps, timestamp, side="right")) - 1
         if index < 0:

@@ -1,3 +1,3 @@
-"""Compiled functions (kernels) that decode windows of log bytes into column buffers.
+"""Contains compiled functions (kernels). They decode windows of log bytes into column buffers.
 `segment_format.arrow` has the public functions that use them.
 """

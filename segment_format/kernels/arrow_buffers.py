@@ -45,7 +45,7 @@ class BufferSpec(NamedTuple):
 
     Attributes:
         slot: Index of the buffer's address in the address table.
-        level: Level to which the buffer belongs, see `GrowingBuffers`.
+        level: Level of the buffer, see `GrowingBuffers`.
         width: Bytes per entry.
         is_ends: True if the buffer has the int32 number 0, followed by the int32 end of each entry.
         is_zeroed: True if new entries are filled with zeros.
@@ -65,8 +65,8 @@ class GrowingBuffers:
     items, and each text column has a level for its bytes.
 
     Args:
-        addresses: Address table: one-dimensional int64 array from which a kernel reads the
-            addresses of the buffers.
+        addresses: Address table: a one-dimensional int64 array. It contains the addresses of the
+            buffers, for kernels.
         specs: Descriptions of the buffers.
         capacities: Initial capacity of each level, in entries.
 

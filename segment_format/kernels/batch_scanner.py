@@ -1,5 +1,5 @@
-"""Reads the batch headers of a log into columns, and compares the checksums of the batches. Does
-not decode records.
+"""Reads the batch headers of a log into columns, and checks the checksums of the batches. Does not
+decode records.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class BatchScanner:
         return batches
 
     def finish(self) -> None:
-        """Raises `TruncatedBatchError` if fewer bytes than the log has were fed, or the last entry
+        """Raises `TruncatedBatchError` if not all bytes of the log were fed, or if the last entry
         is incomplete.
         """
         if self._position != self._size:
@@ -180,8 +180,8 @@ class BatchScanner:
         self._tail = bytearray(view[slots[c.SCAN_POSITION] :])
 
     def _read_contents(self, view: memoryview, first: int, origin: int) -> None:
-        """Decodes those batches of new rows whose headers are not sufficient. New rows begin at row
-        `first`.
+        """Completes the new rows of the table, which begin at row `first`. For this, decodes those
+        batches whose headers do not contain all values of the row.
 
         A control batch is decoded to get its marker. A batch that begins before the start offset is
         decoded to count its records from the start offset on.

@@ -1,4 +1,5 @@
-"""Chooses the folder in which compiled machine code is cached. Each user has one, with mode 0700.
+"""Chooses the folder that caches compiled machine code. Each user has a separate folder, with mode
+0700.
 
 A user who can write the code controls the processes that load it. So a folder is used only if no
 other user except root can write or replace it. The same is checked for the folders above it, and
@@ -61,10 +62,11 @@ def code_folder() -> Path | None:
 
 
 def _sources_digest() -> str:
-    """Returns a digest of all kernel sources.
+    """Returns a digest of all kernel sources, the versions of numba, llvmlite and numpy, and the
+    settings of numba.
 
-    Numba's own check is not sufficient: it compares only the time stamp of the file with the
-    outermost function, and all files of a wheel have the same time stamp.
+    Numba's own check is not sufficient. It compares only the time stamp of the file that contains
+    the outermost function, and all files of a wheel have the same time stamp.
     """
     texts = [f"{name} {version(name)}" for name in ("numba", "llvmlite", "numpy")]
     # Include numba's settings, because some of them change the machine code.

@@ -1,4 +1,4 @@
-"""Columns of a record batch, and the memory that the record kernel fills.
+"""Defines the columns of a record batch, and the memory that the record kernel fills.
 
 New memory is allocated for each batch, so a batch does not change while a consumer uses it.
 """
@@ -50,7 +50,7 @@ class BufferLayout(NamedTuple):
     Attributes:
         slot: Slot of the frame that contains the buffer's address.
         bits: Bits per row.
-        extra: Number of entries in addition to one per row.
+        extra: Number of entries that the buffer has in addition to one entry per row.
     """
 
     slot: int
@@ -71,7 +71,7 @@ class Filled(NamedTuple):
     """Buffers after a kernel has filled them.
 
     Attributes:
-        slots: The frame of the kernel.
+        slots: The frame of the kernel. It contains the numbers of filled rows and bytes.
         memory: Memory that contains all buffers.
         starts: Mapping from a buffer's slot to the buffer's position in the memory.
     """
@@ -81,11 +81,11 @@ class Filled(NamedTuple):
     starts: Mapping[int, int]
 
     def buffer(self, layout: BufferLayout, rows: int) -> pa.Buffer:
-        """Returns the first `rows` rows of the described buffer."""
+        """Returns the first `rows` rows of the buffer that `layout` describes."""
         return self.memory.slice(self.starts[layout.slot], layout.size(rows))
 
     def values(self, layout: BufferLayout, rows: int, dtype: type[np.generic]) -> NDArray[Any]:
-        """Returns the first `rows` values of the described buffer."""
+        """Returns the first `rows` values of the buffer that `layout` describes."""
         return np.frombuffer(self.buffer(layout, rows), dtype)
 
     def first(self, slot: int, size: int) -> pa.Buffer:
@@ -137,7 +137,7 @@ def _binary(
 
 
 def _optional(kind: pa.DataType, wanted: int, slot: int, dtype: type[np.generic]) -> Column:
-    """Returns a column of numbers. A row in which the kernel writes −1 is null."""
+    """Returns a column of numbers. If the kernel writes −1 to a row, the row is null."""
     layout = BufferLayout(slot, kind.bit_width)
 
     def build(filled: Filled, rows: int) -> pa.Array:
@@ -236,16 +236,16 @@ _ALIGNMENT: Final = 64
 
 
 class _Growing(NamedTuple):
-    """Describes buffers that have no fixed size per row, such as the bytes of all keys. They always
-    have the same number of entries.
+    """Describes buffers of one column that have no fixed size per row, such as the bytes of all
+    keys. All these buffers have the same number of entries.
 
     Attributes:
-        column: Name of the column to which the buffers belong.
+        column: Name of the column that the buffers store.
         first_capacity: Initial capacity, in entries.
         capacity: Slot that contains the capacity, in entries.
         filled: Slot that contains the number of filled entries.
         wanted: Slot that contains the number of entries that the next record needs in total.
-        buffers: The buffers. They have one row for each entry.
+        buffers: Layouts of the buffers. In these layouts, a row is one entry.
     """
 
     column: str
@@ -292,7 +292,7 @@ class _Layout(NamedTuple):
     Attributes:
         size: Total size of all buffers in bytes.
         starts: Mapping from a buffer's slot to the buffer's position in bytes.
-        zeros: Positions at which buffers of ends have their leading 0, counted in int32 numbers.
+        zeros: Positions of the leading 0 in each Arrow offsets buffer, in units of 4 bytes.
     """
 
     size: int
@@ -311,8 +311,8 @@ class _Shape:
         first_capacities: Initial capacity of each item of `growing`.
         max_rows: Maximum number of rows of a batch.
         max_bytes: Maximum number of bytes of all variable-size columns.
-        bits: Number of bits per row in all `columns` together, and number of bits per entry in each
-            item of `growing`.
+        bits: Two values: the number of bits per row in all `columns` together, and the number of
+            bits per entry in each item of `growing`.
     """
 
     columns: tuple[Column, ...]
@@ -364,7 +364,7 @@ class ColumnBuffers:
     single allocation takes less time.
 
     Args:
-        slots: The frame, from which the kernel reads the addresses of the buffers.
+        slots: The frame. The kernel reads the addresses of the buffers from it.
         columns: Names of `COLUMNS`.
         max_rows: Maximum number of rows of a batch.
         max_bytes: Maximum number of bytes of all variable-size columns together. A single row may
@@ -421,7 +421,7 @@ class ColumnBuffers:
             new[to : to + size] = old[start : start + size]
 
     def _used(self) -> list[tuple[int, int]]:
-        """Returns the slot of each buffer and the number of bytes that are filled."""
+        """Returns a pair for each buffer: its slot, and the number of its bytes that are filled."""
         slots = self._slots
         rows = slots[c.ROWS]
         used = [(b.slot, b.size(rows)) for column in self._shape.columns for b in column.buffers]
@@ -470,8 +470,9 @@ class ColumnBuffers:
         Call `begin` before the kernel fills more rows.
 
         Args:
-            last: True if this is the last batch of the decoder. Its size does not affect the
-                initial capacities of the next decoder if there were other batches before.
+            last: True if this is the last batch of the decoder. If the decoder had other batches
+                before, the size of the last batch does not affect the initial capacities of the
+                next decoder.
         """
         global _last_capacities
         shape = self._shape
@@ -521,8 +522,8 @@ class Constant:
 def constants_at(
     columns: Sequence[str], values: Mapping[str, str | int | None]
 ) -> list[tuple[int, Constant]]:
-    """Returns a `Constant`, with its position in `columns`, for each name in `columns` that
-    `values` contains.
+    """Creates a `Constant` for each name in `columns` that `values` contains. Returns a pair for
+    each of them: the position of the name in `columns`, and the `Constant`.
     """
     return [(index, Constant(values[name])) for index, name in enumerate(columns) if name in values]
 

@@ -50,8 +50,8 @@ _LOCK = threading.Lock()
 
 
 def kernel(signature: object) -> Callable[[F], F]:
-    """Returns a decorator that compiles a function for one signature. If its machine code is
-    cached, it is loaded instead.
+    """Returns a decorator that compiles a function for one signature. If the machine code of the
+    function is cached, the decorator loads it instead.
     """
 
     def compile_now(function: F) -> F:
@@ -83,14 +83,16 @@ def helper(function: F) -> F:
 
 
 def instruction(function: Callable[..., Codegen]) -> Callable[..., Value]:
-    """Marks a function that generates LLVM code for each call of it in a kernel."""
+    """Marks a function that generates LLVM code. In a kernel, a call of the function is replaced by
+    the code that it generates.
+    """
     return cast("Callable[..., Value]", intrinsic(function))
 
 
 @contextlib.contextmanager
 def _one_process_at_a_time(folder: Path | None) -> Iterator[None]:
-    """Locks the folder, so that only one process compiles. Others that start at the same time then
-    load the result.
+    """Locks the folder, so that only one process compiles. Other processes that start at the same
+    time wait, and then load the result.
     """
     if folder is None or fcntl is None:
         yield

@@ -2,9 +2,10 @@
 else tables.
 
 A CRC instruction must wait for the result of the previous one. So a large input is split into three
-consecutive parts of equal size, whose CRCs are computed in an interleaved loop ("chains") and then
-combined. To combine them, note that appending n zero bytes to a message is a linear map of its CRC.
-This map is stored as four tables of 256 words, for two values of n: the two sizes of parts.
+consecutive parts of equal size. Their CRCs are computed in an interleaved loop ("chains") and then
+combined. To combine the CRCs of two parts, the CRC of the first part is needed as if n zero bytes
+followed it, where n is the size of the second part. This is a linear map of the CRC. It is stored
+as four tables of 256 words, for each of the two possible sizes of parts.
 
 The vector method uses carry-less multiplication of 512-bit vectors. A message is a polynomial over
 GF(2), and its CRC is the remainder of the division by the Castagnoli polynomial P. If 16 bytes are
@@ -12,7 +13,7 @@ multiplied by x^D, they can be moved D bits closer to the end of the message wit
 CRC. Modulo P, the product is the sum of two products with 33-bit constants: the first 8 bytes times
 x^(D+32) mod P, and the last 8 bytes times x^(D-32) mod P, bit-reflected like the CRC. So the bytes
 read so far are multiplied and then added (xor) to the bytes that follow D bits later. At the end,
-64 bytes remain, whose CRC the CRC instruction computes. Method: Gopal et al., "Fast CRC Computation
+64 bytes remain. The CRC instruction computes their CRC. Method: Gopal et al., "Fast CRC Computation
 for Generic Polynomials Using PCLMULQDQ", Intel 2009.
 """
 

@@ -58,10 +58,13 @@ def read_start(address: Address) -> Value:
     each. Together with the attributes, these fields have at most seven bytes. Every record with all
     mandatory fields has at least that many bytes. Other records must be parsed with `read_head`.
 
-    Returns `(size, body, next address, offset delta)`. `body` is the address of the attributes; it
-    is 0 if the record is not of the usual kind. `size` is the number of bytes from `body` to the
-    end of the record. It is not negative; the caller checks that it does not exceed the batch.
-    Words are little-endian, as on every machine that numba supports.
+    Words are little-endian, as on every machine that numba supports. Returns four values:
+
+    * `size`: number of bytes from `body` to the end of the record. It is not negative. The caller
+      must check that the record ends inside the batch.
+    * `body`: address of the attributes; 0 if the record is not of the usual kind.
+    * `next address`: address after the offset delta.
+    * `offset delta`.
 
     Args:
         address: Address of the record. `WORD_SIZE` bytes must be readable there.
@@ -101,8 +104,9 @@ def read_start(address: Address) -> Value:
 def read_head(address: Address, records_stop: Address) -> Value:
     """Parses the first fields of a record of any kind.
 
-    Returns `(status, stop, next address, timestamp delta, offset delta)`. The status is CONTINUE or
-    an error. `stop` is the address after the record.
+    Returns five values: `(status, stop, next address, timestamp delta, offset delta)`. The status
+    is CONTINUE or an error. `stop` is the address after the record. `next address` is the address
+    after the offset delta.
     """
     size, position = read_varint(address, records_stop)
     if position == _NOWHERE or size < MIN_BODY or size > np.int64(records_stop - position):
@@ -137,8 +141,8 @@ def leave_batch(
     least_offset: Value,
     frame: Frame,
 ) -> Value:
-    """Stores the position in the batch. Returns `status`, or an error if bytes follow the last
-    record.
+    """Stores the position in the batch in the frame. Returns `status`. If `status` is CONTINUE, but
+    bytes follow the last record, returns an error status instead.
     """
     frame[c.RECORDS_LEFT] = left
     frame[c.RECORD_POSITION] = np.int64(address - source)
@@ -154,8 +158,8 @@ def leave_batch(
 
 @helper
 def measure_headers(address: Address, stop: Address, count: Value) -> Value:
-    """Checks `count` record headers. Returns the address after them (0 if they are invalid), the
-    total bytes of their keys as UTF-8, and the total bytes of their values.
+    """Checks `count` record headers. Returns three values: the address after them (0 if they are
+    invalid), the total bytes of their keys as UTF-8, and the total bytes of their values.
     """
     cursor = address
     key_bytes = np.int64(0)
@@ -265,8 +269,8 @@ def _word_at(row: Value) -> Value:
 
 @inlined
 def fill_per_batch(frame: Frame, first: Value, stop: Address) -> None:
-    """Fills the rows from `first` on in those columns whose value is the same for all records of a
-    batch.
+    """Fills the rows from `first` to `stop` (exclusive) in those columns that have the same value
+    for all records of a batch.
     """
     wanted = frame[c.WANTED]
     if wanted & c.WANT_TIMESTAMP_TYPE:
@@ -309,8 +313,11 @@ def _fill_i64(column: Value, value: Value, first: Value, stop: Address) -> None:
 def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Value:
     """Decodes the remaining records of the current batch. Returns a status.
 
-    CONTINUE: all records were decoded, and no bytes follow the last one. FULL or GROW: the next
-    record does not fit into the buffers; its position is in the frame. Negative: an error.
+    The status is one of these:
+
+    * CONTINUE: all records were decoded, and no bytes follow the last one.
+    * FULL or GROW: the next record does not fit into the buffers. Its position is in the frame.
+    * A negative number: an error.
 
     Args:
         source: Address of the array that contains the records.

@@ -1,22 +1,33 @@
-"""Decodes the records of all entries in a window. The state is stored in the frame.
+"""Decodes the records of all entries in a window, which is a part of a log. The frame stores the
+state between two calls.
 
-`segment_format.record.framing` and `.batch_header` document the layouts of entries and batch
-headers. Each entry is checked in this order: length and magic, offset above the range,
-completeness, header, CRC. Then control batches, aborted transactions and batches without wanted
-timestamps are skipped. The CRC is checked before these three, because a flipped bit could otherwise
-cause a batch to be skipped.
+`segment_format.record.framing` documents the layout of entries, and
+`segment_format.record.batch_header` that of batch headers. Each entry is checked in this order:
+
+1. Length and magic.
+2. If the offset is at or above the stop offset, the decoding ends here.
+3. Completeness.
+4. Header.
+5. CRC.
+
+Three kinds of batches are skipped after these checks: control batches, batches of aborted
+transactions, and batches without wanted timestamps. The CRC is checked before, because a flipped
+bit could otherwise cause a batch to be skipped.
 
 A transaction index has no checksum, but a control batch has one. So the intervals of aborted
-transactions are compared with the control batches of the log. The kernel tracks the transactions of
-each producer. All data of a producer up to a marker must have the same outcome. An ABORT marker
-must end an interval, or a transaction without data. A COMMIT marker must not be in an interval. An
-ABORT marker outside all intervals is ignored if no data of its producer was read before it, because
-the data may precede the batches that were read. The state of the producers is in a
-`segment_format.transaction_check.TransactionCheck`.
+transactions, which come from the index, are compared with the control batches of the log. The
+kernel tracks the transactions of each producer and checks these rules:
+
+* All data of a producer up to its next marker is decoded, or all of it is skipped as aborted.
+* An ABORT marker ends an interval, or a transaction without data. Other ABORT markers are ignored
+  if no data of the producer was read before: the data may precede the batches that were read.
+* A COMMIT marker is not in an interval.
+
+A `segment_format.transaction_check.TransactionCheck` stores the state of the producers.
 
 A batch outside the offset range is skipped without a CRC check only if the next batch proves that
-it has no wanted offset. If offsets are missing at the start or the end of the range, the CRC of the
-batch before or after the gap is compared, too. This costs one CRC per end of the range.
+it contains no wanted offset. If offsets are missing at the start or the end of the range, the CRC
+of the batch before or after the gap is compared, too. This costs one CRC per end of the range.
 """
 
 from __future__ import annotations
@@ -75,10 +86,10 @@ _COMMIT = 1
 
 @helper
 def interval_at(producer_id: Value, base_offset: Value, frame: Frame) -> Value:
-    """Returns the index of the last interval of the producer that begins at or before the offset.
-    Returns -1 if there is none.
+    """Returns the index of the last aborted interval of the producer that begins at or before
+    `base_offset`. Returns -1 if there is none.
 
-    Intervals are sorted by producer id and first offset.
+    The intervals in the frame are sorted by producer id and first offset.
     """
     low = np.int64(0)
     high = frame[c.ABORTED_COUNT]
@@ -101,8 +112,8 @@ def interval_at(producer_id: Value, base_offset: Value, frame: Frame) -> Value:
 
 @inlined
 def aborted_stop_of(address: Address, frame: Frame) -> Value:
-    """Returns the offset of the abort marker that ends the interval which `interval_at` finds for a
-    batch. Returns -1 if it finds none.
+    """Calls `interval_at` for the batch at `address`. Returns the offset of the ABORT marker that
+    ends the interval; -1 if there is no interval.
 
     A transactional batch is aborted if its base offset is below the returned offset.
     """
@@ -116,8 +127,8 @@ def aborted_stop_of(address: Address, frame: Frame) -> Value:
 
 @inlined
 def _marker_type(address: Address, size: Value) -> Value:
-    """Returns ABORT or COMMIT, which is stored in the key of a control batch's first record.
-    Returns −1 if the key is something else.
+    """Returns the type of a control batch: ABORT or COMMIT. The type is read from the key of the
+    batch's first record. Returns −1 if the key has another type or is malformed.
     """
     if load_i16(address + np.uint64(21)) & 7 != 0 or load_i32(address + np.uint64(57)) == 0:
         return np.int64(_UNKNOWN_MARKER)
@@ -172,8 +183,8 @@ def needs_producer_capacity(frame: Frame) -> Value:
 
 @inlined
 def track_transaction(address: Address, size: Value, aborted_stop: Value, frame: Frame) -> Value:
-    """Updates the state of a transaction with a transactional batch or a control batch. The batch's
-    checksum must be valid.
+    """Updates the state of a producer after a transactional batch or a control batch. The caller
+    must have checked the checksum of the batch.
 
     Returns CONTINUE, or ERROR_TRANSACTION if the batch contradicts the intervals of aborted
     transactions.
@@ -241,7 +252,8 @@ def _contradiction(base_offset: Value, producer_id: Value, marker: Value, frame:
 
 @helper
 def _wrong_epoch(epoch: Value, base_offset: Value, last_offset: Value, frame: Frame) -> Value:
-    """Returns whether the lineage says that another leader epoch than `epoch` owns the batch.
+    """Returns whether the batch should have another leader epoch than `epoch` according to the
+    lineage.
 
     The first entry of the lineage may start inside a batch, because deleting records moves the log
     start. Such a batch must have the epoch of the first entry. Batches that end before the first
@@ -269,13 +281,15 @@ def _wrong_epoch(epoch: Value, base_offset: Value, last_offset: Value, frame: Fr
 def _dated_outside(
     base_timestamp: Value, max_timestamp: Value, attributes: Value, frame: Frame
 ) -> Value:
-    """Returns whether the header shows that no record of a batch has a wanted timestamp.
+    """Returns whether, according to its header, a batch contains no record with a wanted timestamp.
 
     The header contains the largest timestamp. With LogAppendTime, all records have this timestamp.
-    The base timestamp is the timestamp of the first record, and not necessarily the smallest. Some
-    clients write -1, 0 or an old value as the largest timestamp, so a value below the base
-    timestamp is ignored. If bit 6 of the attributes is set, the base timestamp is a delete horizon
-    instead. The log cleaner has written the batch, and has computed its largest timestamp.
+    The base timestamp is the timestamp of the first record, which is not always the smallest. Some
+    clients write -1, 0 or an old value as the largest timestamp, so a largest timestamp below the
+    base timestamp is ignored.
+
+    If bit 6 of the attributes is set, the log cleaner wrote the batch. Then the base timestamp is a
+    delete horizon, but the largest timestamp is correct, because the cleaner computed it.
     """
     if max_timestamp == -1:
         return False
@@ -311,8 +325,8 @@ def _wrong_crc(address: Address, size: Value, frame: Frame) -> Value:
 
 @helper
 def _check_skipped(source: Address, frame: Frame) -> Value:
-    """Compares the checksum of the batch that was skipped last, unless it was compared before.
-    Returns whether it is wrong.
+    """Compares the checksum of the last batch that was skipped because of its offsets. Does not
+    compare it again if it was compared before. Returns whether the checksum is wrong.
     """
     size = frame[c.SKIPPED_SIZE]
     if size != 0:
@@ -326,11 +340,11 @@ def _check_skipped(source: Address, frame: Frame) -> Value:
 
 @helper
 def _follows_skipped(source: Address, base_offset: Value, frame: Frame) -> Value:
-    """Returns ERROR_SKIPPED if the batch that was skipped last has a wrong checksum and may have
-    wanted offsets. Returns CONTINUE otherwise.
+    """Returns ERROR_SKIPPED if the last skipped batch has a wrong checksum and may contain wanted
+    offsets; otherwise CONTINUE.
 
-    Offsets ascend. So if the current batch begins at or below the first wanted offset, the batches
-    before it cannot have wanted offsets.
+    Offsets ascend. So if the current batch begins at or below the first wanted offset, no earlier
+    batch contains a wanted offset.
     """
     if base_offset > frame[c.START_OFFSET] and _check_skipped(source, frame):
         frame[c.ERROR_POSITION] = frame[c.SKIPPED_POSITION]
@@ -345,13 +359,13 @@ def _follows_skipped(source: Address, base_offset: Value, frame: Frame) -> Value
 
 @helper
 def _stops_here(address: Address, position: Value, size: Value, left: Value, frame: Frame) -> Value:
-    """Checks a batch of magic 2 at or after the stop offset. Returns FINISHED if it ends the
-    decoding.
+    """Checks a batch of magic 2 at or after the stop offset. Returns FINISHED if the decoding ends
+    here, NEED_MORE if the window has too few bytes for the checks, and an error status otherwise.
 
-    No checksum covers the base offset of a batch. If wanted offsets are missing before the batch,
-    its base offset may be wrong. Then the checksum and the last offset of the batch are checked,
-    and the next entry must begin after the last offset. NEED_MORE means that the window has too few
-    bytes for these checks.
+    The base offset is always compared with the offsets that the batch may have. No checksum covers
+    it. So if offsets are missing before the stop offset, the base offset may be wrong. Then the
+    checksum and the last offset of the batch are checked, too, and the next entry must begin after
+    the last offset.
     """
     base_offset = load_i64(address)
     if base_offset < frame[c.NEXT_OFFSET] or base_offset >= frame[c.OFFSETS_STOP]:
@@ -384,9 +398,10 @@ def _stops_here(address: Address, position: Value, size: Value, left: Value, fra
 
 @inlined
 def _next_batch(source: Address, window_size: Value, frame: Frame) -> Value:
-    """Skips the next entry, or makes the batch in it the current batch. Returns a status.
+    """Reads the next entry. Skips it, or makes it the current batch. Returns a status.
 
-    If the status is CONTINUE and IN_BATCH is set, the batch has records to decode.
+    If the status is CONTINUE and IN_BATCH is set, the current batch has records to decode. If
+    IN_BATCH is not set, the entry was skipped.
     """
     if needs_producer_capacity(frame):
         return np.int64(c.GROW_PRODUCERS)
@@ -420,8 +435,8 @@ def _next_batch(source: Address, window_size: Value, frame: Frame) -> Value:
 
 @inlined
 def _frame_entry(source: Address, position: Value, left: Value, frame: Frame) -> Value:
-    """Checks the first bytes of an entry. Returns CONTINUE if it is a complete batch of magic 2,
-    and another status otherwise.
+    """Checks the length, the magic and the offset at the start of an entry. Returns CONTINUE if the
+    entry is a complete batch of magic 2, and another status otherwise.
     """
     address = source + np.uint64(position)
     base_offset = load_i64(address)
@@ -463,8 +478,8 @@ def _frame_entry(source: Address, position: Value, left: Value, frame: Frame) ->
 
 @inlined
 def _check_batch(source: Address, position: Value, frame: Frame) -> Value:
-    """Checks a batch. Returns CHECKED if it is valid, CONTINUE if all its offsets are below the
-    wanted ones, and another status if it is invalid.
+    """Checks a batch. Returns CHECKED if it is valid, CONTINUE if it must be skipped because it
+    ends before the start offset, and an error status if it is invalid.
     """
     address = source + np.uint64(position)
     base_offset = load_i64(address)
@@ -516,8 +531,8 @@ def _check_batch(source: Address, position: Value, frame: Frame) -> Value:
 
 @inlined
 def _is_selected(address: Address, aborted_stop: Value, frame: Frame) -> Value:
-    """Returns whether a checked batch may have wanted records. Counts the batch as skipped
-    otherwise.
+    """Returns whether a valid batch may contain records to return. Counts it as skipped if it does
+    not.
     """
     attributes = load_i16(address + np.uint64(21))
     if attributes & 0x20:
@@ -537,7 +552,9 @@ def _is_selected(address: Address, aborted_stop: Value, frame: Frame) -> Value:
 
 @inlined
 def _open_batch(address: Address, position: Value, frame: Frame) -> None:
-    """Makes the batch at `address` the current batch."""
+    """Makes the batch at `address` the current batch: copies the fields of its header to the
+    frame.
+    """
     attributes = load_i16(address + np.uint64(21))
     frame[c.RECORDS_LEFT] = load_i32(address + np.uint64(57))
     frame[c.BASE_OFFSET] = load_i64(address)
@@ -572,8 +589,8 @@ def _ask_for_payload(bound: Value, frame: Frame) -> Value:
 
 @helper
 def _decompress(window_at: Address, frame: Frame) -> Value:
-    """Decompresses the current batch into the scratch buffer, or returns a status that asks the
-    caller to do it.
+    """Decompresses the current batch into the scratch buffer. If the kernel cannot do this, returns
+    a status that asks the caller to decompress the batch or to grow the buffer.
 
     lz4 and snappy are decompressed here, because calling a library for each batch takes more time.
     With records of 1 KB, the library needs 25 % (lz4) or 15 % (snappy) more time for batches of 16
@@ -612,13 +629,13 @@ _FRAME = types.Array(types.int64, 1, "C")
 
 @kernel(types.int64(_BYTES, _BYTES, _FRAME))
 def decode_window(window: Value, payload: Value, frame: Frame) -> Value:
-    """Decodes entries until the caller must act. Returns a status that
-    `segment_format.kernels.contract` defines.
+    """Decodes entries until the caller must act. Returns a status, which says what the caller must
+    do. See `segment_format.kernels.contract`.
 
     Args:
         window: uint8 array, read-only: bytes of a log that begin with an entry.
-        payload: uint8 array, read-only: the decompressed records of the current batch if slot
-            `LOCATION` is `LOCATION_PAYLOAD`.
+        payload: uint8 array, read-only: the decompressed records of the current batch. Only used if
+            slot `LOCATION` is `LOCATION_PAYLOAD`.
         frame: int64 array with `FRAME_SIZE` slots.
     """
     window_at = array_address(window)

@@ -1,9 +1,11 @@
 """Decodes a log into Arrow batches with the record kernel.
 
-The kernel decodes most batches on its own. Python decompresses batches with codecs that the kernel
-does not support. Python also decodes messages older than magic 2 and passes their records to the
-kernel in the layout of magic 2. Python creates the errors, which equal those of the pure Python
-decoder.
+The kernel decodes most batches on its own. Python does three things for it:
+
+* It decompresses batches with codecs that the kernel does not support.
+* It decodes messages older than magic 2, converts their records to magic 2, and passes them to the
+  kernel.
+* It creates the errors. They equal the errors of the pure Python decoder.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ class DecodeCounters:
     """Counters of a decoder.
 
     Attributes:
-        batches: Entries skipped or decoded.
+        batches: Entries that were skipped or decoded.
         records: Records that were returned as rows.
         bytes: Stored bytes of the entries that were skipped or decoded.
         batches_skipped_control: Control batches, which are always skipped.
@@ -71,8 +73,8 @@ class DecodeCounters:
             offset.
         records_skipped_offset: Records of decoded batches that were skipped because their offsets
             are not wanted.
-        batches_skipped_timestamp: Batches that were skipped because, according to the header, no
-            record has a wanted timestamp.
+        batches_skipped_timestamp: Batches that were skipped because no record has a wanted
+            timestamp, according to the batch header.
         records_skipped_key: Records with a wanted offset that were skipped because their key is not
             wanted.
     """
@@ -113,7 +115,9 @@ _OUTCOMES = {
 
 
 def order_message(first: int, last: int, frame: Sequence[int]) -> str:
-    """Returns a text that says why an entry with these first and last offsets is out of order."""
+    """Returns the error message for an entry that has the offsets `first` to `last`, but must have
+    other offsets. The frame contains the range of allowed offsets.
+    """
     least, stop = frame[c.NEXT_OFFSET], frame[c.OFFSETS_STOP]
     return (
         f"an entry has offsets {first} to {last}, which must be in [{least}, {stop}) and below"
@@ -122,12 +126,12 @@ def order_message(first: int, last: int, frame: Sequence[int]) -> str:
 
 
 def error_for(status: int, frame: Sequence[int], origin: int) -> SegmentFormatError:
-    """Returns the error that a negative status of the kernel means.
+    """Returns the error for a negative status of the kernel.
 
     Args:
-        status: Status that the kernel returned.
-        frame: Frame of the kernel.
-        origin: Position in the log of the window's first byte.
+        status: Negative status that the kernel returned.
+        frame: Frame of the kernel, which contains details of the error.
+        origin: Position of the window's first byte in the log.
     """
     position = origin + frame[c.ERROR_POSITION]
     offset = frame[c.ERROR_OFFSET]
@@ -174,8 +178,8 @@ def error_for(status: int, frame: Sequence[int], origin: int) -> SegmentFormatEr
 
 
 def open_legacy_record(frame: NDArray[np.int64], entry: DecodedBatch, record: Record) -> bytes:
-    """Converts a record of magic 0 or 1 to a batch of magic 2 and makes it the kernel's current
-    batch. Returns the payload, which contains the record.
+    """Converts a record of magic 0 or 1 to the layout of magic 2, and makes it the only record of
+    the kernel's current batch. Returns the bytes to pass to the kernel as `payload`.
     """
     body = b"\x00\x00\x00" + _sized(record.key) + _sized(record.value) + b"\x00"
     frame[c.RECORDS_LEFT] = 1
@@ -213,25 +217,32 @@ class RecordDecoder:
     """Decodes a log into Arrow batches. The caller passes the log in windows (consecutive pieces)
     of any size.
 
-    Rows of several windows are collected until a batch is full, so the batches do not depend on the
-    sizes of the windows. Windows are not copied, except an entry that spans several windows. The
-    decoder uses memory for the column buffers of one Arrow batch, for one stored entry and for one
-    decompressed entry. An entry has at most `max_batch_bytes`, whatever length the data states.
+    Rows of several windows are collected until an Arrow batch is full, so the Arrow batches do not
+    depend on the sizes of the windows. Windows are not copied. Only an entry that spans several
+    windows is copied. The decoder uses memory for the column buffers of one Arrow batch, for one
+    stored entry and for one decompressed entry. An entry that is larger than `max_batch_bytes` is
+    an error.
 
     The offset range is checked per batch first, then per record. CRCs are checked before control
     batches and aborted transactions are skipped. The first batch at or after `stop_offset` ends the
-    decoding (`done`). No checksum covers a batch's base offset. So if offsets are missing at the
-    start or the end of the range, the CRC of the batch before or after the missing offsets is
-    compared, and the neighbors of this batch must have matching offsets. Timestamps are compared
-    only with batch headers, to skip whole batches: all rows with wanted timestamps are returned,
-    and possibly others. Not thread-safe; the kernels release the GIL.
+    decoding (`done`).
+
+    No checksum covers a batch's base offset. So if offsets are missing at the start or the end of
+    the range, the CRC of the batch before or after the missing offsets is compared. The offsets of
+    this batch must also be above those of the entry before it and below those of the entry after
+    it.
+
+    The wanted timestamps are compared only with batch headers, to skip whole batches. So all rows
+    with wanted timestamps are returned, and possibly rows with other timestamps.
+
+    This class is not thread-safe. The kernels release the GIL.
 
     Args:
         columns: Names of the columns to return, in order. They are names of `RECORD_COLUMNS`,
             `LINEAGE_COLUMNS` or `constants`.
         start_offset: First wanted offset.
         stop_offset: End of the wanted offsets, exclusive.
-        aborted: Intervals in which transactional batches are skipped.
+        aborted: Intervals of aborted transactions. Transactional batches in them are skipped.
         check_crcs: True if each entry's checksum is compared with its bytes.
         max_rows: Maximum number of rows of an Arrow batch.
         max_bytes: Maximum number of bytes of keys, values and headers in an Arrow batch. A larger
@@ -249,10 +260,11 @@ class RecordDecoder:
         last_timestamp: Largest wanted timestamp in milliseconds, inclusive.
         constants: Columns with the same value in all rows: a string, an int32, or `None` for a null
             string.
-        keys: If given, records with other keys are skipped. In skipped records, only the key's
+        keys: If given, only records with these keys are returned. In other records, only the key's
             length and the fields before the key are checked.
         transactions: If given, a control batch that contradicts `aborted` is an error. Decoders of
-            consecutive parts of a log may share it. The caller must call its `finish`.
+            consecutive parts of a log may share this object. The caller must call its method
+            `finish`.
 
     Raises:
         ValueError: A column is unknown or a bound is out of range.
@@ -321,8 +333,8 @@ class RecordDecoder:
 
     @property
     def done(self) -> bool:
-        """True if a batch at or after the stop offset was read. Then no further rows will
-        follow.
+        """True if a batch at or after the stop offset was read. No rows follow then, except those
+        that `flush` and `finish` return.
         """
         return bool(self._slots[c.DONE])
 
@@ -333,31 +345,32 @@ class RecordDecoder:
 
     @property
     def next_offset(self) -> int:
-        """One past the last offset of the entries that were read; 0 if `offset_bounds` was not
-        given.
+        """One past the last offset of the entries that were skipped or decoded. 0 if
+        `offset_bounds` was not given.
 
-        The entry that ends the decoding is included only if the entry after it must be read to set
-        `done`.
+        The entry that ends the decoding does not count. Exception: it counts if its check must wait
+        for bytes of a later window.
         """
         return self._slots[c.STOPPING_NEXT if self._slots[c.STOPPING] else c.NEXT_OFFSET]
 
     @property
     def open_bounds(self) -> tuple[int, int] | None:
-        """The `offset_bounds` to pass to another decoder that continues with the next entry; `None`
-        if this decoder got no `offset_bounds`.
+        """The `offset_bounds` for another decoder that continues with the next entry. `None` if
+        this decoder got no `offset_bounds`.
         """
         slots = self._slots
         return (slots[c.NEXT_OFFSET], slots[c.OFFSETS_STOP]) if slots[c.ORDERED] else None
 
     def feed(self, window: BytesLike) -> Iterator[pa.RecordBatch]:
-        """Decodes the next bytes of the log. The iterator must be exhausted before the next call.
+        """Decodes the next bytes of the log. The caller must exhaust the returned iterator before
+        the next call.
 
         Args:
-            window: The bytes of the log after those that were fed before. They must not change
-                while the iterator runs. They are not used after it ends.
+            window: The bytes of the log that follow the previous window. They must not change until
+                the iterator is exhausted.
 
         Yields:
-            Batches that are full. The remaining rows are kept for the next window.
+            Full Arrow batches. The remaining rows are kept for the next window.
 
         Raises:
             SegmentFormatError: The bytes are invalid, see `segment_format.iter_batches`. Rows that
@@ -498,7 +511,8 @@ class RecordDecoder:
         """Decodes or skips the entry of magic 0 or 1 at the current position.
 
         If the entry is at or after the stop offset, it ends the decoding instead. Then the entry
-        after it may have to be checked, which may need the next window (`STOPPING`).
+        after it may have to be checked, too. If the window does not contain that entry, sets slot
+        `STOPPING`, and the next window must be fed.
         """
         slots = self._slots
         position = slots[c.POSITION]
@@ -551,11 +565,11 @@ class RecordDecoder:
             )
 
     def _is_followed(self, view: memoryview, stop: Entry) -> bool:
-        """Checks the offset of the entry after `stop`, an entry of magic 0 or 1 that ends the
-        decoding.
+        """Checks that the entry after `stop` has larger offsets than `stop`, an entry of magic 0 or
+        1 that ends the decoding. This is only checked if offsets are missing before the stop
+        offset.
 
-        The check is only made if wanted offsets are missing before `stop`. Returns False if the
-        check needs more bytes than the window has.
+        Returns False if the check needs more bytes than the window has, and True otherwise.
 
         Raises:
             CorruptRecordError: The offsets of the two entries do not ascend.
@@ -586,8 +600,8 @@ class RecordDecoder:
         return True
 
     def _note_skipped(self, view: memoryview, entry: Entry) -> None:
-        """Checks an entry of magic 0 or 1 that ends before the start offset. An error is stored for
-        `_check_skipped`.
+        """Checks an entry of magic 0 or 1 that ends before the start offset. Stores the error of an
+        invalid entry, which `_check_skipped` raises if the entry may contain wanted offsets.
 
         The entry must be decompressed for this check, because a wrapper message does not contain
         its first offset.
@@ -603,8 +617,8 @@ class RecordDecoder:
                 self._skipped_error = error
 
     def _check_skipped(self) -> None:
-        """Raises the error of the entry that was skipped last, if it has one, because the entry may
-        contain wanted offsets.
+        """Raises the error of the entry that was skipped last, if it is invalid. Called if that
+        entry may contain wanted offsets.
         """
         slots = self._slots
         if slots[c.SKIPPED_IS_BROKEN]:
@@ -615,7 +629,9 @@ class RecordDecoder:
             raise self._error_of(c.ERROR_SKIPPED)
 
     def _error_of(self, status: int) -> SegmentFormatError:
-        """Returns the error that a negative status of the kernel means."""
+        """Returns the error for a negative status of the kernel. Returns the stored error of
+        `_note_skipped` if the status means it.
+        """
         if status == c.ERROR_SKIPPED and self._slots[c.SKIPPED_STORED_CRC] < 0:
             return self._skipped_error
         return error_for(status, self._slots, self._origin)
@@ -631,8 +647,11 @@ class RecordDecoder:
 
 
 def _struct_of(names: Sequence[str], constants: Mapping[int, Constant]) -> pa.DataType:
-    """Returns the struct type of a batch's columns. `constants` are the columns with constant
-    values, by their position.
+    """Returns a struct type with the columns of an Arrow batch.
+
+    Args:
+        names: Names of the columns.
+        constants: Columns with the same value in all rows, by their index in `names`.
     """
     types = [
         constants[index].type if index in constants else COLUMNS[name].type
@@ -644,8 +663,8 @@ def _struct_of(names: Sequence[str], constants: Mapping[int, Constant]) -> pa.Da
 def _share_arrays(
     frame: NDArray[np.int64], aborted: AbortedIntervals, lineage: Sequence[EpochEntry]
 ) -> tuple[NDArray[np.int64], ...]:
-    """Stores the addresses of the aborted intervals and of the lineage in the frame. Returns the
-    arrays, which the caller must keep alive.
+    """Stores the addresses and lengths of the aborted intervals and of the lineage in the frame.
+    Returns the arrays at these addresses, which the caller must keep alive.
     """
     arrays: dict[int, ArrayLike] = {
         c.ABORTED_PRODUCER_IDS: aborted.producer_ids,
@@ -664,8 +683,8 @@ def _share_arrays(
 
 @functools.cache
 def load_kernel() -> Kernel:
-    """Returns the compiled `decode_window`. Uses its object file if there is one, and numba
-    otherwise.
+    """Returns the compiled `decode_window`. Loads it from its object file if there is one, and with
+    numba otherwise.
     """
     from segment_format.kernels import object_code
 
@@ -673,7 +692,7 @@ def load_kernel() -> Kernel:
 
 
 def kernel_by_numba() -> Kernel:
-    """Returns the `decode_window` that numba loads from its cache or compiles."""
+    """Returns `decode_window` from numba, which loads it from its cache or compiles it."""
     from segment_format.kernels.decode_window import decode_window  # brings in numba
 
     return lambda window, payload, frame: decode_window(

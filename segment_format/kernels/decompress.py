@@ -1,24 +1,25 @@
 """Decompresses lz4 and snappy inside the kernel, and computes an upper bound for the size of zstd
 frames.
 
-`segment_format.record.compression` has the layouts, and decompresses all inputs that differ from
-what Kafka's Java producer writes. The producer's formats are:
+`segment_format.record.compression` documents the formats. This module supports only the variants
+that Kafka's Java producer writes:
 
 * LZ4: header `04 22 4d 18 60 40 82` (64 KiB independent blocks, no checksums, no content size). A
   block consists of sequences. A sequence has a token, literals, and a u16 little-endian distance.
-  The upper half of the token is the number of literals, the lower half the match length - 4. If a
-  half is 15, more bytes follow and are added to it, up to the first byte below 255. The last
-  sequence ends after its literals.
+  The upper half of the token is the number of literals. The lower half is the match length - 4. If
+  a half is 15, more bytes follow and are added to it. The first byte below 255 is the last of these
+  bytes. The last sequence ends after its literals.
 * Snappy: one stream header, then blocks. A block is its uncompressed size as a varint, then
-  elements. An element begins with a tag, whose low two bits are its kind. 0 is a literal, with its
-  size - 1 in the tag or in 1 to 4 further bytes. 1 is a copy of 4 to 11 bytes with an 11-bit
-  distance. 2 and 3 are copies of 1 to 64 bytes with a little-endian distance of 2 or 4 bytes.
+  elements. An element begins with a tag, whose low two bits are its kind. Kind 0 is a literal; its
+  size - 1 is in the tag or in 1 to 4 further bytes. Kind 1 is a copy of 4 to 11 bytes with an
+  11-bit distance. Kinds 2 and 3 are copies of 1 to 64 bytes; their distance is a little-endian
+  number of 2 or 4 bytes.
 * zstd: one frame without content size. A library decompresses it; the kernel only reads the block
   headers to compute an upper bound for the size.
 
-If these functions reject an input, whether it is valid or not, a library decompresses it. Every
-input that they accept is also valid for the library. Bytes are copied in steps of 16, so up to 15
-bytes after the target may be overwritten.
+If these functions reject an input, a library (see `segment_format.record.compression`) tries to
+decompress it. Every input that these functions accept is also valid for the library. Bytes are
+copied in steps of 16, so up to 15 bytes after the target may be overwritten.
 
 Source: the LZ4 block format, with the end conditions of `LZ4_decompress_safe`; the snappy format
 description; `SnappyInputStream` for its framing.
@@ -53,8 +54,8 @@ _LONG = np.uint64(256)
 
 @inlined
 def copy_literals(target: Address, source: Address, size: Value, source_stop: Address) -> None:
-    """Copies `size` bytes (uint64) between ranges that do not overlap. Reads nothing at or after
-    `source_stop`.
+    """Copies `size` bytes (uint64) from `source` to `target`. The two ranges must not overlap.
+    Reads nothing at or after `source_stop`.
 
     The caller must have checked that the source has `size` bytes, and that 16 more bytes of the
     target may be overwritten.
@@ -70,7 +71,7 @@ def copy_literals(target: Address, source: Address, size: Value, source_stop: Ad
 
 @inlined
 def copy_match(target: Address, distance: Value, size: Value) -> None:
-    """Copies `size` bytes from the address `distance` bytes before `target`. The ranges may
+    """Copies `size` bytes to `target` from the address `target - distance`. The two ranges may
     overlap.
 
     `distance` is a uint64 and not 0. The caller must have checked that at least `distance` bytes
@@ -95,8 +96,9 @@ def _copy_steps(target: Address, source: Address, stop: Address) -> None:
 
 @helper
 def _copy_pattern(target: Address, distance: Value, size: Value) -> None:
-    """Copies `size` bytes whose ranges overlap because `distance` is small. Doubles the repeated
-    pattern until a step of 16 bytes does not overlap.
+    """Copies `size` bytes to `target` from `target - distance`, where `distance` is less than 16.
+    So the last `distance` bytes before `target` are a pattern that is repeated. Doubles the pattern
+    until 16 bytes can be copied at once.
     """
     to = target
     stop = target + size
@@ -127,8 +129,8 @@ _LAST_LITERALS = np.uint64(5)
 
 @helper
 def lz4_bound(source: Address, size: Value) -> Value:
-    """Returns the maximum decompressed size of a frame in bytes. Returns -1 if this module does not
-    support the frame.
+    """Returns an upper bound for the decompressed size of an LZ4 frame in bytes. Returns -1 if this
+    module does not support the frame.
     """
     stop = source + size
     if size < np.uint64(11) or load_word(source) & _HEADER_MASK != _HEADER:
@@ -155,10 +157,10 @@ def lz4_bound(source: Address, size: Value) -> Value:
 
 @helper
 def decompress_lz4(source: Address, target: Address) -> Value:
-    """Decompresses a frame for which `lz4_bound` returned a size. Returns the decompressed size, or
-    -1 on failure.
+    """Decompresses an LZ4 frame. `lz4_bound` must have accepted the frame. Returns the decompressed
+    size in bytes, or -1 on failure.
 
-    The target must have 32 bytes more than `lz4_bound` returned.
+    The target must have room for 32 bytes more than `lz4_bound` returned.
     """
     address = source + _LZ4_HEADER_SIZE
     to = target
@@ -183,7 +185,7 @@ def decompress_lz4(source: Address, target: Address) -> Value:
 @inlined
 def _more(address: Address, stop: Address, length: Value) -> Value:
     """Reads the further bytes of a length and adds them to `length`. Returns `(length, next
-    address)`; the address is 0 if the bytes end too early.
+    address)`. The next address is 0 if the bytes end before the length is complete.
     """
     while address < stop:
         byte = load_u8(address)
@@ -240,8 +242,8 @@ _SNAPPY_MAX_RATIO = np.uint64(22)
 
 @helper
 def snappy_bound(source: Address, size: Value) -> Value:
-    """Returns the decompressed size in bytes that a stream states. Returns -1 if this module does
-    not support the stream.
+    """Returns the decompressed size of a snappy stream in bytes, as the blocks of the stream state
+    it. Returns -1 if this module does not support the stream.
     """
     stop = source + size
     if size < _SNAPPY_HEADER_SIZE or load_word(source) != _SNAPPY_MAGIC:
@@ -280,10 +282,10 @@ def _block_size(address: Address, stop: Address) -> Value:
 
 @helper
 def decompress_snappy(source: Address, size: Value, target: Address) -> Value:
-    """Decompresses a stream for which `snappy_bound` returned a size. Returns the decompressed
-    size, or -1 on failure.
+    """Decompresses a snappy stream. `snappy_bound` must have accepted the stream. Returns the
+    decompressed size in bytes, or -1 on failure.
 
-    The target must have 32 bytes more than `snappy_bound` returned.
+    The target must have room for 32 bytes more than `snappy_bound` returned.
     """
     stop = source + size
     address = source + _SNAPPY_HEADER_SIZE
@@ -301,7 +303,7 @@ def decompress_snappy(source: Address, size: Value, target: Address) -> Value:
 
 @helper
 def _last_copy(tag: Value, address: Address, stop: Address) -> Value:
-    """Reads a copy element near the end of a block. Returns `(length, distance, next address)`; the
+    """Reads a copy element near the end of a block. Returns `(length, distance, next address)`. The
     distance is 0 if the element is truncated.
     """
     kind = tag & np.uint64(3)
@@ -318,8 +320,8 @@ def _last_copy(tag: Value, address: Address, stop: Address) -> Value:
 def _decompress_snappy_block(
     address: Address, stop: Address, target: Address, target_stop: Address
 ) -> Value:
-    """Decompresses a block. Returns whether the result has exactly the bytes `[target,
-    target_stop)`.
+    """Decompresses a snappy block to `target`. Returns whether the block is valid and its result
+    ends exactly at `target_stop`.
     """
     to = target
     while address < stop:
@@ -387,7 +389,7 @@ def _window_size(descriptor: Value) -> Value:
 
 @helper
 def zstd_bound(source: Address, size: Value) -> Value:
-    """Returns the maximum decompressed size of a frame in bytes.
+    """Returns an upper bound for the decompressed size of a zstd frame in bytes.
 
     Returns -1 if the frame has a content size or a dictionary, is malformed, or is not a zstd
     frame.

@@ -1,10 +1,10 @@
 """Runs kernels from object files, without numba.
 
 Importing numba and loading its cache takes a third of a second, and every new Spark worker would
-spend this time before its first row. Linking an object file takes milliseconds. So the process that
-compiles a kernel of `_STORED` also writes an object file next to numba's cache. Later processes
-link it with LLVM only. The machine code is the same: numba's optimized module, without the Python
-wrapper.
+spend this time before its first row. Linking an object file with LLVM takes milliseconds. So a
+process that compiles one of the kernels in `_STORED` also writes an object file next to numba's
+cache. Later processes link this file and do not import numba. The object file contains the machine
+code of numba's optimized module, without the Python wrapper.
 
 Numba does not document how it passes arrays. So before an object file is written, the signature of
 the generated function is compared with the expected signature. If they differ, no file is written,
@@ -113,8 +113,8 @@ def load() -> Kernel | None:
 
 
 def load_of_frame(name: str) -> Callable[[NDArray[np.int64]], int] | None:
-    """Returns a kernel from its object file, like `load`. The kernel takes a frame as its only
-    argument.
+    """Returns a kernel from its object file; `None` in the same cases as `load`. The kernel takes a
+    frame as its only argument.
 
     Args:
         name: Name of the kernel.
@@ -133,8 +133,8 @@ def load_of_frame(name: str) -> Callable[[NDArray[np.int64]], int] | None:
 
 
 def _linked(name: str) -> Callable[..., int] | None:
-    """Links the object file of a kernel. Returns a function that takes the address and the length
-    of each array; `None` if there is no usable file.
+    """Links the object file of a kernel. Returns a function whose arguments are the address and the
+    length of each array; `None` if there is no usable file.
     """
     if not is_on() or os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         return None
@@ -170,16 +170,16 @@ def _symbol(name: str) -> str:
 
 
 def _addresses(window: NDArray[np.uint8], frame: NDArray[np.int64]) -> tuple[Any, Any, int, int]:
-    """Returns weak references to two arrays and the addresses of their data. Callers cache the
-    result, because numpy needs much time for an address.
+    """Returns a weak reference to each of the two arrays, and then the address of each array's
+    data. Callers cache the result, because numpy needs much time to return an address.
     """
     addresses = [array.__array_interface__["data"][0] for array in (window, frame)]
     return weakref.ref(window), weakref.ref(frame), addresses[0], addresses[1]
 
 
 def store(dispatcher: Any) -> None:  # noqa: ANN401  # numba ships no types
-    """Writes the object file of a kernel, if the kernel is in `_STORED` and this process has
-    compiled it. Never raises an error.
+    """Writes the object file of a kernel if the kernel is in `_STORED` and was compiled by this
+    process. Never raises an error.
 
     Args:
         dispatcher: The kernel that numba has compiled.
@@ -210,7 +210,8 @@ def _path(name: str) -> Path | None:
 
 
 def _check_conventions(context: Any, signature: Iterable[object]) -> None:  # noqa: ANN401
-    """Checks those calling conventions of numba that the types of a generated function do not show.
+    """Checks the parts of numba's calling convention that the parameter types of a generated
+    function do not show.
 
     Raises:
         ValueError: Numba passes arrays in another way than `_shim` expects, or returns another code
@@ -226,8 +227,11 @@ def _check_conventions(context: Any, signature: Iterable[object]) -> None:  # no
 
 
 def _check_emitted(function: Any, name: str) -> None:  # noqa: ANN401
-    """Raises `ValueError` unless the parameters of a generated function are an address for the
-    result, an address for the error, and the expected arrays.
+    """Checks the parameters of a function that numba generated.
+
+    Raises:
+        ValueError: The parameters are not an address for the result, an address for the error, and
+            the fields of the expected arrays.
     """
     expected = [("ptr", "retptr"), ("ptr", "excinfo")]
     expected += [
@@ -241,8 +245,8 @@ def _check_emitted(function: Any, name: str) -> None:  # noqa: ANN401
 
 
 def _shim(name: str, kernel: str) -> str:
-    """Returns LLVM code of a function that takes the address and the length of each array and calls
-    the kernel.
+    """Returns the LLVM code of a function that calls the kernel `kernel`. The parameters of this
+    function are the address and the length of each array.
 
     The kernel gets arrays without an owner object.
     """
@@ -257,8 +261,8 @@ def _shim(name: str, kernel: str) -> str:
 
 
 def _emitted(text: str, name: str, kernel: str, codegen: Any) -> bytes:  # noqa: ANN401
-    """Compiles the kernel and the function of `_shim` to an object file. Other functions of the
-    module are removed or become internal.
+    """Compiles the kernel together with the function of `_shim`. Returns the bytes of the object
+    file. Only the function of `_shim` can be called from outside.
     """
     # Define an empty destructor, because the arrays have no owners to release.
     text = re.sub(

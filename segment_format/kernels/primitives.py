@@ -5,14 +5,15 @@ indices to each access, and slicing them creates objects. Loads and stores are L
 without bounds checks. The callers must compare lengths with the remaining bytes. A vector load
 always reads 32 bytes.
 
-Varints follow Kafka's `ByteUtils`: 7 bits per byte, least significant first, top bit set if another
-byte follows; at most 5 bytes (varint, 32 bits) or 10 (varlong, 64 bits). Excess bits of the last
-byte are dropped. Readers return `(value, next address)`; the next address is 0 if the varint has
-too many bytes or is incomplete.
+Varints follow Kafka's `ByteUtils`. Each byte has 7 bits of the number, least significant bits
+first. Its top bit is set if another byte follows. A varint (32 bits) has at most 5 bytes, a varlong
+(64 bits) at most 10. Excess bits of the last byte are dropped. The functions that read them return
+`(value, next address)`. The next address is 0 if the varint has too many bytes or is incomplete.
 
-Arrow strings must be valid UTF-8, so malformed header keys are repaired like `bytes.decode("utf-8",
-"replace")` does: each malformed sequence is replaced by U+FFFD, which has three bytes. A malformed
-sequence is the longest prefix of a valid sequence, or else a single byte.
+Arrow strings must be valid UTF-8, so malformed header keys are repaired. As in
+`bytes.decode("utf-8", "replace")`, each malformed sequence is replaced by U+FFFD, which has three
+bytes. A malformed sequence is the longest incomplete part of a valid sequence at that position; a
+single byte if no valid sequence begins with this byte.
 """
 
 from __future__ import annotations
@@ -173,14 +174,15 @@ _NOWHERE = np.uint64(0)
 
 @inlined
 def zigzag(raw: Value) -> Value:
-    """Decodes a zig-zag number to a signed number."""
+    """Converts a number from zig-zag encoding to a signed number."""
     return np.int64(raw >> _ONE) ^ -np.int64(raw & _ONE)
 
 
 @helper
 def long_varint(address: Address, stop: Address, max_bytes: Value) -> Value:
-    """Reads a varint of at most `max_bytes` bytes. Returns its 64 bits and the next address; the
-    address is 0 if the varint is malformed.
+    """Reads a varint of at most `max_bytes` bytes. Returns `(value, next address)`. The value is
+    the unsigned 64-bit number, not yet zig-zag decoded. The next address is 0 if the varint is
+    malformed.
     """
     raw = np.uint64(0)
     shift = np.uint64(0)
@@ -198,8 +200,8 @@ def long_varint(address: Address, stop: Address, max_bytes: Value) -> Value:
 
 @inlined
 def read_varint(address: Address, stop: Address) -> Value:
-    """Reads a signed (zig-zag) 32-bit varint. Returns `(value, next address)`. Optimized for one
-    and two bytes.
+    """Reads a signed (zig-zag) 32-bit varint. Returns `(value, next address)`. Varints of one or
+    two bytes are read fastest.
     """
     if address < stop:
         first = load_u8(address)
@@ -235,8 +237,8 @@ def _is_tail(byte: Value) -> Value:
 
 @inlined
 def _step(address: Address, stop: Address) -> Value:
-    """Returns the length in bytes of the UTF-8 sequence at `address`. The length is negative if the
-    sequence is malformed.
+    """Returns the length in bytes of the UTF-8 sequence at `address`. For a malformed sequence,
+    returns its length times -1.
     """
     lead = load_u8(address)
     if lead < np.uint64(0x80):
@@ -269,11 +271,11 @@ def _step(address: Address, stop: Address) -> Value:
 
 @helper
 def utf8_size(address: Address, size: Value) -> Value:
-    """Returns the number of bytes of a text after malformed sequences are replaced by U+FFFD, and
-    the number of malformed sequences.
+    """Returns two values: the size in bytes that a text has after each malformed sequence is
+    replaced by U+FFFD, and the number of malformed sequences.
 
-    The number of bytes alone does not show whether the text is valid, because a malformed sequence
-    of three bytes is replaced by three bytes.
+    The size alone does not show whether the text is valid, because a malformed sequence of three
+    bytes is replaced by three bytes.
     """
     cursor = address
     stop = address + size
@@ -295,8 +297,8 @@ def utf8_size(address: Address, size: Value) -> Value:
 
 @helper
 def copy_utf8(target: Address, address: Address, size: Value) -> Value:
-    """Writes a text to `target`, with malformed sequences replaced by U+FFFD. Writes the number of
-    bytes that `utf8_size` returns.
+    """Copies a text to `target` and replaces each malformed sequence by U+FFFD. The first value
+    that `utf8_size` returns is the number of bytes that are written.
     """
     cursor = address
     stop = address + size
@@ -328,8 +330,9 @@ def _low_bytes(size: Value) -> Value:
 
 @inlined
 def copy_text(target: Address, source: Address, size: Value, limit: Address) -> Value:
-    """Copies `size` bytes (int64), 16 at a time. Returns False if all bytes are ASCII; True if some
-    may not be ASCII.
+    """Copies `size` bytes (int64), 16 at a time. Returns False if all bytes are ASCII. Returns True
+    if some bytes are not ASCII, or if this was not checked because fewer than `size + 16` bytes
+    precede `limit`.
 
     Up to 16 bytes after the target may be overwritten. Reads nothing at or after `limit`.
     """
@@ -358,8 +361,8 @@ def copy_text(target: Address, source: Address, size: Value, limit: Address) -> 
 
 @helper
 def is_utf8(address: Address, size: Value) -> Value:
-    """Returns whether bytes are valid UTF-8: without overlong sequences, surrogates, or code points
-    above U+10FFFF.
+    """Returns whether the bytes are valid UTF-8. Overlong sequences, surrogates, and code points
+    above U+10FFFF are invalid.
     """
     _, malformed = utf8_size(address, np.uint64(size))
     return malformed == 0
@@ -485,8 +488,8 @@ high_mask = instruction(_mask_of(_highs))
 
 @instruction
 def difference_mask(typing_context: Codegen, first: Codegen, second: Codegen) -> Codegen:
-    """Compares 32 bytes at two addresses. Returns a mask with a bit for each byte, which is set if
-    the bytes differ.
+    """Compares the 32 bytes at two addresses. Returns a mask with one bit per byte. A bit is set if
+    the two bytes differ.
     """
 
     def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
@@ -539,7 +542,7 @@ def double_bits(typing_context: Codegen, value: Codegen) -> Codegen:
 
 @instruction
 def bits_double(typing_context: Codegen, bits: Codegen) -> Codegen:
-    """Returns the float64 that has these 64 bits."""
+    """Returns the float64 whose 64 bits are `bits`."""
 
     def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
         return builder.bitcast(arguments[0], ir.DoubleType())
@@ -560,7 +563,7 @@ def single_bits(typing_context: Codegen, value: Codegen) -> Codegen:
 
 @instruction
 def bits_single(typing_context: Codegen, bits: Codegen) -> Codegen:
-    """Returns the float32 that has these 32 bits, converted to float64."""
+    """Returns the float32 whose 32 bits are `bits`, converted to float64."""
 
     def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
         single = builder.bitcast(builder.trunc(arguments[0], _I32), ir.FloatType())

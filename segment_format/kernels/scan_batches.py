@@ -1,5 +1,5 @@
-"""The kernel that reads the batch headers of a log and compares checksums. It does not decode
-records.
+"""Contains the kernel that reads the batch headers of a log and compares checksums. It does not
+decode records.
 
 `segment_format.record.batch_header` documents the byte layout.
 """
@@ -59,8 +59,8 @@ def _append(address: Address, position: Value, size: Value, frame: Frame) -> Non
 
 @kernel(types.int64(types.Array(types.int64, 1, "C")))
 def scan_batches(frame: Frame) -> Value:
-    """Appends the batches of the window to the table. Returns a status that
-    `segment_format.kernels.contract` defines.
+    """Appends a row to the table for each batch of the window. Returns one of the `SCAN_...`
+    statuses of `segment_format.kernels.contract`.
     """
     while True:
         if frame[c.SCAN_ROWS] == frame[c.SCAN_CAPACITY]:

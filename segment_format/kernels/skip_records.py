@@ -1,8 +1,8 @@
-"""Reads the first fields of records. Uses the length of the record to skip the other fields.
+"""Reads the first fields of each record, and skips its other fields by the length of the record.
 
-`step_records` reads offsets and timestamps. It makes the same checks as `decode_records` up to the
-offset delta. The address of the next record depends only on the length of the current one, so the
-processor need not wait for other results.
+`step_records` reads offsets and timestamps. It checks the fields up to the offset delta, like
+`decode_records`. It is fast, because the address of the next record depends only on the length of
+the current one.
 
 `seek_key` finds the next record with a wanted key. It compares keys without copying them, and
 checks nothing after the key. `segment_format.key_set` documents the hash.
@@ -61,7 +61,8 @@ def _step_offsets(
     stop_offset: Value,
     ahead: Value,
 ) -> Value:
-    """Reads the offsets of consecutive records of the usual kind, see `read_start`.
+    """Reads the offsets of consecutive records while `read_start` supports the records, and their
+    offsets are wanted.
 
     Returns `(address, row, left, least)`: the address of the first record that was not read, the
     next row, the number of records left, and one past the last offset that was read.
@@ -90,8 +91,9 @@ def _step_offsets(
 
 @helper
 def step_records(source: Address, frame: Frame) -> Value:
-    """Does the same as `decode_records` if only offsets, timestamps or columns with one value per
-    batch are wanted (no bit of `NEEDS_BODY`). Does not check fields after the offset delta.
+    """Does the same as `decode_records`, but is faster. May be called only if the wanted columns
+    are offsets, timestamps or columns with one value per batch (no bit of `NEEDS_BODY` is set).
+    Does not check fields after the offset delta.
     """
     wanted = frame[c.WANTED]
     want_offset = wanted & c.WANT_OFFSET != 0
@@ -175,8 +177,8 @@ _LONG = LONG
 
 @inlined
 def _same_bytes(left: Address, right: Address, size: Value) -> Value:
-    """Returns whether two byte ranges are equal. Compares their ends first, because many keys begin
-    with the same bytes.
+    """Returns whether two byte ranges are equal. Compares their last bytes first, because many keys
+    begin with the same bytes.
     """
     if size >= 8:
         behind = np.uint64(size) - _EIGHT
@@ -204,7 +206,7 @@ def _mixed(hashed: Value, word: Value) -> Value:
 
 @inlined
 def _hash(address: Address, size: Value, seed: Value) -> Value:
-    """Computes the hash of a key that `segment_format.key_set` documents."""
+    """Returns the hash of a key. `segment_format.key_set` documents the hash function."""
     length = np.uint64(size)
     hashed = np.uint64(seed) ^ (length * _M)
     if size >= 8:
@@ -227,7 +229,7 @@ def _hash(address: Address, size: Value, seed: Value) -> Value:
 
 @helper
 def _in_set(address: Address, size: Value, frame: Frame) -> Value:
-    """Returns whether the set of wanted keys contains the key of `size` bytes at an address."""
+    """Returns whether the set of wanted keys contains the key of `size` bytes at `address`."""
     hashed = _hash(address, size, frame[c.SOUGHT_SEED])
     shift = np.uint64(frame[c.SOUGHT_SHIFT])
     bit = hashed >> (shift - _THREE)
@@ -256,8 +258,10 @@ def _in_set(address: Address, size: Value, frame: Frame) -> Value:
 def seek_key(source: Address, frame: Frame) -> Value:
     """Moves to the next record of the current batch that has a wanted key. Returns a status.
 
-    FOUND: the record begins at RECORD_POSITION and ends before SOUGHT_STOP. CONTINUE: the batch has
-    no further record with a wanted key, and no bytes follow its last record.
+    * FOUND: the record begins at RECORD_POSITION. SOUGHT_STOP is the position after its last byte.
+    * CONTINUE: the batch has no further record with a wanted key, and no bytes follow its last
+      record.
+    * A negative status: the batch is malformed.
 
     Args:
         source: Address of the array that contains the records.

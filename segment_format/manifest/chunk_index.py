@@ -53,15 +53,15 @@ _MAX_TEXT_LENGTH: Final = (MAX_PAYLOAD_BYTES + (64 << 10)) * 4 // 3
 
 
 def decode_chunk_sizes(text: str) -> ChunkSizes:
-    """Returns the stored chunk sizes that a manifest's `transformedChunks` contains.
+    """Decodes `transformedChunks` of a manifest. Returns the stored size of each chunk.
 
     Args:
         text: The text of `transformedChunks`.
 
     Returns:
-        int32 array, shape (chunks,). At most 10 MiB are decompressed, and the size that the frame
-        states is checked before. Such a payload has at most 10.5 million chunks, and takes 120 MB
-        of memory to decode.
+        int32 array, shape (chunks,). A payload may have at most 10 MiB, which is checked before it
+        is decompressed. Such a payload has at most 10.5 million chunks, and takes 120 MB of memory
+        to decode.
 
     Raises:
         InvalidManifestError: The text is not base64 of one zstd frame with content size. Or the
@@ -96,7 +96,7 @@ def decode_chunk_sizes(text: str) -> ChunkSizes:
 
 
 def unpack_chunk_sizes(payload: bytes) -> ChunkSizes:
-    """Returns the sizes in a decompressed payload: int32 array, shape (chunks,).
+    """Returns the stored chunk sizes from a decompressed payload: int32 array, shape (chunks,).
 
     Raises:
         InvalidManifestError: The payload does not match its count and width, or contains a size
@@ -155,8 +155,8 @@ def _check_length(payload: bytes, expected: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One chunk, with its byte range in the segment file and its byte range in the stored object.
-    Both ranges are [position, position + size).
+    """Describes one chunk: its byte range in the segment file, and its byte range in the stored
+    object. Both ranges are [position, position + size).
 
     Attributes:
         id: Number of the chunk, from 0.
@@ -210,8 +210,8 @@ class ChunkIndex(ABC):
 
     @abstractmethod
     def _transformed_range(self, index: int) -> tuple[int, int]:
-        """Returns the position and the size of a chunk in the stored object, in bytes. The chunk
-        must exist.
+        """Returns `(position, size)` of chunk number `index` in the stored object, in bytes. The
+        chunk must exist.
         """
 
     def chunk(self, index: int) -> Chunk:
@@ -234,7 +234,7 @@ class ChunkIndex(ABC):
 
     def chunks(self, start: int = 0, stop: int | None = None) -> tuple[Chunk, ...]:
         """Returns the chunks that contain at least one of the bytes [start, stop) of the segment
-        file. A `stop` after the end of the file, or `None`, means the end.
+        file. If `stop` is `None` or after the end of the file, it means the end of the file.
 
         Raises:
             ValueError: `start` is negative.
@@ -248,10 +248,10 @@ class ChunkIndex(ABC):
         return tuple(self.chunk(index) for index in range(start // size, -(-stop // size)))
 
     def check_object_size(self, size: int) -> None:
-        """Checks that a stored `.log` object is as long as its chunks together.
+        """Checks that the size of a stored `.log` object equals the sum of its stored chunk sizes.
 
         Raises:
-            InvalidManifestError: The lengths differ, because the object is truncated or belongs to
+            InvalidManifestError: The sizes differ, because the object is truncated or belongs to
                 another manifest.
         """
         if size != self.transformed_size:
@@ -309,7 +309,7 @@ class FixedChunkIndex(ChunkIndex):
 
 
 class VariableChunkIndex(ChunkIndex):
-    """The chunk index of a compressed segment: the stored sizes of the chunks differ.
+    """The chunk index of a compressed segment, whose chunks have different stored sizes.
 
     It uses 12 bytes of memory per chunk, and at most 126 MB.
 
@@ -317,13 +317,13 @@ class VariableChunkIndex(ChunkIndex):
         original_chunk_size: Bytes of the segment file in every chunk except the last.
         original_file_size: Size of the segment file in bytes.
         transformed_chunks: The manifest's text `transformedChunks` with the stored sizes.
-        transformed_size: Sum of all stored sizes in bytes, if the text was decoded before. If
-            given, the text is decoded only when a chunk is needed, because a plan with many
-            segments needs the chunks of few segments.
+        transformed_size: Sum of all stored sizes in bytes, if it is known because the text was
+            decoded before. If given, the text is decoded only when a chunk is needed. This saves
+            time in a plan with many segments, which needs the chunks of few segments.
 
     Raises:
-        InvalidManifestError: The text is invalid, or its number of sizes is not the file's number
-            of chunks. If `transformed_size` is given, the error is raised when the chunks are first
+        InvalidManifestError: The text is invalid, or does not contain one size for each chunk of
+            the file. If `transformed_size` is given, the error is raised when the chunks are first
             used, not by the constructor.
     """
 
@@ -355,7 +355,9 @@ class VariableChunkIndex(ChunkIndex):
             self._total = transformed_size
 
     def _decode(self) -> int:
-        """Decodes and stores the list of stored sizes. Returns their sum."""
+        """Decodes the text `transformedChunks` and stores the sizes. Returns the sum of the
+        sizes.
+        """
         sizes = decode_chunk_sizes(self.transformed_chunks)
         # For an empty file, the plugin writes one chunk with 0 bytes. It is ignored here.
         if len(sizes) != self.chunk_count and (self.chunk_count or len(sizes) > 1 or sizes.any()):
@@ -370,7 +372,9 @@ class VariableChunkIndex(ChunkIndex):
         return int(self._stops[-1]) if len(sizes) else 0
 
     def _decoded(self) -> tuple[ChunkSizes, npt.NDArray[np.int64]]:
-        """Returns the stored sizes and the stops of the chunks. Decodes them if necessary."""
+        """Returns two arrays with one entry per chunk: the stored size, and the end of the chunk in
+        the stored object. Decodes the text if necessary.
+        """
         if self._sizes is None:
             total = self._decode()
             if total != self._total:

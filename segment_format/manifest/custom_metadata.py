@@ -22,8 +22,8 @@ _REMOTE_SIZE, _OBJECT_PREFIX, _OBJECT_KEY = range(3)
 
 @dataclass(frozen=True, slots=True)
 class CustomMetadata:
-    """Fields of the custom metadata. A field is `None` if the plugin was not configured to write
-    it.
+    """Fields of the custom metadata. A field is `None` if it is missing, because the plugin was not
+    configured to write it.
 
     Attributes:
         remote_size: Total size of the segment's three objects in bytes.

@@ -1,6 +1,7 @@
 """Decrypts data of segments that the Aiven plugin encrypted.
 
-The plugin encrypts each segment with an AES-256 data key of its own, and wraps this key with RSA:
+The plugin creates an AES-256 data key for each segment. It encrypts the segment with this key, and
+encrypts ("wraps") the key with RSA:
 
     message      IV (12 bytes) ‖ ciphertext ‖ tag (16 bytes), AES-256-GCM; one per chunk and one per
                  side file
@@ -12,8 +13,9 @@ The plugin encrypts each segment with an AES-256 data key of its own, and wraps 
     private key  PEM with any label; the content is PKCS#8, not encrypted. PKCS#1 is refused.
 
 `cryptography` refuses SHA-3 in OAEP, so this module decrypts with RSA without padding and then
-removes the OAEP padding itself. `pow` does not run in constant time. This is acceptable because a
-batch job unwraps one key per segment, and no attacker can request and time this.
+removes the OAEP padding itself. The RSA decryption uses `pow`, which does not run in constant time.
+This is acceptable: a batch job unwraps one key per segment, and an attacker can neither request
+this nor measure its time.
 
 Source: `RsaEncryptionProvider`, `AesEncryptionProvider`, `DataKeyAndAAD`, `RsaKeyReader` in
 `io.aiven.kafka.tieredstorage.security`.
@@ -66,7 +68,8 @@ class PublicKey:
 class PrivateKey:
     """An RSA private key; `repr` shows only its length.
 
-    A pickle contains the key in clear text, so only a container for secrets may carry it.
+    A pickle of this object contains the key in clear text. So pickle it only as part of an object
+    that protects secrets.
     """
 
     public_key: PublicKey
@@ -92,7 +95,8 @@ class PrivateKey:
 
 
 def load_private_key(pem: bytes) -> PrivateKey:
-    """Returns the RSA private key of a PEM file (any label, unencrypted PKCS#8 inside).
+    """Returns the RSA private key of a PEM file. The file may have any label, but must contain
+    PKCS#8 that is not encrypted.
 
     Raises:
         DecryptionError: The file does not contain such a key. The message never quotes the file.
@@ -156,7 +160,7 @@ _MAX_WRAPPED_SIZE = 8192
 
 @dataclass(frozen=True, slots=True)
 class WrappedDataKey:
-    """A data key encrypted with RSA-OAEP; not secret.
+    """A data key that is encrypted with RSA-OAEP. So this object is not secret.
 
     Attributes:
         key_id: Id of the key pair.
@@ -252,8 +256,8 @@ def decrypt(message: bytes | memoryview, *, data_key: bytes, aad: bytes) -> memo
         aad: Additional authenticated data of the segment.
 
     Returns:
-        The plaintext, `len(message) - 28` bytes. It is in reused memory if `cryptography` is
-        version 47 or later, which can decrypt into a given buffer.
+        The plaintext, `len(message) - 28` bytes. With version 47 or later of `cryptography`, it is
+        in memory that `segment_format.reused_memory` provides.
 
     Raises:
         DecryptionError: The message does not authenticate: wrong key, or changed bytes.
@@ -292,7 +296,8 @@ def _cipher(data_key: bytes) -> AESGCM:
 def _oaep_decode(encoded: bytes) -> bytes | None:
     """Returns the message inside an OAEP padding, or `None` if the padding is invalid.
 
-    All mistakes give the same result, so that errors do not reveal which one was found.
+    Returns `None` for every kind of invalid padding, so that errors do not reveal which check
+    failed.
     """
     masked_seed, masked_block = encoded[1 : 1 + _HASH_SIZE], encoded[1 + _HASH_SIZE :]
     seed = _xor(masked_seed, _mgf1(masked_block, _HASH_SIZE))

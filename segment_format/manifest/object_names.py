@@ -71,7 +71,9 @@ class PartitionDirectory:
     """Parts of the name of a partition's directory in a broker's log directory.
 
     Attributes:
-        state: Empty for a partition in use; else `future`, `delete` or `stray`.
+        topic: Name of the topic.
+        partition: Number of the partition.
+        state: Empty if the broker uses the directory; else `future`, `delete` or `stray`.
     """
 
     topic: str
@@ -81,12 +83,12 @@ class PartitionDirectory:
 
 @dataclass(frozen=True, slots=True)
 class LogFileName:
-    """A file in a partition's directory.
+    """Parts of the name of a file in a partition's directory.
 
     Attributes:
-        offset: Base offset of the segment; for a snapshot, the last offset that it covers, plus 1.
+        offset: Base offset of the segment. For a snapshot, one past the last offset that it covers.
         kind: One of `FILE_KINDS`.
-        state: Empty for a file in use; else `deleted`, `cleaned` or `swap`.
+        state: Empty if the broker uses the file; else `deleted`, `cleaned` or `swap`.
     """
 
     offset: int
@@ -95,16 +97,16 @@ class LogFileName:
 
 
 def parse_topic_directory(name: str) -> tuple[str, uuid.UUID] | None:
-    """Returns topic name and topic id from a directory name `<topic>-<topic id>` of the plugin, or
-    `None` if the name has another form.
+    """Parses the name of a directory of the plugin, `<topic>-<topic id>`. Returns the topic name
+    and the topic id; `None` if the name has another form.
     """
     name_and_id = _split_topic_id(name)
     return name_and_id if name_and_id is not None and _is_topic_name(name_and_id[0]) else None
 
 
 def parse_local_partition_directory(name: str) -> TopicIdPartition | None:
-    """Returns the partition that a directory name `<topic>-<partition>-<topic id>` names, or `None`
-    if the name has another form.
+    """Parses the name of a directory of `LocalTieredStorage`, `<topic>-<partition>-<topic id>`.
+    Returns the partition; `None` if the name has another form.
     """
     name_and_id = _split_topic_id(name)
     if name_and_id is None:
@@ -117,8 +119,8 @@ def parse_local_partition_directory(name: str) -> TopicIdPartition | None:
 
 
 def parse_partition_directory(name: str) -> PartitionDirectory | None:
-    """Returns the parts of the name of a partition's directory in a broker's log directory, or
-    `None` if the name has another form.
+    """Parses the name of a partition's directory in a broker's log directory. Returns `None` if the
+    name has another form.
     """
     match = _DIRECTORY.fullmatch(name)
     partition = None if match is None else _parse_partition(match[2])
@@ -128,8 +130,8 @@ def parse_partition_directory(name: str) -> PartitionDirectory | None:
 
 
 def parse_log_file_name(name: str) -> LogFileName | None:
-    """Returns the parts of the name of a file in a partition's directory, or `None` if the name has
-    another form.
+    """Parses the name of a file in a partition's directory. Returns `None` if the name has another
+    form.
     """
     match = _FILE.fullmatch(name)
     if match is None or int(match[1]) > _MAX_OFFSET:
@@ -138,8 +140,8 @@ def parse_log_file_name(name: str) -> LogFileName | None:
 
 
 def _split_topic_id(name: str) -> tuple[str, uuid.UUID] | None:
-    """Splits `<text>-<topic id>` at the dash before the id; returns `None` if `name` has another
-    form.
+    """Splits `<text>-<topic id>` at the dash before the id. Returns the text and the id; `None` if
+    `name` has another form.
     """
     before, dash = name[: -UUID_TEXT_LENGTH - 1], name[-UUID_TEXT_LENGTH - 1 : -UUID_TEXT_LENGTH]
     try:
@@ -154,7 +156,7 @@ def _parse_partition(text: str) -> int | None:
 
 
 def _is_topic_name(name: str) -> bool:
-    """Returns whether a topic may have this name, by the rules of Kafka's
+    """Returns whether Kafka allows `name` as the name of a topic. The rules are those of Kafka's
     `org.apache.kafka.common.internals.Topic`.
     """
     return bool(_TOPIC.fullmatch(name)) and name not in (".", "..")

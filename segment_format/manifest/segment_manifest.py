@@ -76,8 +76,8 @@ _DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 class _Members:
-    """Reads members of a JSON object and checks their types. Errors name the member's path in the
-    document.
+    """Reads members of a JSON object and checks their types. Errors contain the path of the invalid
+    member in the document.
     """
 
     __slots__ = ("_members", "_path")
@@ -116,8 +116,8 @@ class _Members:
         return value
 
     def text(self, name: str) -> str:
-        """Returns a required string. A string with half of a surrogate pair is an error, because
-        UTF-8 cannot encode it.
+        """Returns a required string. Raises an error for a string with half of a surrogate pair,
+        because UTF-8 cannot encode it.
         """
         value = self.value(name)
         if not isinstance(value, str):
@@ -135,8 +135,8 @@ class _Members:
         return value
 
     def base64_bytes(self, name: str) -> bytes:
-        """Returns the decoded bytes of a required member, a string in standard base64 with
-        padding.
+        """Returns the decoded bytes of a required member. The member must be a string in standard
+        base64 with padding.
         """
         text = self.text(name)
         try:
@@ -164,8 +164,8 @@ def _metadata_from_members(members: _Members, *, segment_size: int) -> RemoteLog
 
     Args:
         members: Members of the manifest's object `remoteLogSegmentMetadata`.
-        segment_size: Size of the segment's `.log` file in bytes: `originalFileSize` of the chunk
-            index, because the metadata in a manifest has no size.
+        segment_size: Size of the segment's `.log` file in bytes. The metadata in a manifest does
+            not contain it; it is `originalFileSize` of the chunk index.
 
     Raises:
         InvalidManifestError: A member is missing or has a value that no broker writes.
@@ -222,7 +222,8 @@ class IndexRange:
 
     Attributes:
         position: First byte.
-        size: Number of stored bytes, including the 28 bytes that AES-GCM adds; 0 for an empty file.
+        size: Number of stored bytes. In an encrypted segment, they include the 28 bytes that
+            AES-GCM adds. 0 for an empty file.
     """
 
     position: int
@@ -372,10 +373,10 @@ def _parse_encryption(members: _Members | None) -> Encryption | None:
 
 
 def _check_uncompressed_sizes(chunk_index: ChunkIndex, overhead: int) -> None:
-    """Checks the stored sizes of the chunks of a segment without compression.
+    """Raises `InvalidManifestError` if the stored chunk sizes of an uncompressed segment are wrong.
 
-    Each stored chunk must have its original size plus `overhead` bytes. Checks the total, the first
-    and the last chunk.
+    The stored size of a chunk must be its original size plus `overhead`. This function compares the
+    sum of the stored sizes, and the sizes of the first and the last chunk.
     """
     if not chunk_index.chunk_count:
         return

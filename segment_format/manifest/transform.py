@@ -42,12 +42,13 @@ def restore_chunk(
     aad: bytes | None = None,
     times: RestoreTimes | None = None,
 ) -> bytes | memoryview:
-    """Decrypts and decompresses one stored chunk, and returns its bytes of the segment file.
+    """Decrypts and decompresses one stored chunk. Returns the bytes of the chunk in the segment
+    file.
 
     Args:
         stored: Exactly the bytes [transformed_position, transformed_stop) of the `.log` object.
-        chunk: Its entry in the chunk index.
-        compression: The manifest's `compression`.
+        chunk: Entry of the chunk in the chunk index.
+        compression: True if the chunk is compressed: `compression` of the manifest.
         data_key: The unwrapped data key, or `None` for a segment that is not encrypted.
         aad: The manifest's AAD; required with `data_key`.
         times: The time that each step takes is added to these sums.
@@ -93,7 +94,7 @@ def restore_index(
     data_key: bytes | None = None,
     aad: bytes | None = None,
 ) -> bytes | memoryview:
-    """Decrypts one side file from its bytes in the `.indexes` object.
+    """Decrypts one side file, if it is encrypted. Returns the bytes of the file.
 
     Args:
         stored: Exactly the bytes [position, stop) of `index_range`.
@@ -102,7 +103,8 @@ def restore_index(
         aad: The manifest's AAD; required with `data_key`.
 
     Returns:
-        The file as Kafka wrote it. 0 stored bytes mean an empty file, also in an encrypted segment.
+        The bytes of the file as Kafka wrote it. If `stored` is empty, the file is empty, even in an
+        encrypted segment.
 
     Raises:
         ChunkError: The length differs from the manifest.

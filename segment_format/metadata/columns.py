@@ -1,16 +1,18 @@
-"""Parses many records of `__remote_log_metadata` at once into columns with one row per record.
+"""Parses many records of `__remote_log_metadata` at once. Returns columns with one row per record.
 
-The fields are those of `segment_format.metadata.model`. A field that a record's type does not have
-is −1 in columns of numbers, zero in ids, and null in Arrow columns. Rows of such types have no
-leader epochs.
+The fields are those of `segment_format.metadata.model`. If the type of a record does not have a
+field, the field is −1 in columns of numbers, zero in columns of ids, and null in Arrow columns.
+Without field `segment_leader_epochs`, the row has no leader epochs.
 
-Each step of the parser reads one field of all records, starting at a position per record. A step
-rejects a record if its bytes run out, if no broker writes its values, or if it is unusual: tagged
-fields within ids and epochs, or more than four tagged fields at its end. Rejected records are
-parsed by `parse_metadata_record`, the readable parser, so both parsers return the same values and
-errors. Module `remote_log_segment_metadata` documents the layout of records. Numbers are read
-through a view with one overlapping element per byte of the data, so one indexed read returns a
-field of all records, at any alignment.
+Each step of the parser reads one field of all records. The parser stores for each record the
+position of its next field. A step rejects a record in three cases: the record has too few bytes, it
+has a value that no broker writes, or it has unusual tagged fields (within ids or epochs, or more
+than four at its end). Rejected records are parsed again by `parse_metadata_record`, the readable
+parser, so both parsers return the same values and errors. Module `remote_log_segment_metadata`
+documents the layout of records.
+
+Numbers are read through a view with one overlapping element per byte of the data, so one indexed
+read returns a field of all records. The field need not be aligned.
 """
 
 from __future__ import annotations
@@ -66,23 +68,24 @@ class MetadataColumns:
 
     Attributes:
         record_type: 0 segment, 1 update, 2 partition delete, 3 snapshot.
-        topic: Names, an Arrow `large_string` array.
-        topic_id: Two unsigned 64-bit halves per row, the more significant half first.
+        topic: Name of the topic; an Arrow `large_string` array.
+        topic_id: Id of the topic: two unsigned 64-bit halves per row, the more significant half
+            first.
         partition: Number of the partition.
-        segment_id: Like `topic_id`.
+        segment_id: Id of the segment, in the same form as `topic_id`.
         start_offset: Base offset of the segment.
         end_offset: Last offset, inclusive.
-        max_timestamp_ms: Largest timestamp, ms since 1970.
+        max_timestamp_ms: Largest timestamp of a record in the segment, ms since 1970.
         broker_id: Broker that wrote the record.
         event_timestamp_ms: Time of the event, ms since 1970.
         segment_size_in_bytes: Size of the `.log` file.
         state: Number of the segment's state, or of the partition's state in a partition delete.
         txn_index_empty: 1 if the segment has no transaction index, else 0; −1 if the record does
             not state it.
-        custom_metadata: Bytes of the storage plugin or null, an Arrow `large_binary` array.
+        custom_metadata: Bytes of the storage plugin, or null; an Arrow `large_binary` array.
         epoch_count: Number of leader epochs of the row.
-        epoch: Leader epochs of all rows, row after row, ascending within a row.
-        epoch_start_offset: First offset of each epoch within its segment.
+        epoch: Leader epochs of all rows, concatenated; ascending within a row.
+        epoch_start_offset: First offset of each entry of `epoch` within its segment.
     """
 
     record_type: Integers
@@ -107,7 +110,9 @@ class MetadataColumns:
         return len(self.record_type)
 
     def rows(self, numbers: Integers) -> MetadataColumns:
-        """Returns a copy of the rows with the given numbers, in the given order."""
+        """Returns the rows with the row numbers `numbers`, in the order of `numbers`. The columns
+        are copies.
+        """
         first_entry = np.cumsum(self.epoch_count) - self.epoch_count
         count = self.epoch_count[numbers]
         entries = ragged_ranges(first_entry[numbers], count)
@@ -144,8 +149,8 @@ def no_rows() -> MetadataColumns:
 
 
 def ragged_ranges(starts: Integers, counts: Integers, step: int = 1) -> Integers:
-    """Concatenates arithmetic sequences: sequence `i` has `counts[i]` numbers, begins with
-    `starts[i]` and increases by `step`.
+    """Returns the concatenation of arithmetic sequences. Sequence `i` has `counts[i]` numbers. It
+    begins with `starts[i]` and increases by `step`.
     """
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
@@ -153,7 +158,8 @@ def ragged_ranges(starts: Integers, counts: Integers, step: int = 1) -> Integers
 
 
 def int64_array(values: Integers, present: NDArray[np.bool_] | None = None) -> pa.Int64Array:
-    """Returns an Arrow array over the memory of `values`; false in `present` means null.
+    """Returns an Arrow array that uses the memory of `values`. An entry is null if `present` is
+    false for it.
 
     This does not call `pa.array`, which would import pandas.
     """
@@ -175,7 +181,7 @@ _BODY = (
 
 
 def metadata_records(columns: MetadataColumns) -> Iterator[MetadataRecord]:
-    """Yields each row as an object of its record class.
+    """Converts each row to an object of the class for its record type, and yields it.
 
     Args:
         columns: Result of `parse_metadata_columns` or `LiveSegments.segments`.
@@ -220,7 +226,7 @@ def metadata_records(columns: MetadataColumns) -> Iterator[MetadataRecord]:
 
 
 def columns_of(records: Sequence[MetadataRecord]) -> MetadataColumns:
-    """Converts record objects to columns."""
+    """Converts record objects to columns. This is the inverse of `metadata_records`."""
     types = [
         RemoteLogSegmentMetadata,
         RemoteLogSegmentMetadataUpdate,
@@ -282,15 +288,17 @@ _UVARINT_BYTES = 5
 
 
 class Positions:
-    """The position of the next field in each message.
+    """Reads fields of many messages at once. Each method reads the next field of all messages, and
+    returns one value per message.
 
-    Reads from a rejected message return arbitrary bytes of `data`, but never access memory after
-    it.
+    For a rejected message, the methods return arbitrary values, but never access memory after
+    `data`.
 
     Args:
         data: All messages, followed by eight more bytes.
         at: First unread byte of each message.
-        stop: End of each message, exclusive; none is in the last eight bytes of `data`.
+        stop: End of each message, exclusive. No message contains one of the last eight bytes of
+            `data`.
         good: Mask of the messages that were not rejected.
     """
 
@@ -306,7 +314,14 @@ class Positions:
 
     @classmethod
     def within(cls, data: NDArray[np.uint8], starts: Integers, stops: Integers) -> Self:
-        """Copies `data`, and returns positions that are at the starts of its messages."""
+        """Returns positions at the starts of the messages in `data`. Copies `data` and adds eight
+        bytes to the copy.
+
+        Args:
+            data: All messages.
+            starts: Start of each message in `data`.
+            stops: End of each message, exclusive.
+        """
         padded = np.zeros(len(data) + _PADDING, np.uint8)
         padded[: len(data)] = data
         return cls(padded, starts, stops, np.ones(len(starts), np.bool_))
@@ -315,23 +330,25 @@ class Positions:
         return len(self.at)
 
     def only(self, rows: Integers) -> Positions:
-        """Returns a copy of the positions of the messages with these row numbers, to read fields
-        only from them.
+        """Returns the positions of the messages with the numbers `rows`. They can be changed
+        without changing this object.
         """
         return Positions(self.data, self.at[rows], self.stop[rows], self.good[rows])
 
     def put(self, rows: Integers, moved: Positions) -> None:
-        """Copies back positions that `only(rows)` returned, after fields were read from them."""
+        """Sets the positions of the messages with the numbers `rows`. `moved` is the result of
+        `only(rows)` after fields were read from it.
+        """
         self.at[rows] = moved.at
         self.good[rows] = moved.good
 
     def require(self, condition: Flags) -> None:
-        """Rejects the messages for which the condition is false."""
+        """Rejects each message for which `condition` is false."""
         self.good &= condition
 
     def take(self, size: Integers | int) -> Integers:
-        """Skips `size` (>= 0) bytes in each message and returns where they start. If a message has
-        fewer bytes left, rejects it and returns 0 for it.
+        """Skips `size` (>= 0) bytes in each message. Returns the position of the first skipped byte
+        of each message. If a message has fewer bytes left, rejects it and returns 0 for it.
         """
         self.good &= size <= self.stop - self.at
         start: Integers = np.where(self.good, self.at, 0)
@@ -344,8 +361,8 @@ class Positions:
         return np.ndarray((count,), kind, self.data, strides=(1,))[start]
 
     def byte(self) -> Integers:
-        """Reads an unsigned byte. A field of a signed byte therefore returns 128 to 255 if it is
-        negative.
+        """Reads an unsigned byte. If the field is a signed byte, negative values are returned as
+        128 to 255.
         """
         return self.data[self.take(1)].astype(np.int64)
 
@@ -368,7 +385,7 @@ class Positions:
         return halves
 
     def uvarint(self) -> Integers:
-        """Reads an unsigned varint; rejects messages in which it exceeds 31 bits."""
+        """Reads an unsigned varint. Rejects messages in which the number has more than 31 bits."""
         value = self.byte()
         longer = np.flatnonzero(self.good & (value > 0x7F))
         if not len(longer):
@@ -389,8 +406,8 @@ class Positions:
         return value
 
     def compact_bytes(self) -> tuple[Integers, Integers]:
-        """Skips bytes that follow their length. Returns where they start and their length, −1 for
-        null.
+        """Reads the length of a compact bytes field, and skips its bytes. Returns two arrays: the
+        position of the first byte in each message, and the length, which is −1 for null.
         """
         length = self.uvarint() - 1
         return self.take(np.maximum(length, 0)), length
@@ -400,12 +417,14 @@ class Positions:
         self.require(self.byte() == 0)
 
     def entries(self, kind: str, starts: Integers) -> Integers:
-        """Reads numbers of NumPy type `kind` at positions that `take` returned."""
+        """Reads a number of NumPy type `kind` at each of the positions `starts`. `take` must have
+        returned them, or they must be within bytes that it skipped.
+        """
         return self._numbers(kind, starts).astype(np.int64)
 
     def pieces(self, start: Integers, length: Integers) -> pa.LargeBinaryArray:
-        """Returns a copy of the bytes that `compact_bytes` skipped. They are null for a length of
-        −1 and for rejected messages.
+        """Returns a copy of the bytes that `compact_bytes` skipped. An entry is null if its length
+        is −1 or its message was rejected.
         """
         present = self.good & (length >= 0)
         # Items of this array cover all of `data`. Odd items are the wanted bytes, even items are
@@ -438,18 +457,20 @@ _NUMBERS = (
 def parse_metadata_columns(
     values: pa.BinaryArray | pa.LargeBinaryArray, offsets: Integers | None = None
 ) -> MetadataColumns:
-    """Parses the values that `parse_metadata_record` parses, and returns columns in their order.
+    """Parses values of records, like `parse_metadata_record`. Returns columns with one row per
+    value.
 
     Args:
         values: Values of records, as `iter_arrow` returns them. The caller must drop null values
             (tombstones).
-        offsets: Kafka offsets of the records, which errors name.
+        offsets: Kafka offsets of the records, which are used in errors.
 
     Returns:
-        One row per value. Memory is bounded by a small multiple of the bytes and number of values.
+        The rows, in the order of `values`. The memory is at most a small multiple of the bytes and
+        of the number of values.
 
     Raises:
-        InvalidMetadataError: A value is invalid. The error is about the first invalid value.
+        InvalidMetadataError: A value is invalid. The error names the first invalid value.
         ValueError: Some values are null.
     """
     if values.null_count:
@@ -519,8 +540,8 @@ def _parse_individually(
 
 
 def _parse_type(record_type: int, positions: Positions) -> tuple[MetadataColumns, Integers]:
-    """Parses records of one type. Returns the records that were not rejected, and the index of each
-    in `positions`.
+    """Parses records of one type. Returns two values: the columns of the records that were not
+    rejected, and the indexes of these records in `positions`.
     """
     nothing = np.zeros(len(positions), np.int64)
     absent = nothing - 1
@@ -578,8 +599,8 @@ def _parse_type(record_type: int, positions: Positions) -> tuple[MetadataColumns
 
 
 def _tagged_fields(positions: Positions, *, has_txn_index_empty: bool) -> Integers:
-    """Reads the tagged fields at the end of the records. Returns the value of TxnIndexEmpty (0 or
-    1), or −1 if a record does not have it.
+    """Reads the tagged fields at the end of the records. Returns the value of `TxnIndexEmpty` (0 or
+    1) for each record; −1 if a record does not have this field.
     """
     txn_index_empty = np.full(len(positions), -1, np.int64)
     count = positions.uvarint()
@@ -605,7 +626,13 @@ def _tagged_fields(positions: Positions, *, has_txn_index_empty: bool) -> Intege
 
 
 def _names(positions: Positions, start: Integers, length: Integers) -> pa.LargeStringArray:
-    """Returns the topic names at the given positions; rejects records with invalid UTF-8."""
+    """Returns the topic name of each record. Rejects records whose topic name is not valid UTF-8.
+
+    Args:
+        positions: Positions in the records.
+        start: Position of the first byte of each name.
+        length: Length of each name in bytes.
+    """
     names = positions.pieces(start, length)
     try:
         return names.cast(pa.large_string())
@@ -625,10 +652,16 @@ def _is_text(name: bytes | None) -> bool:
 def _epochs(
     positions: Positions, start: Integers, count: Integers
 ) -> tuple[Integers, Integers, Integers]:
-    """Returns the number of leader epochs of each record, the epochs, and their first offsets.
+    """Reads the leader epochs of the records. Returns three arrays: the number of epochs of each
+    record, the epochs of all records, and the first offset of each of these epochs.
 
     The epochs of a record are returned in ascending order. Rejects records with tagged fields in
     the epochs, or with epochs that no broker writes.
+
+    Args:
+        positions: Positions in the records.
+        start: Position of the first epoch of each record.
+        count: Number of epochs of each record.
     """
     count = np.where(positions.good, count, 0)
     entry_rows = ragged_ranges(start, count, _EPOCH_BYTES)

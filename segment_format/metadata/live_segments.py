@@ -1,13 +1,19 @@
-"""Computes the segments that exist after all events, without a Python loop over the events.
+"""Computes which segments exist after all events of `__remote_log_metadata`, without a Python loop
+over the events.
 
-A stable sort groups the events by segment. Each event is a function from the state before it to the
-state after it. Prefix composition of these functions returns the state after every event, in
-log2(events of the longest history) steps. The state before an event decides whether Kafka applies
-it. A segment's fields come from its last applied events.
+A stable sort groups the events by segment. Each event is represented as a function from the state
+before it to the state after it. The composition of these functions up to an event returns the state
+after this event. If no segment has more than n events, log2(n) steps compute these compositions for
+all events. Kafka applies an event or ignores it, depending on the state before it. A segment's
+fields come from its last applied events.
 
-Kafka does not apply these events: a segment's first event in a state other than
-COPY_SEGMENT_STARTED, a second announcement of a segment that left this state, an update of an
-unknown segment, a transition that is forbidden, and a snapshot (type 3).
+An event of type 0 announces a segment. Kafka ignores these events:
+
+* Announcements with a state other than COPY_SEGMENT_STARTED.
+* Announcements of a segment that was announced before and has left COPY_SEGMENT_STARTED.
+* Updates of unknown segments.
+* Updates with a state that may not follow the segment's previous state.
+* Snapshots (type 3).
 
 Source: `org.apache.kafka.server.log.remote.metadata.storage.RemoteLogMetadataCache`, and
 `RemotePartitionMetadataStore` for deletions of partitions.
@@ -57,10 +63,11 @@ class DroppedEvents:
     """Events that Kafka does not apply.
 
     Attributes:
-        unknown_segment: Number of updates of segments that were not announced, or were deleted.
-            Retention on `__remote_log_metadata` may have removed the announcement.
-        forbidden_transition: Number of announcements and updates whose state Kafka does not allow
-            after the segment's previous state.
+        unknown_segment: Number of updates of segments that do not exist, because they were not
+            announced or were deleted. Retention on `__remote_log_metadata` may have removed the
+            announcement.
+        forbidden_transition: Number of other dropped announcements and updates. Kafka does not
+            allow their state after the segment's previous state.
         first: The first ten dropped events of both kinds, in the order of the events.
     """
 
@@ -72,9 +79,9 @@ class DroppedEvents:
 class LiveSegments:
     """Collects events, and returns the segments that have not reached DELETE_SEGMENT_FINISHED.
 
-    Events of one partition of `__remote_log_metadata` must be added in their order; events of
-    several partitions may be mixed. Memory depends on the number of live segments and the largest
-    batch added, not on the number of events.
+    The events of each partition of `__remote_log_metadata` must be added in their order. Events of
+    different partitions may be mixed. Memory depends on the number of live segments and the largest
+    batch of events that is added, not on the number of events.
     """
 
     def __init__(self) -> None:
@@ -88,8 +95,8 @@ class LiveSegments:
         """Adds the next events. Snapshots (type 3) are ignored, as in Kafka.
 
         Args:
-            events: Result of `parse_metadata_columns`. A caller that needs only some partitions may
-                select rows from it, but must select all rows of each of these partitions.
+            events: Result of `parse_metadata_columns`. A caller that needs only some user
+                partitions may select rows. For each of these partitions, it must select all rows.
         """
         self._waiting.append(events)
         self._rows_waiting += len(events)
@@ -101,10 +108,10 @@ class LiveSegments:
         from the last event of each segment.
 
         Args:
-            states: COPY_SEGMENT_FINISHED for segments that may be read (including duplicates,
-                overlaps and segments of abandoned leader epochs), COPY_SEGMENT_STARTED for
-                unfinished copies, DELETE_SEGMENT_STARTED for unfinished deletions. No argument
-                means all states.
+            states: COPY_SEGMENT_FINISHED for segments that may be read, which include duplicates,
+                overlaps and segments of abandoned leader epochs. COPY_SEGMENT_STARTED for
+                unfinished copies. DELETE_SEGMENT_STARTED for unfinished deletions. Without an
+                argument, segments in all states are returned.
 
         Returns:
             Rows of type 0, sorted by topic, topic id, partition, start offset and event time.
@@ -132,7 +139,7 @@ class LiveSegments:
 
     @property
     def dropped(self) -> DroppedEvents:
-        """Events that were not applied. A large number of them shows that earlier events are
+        """Events that Kafka does not apply. If there are many, earlier events are probably
         missing.
         """
         self._fold()
@@ -201,7 +208,7 @@ def _halves(ids: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uin
 
 
 def _ranks(names: pa.LargeStringArray) -> Integers:
-    """Returns the position of each name in the sorted list of distinct names."""
+    """Returns the rank of each name: its index in the sorted list of the distinct names."""
     encoded = names.dictionary_encode()
     distinct = encoded.dictionary.to_pylist()
     rank = {name: number for number, name in enumerate(sorted(distinct))}
@@ -211,8 +218,9 @@ def _ranks(names: pa.LargeStringArray) -> Integers:
 
 
 def _grouped(keys: list[NDArray[Any]]) -> tuple[Integers, Integers]:
-    """Returns an order of the rows that groups equal keys, and for each row in this order, the
-    position where its group starts. Rows of a group keep their order.
+    """Groups rows that have equal keys. Returns two arrays with one entry per row in the new order:
+    the old row number, and the position in the new order where the row's group starts. Rows of a
+    group keep their order.
     """
     mixed = np.zeros(len(keys[0]), np.uint64)
     for key in keys:
@@ -226,7 +234,9 @@ def _grouped(keys: list[NDArray[Any]]) -> tuple[Integers, Integers]:
 
 
 def _first_of_group(keys: list[NDArray[np.generic]]) -> Integers:
-    """Returns, for each row, the first row of the run of equal keys that contains it."""
+    """Returns for each row the first row of its group. A group consists of consecutive rows with
+    equal keys.
+    """
     new = np.ones(len(keys[0]), np.bool_)
     new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
     first: Integers = np.maximum.accumulate(np.where(new, np.arange(len(new)), 0))
@@ -234,8 +244,8 @@ def _first_of_group(keys: list[NDArray[np.generic]]) -> Integers:
 
 
 def _generations(events: MetadataColumns) -> tuple[Integers, Integers]:
-    """Returns two counts for each event: deletions of its partition up to this event, and deletions
-    of its partition in all events.
+    """Returns two counts for each event: how often its partition was deleted up to this event, and
+    how often its partition was deleted in all events.
     """
     finished = RemotePartitionDeleteState.DELETE_PARTITION_FINISHED
     deleted = (events.record_type == PARTITION_DELETE) & (events.state == finished)
@@ -266,11 +276,14 @@ def _kinds(events: MetadataColumns, known_count: int) -> Integers:
 
 @cache
 def _tables() -> tuple[NDArray[np.bool_], NDArray[np.uint8], NDArray[np.uint8]]:
-    """Returns three tables: whether Kafka applies an event, by [kind of the event, state]; the
-    function of each kind of event; the composition of two functions, by [later, earlier].
+    """Returns the tables `applied`, `functions` and `composed`.
 
-    A function is a byte. It has two bits for each state: the state that follows. The lowest two
-    bits are for state 0.
+    * `applied`: whether Kafka applies an event. Indexes: kind of the event, state before it.
+    * `functions`: the function of each kind of event.
+    * `composed`: the composition of two functions. Indexes: later function, earlier function.
+
+    A function maps each of the four states to the state that follows, and is stored as a byte. The
+    byte has two bits for each state. The lowest two bits are for state 0.
     """
     applied = np.zeros((_KINDS, _STATES), np.bool_)
     applied[_ANNOUNCED, [_STARTED, _ABSENT]] = True
@@ -290,8 +303,11 @@ def _tables() -> tuple[NDArray[np.bool_], NDArray[np.uint8], NDArray[np.uint8]]:
 
 
 def _states_after(kinds: Integers, rank: Integers) -> Integers:
-    """Returns the state after each event. `rank` is an event's number in the history of its
-    segment, from 0; the histories follow each other.
+    """Returns the state after each event.
+
+    Args:
+        kinds: Kind of each event. The events of a segment are consecutive.
+        rank: Number of each event in the history of its segment, from 0.
     """
     _, functions, composed = _tables()
     function = functions[kinds]

@@ -52,7 +52,9 @@ class RemotePartitionDeleteState(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TopicIdPartition:
-    """A partition, identified also by its topic's id, because a recreated topic has a new id."""
+    """A partition of a topic. It contains the topic id, too, because a topic that is deleted and
+    created again has a new id.
+    """
 
     topic: str
     topic_id: uuid.UUID
@@ -61,7 +63,9 @@ class TopicIdPartition:
 
 @dataclass(frozen=True, slots=True)
 class RemoteLogSegmentId:
-    """Id of one attempt to copy a segment; a second attempt has another `id`."""
+    """Id of one attempt to copy a segment. If the copy is attempted again, the second attempt has
+    another `id`.
+    """
 
     topic_id_partition: TopicIdPartition
     id: uuid.UUID
@@ -69,20 +73,21 @@ class RemoteLogSegmentId:
 
 @dataclass(frozen=True, slots=True)
 class RemoteLogSegmentMetadata:
-    """A tiered segment: record type 0, also in segment manifests.
+    """A tiered segment. This is record type 0, and a part of segment manifests.
 
     Attributes:
         segment_id: Id of the segment.
         start_offset: Base offset of the segment.
-        end_offset: Last offset, inclusive: the base offset of the next segment minus 1, which can
-            be above the offset of the last record.
+        end_offset: Last offset, inclusive. It is the base offset of the next segment minus 1, and
+            can be above the offset of the last record.
         max_timestamp_ms: Largest timestamp, ms since 1970; −1 if unknown. If no record has a
             timestamp, brokers write the modification time of the file.
         broker_id: Broker that made the copy, −1 if unknown.
         event_timestamp_ms: Time of the last event of the segment, ms since 1970.
-        segment_leader_epochs: First offset of each epoch within the segment, ascending by epoch,
-            never empty.
-        segment_size_in_bytes: Size of the `.log` file before any transformation.
+        segment_leader_epochs: First offset of each leader epoch within the segment, ascending by
+            epoch. Never empty.
+        segment_size_in_bytes: Size of the `.log` file in bytes, before it is compressed or
+            encrypted.
         custom_metadata: Opaque bytes of the storage plugin, or None.
         state: State of the segment. It is COPY_SEGMENT_STARTED in manifests, which brokers write
             before the copy is finished.
@@ -111,7 +116,8 @@ class RemoteLogSegmentMetadataUpdate:
         segment_id: Id of the segment.
         broker_id: Broker that reports the new state.
         event_timestamp_ms: Time of the event, ms since 1970.
-        custom_metadata: Plugin bytes that replace the old ones; None clears them.
+        custom_metadata: Plugin bytes that replace the previous ones. `None` removes the previous
+            ones.
         state: The new state.
     """
 
@@ -124,7 +130,7 @@ class RemoteLogSegmentMetadataUpdate:
 
 @dataclass(frozen=True, slots=True)
 class RemotePartitionDelete:
-    """The deletion of a partition: record type 2, which no released broker writes."""
+    """The deletion of a partition: record type 2. No released broker writes such records."""
 
     topic_id_partition: TopicIdPartition
     broker_id: int
@@ -134,7 +140,7 @@ class RemotePartitionDelete:
 
 @dataclass(frozen=True, slots=True)
 class RemoteLogSegmentMetadataSnapshot:
-    """A segment as an earlier Kafka version stored it in a broker's local snapshot file: record
+    """A segment in the local snapshot file that brokers of earlier Kafka versions wrote: record
     type 3. It does not state the partition.
 
     The fields after `id` equal the fields of `RemoteLogSegmentMetadata`.

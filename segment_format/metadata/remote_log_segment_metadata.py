@@ -73,7 +73,8 @@ def parse_metadata_record(value: bytes) -> MetadataRecord:
         value: The record's value. The caller skips null values (tombstones).
 
     Returns:
-        One of the four record classes. Memory is bounded by a small multiple of `len(value)`.
+        An object of one of the four record classes. Takes at most a small multiple of `len(value)`
+        bytes of memory.
 
     Raises:
         InvalidMetadataError: The bytes are not a record of a supported type and version, or the
@@ -107,16 +108,16 @@ def check_offsets_and_epochs(
     epochs: tuple[EpochEntry, ...],
     error: Callable[[str], SegmentFormatError],
 ) -> None:
-    """Checks the offsets and epochs of a segment.
+    """Raises an error if no broker writes a segment with these offsets and leader epochs.
 
     Args:
         start_offset: Base offset.
         end_offset: Last offset, inclusive.
-        epochs: First offset of each epoch, ascending by epoch.
-        error: Returns the error to raise for a message.
+        epochs: First offset of each leader epoch, ascending by epoch.
+        error: Creates the error to raise from its message.
 
     Raises:
-        SegmentFormatError: No broker writes these offsets or epochs.
+        SegmentFormatError: The result of `error`.
     """
     if not 0 <= start_offset <= end_offset:
         raise error(f"a segment has the invalid offsets {start_offset} to {end_offset}")
@@ -156,8 +157,8 @@ def _state(reader: MessageReader, states: type[_State], what: str = "segment sta
 
 
 def _body(reader: MessageReader, make: Callable[..., _Segment]) -> _Segment:
-    """Reads the fields that record types 0 and 3 have in common, and returns `make(...)` of
-    them.
+    """Reads the fields that record types 0 and 3 have in common. Returns the result of `make`,
+    which is called with these fields.
     """
     start_offset = reader.i64("start offset")
     end_offset = reader.i64("end offset")
@@ -184,7 +185,9 @@ def _body(reader: MessageReader, make: Callable[..., _Segment]) -> _Segment:
 
 
 def _epochs(reader: MessageReader) -> tuple[EpochEntry, ...]:
-    """Reads leader epochs, which Kafka writes in hash order, and sorts them."""
+    """Reads leader epochs. Returns them in ascending order, because Kafka writes them in hash
+    order.
+    """
     entries = []
     for _ in range(reader.compact_array_length("epochs", min_item_bytes=_MIN_EPOCH_BYTES)):
         entries.append(EpochEntry(reader.i32("leader epoch"), reader.i64("epoch start")))
@@ -252,8 +255,8 @@ DEFAULT_METADATA_PARTITIONS = 50
 def metadata_partition(
     topic_id: uuid.UUID, partition: int, num_partitions: int = DEFAULT_METADATA_PARTITIONS
 ) -> int:
-    """Returns the number of the partition of `__remote_log_metadata` that has the events of a user
-    partition.
+    """Returns the number of the partition of `__remote_log_metadata` that contains the events of a
+    user partition.
 
     Args:
         topic_id: Id of the topic.
@@ -275,7 +278,7 @@ def _long_hash(value: int) -> int:
 
 
 def murmur2(data: bytes) -> int:
-    """Returns the 32-bit murmur2 hash of `data` as Kafka computes it, unsigned."""
+    """Returns the unsigned 32-bit murmur2 hash of `data`. Kafka computes the same hash."""
     hashed = (_MURMUR2_SEED ^ len(data)) & _MASK
     word_bytes = len(data) & ~3
     for start in range(0, word_bytes, 4):

@@ -122,7 +122,9 @@ def record_count_message(count: int, last_offset: int) -> str:
 
 
 def record_offset_message(offset: int, least: int, last_offset: int) -> str:
-    """Returns the error text for a record whose offset is below `least` or above `last_offset`."""
+    """Returns the error text for a record with a wrong offset, which is below `least` or above
+    `last_offset`.
+    """
     return (
         f"a record has offset {offset}, but the next records of the batch must be in"
         f" [{least}, {last_offset}]: the offset"
@@ -144,12 +146,12 @@ class RecordBatchHeader:
         last_offset_delta: Last offset of the original batch minus `base_offset`.
         base_timestamp: Milliseconds since 1970. A record's timestamp is this plus the record's
             delta.
-        max_timestamp: Largest timestamp of a record in milliseconds since 1970; with LogAppendTime,
-            the timestamp of all records.
+        max_timestamp: Largest timestamp of the records in milliseconds since 1970. With
+            LogAppendTime, it is the timestamp of all records.
         producer_id: Id of the producer; −1 if the batch has none.
         producer_epoch: Epoch of the producer; −1 if the batch has no producer id.
         base_sequence: Sequence number of the first record; −1 if the batch has none.
-        record_count: Number of records in the batch; less than `last_offset_delta + 1` if
+        record_count: Number of records in the batch. It is less than `last_offset_delta + 1` if
             compaction removed records.
     """
 
@@ -223,11 +225,11 @@ class RecordBatchHeader:
         return self.base_offset + self.last_offset_delta
 
     def require_record_count(self, position: int) -> None:
-        """Checks that the batch does not state more records than offsets.
+        """Checks that the batch does not state more records than it has offsets.
 
-        Kafka's leaders refuse a batch with more records than offsets. Its offsets would overlap the
-        offsets of the next batch, so which record has an offset would depend on where a read
-        begins.
+        Kafka's leaders refuse a batch with more records than offsets. The offsets of its last
+        records would be those of the next batch. Then the record that a reader returns for such an
+        offset would depend on the offset at which the read begins.
 
         Raises:
             CorruptRecordError: The batch states more records than offsets.
@@ -267,11 +269,12 @@ class RecordBatchHeader:
         return wrap_i64(self.base_timestamp + timestamp_delta)
 
     def is_dated_before(self, timestamp_ms: int) -> bool:
-        """Returns whether `max_timestamp` proves that all records are older than a timestamp.
+        """Returns whether `max_timestamp` proves that all records are older than `timestamp_ms`.
 
         Some clients write −1, 0 or an old value, so a `max_timestamp` below the base timestamp
-        proves nothing. There are two exceptions: in a batch with a delete horizon, the log cleaner
-        computed `max_timestamp`; with LogAppendTime, it is the timestamp of every record.
+        proves nothing. There are two exceptions, in which every `max_timestamp` counts that is not
+        negative. In a batch with a delete horizon, the log cleaner computed `max_timestamp`. With
+        LogAppendTime, it is the timestamp of every record.
         """
         is_set = bool(self.attributes & (TIMESTAMP_TYPE_BIT | DELETE_HORIZON_BIT))
         is_plausible = self.max_timestamp >= 0 and (

@@ -127,8 +127,8 @@ def decompress(
     """Returns the uncompressed bytes of one batch's records.
 
     Memory: at most twice `max_output_bytes`, because the pieces are joined at the end, plus up to
-    128 MiB for the window that a zstd frame declares. A size that the payload states is only
-    allocated if a payload of this length can expand to it.
+    128 MiB for the window that a zstd frame declares. If the payload states a size, memory of this
+    size is allocated only if a payload of this length can expand to it.
 
     Args:
         codec: Number in the batch's attributes; 0 returns `payload` itself.
@@ -136,8 +136,8 @@ def decompress(
         magic: Magic of the entry. zstd is only valid with magic 2. With magic 0 the LZ4 header
             checksum is not verified.
         max_output_bytes: Limit for the uncompressed bytes.
-        zstd_bound: Upper bound of the uncompressed bytes, if the caller knows that the payload is a
-            single zstd frame; −1 if unknown.
+        zstd_bound: Upper bound of the uncompressed bytes; −1 if unknown. Only a caller that knows
+            that the payload is a single zstd frame may pass a bound.
 
     Returns:
         Contiguous bytes: `bytes`, a memoryview or a uint8 array. May share memory with `payload`.
@@ -145,8 +145,8 @@ def decompress(
     Raises:
         UnsupportedCompressionError: Kafka does not define the codec number, or does not allow the
             codec with this magic.
-        DecompressionError: The payload is invalid, or expands beyond the limit; `position` counts
-            from the payload's first byte.
+        DecompressionError: The payload is invalid, or expands beyond the limit. `position` of the
+            error counts from the first byte of the payload.
     """
     if codec == _ZSTD and magic >= 2:
         return _decompress_zstd(payload, max_output_bytes, zstd_bound)
@@ -195,7 +195,7 @@ def _begins_gzip_member(data: bytes) -> bool:
 
 
 def _decompress_lz4(payload: BytesLike, *, magic: int, max_output_bytes: int) -> bytes:
-    """Returns the content of the frame at the start of `payload`.
+    """Returns the decompressed bytes of the LZ4 frame at the start of `payload`.
 
     The output buffer grows with the decompressed bytes. The content size in the frame's header is
     not used, because it may be wrong.
@@ -233,8 +233,12 @@ def _in_pieces(view: memoryview, max_output_bytes: int) -> bytes:
 
 
 def _with_plain_header(view: memoryview, *, check: bool) -> memoryview:
-    """Returns the frame with a header that the lz4 library accepts: without a content size, and
-    with the correct header checksum.
+    """Returns an LZ4 frame with the same blocks, but with a header that the lz4 library accepts.
+    The new header has no content size, and a correct header checksum.
+
+    Args:
+        view: The frame.
+        check: True to verify the header checksum of `view` before.
     """
     if len(view) < 7 or bytes(view[:4]) != _LZ4_MAGIC:
         raise DecompressionError("lz4: the payload is not an LZ4 frame", position=0)
@@ -258,8 +262,8 @@ def _with_plain_header(view: memoryview, *, check: bool) -> memoryview:
 
 @functools.cache
 def _plain_header(flags: int, block_descriptor: int) -> bytes:
-    """Returns the seven bytes of a frame header without a content size, as the lz4 library writes
-    it.
+    """Returns the seven bytes of an LZ4 frame header without a content size. The lz4 library
+    creates them.
     """
     header: bytes = lz4.frame.compress_begin(
         lz4.frame.create_compression_context(),
@@ -276,11 +280,12 @@ def _plain_header(flags: int, block_descriptor: int) -> bytes:
 
 
 def _decompress_snappy(payload: BytesLike, *, max_output_bytes: int) -> BytesLike:
-    """Returns the content of a xerial stream or of one raw block.
+    """Returns the decompressed bytes of a xerial stream or of one raw block.
 
-    Memory: one buffer for the sum of the uncompressed sizes that the blocks state. Before it is
-    allocated, each size is compared with the block's compressed size, and the sum with the limit.
-    For a hostile payload of empty blocks, the list of blocks takes about 25 bytes per payload byte.
+    Memory: one buffer with the sum of the uncompressed sizes that the blocks state. Before this
+    buffer is allocated, each size is checked against the compressed size of the block, and the sum
+    against the limit. For a hostile payload of empty blocks, the list of blocks takes about 25
+    bytes per payload byte.
     """
     view = byte_view(payload)
     if len(view) < 8 or _u64(view)[0] != _XERIAL_MAGIC:
@@ -353,8 +358,8 @@ _thread = threading.local()
 
 
 def zstd_decompressor() -> zstandard.ZstdDecompressor:
-    """Returns the decompressor of the calling thread. It is reused because creating one takes as
-    long as decompressing a small batch.
+    """Returns the decompressor of the calling thread. Each thread reuses its decompressor, because
+    creating one takes as long as decompressing a small batch.
     """
     try:
         decompressor: zstandard.ZstdDecompressor = _thread.decompressor
@@ -396,8 +401,8 @@ def _decompress_zstd(payload: BytesLike, max_output_bytes: int, bound: int) -> B
 
 
 def _block_limit(descriptor: int) -> int:
-    """Returns the largest size of a block in a frame with this window descriptor; −1 if the window
-    exceeds the limit of 128 MiB.
+    """Returns the largest size that a block may have in a zstd frame with this window descriptor.
+    Returns −1 if the window exceeds the limit of 128 MiB.
     """
     window = (1 << 10 + (descriptor >> 3)) * (8 + (descriptor & 7)) // 8
     return min(window, _MAX_BLOCK) if window <= _MAX_WINDOW else -1
@@ -409,8 +414,8 @@ class Frame(NamedTuple):
     Attributes:
         start: Position of its first byte.
         stop: Position after its last byte.
-        max_output: Upper bound of its uncompressed bytes: the size that its header states, else the
-            sum of the upper bounds of its blocks.
+        max_output: Upper bound of its uncompressed bytes: the size that its header states. If the
+            header states no size, the sum of the upper bounds of its blocks.
         content_size: Uncompressed size that its header states, or None if it states no size.
     """
 
@@ -421,8 +426,8 @@ class Frame(NamedTuple):
 
 
 def scan_frames(view: memoryview) -> Sequence[Frame]:
-    """Returns the frames of a zstd stream in order, except skippable frames. Reads only headers of
-    frames and blocks.
+    """Returns the frames of a zstd stream in order, except skippable frames. Reads only the headers
+    of frames and of blocks.
 
     Memory: one tuple per frame. A frame has at least 9 bytes.
 

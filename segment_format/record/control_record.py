@@ -34,7 +34,8 @@ class ControlRecordType(IntEnum):
 
 
 def parse_control_record_type(key: BytesLike) -> ControlRecordType:
-    """Returns the type in a control record's key; UNKNOWN for undefined numbers.
+    """Returns the type that the key of a control record contains; UNKNOWN if Kafka does not define
+    the number.
 
     Raises:
         CorruptRecordError: The key has fewer than four bytes, or a negative version.
@@ -55,7 +56,8 @@ def batch_control_type(batch: DecodedBatch) -> ControlRecordType | None:
     without records.
 
     Raises:
-        CorruptRecordError: The record has no key, or its key is not that of a control record.
+        CorruptRecordError: The record has no key, or its key is invalid, see
+            `parse_control_record_type`.
     """
     if not batch.is_control_batch or not batch.records:
         return None
@@ -63,6 +65,8 @@ def batch_control_type(batch: DecodedBatch) -> ControlRecordType | None:
 
 
 def marker_of(batch: DecodedBatch) -> ControlRecordType | None:
-    """Returns ABORT or COMMIT for a control batch that ends a transaction, else `None`."""
+    """Returns ABORT or COMMIT if the batch is a control batch that ends a transaction; `None`
+    otherwise.
+    """
     kind = batch_control_type(batch)
     return kind if kind in (ControlRecordType.ABORT, ControlRecordType.COMMIT) else None

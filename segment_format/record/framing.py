@@ -40,7 +40,7 @@ _PREFIX = struct.Struct(">qiib")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Position, size and prefix of one entry.
+    """Position and size of one entry, and two fields of its first 17 bytes.
 
     Attributes:
         position: First byte of the entry in the buffer.
@@ -64,9 +64,10 @@ def read_prefix(buffer: BytesLike, position: int = 0, *, at: int | None = None) 
     """Parses the first 17 bytes of an entry. The buffer may end before the rest of the entry.
 
     Args:
-        buffer: Buffer with these bytes.
-        position: First byte in the buffer.
-        at: Position that the entry and errors report, if it differs from `position`.
+        buffer: Buffer that contains at least these bytes.
+        position: Position of the first byte of the entry in `buffer`.
+        at: Position of the entry in the log, if `buffer` does not begin at the start of the log. It
+            is used as the position of the returned entry and in errors.
 
     Raises:
         TruncatedBatchError: Fewer than 17 bytes are left.
@@ -100,7 +101,8 @@ def read_prefix(buffer: BytesLike, position: int = 0, *, at: int | None = None) 
 
 
 def read_entry(buffer: BytesLike, position: int) -> Entry:
-    """Returns the entry that begins at `position` and checks that it is complete.
+    """Returns the position, size and prefix of the entry that begins at `position`. Checks that the
+    entry is complete.
 
     Raises:
         TruncatedBatchError: The entry runs past the end of the buffer.
@@ -120,7 +122,8 @@ def read_entry(buffer: BytesLike, position: int) -> Entry:
 
 
 def iter_entries(buffer: BytesLike, *, position: int = 0) -> Iterator[Entry]:
-    """Yields every entry from `position` to the end of `buffer`, reading only their prefixes.
+    """Yields every entry from `position` to the end of `buffer`. Reads only the first 17 bytes of
+    each entry.
 
     Args:
         buffer: Complete entries, one after the other.

@@ -25,8 +25,8 @@ Like Kafka's consumer, this decoder refuses a record whose fields do not fill it
 header count that exceeds the remaining bytes, and a batch with fewer or more records than it
 states. If a batch states 0 records, it is empty, and its payload is not read. The decoder also
 refuses record offsets that do not ascend or are above the batch's last offset. Kafka's consumer
-accepts them and returns the first record that it reads for each offset, so its result would depend
-on where a read begins.
+accepts them, and returns for each offset the first record that it reads. So its result depends on
+the offset at which a read begins.
 
 Kafka wrote messages of magic 0 and 1 before version 0.11. They only occur in the first tiered
 segment of an old topic. After the entry's offset (i64) and size (i32), big-endian:
@@ -134,8 +134,8 @@ class DecodedBatch:
         position: First byte of the entry in the buffer.
         size: Bytes of the entry.
         magic: 0, 1 or 2.
-        base_offset: First offset of the original batch for magic 2, else offset of the first
-            record.
+        base_offset: For magic 2, first offset of the original batch. For magic 0 and 1, offset of
+            the first record.
         last_offset: Last offset, inclusive; compaction may have removed its record.
         crc: Stored checksum, unsigned: CRC-32C for magic 2, CRC-32 for magic 0 and 1.
         compression_type: Codec of the records.
@@ -182,9 +182,9 @@ def iter_batches(
     """Yields every entry of a log with its records, including control batches and empty batches.
 
     Memory: one batch at a time. Its objects take up to about 50 times its uncompressed bytes,
-    because even a record of seven bytes becomes a `Record`. No memory is allocated by a stated
-    count or length before the bytes are read. For the memory of decompression, see
-    `segment_format.record.compression.decompress`.
+    because even a record of seven bytes becomes a `Record`. Counts and lengths that the data states
+    do not cause memory to be allocated before the bytes are read. For the memory of decompression,
+    see `segment_format.record.compression.decompress`.
 
     Args:
         buffer: Complete entries, one after the other, as in a `.log` file.
@@ -216,9 +216,9 @@ def require_crc(view: memoryview, entry: Entry, header: RecordBatchHeader) -> No
     """Verifies the checksum of a complete batch of magic 2.
 
     Args:
-        view: Buffer of the entry.
+        view: Buffer that contains the entry.
         entry: The batch.
-        header: Its header.
+        header: Header of the batch.
 
     Raises:
         CrcMismatchError: The checksum does not match the bytes.
@@ -274,15 +274,15 @@ def _read_records(
 ) -> tuple[_Item, ...]:
     """Reads the records of a batch and checks their offsets and their count.
 
-    Errors name the position of the wrong byte if the batch is not compressed, else the position of
-    the batch.
+    If the batch is compressed, errors contain the position of the batch. Otherwise they contain the
+    position of the wrong byte.
 
     Args:
-        view: Buffer of the entry.
+        view: Buffer that contains the entry.
         entry: The batch.
-        header: Its header.
+        header: Header of the batch.
         max_batch_bytes: Limit for the decompressed bytes of the batch.
-        read: Reads one record from a cursor; returns its offset and the item to collect.
+        read: Reads one record from a cursor. Returns `(offset, item)`. The items are returned.
     """
     if not header.record_count:
         return ()
@@ -315,8 +315,8 @@ def _read_records(
 
 
 def _read_body(cursor: Cursor) -> Cursor:
-    """Returns a cursor over the bytes of the next record after its length field, and moves `cursor`
-    to the end of this record.
+    """Reads the length field of the next record. Returns a cursor over the bytes of the record
+    after this field, and moves `cursor` to the end of the record.
     """
     size = cursor.varint("record length")
     if size < _MIN_BODY_SIZE or size > cursor.remaining:
@@ -385,13 +385,13 @@ class _Message:
 def decode_legacy_entry(
     view: memoryview, entry: Entry, *, check_crcs: bool, max_batch_bytes: int
 ) -> DecodedBatch:
-    """Decodes an entry of magic 0 or 1: one record, or the records of a wrapper.
+    """Decodes an entry of magic 0 or 1, which is one record, or a wrapper with several records.
 
     If `check_crcs` is true, the checksums of inner messages are verified, too, as in Kafka's
     consumer.
 
     Args:
-        view: Buffer of the entry.
+        view: Buffer that contains the entry.
         entry: The entry.
         check_crcs: True to verify checksums.
         max_batch_bytes: Limit for the decompressed bytes of a wrapper.
@@ -550,8 +550,8 @@ class EntryTimes:
         position: First byte of the entry in the buffer.
         base_offset: First offset of the entry.
         last_offset: Last offset of the entry, inclusive.
-        times: Offset and timestamp of each record, in milliseconds since 1970. Empty if the batch
-            states that all its records are older than the requested time.
+        times: `(offset, timestamp)` of each record. The timestamps are in milliseconds since 1970.
+            Empty if the batch header states that all records are older than the requested time.
     """
 
     position: int
@@ -566,13 +566,13 @@ def iter_record_times(
     """Yields the offsets and timestamps of the records of each entry, including transaction
     markers.
 
-    Keys, values and headers are not parsed: the record's length is used to skip them, and only the
-    checksum verifies them.
+    Keys, values and headers are not parsed, but skipped by the length of the record. Only the
+    checksum of the entry verifies them.
 
     Args:
         buffer: Complete entries, one after the other, as in a `.log`.
-        dated_from_ms: Timestamp in milliseconds since 1970. If a batch states that all its records
-            are older, they are not read.
+        dated_from_ms: Timestamp in milliseconds since 1970. If a batch header states that all
+            records of the batch are older, they are not read.
         max_batch_bytes: Limit for the decompressed bytes of one entry.
 
     Yields:

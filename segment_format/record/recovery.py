@@ -57,7 +57,7 @@ _HEAD_BYTES: Final = _V2_TIMESTAMP_POSITION + _MAX_TIMESTAMP.size
 
 
 class _Window:
-    """Reads a file in windows, and keeps the last window in memory."""
+    """Reads a file in large pieces ("windows"), and keeps the last window in memory."""
 
     def __init__(self, read: Read, size: int) -> None:
         self._read = read
@@ -66,12 +66,12 @@ class _Window:
         self._start = 0
 
     def bytes_from(self, start: int, stop: int, *, read_ahead: int = WINDOW_BYTES) -> memoryview:
-        """Returns bytes from `start` to at least `stop`, or to the end of the file.
+        """Returns the bytes of the file from `start` to at least `stop`, or to the end of the file.
 
         Args:
             start: First byte.
             stop: End of the needed bytes, exclusive.
-            read_ahead: Number of bytes to read from `start` if the needed bytes are not in memory.
+            read_ahead: Minimum number of bytes to read if the needed bytes are not in memory.
         """
         stop = min(stop, self._size)
         if not self._start <= start <= stop <= self._start + len(self._data):
@@ -82,7 +82,8 @@ class _Window:
 
 
 def max_timestamps_from(read: Read, size: int, position: int, offset: int) -> Iterator[int]:
-    """Yields the largest timestamp of each batch from an offset on, in milliseconds since 1970.
+    """Yields the largest timestamp of each batch, in milliseconds since 1970. Skips batches before
+    `offset`.
 
     Begins with the first batch whose last offset is `offset` or higher. Yields nothing if this
     batch begins after `offset` or has message format 0. Stops at bytes that are not a batch.
@@ -91,7 +92,7 @@ def max_timestamps_from(read: Read, size: int, position: int, offset: int) -> It
         read: Returns bytes [start, stop) of a whole log file, as the broker wrote it.
         size: Size of that file, in bytes.
         position: Position to begin at: 0, or the position of a batch.
-        offset: Kafka offset; earlier batches are skipped.
+        offset: Kafka offset. Batches that end before it are skipped.
     """
     window = _Window(read, size)
     is_reached = False
@@ -121,13 +122,15 @@ def max_timestamps_from(read: Read, size: int, position: int, offset: int) -> It
 
 @dataclass(slots=True)
 class _Walk:
-    """What the search for the last entry knows between two entries.
+    """State of the search for the last entry of a log. The search reads the headers of all entries
+    from a position on.
 
     Attributes:
         next_offset: Smallest offset that the next entry may have.
-        has_holes: True if offsets are missing in or between the entries read, as after compaction.
-        is_counting: True if the previous entry was read, so that a gap before the next entry is a
-            hole.
+        has_holes: True if offsets are missing in or between the entries that were read, as after
+            compaction.
+        is_counting: True if the previous entry was read. Only then a gap before the next entry
+            proves that offsets are missing.
     """
 
     next_offset: int
@@ -144,16 +147,16 @@ def last_offset(
     indexed: int | None = None,
     newest: int | None = None,
 ) -> int:
-    """Returns the last offset of the last batch. Compaction may have removed the record of this
-    offset.
+    """Returns the last offset of the last batch of a log. Compaction may have removed the record of
+    this offset.
 
     Args:
         read: Returns bytes [start, stop) of a whole log file, as the broker wrote it.
         size: Size of that file, in bytes.
         position: Position of the batch to begin at: 0, or a position from the offset index.
         base_offset: Base offset of the segment.
-        indexed: Offset of the last entry of the offset index whose position is `position`.
-        newest: Offset of the last entry of the time index; `None` if it has no entry.
+        indexed: Last offset of the batch at `position`, according to the offset index.
+        newest: Offset of the last entry of the time index; `None` if the time index is empty.
 
     Raises:
         TruncatedBatchError: The log is empty, or its last batch is not complete.
@@ -186,8 +189,8 @@ def last_offset(
 
 
 def _find_last(read: Read, size: int, position: int, walk: _Walk) -> tuple[Entry, memoryview]:
-    """Skips all entries before the last one. Returns the last entry, and the part of its bytes that
-    is already in memory.
+    """Skips all entries before the last one. Returns two values: the last entry, and those bytes
+    from its start that are already in memory.
     """
     window = _Window(read, size)
     while True:
@@ -200,8 +203,13 @@ def _find_last(read: Read, size: int, position: int, walk: _Walk) -> tuple[Entry
 
 
 def _step_over(walk: _Walk, head: memoryview, entry: Entry) -> int:
-    """Returns the last offset of an entry that is not the last one, and records in `walk` whether
-    offsets are missing.
+    """Returns the last offset of `entry`, which is not the last entry. Sets `has_holes` of `walk`
+    if offsets are missing in or before the entry.
+
+    Args:
+        walk: State of the search.
+        head: First bytes of the entry.
+        entry: The entry.
     """
     if entry.magic != MAGIC_2:  # a wrapper states only the offset of its last message
         if entry.offset < walk.next_offset:
@@ -224,8 +232,8 @@ def _descending(offset: int, walk: _Walk, entry: Entry) -> CorruptRecordError:
 
 
 def _checked_offsets(data: memoryview, entry: Entry) -> tuple[int, int, bool]:
-    """Verifies the checksum of an entry. Returns its first offset, its last offset, and whether it
-    has a record for every offset from the first to the last.
+    """Verifies the checksum of an entry. Returns three values: its first offset, its last offset,
+    and whether it has a record for every offset from the first to the last.
     """
     here = Entry(0, entry.size, entry.offset, entry.magic)
     try:
@@ -246,12 +254,14 @@ def _checked_offsets(data: memoryview, entry: Entry) -> tuple[int, int, bool]:
 def _require_plausible(
     first: int, last: int, walk: _Walk, newest: int | None, entry: Entry
 ) -> None:
-    """Checks whether a gap of offsets before the last batch can be real, or shows a damaged offset.
+    """Checks a gap of offsets before the last batch. Raises `CorruptRecordError` in two situations,
+    because an offset seems to be damaged.
 
-    Raises if the last entry of the time index has an offset that is in no batch, or if one flipped
-    bit in the base offset explains the gap. Compaction leaves gaps as well. A flipped bit is
-    therefore not assumed if the last entry of the time index is in the last batch, or if the log
-    has other holes.
+    * The last entry of the time index has an offset that is in no batch.
+    * The gap disappears if one bit in the base offset of the last batch is flipped.
+
+    Compaction leaves gaps as well. So the second situation is accepted if the last entry of the
+    time index is in the last batch, or if the log has other holes.
     """
     gap = first - walk.next_offset
     if gap <= 0:
@@ -278,18 +288,21 @@ def _require_plausible(
 
 
 def _crc32c(data: memoryview, crc: int) -> int:
-    """Returns the CRC-32C `crc` extended by more bytes, as `zlib.crc32` does for CRC-32."""
+    """Returns the CRC-32C of the bytes before `data` and `data` together. `crc` is the CRC-32C of
+    the bytes before `data`. `zlib.crc32` does the same for CRC-32.
+    """
     return int(google_crc32c.extend(crc, np.frombuffer(data, dtype=np.uint8)))
 
 
 @dataclass(frozen=True, slots=True)
 class WholeBatch:
-    """An intact batch, which log recovery keeps.
+    """An intact batch. Log recovery keeps such batches.
 
     Attributes:
         position: Position of its first byte in the file.
         header: Header of the batch.
-        marker: ABORT or COMMIT if a control batch ends a transaction, else `None`.
+        marker: ABORT or COMMIT if the batch is a control batch that ends a transaction, else
+            `None`.
     """
 
     position: int
@@ -303,21 +316,22 @@ class WholeBatch:
 
 
 class WholeBatches:
-    """Iterates once over the intact batches of a log file.
+    """Iterates over the intact batches at the start of a log file. Can be iterated only once.
 
     Args:
         read: Returns bytes [start, stop) of the file.
         size: Size of the file, in bytes.
         base_offset: Base offset of the segment.
         position: Position of the batch to begin at.
-        stop_offset: Iteration ends before the first batch whose base offset is at or above it.
+        stop_offset: The iteration ends before the first batch with this base offset or a higher
+            one.
         check_crcs: True to verify checksums. If false, only headers are read.
 
     Attributes:
         position: Position after the last intact batch.
         next_offset: Offset after the last intact batch.
-        problem: Why the bytes at `position` are not an intact batch; empty if the iteration has not
-            found such bytes.
+        problem: The reason why the bytes at `position` are not an intact batch. Empty if all
+            batches up to the end of the iteration are intact.
     """
 
     def __init__(
@@ -397,7 +411,11 @@ class WholeBatches:
         return WholeBatch(position, header, marker)
 
     def _entry(self, head: memoryview) -> Entry:
-        """Returns the entry whose first bytes are `head`."""
+        """Returns the entry that begins at `position`. `head` contains its first bytes.
+
+        Raises:
+            CorruptRecordError: The bytes are not an entry.
+        """
         if len(head) < ENTRY_PREFIX_SIZE:
             raise CorruptRecordError(f"{len(head)} bytes are not a batch")
         if not any(head):
@@ -408,8 +426,8 @@ class WholeBatches:
             raise CorruptRecordError(error.message) from None
 
     def _is_old_message(self, entry: Entry) -> bool:
-        """Returns whether the entry's checksum matches as in format 0 and 1. If so, it is really an
-        old message, and not a batch of magic 2 with a flipped bit.
+        """Returns whether the checksum of the entry is correct for format 0 or 1. If it is, the
+        entry really is an old message, and not a batch of magic 2 with a flipped bit.
         """
         start = entry.position + ENTRY_PREFIX_SIZE - 1  # the checksum covers the magic byte
         if entry.stop < start + 1:

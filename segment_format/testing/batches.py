@@ -105,7 +105,7 @@ def codec_number(codec: str) -> int:
 
 
 def compress(codec: str, payload: bytes, *, magic: int = 2) -> bytes:
-    """Compresses a payload as the Java producer does.
+    """Compresses a payload in the form that the Java producer writes.
 
     Args:
         codec: none, gzip, snappy, lz4 or zstd.
@@ -222,7 +222,9 @@ class SimpleRecord:
 
 
 class HeaderFields(TypedDict, total=False):
-    """Header fields that the functions of this module pass to `frame_batch` unchanged."""
+    """Header fields of a batch. The functions of this module pass them to `frame_batch`
+    unchanged.
+    """
 
     leader_epoch: int
     producer_id: int
@@ -231,8 +233,8 @@ class HeaderFields(TypedDict, total=False):
 
 
 def assign_offsets(records: Sequence[SimpleRecord], base_offset: int) -> list[int]:
-    """Returns the absolute offset of every record: its `offset`, or, if that is None, the offset
-    after the previous record.
+    """Returns the absolute offset of every record. This is its `offset`. If that is None, it is the
+    offset after the previous record, or `base_offset` for the first record.
 
     Raises:
         ValueError: The offsets do not strictly increase from `base_offset`.
@@ -269,8 +271,8 @@ def write_batch(
     """Returns one record batch of magic 2, as in a `.log` file.
 
     Args:
-        records: Records of the batch. A record's `offset` can leave a hole before it, as compaction
-            does.
+        records: Records of the batch. A record with an `offset` can leave a hole before it, as
+            after compaction.
         base_offset: First offset of the batch as it was produced.
         codec: none, gzip, snappy, lz4 or zstd.
         timestamp_type: `CREATE_TIME` or `LOG_APPEND_TIME`. With `LOG_APPEND_TIME`, readers return
@@ -282,11 +284,11 @@ def write_batch(
         delete_horizon: Milliseconds since 1970. Sets attribute bit 6; replaces `base_timestamp`.
         base_timestamp: Header field; default: the timestamp of the first record, or -1.
         unused_attributes: Attribute bits that readers must ignore: bit 7 and the high byte.
-        compressor: Compresses the records instead of `compress`.
+        compressor: Function to use instead of `compress`.
         **fields: See `HeaderFields`.
 
     Raises:
-        ValueError: The codec is unknown, offsets do not increase, or `last_offset_delta` is low.
+        ValueError: The codec is unknown, `last_offset_delta` is too low, or offsets are wrong.
         struct.error: A number does not fit its field.
     """
     offsets = assign_offsets(records, base_offset)
@@ -338,8 +340,7 @@ def frame_batch(
     producer_epoch: int = -1,
     base_sequence: int = -1,
 ) -> bytes:
-    """Returns a batch with the given payload, which may be invalid, and with correct length and
-    checksum.
+    """Returns a batch with correct length and checksum. The payload may be invalid.
 
     Args:
         payload: Bytes after the header, already compressed with the codec in `attributes`.
@@ -347,8 +348,8 @@ def frame_batch(
         record_count: Header field; may differ from the number of records in the payload.
         last_offset_delta: Last offset of the batch minus `base_offset`.
         attributes: All 16 attribute bits.
-        leader_epoch: Epoch of the leader that appended the batch, -1 if unknown. The checksum
-            does not cover it.
+        leader_epoch: Epoch of the leader that appended the batch, -1 if unknown. The checksum does
+            not cover it.
         base_timestamp: Milliseconds since 1970: the base timestamp, or the delete horizon.
         max_timestamp: Milliseconds since 1970.
         producer_id: Id of the producer; -1 for no producer id.
@@ -373,7 +374,9 @@ def frame_batch(
 
 
 def write_record(record: SimpleRecord, offset_delta: int, timestamp_delta: int) -> bytes:
-    """Returns one record: length, attributes, the two deltas, key, value, headers."""
+    """Returns the bytes of one record: length, attributes, the two deltas, key, value and
+    headers.
+    """
     fields = [
         b"\x00",
         write_varlong(timestamp_delta),

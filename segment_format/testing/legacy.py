@@ -47,8 +47,8 @@ def write_message_set(
     """Returns a legacy message set: one entry per record, or one compressed wrapper.
 
     Args:
-        records: Records without headers. A record's `offset` can leave a hole before it.
-        base_offset: Offset of the first record, if it has no `offset` of its own.
+        records: Records without headers. A record with an `offset` can leave a hole before it.
+        base_offset: Offset of the first record if the `offset` of this record is None.
         magic: 0 or 1.
         codec: none (one entry per record), gzip, snappy or lz4.
         timestamp_type: Attribute bit 3 of magic 1. With `LOG_APPEND_TIME`, the timestamp of the
@@ -56,10 +56,10 @@ def write_message_set(
         log_append_time: Timestamp for `LOG_APPEND_TIME`, milliseconds since 1970.
         inner_magic: Magic of the entries in a wrapper, if it differs from the wrapper's magic, as
             in KAFKA-4298.
-        inner_base_offset: First inner offset; None means `base_offset` for magic 0 (absolute) and
-            the distance from the first record for magic 1 (relative).
+        inner_base_offset: Offset of the first inner entry. None means the offset of the first
+            record for magic 0 (absolute offsets), and 0 for magic 1 (relative offsets).
         wrapper_offset: The wrapper's offset; None means the offset of the last record.
-        compressor: Compresses the inner entries instead of `compress`.
+        compressor: Function to use instead of `compress`.
 
     Raises:
         ValueError: The magic is not 0 or 1, a record has headers, the codec is zstd, or offsets do

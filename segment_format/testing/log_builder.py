@@ -90,7 +90,7 @@ class BuiltLog:
         segments: Segments in offset order. Each segment ends where the next segment begins.
         all_rows: All data records in offset order, including records of aborted transactions.
         transactions: All transactions with data, in order of their first offsets.
-        log_starts: For each segment, the log start offset when it was closed.
+        log_starts: For each segment, the log start offset at the time when the segment was closed.
     """
 
     segments: tuple[SegmentFiles, ...]
@@ -106,8 +106,9 @@ class BuiltLog:
         """Returns the last stable offset if only the first `segment_count` segments are tiered;
         None means all segments.
 
-        This is the first offset of the oldest transaction that has no marker in these segments. If
-        there is no such transaction, it is the offset after these segments.
+        The last stable offset is the first offset of the oldest transaction that has no marker in
+        the tiered segments. If there is no such transaction, it is the offset after the tiered
+        segments.
         """
         end = self.end_offset(segment_count)
         return min(
@@ -165,15 +166,15 @@ class BuiltLog:
 
 
 class LogBuilder:
-    """Appends to one partition and cuts it into segments.
+    """Builds the log of one partition by appending batches, and splits it into segments.
 
     Args:
         start_offset: Base offset of the first segment.
         leader_epoch: Epoch of the first appends.
-        codec: Codec of batches that are appended without a codec.
+        codec: Codec of batches for which `append` gets no codec.
         index_interval_bytes: Kafka's `index.interval.bytes`.
-        segment_bytes: Maximum size of a segment: an append that would exceed it begins a new
-            segment. With None, only `roll` and `build` close a segment.
+        segment_bytes: Maximum size of a segment. If an append would exceed it, a new segment
+            begins. None means that only `roll` and `build` close a segment.
     """
 
     def __init__(
@@ -215,14 +216,14 @@ class LogBuilder:
 
     def delete_records_before(self, offset: int) -> None:
         """Moves the log start offset to `offset`. Leader epoch checkpoints that are written later
-        begin at it.
+        begin at this offset.
         """
         self._files.log_start = max(self._files.log_start, offset)
 
     @contextmanager
     def one_append(self) -> Iterator[None]:
-        """Counts the batches written inside the `with` block as a single append for the indexes,
-        because a follower appends all batches of a fetch at once.
+        """Writes all batches of the `with` block as a single append. This affects the entries of
+        the indexes. A follower appends all batches of a fetch in this way.
         """
         with self._files.one_append():
             yield
@@ -244,14 +245,15 @@ class LogBuilder:
         """Appends a data batch and returns its base offset.
 
         Args:
-            records: The batch's records. A record's `offset` can leave a hole before it.
+            records: The batch's records. A record with an `offset` can leave a hole before it.
             codec: Name of the codec; None means the builder's codec.
             timestamp_type: `CREATE_TIME` or `LOG_APPEND_TIME`.
             log_append_time: Timestamp for `LOG_APPEND_TIME`, milliseconds since 1970.
-            producer_id: Id of the producer, whose sequence numbers continue; -1 for no producer id
-                and no sequence numbers.
+            producer_id: Id of the producer. The batch continues its sequence numbers. -1 means no
+                producer id and no sequence numbers.
             producer_epoch: -1 means the producer's newest epoch, or 0 for a new producer.
-            transactional: Opens the producer's transaction if none is open.
+            transactional: True if the batch belongs to a transaction. It opens a transaction if the
+                producer has none open.
             last_offset_delta: See `write_batch`.
             delete_horizon: See `write_batch`.
             base_offset: Base offset of the batch; None means `next_offset`. A larger offset leaves
@@ -311,7 +313,9 @@ class LogBuilder:
         return self._end(producer_id, producer_epoch, timestamp, committed=False)
 
     def append_control(self, kind: str | int, *, timestamp: int = DEFAULT_TIMESTAMP_MS) -> int:
-        """Appends a control batch other than abort and commit; returns its offset."""
+        """Appends a control batch that is neither an abort nor a commit marker. Returns its
+        offset.
+        """
         data = write_control_batch(
             kind,
             base_offset=self._files.next_offset,
@@ -365,7 +369,7 @@ class LogBuilder:
         timestamp_type: int = CREATE_TIME,
         log_append_time: int = DEFAULT_TIMESTAMP_MS,
     ) -> int:
-        """Appends messages of magic 0 or 1 and returns the first offset.
+        """Appends messages of magic 0 or 1. Returns the offset of the first message.
 
         With codec `none`, each record is an entry. With another codec, a wrapper contains all
         records.
@@ -402,7 +406,7 @@ class LogBuilder:
         return offsets[0]
 
     def roll(self) -> SegmentFiles | None:
-        """Closes the segment and returns its files, or None if it is empty.
+        """Closes the current segment and returns its files. Returns None if the segment is empty.
 
         Raises:
             ValueError: Called inside `one_append`.
@@ -476,8 +480,16 @@ class LogBuilder:
         )
 
     def _write_data(self, data: bytes, facts: ExpectedRow, last: int) -> int | None:
-        """Writes a data batch. Returns the index of its transaction, or None if it is not
-        transactional.
+        """Writes a data batch.
+
+        Args:
+            data: Bytes of the batch.
+            facts: Fields of the batch.
+            last: Last offset of the batch.
+
+        Returns:
+            Index of the batch's transaction in `BuiltLog.transactions`; None if the batch is not
+            transactional.
         """
         base = facts.batch_base_offset
         self._files.write(data, base, last, facts.timestamp)

@@ -1,4 +1,4 @@
-"""Writes the files of closed segments as a broker writes them when it appends to a partition.
+"""Writes the files of closed segments in the same form as a broker.
 
     .index      8 bytes an entry: i32 offset - base offset, i32 file position
     .timeindex  12 bytes an entry: i64 timestamp, i32 offset - base offset
@@ -33,7 +33,7 @@ class AbortedTransaction:
         first_offset: Base offset of its first batch in the partition.
         last_offset: Offset of its abort marker.
         last_stable_offset: First offset of the oldest transaction that is still open after the
-            abort marker; without one, the offset after the marker.
+            abort marker. If none is open, the offset after the marker.
     """
 
     producer_id: int
@@ -52,8 +52,8 @@ class ProducerEntry:
         last_sequence: Last sequence of its last batch; -1 if it wrote only markers.
         last_offset: Last offset of its last batch; -1 if it wrote only markers.
         offset_delta: Last offset minus first offset of its last batch.
-        timestamp: Largest timestamp of its last batch, or timestamp of its last marker if the
-            marker follows that batch; milliseconds since 1970.
+        timestamp: Largest timestamp of its last batch. If a marker follows that batch, the
+            timestamp of the last marker. Milliseconds since 1970.
         coordinator_epoch: Coordinator epoch of its last marker; -1 if it has no marker.
         current_txn_first_offset: First offset of its open transaction; -1 if none is open.
     """
@@ -69,31 +69,35 @@ class ProducerEntry:
 
 
 def write_offset_index(entries: Iterable[tuple[int, int]], *, base_offset: int) -> bytes:
-    """Returns a `.index` file of (absolute offset, file position) entries."""
+    """Returns the content of a `.index` file. `entries` are (absolute offset, file position)."""
     return b"".join(
         struct.pack(">ii", offset - base_offset, position) for offset, position in entries
     )
 
 
 def write_time_index(entries: Iterable[tuple[int, int]], *, base_offset: int) -> bytes:
-    """Returns a `.timeindex` file of (timestamp in ms, absolute offset) entries."""
+    """Returns the content of a `.timeindex` file. `entries` are (timestamp in ms, absolute
+    offset).
+    """
     return b"".join(struct.pack(">qi", time, offset - base_offset) for time, offset in entries)
 
 
 def write_transaction_index(transactions: Iterable[AbortedTransaction]) -> bytes:
-    """Returns a `.txnindex` file."""
+    """Returns the content of a `.txnindex` file."""
     return b"".join(struct.pack(">hqqqq", 0, *astuple(entry)) for entry in transactions)
 
 
 def write_producer_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
-    """Returns a `.snapshot` file."""
+    """Returns the content of a `.snapshot` file."""
     packed = [struct.pack(">qhiqiqiq", *astuple(entry)) for entry in entries]
     body = struct.pack(">i", len(packed)) + b"".join(packed)
     return struct.pack(">hI", 1, crc32c(body)) + body
 
 
 def write_leader_epoch_checkpoint(epochs: Iterable[tuple[int, int]]) -> bytes:
-    """Returns a `leader-epoch-checkpoint` file of ascending (epoch, start offset) entries."""
+    """Returns the content of a `leader-epoch-checkpoint` file. `epochs` are (epoch, start offset),
+    in ascending order.
+    """
     lines = [f"{epoch} {start}" for epoch, start in epochs]
     return "\n".join(["0", str(len(lines)), *lines, ""]).encode()
 
@@ -120,7 +124,9 @@ class Transaction:
 
 
 class ProducerStates:
-    """Tracks the producers and transactions of one partition, batch by batch in offset order."""
+    """Tracks the producers and transactions of one partition. The caller adds the batches and
+    markers in offset order.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[int, ProducerEntry] = {}
@@ -136,15 +142,17 @@ class ProducerStates:
         return None if entry is None else entry.producer_epoch
 
     def next_sequence(self, producer_id: int, producer_epoch: int) -> int:
-        """Returns the sequence number of the producer's next record: 0 in a new epoch."""
+        """Returns the sequence number of the producer's next record. It is 0 if `producer_epoch` is
+        new.
+        """
         entry = self._entries.get(producer_id)
         if entry is None or entry.producer_epoch != producer_epoch:
             return 0
         return (entry.last_sequence + 1) % SEQUENCE_LIMIT
 
     def open_transaction(self, producer_id: int) -> int | None:
-        """Returns the index in `transactions` of the producer's open transaction; None if none is
-        open.
+        """Returns the producer's open transaction as an index into `transactions`. Returns None if
+        the producer has no open transaction.
         """
         return self._open.get(producer_id)
 
@@ -198,8 +206,8 @@ class ProducerStates:
         timestamp: int,
         committed: bool,
     ) -> AbortedTransaction | None:
-        """Records a marker. If it aborts a transaction that has data, returns the entry for the
-        transaction index.
+        """Records a marker. Returns the entry for the transaction index if the marker aborts a
+        transaction with data; None otherwise.
         """
         entry = self._entries.get(producer_id)
         if entry is None or entry.producer_epoch != producer_epoch:
@@ -225,7 +233,7 @@ class ProducerStates:
         )
 
     def snapshot(self) -> tuple[ProducerEntry, ...]:
-        """Returns the entries of a snapshot, ordered by producer id."""
+        """Returns the entries for a producer snapshot file, ordered by producer id."""
         return tuple(self._entries[producer_id] for producer_id in sorted(self._entries))
 
 
@@ -239,7 +247,7 @@ class SegmentFiles:
     Attributes:
         base_offset: First offset of the segment.
         next_offset: End of the segment, exclusive: the base offset of the next segment. It can be
-            above the offset after the last batch.
+            higher than the last offset of the last batch plus 1.
         log: The `.log` file.
         index: The `.index` file.
         timeindex: The `.timeindex` file.
@@ -248,7 +256,7 @@ class SegmentFiles:
         leader_epoch_checkpoint: The `leader-epoch-checkpoint` file with the leader epochs from the
             log start to `next_offset`.
         max_timestamp_ms: Largest batch timestamp; -1 if no batch has one.
-        epochs: (leader epoch, its first offset in this segment), in ascending order.
+        epochs: (leader epoch, first offset of this epoch in the segment), in ascending order.
     """
 
     base_offset: int
@@ -270,12 +278,13 @@ class SegmentFiles:
 
 @dataclass(frozen=True, slots=True)
 class BatchFacts:
-    """The fields of a log entry that the indexes need.
+    """The fields of a log entry that are needed to build the indexes.
 
     Attributes:
         size: Size of the entry in bytes.
         last_offset: Last offset of the entry, inclusive.
-        max_timestamp: Largest timestamp of its records, ms since 1970; -1 if they have none.
+        max_timestamp: Largest timestamp of the records, ms since 1970; -1 if no record has a
+            timestamp.
     """
 
     size: int
@@ -284,12 +293,13 @@ class BatchFacts:
 
 
 class IndexBuilder:
-    """Builds the offset, time and transaction index of one segment by the broker's rules.
+    """Builds the offset, time and transaction index of one segment. Follows the rules of the
+    broker.
 
-    An append adds index entries if more than `interval_bytes` were appended since the previous
-    entries. The entry of the offset index has the append's last offset and position. An entry is
-    added to the time index if the largest timestamp has increased. Closing the segment adds a last
-    entry to the time index.
+    An append adds an entry to the offset index if more than `interval_bytes` were appended since
+    the previous entry. The entry contains the last offset and the position of the append. At the
+    same time, an entry is added to the time index if the largest timestamp has increased. Closing
+    the segment adds a last entry to the time index.
     """
 
     def __init__(
@@ -315,7 +325,9 @@ class IndexBuilder:
         return self._newest[0]
 
     def add_append(self, batches: list[BatchFacts]) -> None:
-        """Adds the batches of one append to the log, in order."""
+        """Adds the batches of one append to the indexes. The batches must be in the order of the
+        log.
+        """
         for batch in batches:
             if batch.max_timestamp > self._newest[0]:
                 self._newest = (batch.max_timestamp, batch.last_offset)
@@ -328,12 +340,14 @@ class IndexBuilder:
         self._since_entry += written
 
     def add_aborted(self, entry: AbortedTransaction) -> None:
-        """Adds the index entry of a transaction whose abort marker is in this segment."""
+        """Adds an entry to the transaction index. The abort marker of the transaction must be in
+        this segment.
+        """
         self._aborted.append(entry)
 
     def close(self) -> tuple[bytes, bytes, bytes | None]:
-        """Returns the contents of `.index`, `.timeindex` and `.txnindex`; the last is None if no
-        transaction was aborted in the segment.
+        """Returns the contents of `.index`, `.timeindex` and `.txnindex`. The content of
+        `.txnindex` is None if no transaction was aborted in the segment.
         """
         self._add_time()
         return (
@@ -356,15 +370,16 @@ class PartitionWriter:
         log_start: The partition's log start offset. A caller may increase it, as DeleteRecords
             does.
         segments: Closed segments.
-        log_starts: For each closed segment, the value of `log_start` when it was closed.
+        log_starts: For each closed segment, the value of `log_start` at the time when the segment
+            was closed.
 
     Args:
-        producers: Producer states for snapshots.
+        producers: Producers of the partition, for the snapshots.
         start_offset: Base offset of the first segment.
         leader_epoch: Epoch of the first appends.
         index_interval_bytes: Kafka's `index.interval.bytes`.
-        segment_bytes: Maximum size of a segment: an append that would exceed it begins a new
-            segment. With None, only `roll` closes a segment.
+        segment_bytes: Maximum size of a segment. If an append would exceed it, a new segment
+            begins. None means that only `roll` closes a segment.
     """
 
     def __init__(
@@ -391,7 +406,8 @@ class PartitionWriter:
         self._has_epochs = False
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begins a leader epoch at `next_offset`; an epoch without entries is not recorded.
+        """Begins a leader epoch at `next_offset`. If no entry is written in an epoch, the epoch is
+        not recorded.
 
         Raises:
             ValueError: `epoch` is not higher than the previous leader epoch.
@@ -412,8 +428,8 @@ class PartitionWriter:
     def write(
         self, data: bytes, base: int, last: int, max_timestamp: int, *, legacy: bool = False
     ) -> None:
-        """Writes an entry with the offsets `base` to `last`, inclusive. `legacy` is true for magic
-        0 and 1, which have no leader epoch.
+        """Writes an entry with the offsets `base` to `last`, inclusive. `legacy` must be true for
+        entries of magic 0 and 1, which have no leader epoch.
         """
         limit = self._segment_bytes
         full = limit is not None and self._indexes.size + len(data) > limit
@@ -434,12 +450,16 @@ class PartitionWriter:
             self._lineage = [(self.leader_epoch, self.next_offset)]
 
     def add_aborted(self, entry: AbortedTransaction) -> None:
-        """Adds the index entry of the transaction that the last written entry aborted."""
+        """Adds an entry to the transaction index. The last written entry of the log must be the
+        abort marker of the transaction.
+        """
         self._indexes.add_aborted(entry)
 
     @contextmanager
     def one_append(self) -> Iterator[None]:
-        """Counts the entries written inside the `with` block as a single append for the indexes."""
+        """Writes all entries of the `with` block as a single append. This affects the entries of
+        the indexes.
+        """
         self._group = []
         try:
             yield
@@ -449,7 +469,7 @@ class PartitionWriter:
                 self._indexes.add_append(group)
 
     def roll(self) -> SegmentFiles | None:
-        """Closes the segment and returns it; None if it is empty.
+        """Closes the current segment and returns its files. Returns None if the segment is empty.
 
         Raises:
             ValueError: Called inside `one_append`.
@@ -481,8 +501,8 @@ class PartitionWriter:
         return segment
 
     def _epochs_from(self, offset: int) -> list[tuple[int, int]]:
-        """Returns (leader epoch, start offset) of the epochs from `offset` on. As in Kafka's epoch
-        cache, the first of them starts at `offset`.
+        """Returns (leader epoch, start offset) of each epoch that has offsets at or above `offset`.
+        As in Kafka's epoch cache, the first of these epochs starts at `offset`.
         """
         end = self.next_offset
         kept = [(epoch, start) for epoch, start in self._lineage if offset < start < end]

@@ -81,7 +81,7 @@ def transform_log(
     compression: bool,
     encrypt: Callable[[bytes], bytes] | None,
 ) -> tuple[bytes, dict[str, object]]:
-    """Returns the stored `.log` object of a segment and the manifest's `chunkIndex`.
+    """Returns two values: the stored `.log` object of a segment, and `chunkIndex` for its manifest.
 
     Args:
         log: The segment file.
@@ -121,12 +121,13 @@ _HASH_BYTES = 64
 
 
 class SegmentCipher:
-    """Encrypts the chunks and index blobs of one segment under a fresh data key.
+    """Encrypts the chunks and side files of one segment with a new data key.
 
     Args:
-        key: Public key to encrypt for.
-        random_bytes: Called with a number of bytes for the data key, the AAD, the OAEP seed and the
-            IV of each message, in this order. A deterministic function makes the output repeatable.
+        key: Public key with which the data key is encrypted.
+        random_bytes: Returns a given number of random bytes. Called for the data key, the AAD, the
+            OAEP seed and the IV of each message, in this order. A deterministic function makes the
+            output repeatable.
     """
 
     def __init__(self, key: EncryptionKey, random_bytes: Callable[[int], bytes]) -> None:
@@ -229,10 +230,12 @@ class EncryptionKey:
 
 
 class AivenTierWriter:
-    """Writes segments as the Aiven tiered storage plugin does: log, indexes, manifest.
+    """Writes segments in the layout of the Aiven tiered storage plugin: objects `.log`, `.indexes`
+    and `.rsm-manifest`.
 
     Args:
-        sink: A folder, a dict of key to bytes, or a function called with key and bytes.
+        sink: Destination of the objects: a folder, a dict from key to bytes, or a function that is
+            called with key and bytes.
         topic: Topic name.
         partition: Partition number.
         topic_id: 22 characters or a UUID; None generates one.
@@ -243,8 +246,8 @@ class AivenTierWriter:
             without encryption.
         broker_id: Broker id that is written to manifests.
         write_txn_idx_empty: True to write the manifest's member `txnIdxEmpty`, as Kafka 4 does.
-        random_bytes: Called with a number of bytes for ids, keys and IVs. A deterministic function
-            makes the output repeatable.
+        random_bytes: Returns a given number of random bytes. Called for ids, keys and IVs. A
+            deterministic function makes the output repeatable.
     """
 
     def __init__(
@@ -286,7 +289,7 @@ class AivenTierWriter:
         """Writes the three objects of one segment.
 
         Args:
-            segment: The broker's files.
+            segment: Files of the segment on the broker.
             segment_id: 22 characters or a UUID; None generates one.
             event_timestamp_ms: Time at which the copy started, ms since 1970; None means one second
                 after the segment's largest timestamp.
@@ -349,15 +352,16 @@ class AivenTierWriter:
 
 
 class LocalTierWriter:
-    """Writes segments as `LocalTieredStorage`, the storage of Kafka's own tests, does: unchanged
-    copies of the files.
+    """Writes segments in the layout of `LocalTieredStorage`, the storage of Kafka's own tests. The
+    files are not changed.
 
     Args:
-        sink: A folder, a dict of key to bytes, or a function called with key and bytes.
+        sink: Destination of the files: a folder, a dict from key to bytes, or a function that is
+            called with key and bytes.
         topic: Topic name.
         partition: Partition number.
         topic_id: 22 characters or a UUID; None generates one.
-        random_bytes: Called with a number of bytes for ids.
+        random_bytes: Returns a given number of random bytes. Called for ids.
     """
 
     def __init__(
@@ -377,8 +381,8 @@ class LocalTierWriter:
     def write_segment(
         self, segment: SegmentFiles, *, segment_id: str | uuid.UUID | None = None
     ) -> WrittenSegment:
-        """Writes the files of one segment. A segment without aborted transactions has no
-        transaction index.
+        """Writes the files of one segment. Writes no transaction index if no transaction was
+        aborted in the segment.
         """
         id_text = _id_text(segment_id, self._random_bytes)
         stem = f"{self._folder}/{segment.base_offset:020d}-{id_text}"

@@ -18,9 +18,9 @@ class BadValue:
 
     Attributes:
         row: Index of the value in the decoded array.
-        path: Path of the field that is wrong: names joined by dots. Empty if the error is in the
-            value as a whole.
-        reason: Text of the error.
+        path: Path of the wrong field: names joined by dots. Empty if the error is about the whole
+            value.
+        reason: Text that says why the value is bad.
     """
 
     row: int
@@ -30,11 +30,12 @@ class BadValue:
 
 @dataclass(frozen=True, slots=True)
 class DecodedValues:
-    """Decoded values.
+    """Result of decoding a batch of values.
 
     Attributes:
-        array: Array with one entry per value, of the decoder's type. Null and bad values are null.
-        bad: The bad values, by ascending row.
+        array: Array of the decoder's type, with one entry per value. Null values and bad values are
+            null.
+        bad: The bad values, in the order of their rows.
     """
 
     array: pa.Array

@@ -1,4 +1,4 @@
-"""The kernel that marks map entries whose key is repeated later in the same map."""
+"""Contains the kernel that marks map entries whose key is repeated later in the same map."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _end(ends: Address, number: Value) -> Value:
 
 @inlined
 def _key_start(keys: Address, width: Value, number: Value) -> Value:
-    """Returns the position of the first byte of key `number`. A key ends where the next key
+    """Returns the position of the first byte of key number `number`. A key ends where the next key
     starts.
     """
     if width == 0:
@@ -63,8 +63,8 @@ def _hash(data: Address, keys: Address, width: Value, number: Value, seed: Value
 
 @helper
 def _mark_by_table(first: Value, stop: Value, frame: Frame) -> Value:
-    """Marks the entries of one map whose key is repeated later in it, and returns their number.
-    Uses a hash table.
+    """Marks each entry of a map whose key is repeated later in the map. Returns the number of
+    marked entries. Uses a hash table.
 
     The loop begins at the last entry, so the last one of several equal keys is not marked.
     """
@@ -96,7 +96,9 @@ def _mark_by_table(first: Value, stop: Value, frame: Frame) -> Value:
 
 @kernel(types.int64(types.Array(types.int64, 1, "C")))
 def mark_repeated(frame: Frame) -> Value:
-    """Marks the entries whose key is repeated later in the same map, and returns their number."""
+    """Marks each entry whose key is repeated later in the same map. Returns the number of marked
+    entries.
+    """
     ends = np.uint64(frame[c.KEY_SLOT_ENDS])
     keys, width = np.uint64(frame[c.KEY_SLOT_KEYS]), frame[c.KEY_SLOT_WIDTH]
     data = np.uint64(frame[c.KEY_SLOT_DATA])

@@ -1,4 +1,6 @@
-"""Builds Arrow map arrays. If a map has equal keys, only the entry of the last one is kept."""
+"""Builds Arrow map arrays. If a map contains the same key several times, only the last entry with
+this key is kept.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ class KeyMemory(NamedTuple):
         address: Address of the keys if they are numbers. If they are texts, address of their int32
             offsets: the start of the first text, then the end of each text.
         width: Bytes of a number; 0 if the keys are texts.
-        data: Address of the bytes of the texts.
+        data: Address of the bytes of the texts; not used for numbers.
     """
 
     address: int
@@ -47,15 +49,16 @@ def make_map(
     entries: list[pa.Array],
     keys: KeyMemory,
 ) -> pa.Array:
-    """Returns an array of maps. A repeated key of a map appears once, with its last value.
+    """Returns an Arrow array of maps. If a key is repeated in a map, only the last entry with this
+    key is kept.
 
     Args:
         kind: Type of the maps.
         rows: Number of maps.
-        present: A byte for each map: 0 if the map is null. `None` if no map is null.
+        present: A byte for each map, which is 0 if the map is null. `None` if no map is null.
         ends: int32 offsets into the entries: 0, then the end of each map's entries.
         entries: Two arrays: the keys, without nulls, and the values.
-        keys: Location of the keys in memory.
+        keys: Location of the first array of `entries` in memory.
     """
     kept = _kept_entries(np.frombuffer(ends, np.int32), len(entries[0]), keys)
     if kept is not None:
@@ -69,7 +72,9 @@ def make_map(
 def _kept_entries(
     ends: NDArray[np.int32], entries: int, keys: KeyMemory
 ) -> NDArray[np.bool_] | None:
-    """Returns a mask of the entries to keep; `None` if all are kept."""
+    """Returns a mask of the entries to keep. Returns `None` if no map contains a key several times,
+    so all entries are kept.
+    """
     sizes = np.diff(ends)
     largest = int(sizes.max()) if len(sizes) else 0
     if largest < 2:
@@ -103,7 +108,7 @@ def _kernel() -> Callable[[NDArray[np.int64]], int]:
 
 
 def _seed() -> int:
-    """Returns a seed for hashing that writers of data cannot predict, because it is the address of
-    newly allocated memory.
+    """Returns a seed for the hash of keys. The writer of the data cannot predict it, because it is
+    the address of newly allocated memory.
     """
     return int(allocate(64).address)

@@ -1,4 +1,5 @@
-"""Reads the headers in which serializers of schema registries state the writer's schema of a value.
+"""Reads the headers of values that serializers of schema registries have written. The header of a
+value states its writer's schema.
 
 | serializer | header |
 |---|---|
@@ -6,7 +7,7 @@
 | AWS Glue | byte 3, compression (0 none, 5 zlib), UUID of the schema version (16 bytes) |
 | Apicurio 2 | byte 0, schema id (8 bytes, big-endian) |
 
-The encoded value follows the header; with Glue it may be compressed. Ids are above 0. GUIDs and
+The encoded value follows the header. With Glue, it may be compressed. Ids are above 0. GUIDs and
 UUIDs are represented as lower-case text with hyphens.
 """
 
@@ -82,13 +83,14 @@ MAX_INFLATED_VALUE: Final = 128 << 20
 
 @dataclass(frozen=True, slots=True)
 class ConfluentHeaders:
-    """Confluent headers of a batch of values.
+    """The Confluent headers of a batch of values.
 
     Attributes:
-        schemas: Distinct ids and GUIDs. Numbers of 0 or less are codes for values without a valid
-            header.
+        schemas: Distinct ids and GUIDs. Numbers of 0 or less are codes, which are used for values
+            without a valid header.
         schema_of: Index into `schemas` for each value; undefined for nulls.
-        invalid: Index into `schemas` of such a code -> why its values have no valid header.
+        invalid: Index of a code in `schemas` -> reason why the values with this code have no valid
+            header.
         sizes: Size of each value's header in bytes; 0 if it has none.
     """
 
@@ -120,7 +122,8 @@ def read_confluent_headers(values: pa.Array) -> ConfluentHeaders:
 
 
 def read_confluent_header(value: bytes) -> tuple[int | str, int]:
-    """Returns the id or GUID in the header of a value, and the size of the header in bytes.
+    """Reads the header of a value. Returns two values: the id or GUID, and the size of the header
+    in bytes.
 
     This function defines the result that the faster `read_confluent_headers` must have for each
     value.
@@ -141,8 +144,8 @@ def read_confluent_header(value: bytes) -> tuple[int | str, int]:
 
 
 def _confluent_ids(values: pa.Array) -> NDArray[np.int64]:
-    """Returns the schema id of each value, or a code of 0 or less if its header does not have a
-    valid id. Undefined for nulls.
+    """Returns the schema id of each value. If the header of a value does not contain a valid id,
+    returns a code of 0 or less for it. The result for nulls is undefined.
     """
     header = leading_bytes(values, CONFLUENT_HEADER)
     ids = np.zeros(len(values), np.int64)
@@ -158,15 +161,16 @@ def _confluent_ids(values: pa.Array) -> NDArray[np.int64]:
 
 
 class FramedValues(NamedTuple):
-    """Values, and the writer's schema that the header of each value names.
+    """Values, and the id of each value's schema, which was read from its header.
 
     Attributes:
         values: A `pa.binary()` array.
-        prefix: Size in bytes of the header that each of `values` still has; 0 if the headers were
+        prefix: Size in bytes of the header at the start of each of `values`; 0 if the headers were
             removed.
         schemas: Distinct ids of writers' schemas, and codes for values without a schema.
         schema_of: Index into `schemas` for each value; undefined for nulls.
-        invalid: Index into `schemas` of such a code -> why its values have no schema.
+        invalid: Index of a code in `schemas` -> reason why the values with this code have no
+            schema.
     """
 
     values: pa.Array
@@ -177,7 +181,7 @@ class FramedValues(NamedTuple):
 
 
 class Framing(NamedTuple):
-    """Format of the header in which a serializer names the schema of a value.
+    """Format of the headers that a serializer writes.
 
     Attributes:
         read: Function that reads the headers of a `pa.binary()` array.
@@ -221,8 +225,9 @@ def _read_aws_glue(values: pa.Array) -> FramedValues:
 
 
 def _inflate(values: pa.Array, compressed: NDArray[np.bool_]) -> tuple[pa.Array, dict[int, str]]:
-    """Removes the Glue headers, and decompresses the values that are compressed. Returns the
-    result, and a mapping from rows that cannot be decompressed to the reason.
+    """Removes the Glue headers from all values, and decompresses the values that are compressed.
+    Returns two values: the resulting values, and a dict with the rows that cannot be decompressed
+    and the reasons.
     """
     left = MAX_INFLATED_BATCH
     contents: list[bytes | None] = []
@@ -269,8 +274,8 @@ APICURIO: Final = Framing(_read_apicurio)
 
 
 def leading_bytes(values: pa.Array, size: int) -> NDArray[np.uint8]:
-    """Returns an array with the first `size` bytes of each value in a row. Rows of values that are
-    shorter than `size` are zeros.
+    """Returns an array with one row per value. The row contains the first `size` bytes of the
+    value, or zeros if the value is shorter than `size`.
 
     Args:
         values: Values, which may be a slice. If the type is not `pa.binary()`, all values count as
@@ -289,8 +294,8 @@ def leading_bytes(values: pa.Array, size: int) -> NDArray[np.uint8]:
 
 
 def value_bounds(values: pa.Array) -> NDArray[np.int64]:
-    """Returns the positions of the values in their data buffer: the start of each value, then the
-    end of the last value.
+    """Returns the positions of the values in their data buffer. These are the start of each value,
+    and then the end of the last value.
     """
     _, ends, _ = values.buffers()
     if ends is None or not ends.size:
@@ -306,7 +311,7 @@ def _distinct_uuids(rows: NDArray[np.uint8]) -> tuple[list[str], NDArray[np.int6
 def without_headers(
     values: pa.Array, sizes: NDArray[np.int64], kept: NDArray[np.bool_]
 ) -> pa.Array:
-    """Returns the values without their headers. Values that are not in `kept` become null.
+    """Returns the values without their headers. A value becomes null if `kept` is false for it.
 
     Arrow's `binary_slice` is not used, because it raises for some arrays of short values.
 
@@ -325,13 +330,14 @@ def without_headers(
 
 
 def insert_avro_lengths(values: pa.Array, rows: NDArray[np.bool_], prefix: int) -> pa.Array:
-    """Inserts the length with which Avro's encoding of bytes starts into values that lack it.
+    """Inserts the length before the bytes of values that lack it. Avro's encoding of bytes requires
+    this length.
 
     Args:
         values: A `pa.binary()` array of at least one value, which may be a slice.
         rows: Mask of the values that lack the length. It must be false for nulls.
-        prefix: Size in bytes of the header at the start of each of these values, after which the
-            length is inserted.
+        prefix: Size in bytes of the header at the start of each of these values. The length is
+            inserted after the header.
 
     Raises:
         ValueError: The result would exceed 2 GiB.

@@ -64,7 +64,7 @@ def test_only_temporary_errors_are_retriable() -> None:
     assert [kind for kind in KINDS if kind.retriable] == retriable
 
 
-def test_located_adds_only_missing_facts() -> None:
+def test_located_sets_only_missing_parts_of_the_location() -> None:
     error = TieredKafkaError("what", uri="inner")
     located = error.located(topic="t", uri="outer", offset=0)
     assert located.located(offset=5).offset == 0

@@ -72,7 +72,7 @@ def test_notebook_tables_escape_texts(text: str) -> None:
     check_html(replace(report, skipped=(gap,))._repr_html_(), text)
 
 
-def test_notebook_tables_contain_the_facts_of_texts() -> None:
+def test_notebook_tables_contain_the_same_values_as_plain_texts() -> None:
     options = tier_options("txn")
     described = kts_source.describe(options)
     cells = _Parsed(described._repr_html_()).texts

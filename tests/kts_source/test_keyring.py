@@ -73,7 +73,7 @@ def test_key_is_read_from_callback() -> None:
     assert_same_rows(scan(options), expected_table("encrypted", "read_committed"))
 
 
-def test_loaded_keys_are_pickled_and_not_shown(
+def test_loaded_keys_are_pickled_and_not_shown_in_repr(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     key_id, path = next(iter(PEMS.items()))
@@ -102,7 +102,7 @@ def test_error_of_failed_callback_hides_its_message(name: str) -> None:
     assert caught.value.__cause__ is None
 
 
-def test_wrong_key_options_are_refused() -> None:
+def test_invalid_key_options_raise_invalid_option_error() -> None:
     with pytest.raises(InvalidOptionError, match="module:function"):
         KeyRing.from_options({OPTION.format("k", "callback"): "no colon"})
     with pytest.raises(InvalidOptionError, match="as file and as env"):

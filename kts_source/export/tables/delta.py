@@ -18,10 +18,10 @@ versions:
 A commit is written as the version right after the compared snapshot, so no other commit can be in
 between. The entry `kts` in its `commitInfo` identifies the export in the history.
 
-delta-rs does not check partition columns and constraints of added files. So an export rejects a
-table if it requires more of writers than plain files with bounds of their columns, and the error
-names the required feature. Source: PROTOCOL.md of Delta, "Requirements for Writers" and "Table
-Features".
+delta-rs does not check partition columns and constraints of added files. So an export checks the
+table itself: it accepts only tables that require no more of writers than plain files with bounds of
+their columns. Otherwise it raises an error that names the required feature. Source: PROTOCOL.md of
+Delta, "Requirements for Writers" and "Table Features".
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _UNKNOWN_EPOCH: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class _Transactions:
-    """The `txn` actions of an export in one snapshot."""
+    """Reads the `txn` actions of an export from one snapshot of the table."""
 
     table: DeltaTable
     export_id: str
@@ -276,12 +276,10 @@ class DeltaExportTable(ExportTable):
         return _details(entry).get("commitId") == commit.commit_id
 
     def _add_fields(self, snapshot: DeltaTable, commit: Commit) -> None:
-        """Adds the fields that the table lacks, in a separate commit before the commit of the data
-        files.
+        """Adds the fields that the table lacks. This is a separate commit before the commit of the
+        data files, because delta-rs cannot change the schema in a commit that adds files.
 
-        The separate commit is needed because delta-rs does not change the schema in a commit that
-        adds files. If the run dies between the two commits, the new columns are null until the next
-        run.
+        If the run dies between the two commits, the new columns are null until the next run.
 
         Raises:
             deltalake.exceptions.CommitFailedError: Another writer committed first.
@@ -370,7 +368,9 @@ class DeltaExportTable(ExportTable):
 
 
 def _nested(figures: Mapping[str, Any], columns: Collection[str]) -> dict[str, Any]:
-    """Converts statistics by dotted field path to the nested objects of Delta's log."""
+    """Converts statistics to the form of Delta's log. `figures` has a value for each dotted path of
+    a field, and the result has nested objects instead.
+    """
     nested: dict[str, Any] = {}
     for path, value in figures.items():
         *outer, last = [path] if path in columns else path.split(".")
@@ -387,7 +387,7 @@ def arrow_schema(table: DeltaTable) -> pa.Schema:
 
 
 def _actions(table: DeltaTable) -> pa.Table:
-    """Returns a table with a row for each data file of a snapshot."""
+    """Returns a table that describes the data files of a snapshot, with one row per file."""
     actions: Any = table.get_add_actions(flatten=True)
     return pa.table(actions)
 
@@ -452,8 +452,8 @@ _ELSEWHERE: Final = "Export into another table"
 
 
 def check_demands(table: DeltaTable, settings: ExportSettings, uri: str) -> None:
-    """Raises `UnsupportedTargetError` if a table requires more of its writers than an export
-    supports.
+    """Raises `UnsupportedTargetError` if the table requires more of its writers than an export can
+    do.
     """
     metadata = table.metadata()
     if demands := ", ".join(_unwritable(table, metadata.configuration)):
@@ -479,7 +479,8 @@ def check_demands(table: DeltaTable, settings: ExportSettings, uri: str) -> None
 
 
 def check_schema(table: DeltaTable, schema: pa.Schema, uri: str) -> None:
-    """Compares the columns of the rows, partition columns included, with the table.
+    """Checks that the columns of the rows and the columns of the table are the same. `schema`
+    includes the partition columns.
 
     Raises:
         ExportError: A column is missing in the table or in the rows, or its type or nullability
@@ -505,7 +506,7 @@ def check_schema(table: DeltaTable, schema: pa.Schema, uri: str) -> None:
 
 
 def delta_schema(schema: pa.Schema, uri: str) -> Schema:
-    """Converts columns to Delta's types.
+    """Converts an Arrow schema to a Delta schema.
 
     Raises:
         ExportError: Delta has no type for a column.
@@ -538,8 +539,8 @@ def _unwritable(table: DeltaTable, properties: dict[str, str]) -> Iterator[str]:
 
 
 def _column_rules(value: object) -> Iterator[str]:
-    """Yields a description of each rule that writers must apply to a column or to a nested field,
-    such as an invariant or an identity column.
+    """Yields a description of each rule that writers of a column or nested field must obey.
+    Examples are invariants and identity columns. `value` is a part of the table's schema as JSON.
     """
     if isinstance(value, list):
         for item in value:
@@ -561,8 +562,8 @@ def _type(field: Any) -> str:  # noqa: ANN401  # a field of delta-rs
 
 
 def _history(target: TargetStore, version: int) -> Iterator[dict[str, Any]]:
-    """Yields the `commitInfo` of a version and of all older versions that are still in the log,
-    newest first. Each has the version number as its item `version`.
+    """Yields the `commitInfo` of version `version`, and then of all older versions that are still
+    in the log, newest first. The item `version` of each `commitInfo` is set to the version number.
 
     Does not use `DeltaTable.history`, because it blocks other threads while it waits for a store.
     """
@@ -572,8 +573,8 @@ def _history(target: TargetStore, version: int) -> Iterator[dict[str, Any]]:
 
 
 def _log_entries(target: TargetStore, version: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Yields the number of a version and its actions as lines of JSON, then the same for all older
-    versions that are still in the log.
+    """Yields two values for version `version`, and then for each older version that is still in the
+    log: the version number, and the actions as lines of JSON.
     """
     for number in range(version, -1, -1):
         try:
@@ -587,7 +588,7 @@ def _commit_info(actions: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _details(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the details that an export recorded in a `commitInfo`. Returns an empty mapping if
+    """Returns the details in a `commitInfo` that only exports record. Returns an empty mapping if
     another writer made the commit.
     """
     details = entry.get("kts")
@@ -595,9 +596,9 @@ def _details(entry: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _removal_of(target: TargetStore, version: int, export_id: str, prefix: str) -> str | None:
-    """Returns a message about the newest version in which another writer removed files and their
-    rows; `None` if no version that is still in the log did so. The message names a file of the
-    export if one was removed.
+    """Finds the newest version in which another writer removed files and their rows. Returns a
+    message about it, which names a removed file, preferably of this export. Returns `None` if there
+    is no such version in the log.
 
     Ignores removals that are marked with `dataChange: false`, such as a compaction by another tool.
     """
@@ -622,11 +623,11 @@ def _removal_of(target: TargetStore, version: int, export_id: str, prefix: str) 
 
 
 def _rollback_of(entries: Iterable[Mapping[str, Any]], export_id: str) -> str | None:
-    """Returns a message about the `RESTORE` that removed rows of an export; `None` if no `RESTORE`
-    removed rows.
+    """Returns a message if a `RESTORE` removed rows of the export. Returns `None` if no `RESTORE`
+    did so. `entries` is a result of `_history`.
 
-    `RESTORE` restores the files of an earlier version but keeps the later `txn` actions, which then
-    record offsets without rows.
+    `RESTORE` brings back the files of an earlier version, but keeps all `txn` actions. So the later
+    `txn` actions record offsets without rows.
     """
     restored: Mapping[str, Any] | None = None
     for entry in entries:
@@ -645,7 +646,9 @@ def _rollback_of(entries: Iterable[Mapping[str, Any]], export_id: str) -> str | 
 
 
 def _is_after_target(entry: Mapping[str, Any], restored: Mapping[str, Any]) -> bool:
-    """Returns whether a version is newer than the version to which a `RESTORE` went back."""
+    """Returns True if the version `entry` is newer than the version whose files the `RESTORE` in
+    `restored` brought back.
+    """
     parameters = restored.get("operationParameters", {})
     version = parameters.get("version")
     if version not in (None, "", "null"):
@@ -656,8 +659,8 @@ def _is_after_target(entry: Mapping[str, Any], restored: Mapping[str, Any]) -> b
 
 
 def _milliseconds(value: Any) -> int:  # noqa: ANN401  # JSON of any writer
-    """Converts a number of ms or an ISO 8601 text to ms since the epoch; returns 0 for other
-    values.
+    """Converts a time to ms since 1970. `value` is a number of ms, or an ISO 8601 text. Returns 0
+    for other values.
     """
     if isinstance(value, int) or (isinstance(value, str) and value.isdigit()):
         return int(value)

@@ -1,18 +1,19 @@
 """Base class of export targets. Opens a table of any format, reads its state, commits to it and
 removes files of failed runs.
 
-A commit adds files and extends the recorded offset ranges in one atomic step. It replaces a
-snapshot whose state was compared with the commit. If another writer committed first, the newer
-snapshot is compared and the commit is tried again.
+A commit adds files and extends the recorded offset ranges in one atomic step. Before a commit, the
+state of the current snapshot is compared with the commit. The commit succeeds only if this snapshot
+is still current. If another writer committed first, the newer snapshot is compared and the commit
+is tried again.
 
 While a run writes, the target has a mark of the run, so that `clean` does not delete files of the
 run:
 
     _kts/runs/<run id>
 
-In a local folder the mark is locked (`flock`), and the lock ends with the process. On a file system
-without locks, every mark counts as a running export. In a bucket the run renews its mark every
-minute, and a run with a mark older than ten minutes is dead.
+In a local folder, the run locks the mark (`flock`), and the lock ends with the process. On a file
+system without locks, every mark counts as a running export. In a bucket, the run renews its mark
+every minute. A run counts as dead if its mark is older than ten minutes.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class RowCount:
 
     Attributes:
         rows: Number of rows, including rows of earlier topics with the same name.
-        restarts: Number of times that the topic was deleted and created again between two commits.
+        restarts: How often the topic was deleted and created again between two commits.
     """
 
     rows: int
@@ -99,19 +100,22 @@ class RowCount:
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """State of an export that its table records.
+    """State of an export, as recorded in its table. Some attributes are functions, because not
+    every caller needs these values.
 
     Attributes:
-        committed: Offsets in the table.
+        committed: The offset ranges that the table has.
         fingerprint: Settings that determine the rows of the table, by name; empty if the export
             committed nothing.
         newest_ms: Returns the newest timestamp of a partition of a compacted table, in ms since the
             epoch.
-        letters: Number of the list of dead letters that the last commit with dead letters recorded.
+        letters: Number of the list of dead letters of the last commit that had dead letters; `None`
+            if there was no such commit.
         schema: Returns the columns of the table; `None` if they are unknown.
-        topic_id: Returns the id that a topic had in its last commit, or the digest of this id as a
-            number if the table records only the digest.
-        rollback: Returns a message if commits of this export were removed, else `None`.
+        topic_id: Returns the id that a topic had in its last commit. If the table records only a
+            digest of this id, returns the digest as a number.
+        rollback: Returns a message if the table was restored to a state before commits of this
+            export; otherwise `None`.
         counts: Returns the number of rows that all commits wrote for a partition.
     """
 
@@ -127,15 +131,15 @@ class TableState:
 
 @dataclass(frozen=True, slots=True)
 class TableContents:
-    """Input for a check of a table.
+    """The files of a table and the recorded row counts; the input of `verify`.
 
     Attributes:
         store: The store of the files.
         files: All data files except the files of other exports.
-        is_shared: True if files may contain rows of other exports: another writer has rewritten a
-            table that several exports write to.
+        is_shared: True if a file may contain rows of several exports. This happens if several
+            exports write to the table and another writer has rewritten its files.
         counts: Returns the number of rows that all commits wrote for a partition.
-        removal: Returns a message if another writer removed files of the export, else `None`.
+        removal: Returns a message if another writer removed files of the export; otherwise `None`.
     """
 
     store: TargetStore
@@ -147,21 +151,25 @@ class TableContents:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A commit: data files to add, and offset ranges to extend.
+    """A commit that adds data files and extends offset ranges.
 
     Attributes:
-        schema: Columns of the rows, partition columns included; `None` if they are unknown, because
-            no row was written.
+        advances: The offsets that the commit adds to each partition.
+        files: The data files that the commit adds.
+        fingerprint: Settings that determine the rows of the table, by name.
+        schema: Columns of the rows, including the partition columns. `None` if they are unknown,
+            because no row was written.
         run_id: Run that wrote the files.
-        base: Keys of the table's data files, which the new files replace; the commit fails if the
-            table has other files. `None` to add files without replacing any.
-        newest_ms: Newest timestamps of a compaction, in ms.
+        base: Keys of all data files of the table. The new files replace them, and the commit fails
+            if the table has other files. `None` = add files without replacing any.
+        newest_ms: Timestamp of the newest record of each partition in ms; only for a compaction.
         letters: Number of the commit's list of dead letters. The table records only one number, so
             it publishes the previous list before it replaces the number.
         typed: Names of decoded columns. They may have fields that the table does not have.
-        counts: Number of rows of the commit's partitions, including earlier commits; set by the
-            table.
-        commit_id: Identifies the commit in the table if its response was lost.
+        counts: Number of rows of each partition of the commit, including earlier commits.
+            `ExportTable.commit` sets it.
+        commit_id: Id that the table records. If the response to the commit is lost, it shows
+            whether the table has the commit.
     """
 
     advances: tuple[RangeAdvance, ...]
@@ -195,12 +203,12 @@ class ExportTable(ABC):
         self._uri = settings.target
 
     def load(self, rules: Fingerprint | None = None) -> TableState:
-        """Completes interrupted commits of exports that have died, and returns the state of the
-        table.
+        """Returns the state of the table. Before that, completes commits of exports that died
+        during the commit.
 
         Args:
-            rules: Settings of the export that determine its rows. They are compared with the
-                settings in the table.
+            rules: Settings of the export that determine its rows. They must equal the settings in
+                the table. `None` = do not compare them.
 
         Raises:
             FingerprintError: The table was written with other settings.
@@ -213,13 +221,15 @@ class ExportTable(ABC):
         return self._state(snapshot) if rules is None else self._checked_state(snapshot, rules)
 
     def write_target(self, run_id: str) -> WriteTarget:
-        """Returns the location to which the tasks of a run write."""
+        """Returns location and names for the files that the tasks of a run write."""
         prefix, storage = self._key_prefix(run_id), self._settings.storage
         return WriteTarget(self._root(), storage, prefix, self._suffix, self._values_in)
 
     @contextmanager
     def marked(self, run_id: str) -> Iterator[None]:
-        """Marks a run as running until the block ends, so that no `clean` deletes its files."""
+        """Marks a run as running while the block runs, so that `clean` does not delete its
+        files.
+        """
         root = self._root()
         if scheme_of(root) == "file":
             with _locked(local_root(root) / MARKS / run_id):
@@ -232,7 +242,7 @@ class ExportTable(ABC):
             yield
 
     def running(self) -> set[str]:
-        """Returns the ids of the runs that write to the table now."""
+        """Returns the ids of the runs that are writing to the table at the moment."""
         root = self._root()
         if scheme_of(root) == "file":
             folder = local_root(root) / MARKS
@@ -247,21 +257,22 @@ class ExportTable(ABC):
             }
 
     def base_files(self) -> tuple[DataFile, ...]:
-        """Returns the current data files.
+        """Returns the data files that the table has now.
 
         Raises:
-            ExportError: The table hides some rows of its files (such as deletion vectors), a file
-                is outside of the table's folder, or the files cannot be replaced in one step.
+            ExportError: The table hides rows of its files (for example with deletion vectors), a
+                file is outside of the table's folder, or the files cannot be replaced in one step.
         """
         snapshot = self._open()
         return () if snapshot is None else self._files(snapshot)
 
     def contents(self) -> TableContents | None:
-        """Returns the files of the table and their recorded counts; `None` if there is no table.
+        """Returns the data files of the table and the recorded row counts. Returns `None` if the
+        table does not exist.
 
         Raises:
             DataLossError: A file that a commit added is missing or was replaced.
-            ExportError: The table hides some rows of its files, such as deletion vectors.
+            ExportError: The table hides rows of its files, for example with deletion vectors.
         """
         snapshot = self._open()
         return None if snapshot is None else self._contents(snapshot)
@@ -314,18 +325,20 @@ class ExportTable(ABC):
         )
 
     def orphans(self) -> list[ObjectInfo]:
-        """Lists files that belong to no commit. Failed attempts have left them, or active runs are
-        writing them.
+        """Lists files in the export's folders that belong to no commit. Failed attempts have left
+        them, or active runs are writing them.
 
-        Includes files of a Delta table that a compaction has replaced. If these are removed, time
-        travel to versions before the compaction fails, as after Delta's vacuum.
+        For a Delta table, the list includes files that a compaction has replaced. If they are
+        removed, time travel to versions before the compaction fails, as after Delta's vacuum.
         """
         return self._unknown_files(
             [entry for folder in self._folders for entry in self._target.list_objects(folder)]
         )
 
     def remove(self, orphans: Sequence[ObjectInfo]) -> None:
-        """Deletes orphans, except those that were committed in the meantime."""
+        """Deletes the files in `orphans`, except those that were committed since they were
+        listed.
+        """
         for orphan in self._unknown_files(orphans):
             self._target.delete(orphan.key)
 
@@ -341,7 +354,7 @@ class ExportTable(ABC):
     # -- steps of a format
 
     def _root(self) -> str:
-        """Returns the path of the folder that contains the files of the table."""
+        """Returns the path or URL of the folder that contains the files of the table."""
         return self._settings.target
 
     def _key_prefix(self, run_id: str) -> str:
@@ -349,11 +362,11 @@ class ExportTable(ABC):
 
     @abstractmethod
     def _open(self) -> Snapshot | None:
-        """Returns the current snapshot; `None` if there is no table."""
+        """Returns the current snapshot of the table. Returns `None` if the table does not exist."""
 
     @abstractmethod
     def _state(self, snapshot: Snapshot) -> TableState:
-        """Reads the state of this export."""
+        """Reads the state of this export from a snapshot."""
 
     @abstractmethod
     def _check(self, snapshot: Snapshot) -> None:
@@ -380,15 +393,24 @@ class ExportTable(ABC):
         commit: Commit,
         moved: Mapping[PartitionKey, OffsetRange],
     ) -> bool:
-        """Commits on top of the snapshot; creates the table if the snapshot is `None`.
+        """Tries to commit. The commit succeeds only if `snapshot` is still current. Creates the
+        table if `snapshot` is `None`.
+
+        Args:
+            snapshot: The current snapshot.
+            commit: The commit.
+            moved: The offset ranges of the table after the commit, for the partitions of the
+                commit.
 
         Returns:
-            False if the table has changed in the meantime.
+            False if the commit must be tried again with a newer snapshot.
         """
 
     @abstractmethod
     def _has_commit(self, before: Snapshot | None, after: Snapshot, commit: Commit) -> bool:
-        """Returns whether `after` contains this commit, which was attempted on top of `before`."""
+        """Returns True if the snapshot `after` contains this commit. The commit was tried with the
+        snapshot `before`.
+        """
 
     # -- steps that formats share
 
@@ -425,8 +447,8 @@ class ExportTable(ABC):
         return state
 
     def _with_table_columns(self, commit: Commit, state: TableState) -> Commit:
-        """Returns the commit with a schema in which decoded columns include the fields that only
-        the table has.
+        """Returns the commit with another `schema`. Its decoded columns also have the fields that
+        only the table has.
         """
         there = state.schema() if commit.typed else None
         if there is None or commit.schema is None:
@@ -459,8 +481,8 @@ class ExportTable(ABC):
         return [entry for entry in listed if entry.key not in committed]
 
     def _library_error(self, text: str, error: Exception) -> TieredKafkaError:
-        """Returns an error with `text` and the message of a library's exception, without
-        credentials.
+        """Converts an exception of a library to an error of this package. The message is `text` and
+        the message of the exception, without credentials.
         """
         catalog = self._settings.catalog.reveal().items()
         hidden = {value for name, value in catalog if _CREDENTIAL.search(name)}
@@ -470,7 +492,9 @@ class ExportTable(ABC):
 
 
 def check_state_version(version: object, uri: str) -> None:
-    """Raises `ExportError` if the state of an export has another version than `STATE_VERSION`."""
+    """Raises `ExportError` if `version`, the version of the recorded state of an export, is not
+    `STATE_VERSION`.
+    """
     if version != STATE_VERSION:
         raise ExportError(
             f"the table records the state of its exports in format version {version!r}, but this"
@@ -481,7 +505,9 @@ def check_state_version(version: object, uri: str) -> None:
 
 
 def add_counts(commit: Commit, counts: RowCounts) -> dict[Owner, RowCount]:
-    """Returns the row counts of the partitions of a commit, as they are after the commit."""
+    """Returns the number of rows that all commits wrote, including `commit`, for each partition of
+    `commit`. `counts` returns the numbers before this commit.
+    """
     rows = Counter[Owner]()
     for file in commit.files:
         rows[file.topic, file.partition] += file.rows
@@ -501,9 +527,11 @@ def add_counts(commit: Commit, counts: RowCounts) -> dict[Owner, RowCount]:
 def without_other_exports(
     files: Iterable[DataFile], folder: str, export_id: str
 ) -> tuple[list[DataFile], bool, bool]:
-    """Splits files by their writer. Returns the files without the files of other exports, whether
-    other exports wrote files, and whether a writer that is no export wrote files. `folder` is the
-    key prefix of the folders of all exports.
+    """Drops the files of other exports. `folder` is the folder that contains a subfolder for each
+    export.
+
+    Returns three values: the other files; True if other exports wrote files; True if a writer that
+    is no export wrote files.
     """
     kept: list[DataFile] = []
     has_other_exports = is_rewritten = False
@@ -521,7 +549,14 @@ def without_other_exports(
 def partitioning_error(
     there: str, asked: str, uri: str, owner: str = "the table"
 ) -> UnsupportedTargetError:
-    """Returns the error for a target that is partitioned by other columns than the export."""
+    """Returns the error for a target that has other partition columns than the export.
+
+    Args:
+        there: Partition columns of the target.
+        asked: Partition columns of the export.
+        uri: The target.
+        owner: Owner of the partition columns `there`, for the message.
+    """
     return UnsupportedTargetError(
         f"{owner} is partitioned by {there or 'no column'}, but the export has partition_by"
         f" {asked or 'no column'}: readers cannot read both in one table. Use the existing"
@@ -554,11 +589,11 @@ _OUTAGE_TEXTS: Final = re.compile(
 
 
 def is_outage(error: BaseException) -> bool:
-    """Returns whether an exception of a library means that a store or catalog is unavailable.
+    """Returns True if an exception of a library means that a store or catalog is unavailable.
 
     Compares the names of exception classes, because the libraries may not be installed. Also
-    searches the text of the exception, because libraries written in Rust and C++ report outages
-    only there.
+    searches the text of the exception, because libraries in Rust and C++ report outages only in the
+    text.
     """
     return any(
         _OUTAGE_CLASSES & {kind.__name__ for kind in type(cause).__mro__}

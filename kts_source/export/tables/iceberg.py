@@ -116,8 +116,8 @@ class IcebergExportTable(ExportTable):
             raise self._library_error("the catalog cannot be opened", error) from None
 
     def _root(self) -> str:
-        """Returns the root of the table, which the catalog also determines for a table that does
-        not exist yet.
+        """Returns the root of the table. If the table does not exist, returns the root that the
+        catalog defines for it.
 
         Raises:
             InvalidOptionError: The table does not exist, and the catalog does not define where new
@@ -196,7 +196,7 @@ class IcebergExportTable(ExportTable):
         }
 
     def _check_no_files(self, snapshot: Table) -> None:
-        """Raises `ExportError` if the table has files, but no properties of the export."""
+        """Raises `ExportError` if the table has files of the export, but lacks its properties."""
         if snapshot.current_snapshot() is None:
             return
         export_id = self._settings.export_id
@@ -457,8 +457,8 @@ def check_table(table: Table, partition_by: Sequence[PartitionField], uri: str) 
     """Checks a table before any row is read.
 
     Raises:
-        UnsupportedTargetError: The table is partitioned by other columns, or its readers would not
-            find the columns or the partitions of plain files.
+        UnsupportedTargetError: The table is partitioned by other columns. Or readers of the table
+            could not find columns or partition values in the export's files.
     """
     if table.format_version > _MAX_FORMAT:
         raise UnsupportedTargetError(
@@ -504,7 +504,7 @@ def check_table(table: Table, partition_by: Sequence[PartitionField], uri: str) 
 def _nested_fields(
     mapping: Sequence[MappedField], prefix: str = ""
 ) -> Iterator[tuple[str, int | None]]:
-    """Yields the dotted path and field id of each name in a name mapping, nested ones too."""
+    """Yields the dotted path and the field id of each name at any depth of a name mapping."""
     for field in mapping:
         for name in field.names:
             yield f"{prefix}{name}", field.field_id
@@ -515,8 +515,8 @@ def _nested_fields(
 
 
 class _ChecksumsWhenRequired:
-    """Context manager that sets the AWS checksum variables to `when_required` while at least one
-    thread is in the context.
+    """Context manager that sets the AWS checksum variables to `when_required`. They stay set while
+    at least one thread is inside the context.
     """
 
     def __init__(self) -> None:
@@ -549,7 +549,7 @@ setting for them, but follow the environment variables of the AWS SDKs.
 
 
 class PinnedCatalog:
-    """Wraps a catalog, so that it commits only if the table is still in the state that was loaded.
+    """Wraps a catalog. It commits only if the table is still in the state that was loaded.
 
     PyIceberg checks this in its first attempt, but not when it retries.
     """
@@ -595,7 +595,7 @@ _AFTER_SURROGATES: Final = 0xE000
 def add_files(
     table: Table, transaction: Transaction, paths: Sequence[str], properties: Mapping[str, str]
 ) -> None:
-    """Adds a snapshot with data files, even if `paths` is empty.
+    """Adds a snapshot with the data files `paths` and the summary `properties`, even without files.
 
     Raises:
         ValueError: The columns of a file do not fit the table.
@@ -663,11 +663,11 @@ def _data_file(table: Table, transaction: Transaction, path: str) -> IcebergFile
 
 
 def _without_bounds(parquet: pq.FileMetaData, columns: Mapping[str, int]) -> Iterator[int]:
-    """Yields the ids of the fields that have values, but no bounds, in at least one row group.
+    """Yields the ids of fields that have values but no bounds in at least one row group.
 
-    Arrow writes no bounds of long texts. PyIceberg ignores row groups without bounds, so the bounds
-    of the file would not cover values in these row groups, and readers would skip files with
-    matching rows.
+    Arrow writes no bounds of long texts. PyIceberg ignores row groups without bounds. So the bounds
+    of the file would not cover the values in these row groups, and readers would skip the file
+    although it has matching rows.
     """
     for group in range(parquet.num_row_groups):
         row_group = parquet.row_group(group)
@@ -681,11 +681,11 @@ def _without_bounds(parquet: pq.FileMetaData, columns: Mapping[str, int]) -> Ite
 
 
 def upper_bound(text: str, length: int | None) -> str | None:
-    """Returns a text of at most `length` characters that sorts at or after `text`; `None` if no
-    such text exists.
+    """Returns a text of at most `length` characters that is not less than `text`. Returns `None` if
+    no such text exists.
 
     PyIceberg increments the last character, which turns U+D7FF into a surrogate that UTF-8 cannot
-    encode. Like Iceberg for Java, this skips the surrogates.
+    encode. Like Iceberg for Java, this function skips the surrogates.
     """
     if length is None or len(text) <= length:
         return text
@@ -699,8 +699,8 @@ def upper_bound(text: str, length: int | None) -> str | None:
 
 
 def _metrics_plan(schema: Schema, properties: Mapping[str, str]) -> dict[int, Any]:
-    """Returns the kinds of metrics (such as counts and bounds) to record, by field id. Fields of
-    structs get the same kinds as columns.
+    """Returns by field id which metrics, such as bounds, are recorded. Fields of structs get the
+    same metrics as columns.
 
     PyIceberg records only counts for all nested fields, but this is needed only for items of lists
     and maps.
@@ -723,7 +723,7 @@ def _metrics_plan(schema: Schema, properties: Mapping[str, str]) -> dict[int, An
 
 
 def _fields(struct: StructType, outer: str) -> Iterator[tuple[str, NestedField]]:
-    """Yields dotted path and field of each primitive field inside of a struct column."""
+    """Yields the dotted path and the field of each primitive field that is inside a struct."""
     for field in struct.fields:
         kind = field.field_type
         if kind.is_struct:
@@ -736,10 +736,10 @@ def _fields(struct: StructType, outer: str) -> Iterator[tuple[str, NestedField]]
 
 
 def _rollback_of(table: Table, last_commit: str) -> str | None:
-    """Returns a message if a rollback removed rows of an export, otherwise `None`.
+    """Returns a message if a rollback removed rows of an export; otherwise `None`.
 
-    A rollback makes an earlier snapshot current but keeps the properties, which then record offsets
-    without rows.
+    A rollback makes an earlier snapshot current, but keeps the properties. So the properties then
+    record offsets without rows.
 
     Args:
         table: Current state of the table.
@@ -767,8 +767,8 @@ def _rollback_of(table: Table, last_commit: str) -> str | None:
 
 
 def _removal_of(table: Table) -> str | None:
-    """Returns a message about the newest snapshot in which another writer removed rows or files;
-    `None` if no snapshot that is still in the table did so.
+    """Returns a message about the newest snapshot in which another writer removed rows or files.
+    Returns `None` if there is no such snapshot in the table.
     """
     for snapshot in _ancestors(table):
         summary = snapshot.summary

@@ -6,10 +6,12 @@
     _kts/commits/<n>.published      every file of commit n has its final name
     [column=value/…]<export>-<topic id>-<partition>-<start>-<stop>.parquet
 
-A commit is complete once its JSON exists. Its files are then published: moved to their final names.
-Any process may do or repeat this. A process that opens the folder first publishes commits that are
-not published yet. At any time, a file has at most one name that readers accept, so they see each
-row at most once, and all rows once the commit is published.
+A commit is complete as soon as its JSON exists. Then its files are published: they are moved to
+their final names. Any process may publish a commit, and may repeat this. A process that opens the
+folder first publishes commits that are not published yet.
+
+At any time, a file has at most one name that readers accept. So readers see each row at most once,
+and they see all rows after the commit is published.
 """
 
 from __future__ import annotations
@@ -57,7 +59,12 @@ _PUBLISHING_THREADS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """State of the commit log: number of the newest commit (0 without a commit) and its JSON."""
+    """State of the commit log.
+
+    Attributes:
+        last: Number of the newest commit; 0 if there is no commit.
+        document: JSON of the newest commit.
+    """
 
     last: int
     document: Mapping[str, Any]
@@ -84,9 +91,7 @@ class ParquetFolder(ExportTable):
         return f"{ATTEMPTS}{run_id}/"
 
     def _open(self) -> _Log:
-        """Reads the commit log, and publishes the files of commits that are in the log but were not
-        published yet.
-        """
+        """Reads the commit log. Publishes the files of commits that are not published yet."""
         commits: set[int] = set()
         published: set[int] = set()
         for entry in self._target.list_objects(COMMITS):
@@ -133,7 +138,9 @@ class ParquetFolder(ExportTable):
         return ()
 
     def _contents(self, snapshot: _Log) -> TableContents:
-        """See `ExportTable.contents`; the folder must have every committed file, unchanged."""
+        """See `ExportTable.contents`. Raises `DataLossError` if a committed file is missing or was
+        changed.
+        """
         listed = {entry.key: entry.size for entry in self._target.list_objects("")}
         ids: dict[Owner, set[str]] = {}
         rows = Counter[Owner]()
@@ -160,8 +167,8 @@ class ParquetFolder(ExportTable):
         return TableContents(self._target, tuple(files), False, counts, lambda: None)
 
     def _check_file(self, file: WrittenFile, size: int | None) -> None:
-        """Raises `DataLossError` if a committed file is missing, or has another size or another
-        number of rows.
+        """Raises `DataLossError` if a committed file is missing, or if its size or number of rows
+        has changed. `size` is the size in the listing, or `None`.
         """
         state = ""
         if size is None:
@@ -185,7 +192,7 @@ class ParquetFolder(ExportTable):
 
     def _committed_keys(self, snapshot: _Log) -> set[str]:
         """Returns the keys of the commit log's own files. Data files of commits are not included,
-        because they have been moved out of `_kts/`.
+        because they are not in `_kts/` any more.
         """
         numbers = range(1, snapshot.last + 1)
         return {_key(number, kind) for number in numbers for kind in ("json", "published")}
@@ -212,7 +219,8 @@ class ParquetFolder(ExportTable):
     # -- other files of the folder
 
     def _check_exports(self, log: _Log) -> None:
-        """Raises `UnsupportedTargetError` if another export partitions its rows differently.
+        """Raises `UnsupportedTargetError` if another export in the folder has other partition
+        columns than this one.
 
         Readers of a folder expect the same partition columns in the paths of all files.
         """
@@ -224,8 +232,8 @@ class ParquetFolder(ExportTable):
                 raise partitioning_error(there, asked, self._uri, owner)
 
     def _check_other_writers(self) -> None:
-        """Raises `UnsupportedTargetError` if the folder has a file whose path has other partition
-        columns than the export. Called before the first commit of a folder.
+        """Raises `UnsupportedTargetError` if a file in the folder has other partition columns in
+        its path than this export. Called before the first commit in the folder.
         """
         asked = ",".join(field.name for field in self._settings.partition_by)
         for entry in self._target.list_objects(""):
@@ -237,7 +245,7 @@ class ParquetFolder(ExportTable):
 
     def _check_no_files(self, log: _Log) -> None:
         """Raises `ExportError` if the folder has files of this export. Called if the commit log has
-        no commit of this export.
+        no commit of this export, so that it does not record the offsets in such files.
         """
         own = f"{self._settings.export_id}-"
         others = [f"{name}-" for name in log.document.get("exports", {}) if name.startswith(own)]
@@ -334,12 +342,14 @@ def _key(number: int, kind: str) -> str:
 
 
 def _is_hidden(key: str) -> bool:
-    """Returns whether readers of a folder skip a file because of the names in its path."""
+    """Returns True if readers of a folder skip the file, because a name in its path begins with `_`
+    or `.`.
+    """
     return any(name.startswith(("_", ".")) for name in key.split("/"))
 
 
 def _path_values(key: str) -> dict[str, str | None]:
-    """Returns the partition values in the folder names of a key."""
+    """Returns the partition values in the folder names of `key`, by column name."""
     pairs = (folder.partition("=") for folder in key.split("/")[:-1] if "=" in folder)
     return {
         unquote(name): None if value == NULL_FOLDER else unquote(value) for name, _, value in pairs

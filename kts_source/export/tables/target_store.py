@@ -4,8 +4,9 @@ Keys are relative to the target's root. The commit protocol of Parquet folders r
 guarantees. `create` is atomic and reports whether this call created the object. `publish` is
 idempotent.
 
-In S3, `create` is `PutObject` with `If-None-Match: *`. A store that ignores the condition would let
-two exports commit the same offsets, so `require_create` tests the store before anything is written.
+In S3, `create` is `PutObject` with `If-None-Match: *`. If a store ignores this condition, two
+exports could commit the same offsets. So `require_create` tests the store before anything is
+written.
 """
 
 from __future__ import annotations
@@ -43,27 +44,32 @@ _COPY_OF: Final = "kts-copy-of"
 
 
 class TargetStore(ObjectStore, Protocol):
-    """Objects below a root that an export reads and writes. The root need not exist yet."""
+    """A store that an export reads and writes. Its keys are relative to a root. The root need not
+    exist yet.
+    """
 
     def read(self, key: str) -> bytes:
         """Returns a whole object.
 
         Raises:
-            ObjectNotFoundError: No such object.
+            ObjectNotFoundError: The object does not exist.
         """
         info = self.head(key)
         return bytes(self.get_range(key, 0, info.size, version=info.version))
 
     def create(self, key: str, data: bytes) -> bool:
-        """Creates an object atomically with all its bytes, unless the key exists.
+        """Creates an object atomically with all its bytes. Does nothing if an object with this key
+        exists.
 
         Returns:
-            True if this call created it.
+            True if this call created the object.
         """
         ...
 
     def open_output(self, key: str) -> Any:  # noqa: ANN401  # a binary file
-        """Opens a new object, which becomes visible when the file is closed."""
+        """Returns a binary file that writes a new object. The object becomes visible when the file
+        is closed.
+        """
         ...
 
     def publish(self, source: str, destination: str, size: int) -> None:
@@ -75,7 +81,8 @@ class TargetStore(ObjectStore, Protocol):
             size: Bytes of the object.
 
         Raises:
-            ExportError: Neither key exists, or the object under the final key has other bytes.
+            ExportError: Neither `source` nor `destination` exists, or `destination` is another
+                object.
         """
         ...
 
@@ -111,7 +118,7 @@ def open_target(path: str, storage: Secret[Mapping[str, str]]) -> TargetStore:
 
 
 def require_create(target: TargetStore) -> None:
-    """Checks that `create` is atomic in a store.
+    """Checks with a test object that `create` is atomic in a store.
 
     Raises:
         UnsupportedTargetError: `create` is not atomic.
@@ -137,7 +144,9 @@ def require_create(target: TargetStore) -> None:
 
 
 def require_published(actual: int | None, size: int, source: str, destination: str) -> None:
-    """Raises `ExportError` unless the final object has the size that was committed."""
+    """Raises `ExportError` if the object with the final key is missing or has another size than was
+    committed. `actual` is its size, or `None` if it is missing.
+    """
     if actual is None:
         raise ExportError(
             f"a committed file is missing: neither {source} nor {destination} exists. Restore it,"
@@ -156,8 +165,8 @@ class LocalTarget(LocalStore, TargetStore):
     """A local folder, or a folder of a shared file system."""
 
     def create(self, key: str, data: bytes) -> bool:
-        """See `TargetStore.create`. Uses a hard link, which appears with all bytes or not at
-        all.
+        """See `TargetStore.create`. Writes a temporary file and creates a hard link to it. So the
+        file appears with all its bytes or not at all.
         """
         path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -180,7 +189,9 @@ class LocalTarget(LocalStore, TargetStore):
         return _SyncedFile(path)
 
     def publish(self, source: str, destination: str, size: int) -> None:
-        """See `TargetStore.publish`: links the final name, then removes the first name."""
+        """See `TargetStore.publish`. Creates a hard link with the final name, and then removes the
+        first name.
+        """
         draft, path = self._path(source), self._path(destination)
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # published before, or missing
@@ -204,18 +215,18 @@ class LocalTarget(LocalStore, TargetStore):
         self._path(key).unlink(missing_ok=True)
 
     def _path(self, key: str) -> Path:
-        """Returns the path of a key to write or delete.
+        """Returns the path of the file with key `key`, for writing or deleting it.
 
         Raises:
-            InvalidKeyError: A symbolic link moves the folder out of the root.
+            InvalidKeyError: The path leads out of the root through a symbolic link.
         """
         check_key(key, self.uri(""))
         self._target(key.split("/")[:-1], key)
         return self._root / key
 
     def _require_root(self) -> None:
-        """Does not raise an error if the root is missing, because creating the first object creates
-        the root.
+        """Does nothing. Unlike in a tier, the root may be missing, because creating the first
+        object creates it.
         """
 
 
@@ -254,7 +265,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 class S3Target(S3Store, TargetStore):
-    """Readable and writable objects of a bucket below a prefix."""
+    """Objects in a bucket below a prefix, for reading and writing."""
 
     def create(self, key: str, data: bytes) -> bool:
         """See `TargetStore.create`."""
@@ -267,16 +278,18 @@ class S3Target(S3Store, TargetStore):
         return True
 
     def open_output(self, key: str) -> Any:  # noqa: ANN401
-        """See `TargetStore.open_output`; a multipart upload, complete once it is closed."""
+        """See `TargetStore.open_output`. The file is a multipart upload, which is completed when
+        the file is closed.
+        """
         filesystem = self._client.filesystem
         # Requests for the parts of an upload are not sent through our retry loop.
         filesystem.retries = _UPLOAD_ATTEMPTS
         return filesystem.open(self._path(key), "wb", block_size=UPLOAD_PART_BYTES)
 
     def publish(self, source: str, destination: str, size: int) -> None:
-        """See `TargetStore.publish`; copies on the server, then deletes the source.
+        """See `TargetStore.publish`. Copies the object on the server, and then deletes the source.
 
-        The metadata of the copy has the key of its source. A source key is used by only one
+        The metadata of the copy contain the key of its source. A source key is used by only one
         attempt, so a copy with this key has the right content. ETags cannot be compared, because
         the ETags of a copy and of its source may differ.
         """
@@ -299,8 +312,8 @@ class S3Target(S3Store, TargetStore):
         self._send("delete_object", key)
 
     def _copy(self, source: str, destination: str) -> None:
-        """Copies an object on the server. Does nothing if the source does not exist, because it was
-        already published or is lost.
+        """Copies an object on the server. Does nothing if the source does not exist. In this case,
+        it was already published or is lost.
         """
 
         def attempt() -> None:

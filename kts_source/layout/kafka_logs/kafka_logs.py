@@ -5,9 +5,9 @@
                                             leader-epoch-checkpoint, partition.metadata
 
 Each partition is recovered in memory like in a starting broker; nothing is written. Records are
-read from one replica. If this replica lacks offsets, they are read from other replicas of the same
-branch. The checkpoints of all replicas are used. Source: `LogManager`, `LogLoader`, `UnifiedLog` in
-Kafka.
+read from one replica. If this replica lacks offsets, they are read from other replicas with the
+same leader epochs (of the same branch). The checkpoints of all replicas are used. Source:
+`LogManager`, `LogLoader`, `UnifiedLog` in Kafka.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Disks:
         roots: Key prefixes; empty, or ending in a slash.
 
     Attributes:
-        without: Roots below which there is no log directory.
+        without: The items of `roots` that contain no log directory.
     """
 
     def __init__(self, store: ObjectStore, roots: Iterable[str]) -> None:
@@ -149,7 +149,8 @@ class Disks:
         ]
 
     def replicas(self, topic_partition: TopicPartition, topic_id: str) -> list[Replica]:
-        """Recovers the replicas of a partition and compares them with each other.
+        """Recovers the replicas of a partition that have this topic id. Compares them with each
+        other, and adds records that a replica lacks to its lost logs.
 
         Raises:
             CorruptSegmentError: A replica cannot be recovered.
@@ -161,7 +162,9 @@ class Disks:
         return with_missing_ends(self.store, topic_partition, replicas)
 
     def set_aside(self, topic_partition: TopicPartition) -> list[Orphan]:
-        """Returns the folders of deleted, stray and future replicas of a partition, as notes."""
+        """Returns an `Orphan` for each folder of a deleted, stray or future replica of a partition.
+        Its `reason` contains the state.
+        """
         return [
             Orphan((key,), f"a -{name.state} folder, left alone")
             for log_dir in self._dirs
@@ -169,8 +172,8 @@ class Disks:
         ]
 
     def aside_of_others(self, topic: str, topic_id: str) -> list[Orphan]:
-        """Returns the folders of deleted, stray and future replicas of partitions that do not exist
-        with this topic id.
+        """Returns an `Orphan` for each folder of a deleted, stray or future replica of a topic, but
+        only for partitions that do not exist with this topic id.
         """
         numbers = self.partitions(topic, topic_id)
         others = sorted({number for number, _ in self._aside(topic)} - {*numbers})
@@ -183,7 +186,7 @@ class Disks:
                 yield log_dir
 
     def _aside(self, topic: str) -> Iterator[tuple[int, str]]:
-        """Yields partition number and folder of the deleted, stray and future replicas of a
+        """Yields the partition number and the folder of each deleted, stray or future replica of a
         topic.
         """
         for log_dir in self._dirs:
@@ -231,7 +234,7 @@ class KafkaLogsLayout:
     def topic_folders(
         self, store: ObjectStore, key_prefix: str, topic: str | None
     ) -> tuple[TopicFolder, ...]:
-        """Returns a folder for each pair of topic and topic id. All these folders have the same key
+        """Returns a `TopicFolder` for each pair of topic and topic id. They all have the same key
         prefix.
 
         Raises:
@@ -266,13 +269,16 @@ class KafkaLogsLayout:
         return folders
 
     def partitions(self, store: ObjectStore, folder: TopicFolder) -> tuple[int, ...]:
-        """Returns the numbers of the partitions that have a replica with this topic id."""
+        """Returns the numbers of the partitions of a topic id. Includes partitions that occur only
+        in a checkpoint or in a folder of a deleted, stray or future replica.
+        """
         return self._below(store, folder.folder).partitions(folder.topic, folder.topic_id)
 
     def list_partition(
         self, store: ObjectStore, folder: TopicFolder, partition: int
     ) -> PartitionListing:
-        """Recovers the replicas of a partition and lists the segments of the surviving replica.
+        """Recovers the replicas of a partition, and lists the segments to read. They are segments
+        of the replica that `surviving_log` chooses; other replicas fill its gaps.
 
         Raises:
             CorruptSegmentError: A replica cannot be recovered.
@@ -334,8 +340,8 @@ def _joined(
     survivor: SurvivingLog,
     replicas: Sequence[Replica],
 ) -> tuple[list[tuple[RemoteSegment, SegmentFiles]], list[Lost], list[Orphan]]:
-    """Returns the segments of the log, the lost records, and notes. Segments are from the chosen
-    replica. Other replicas fill its gaps.
+    """Returns three values: the segments of the log, the lost records, and notes. The segments are
+    those of the chosen replica; segments of other replicas fill its gaps.
     """
     topic_partition = (folder.topic, partition)
     main, branch = survivor.replica, newest_branch(replicas)

@@ -71,9 +71,9 @@ class LostReplica:
 
     Attributes:
         checkpoint: Key of the checkpoint.
-        start: First offset of its log, if a checkpoint records it.
+        start: First offset of its log; 0 if no checkpoint records it.
         stop: One past the last offset that a checkpoint records as replicated or flushed; equal to
-            `start` if no record is known.
+            `start` if there is no such offset.
     """
 
     checkpoint: str
@@ -110,7 +110,8 @@ class LogDir:
 
 
 def find_log_dirs(store: ObjectStore, root: str) -> tuple[LogDir, ...]:
-    """Finds the log directories at a key prefix and up to two levels below it, sorted.
+    """Finds the log directories at the key prefix `root` and up to two levels below it. Returns
+    them in order of folder names.
 
     Raises:
         CorruptSegmentError: A checkpoint cannot be read.
@@ -265,15 +266,16 @@ class SegmentFiles:
 
 @dataclass(frozen=True, slots=True)
 class LostLog:
-    """A segment whose log is missing although no regular deletion removed it. A broker would drop
-    the indexes of the segment and serve the other segments. A scan treats it as data loss.
+    """Lost records of a segment: its `.log` file is missing, empty or too short, although no
+    regular deletion removed it. A scan treats this as data loss. A broker would drop the indexes of
+    a segment without a `.log` file, and serve the other segments.
 
     Attributes:
-        base_offset: Base offset of the segment. If only the end of its log is missing, as another
-            replica shows, the first missing offset.
-        info: One of the indexes of the segment, or the log that ends early.
-        stop: One past the last offset in the indexes of the segment or in a producer snapshot;
-            equal to `base_offset` if the segment had no records.
+        base_offset: Base offset of the segment. If another replica shows that only the end of the
+            file is missing, the first missing offset.
+        info: One of the indexes of the segment, or the `.log` file that is empty or ends early.
+        stop: One past the last lost offset, as shown by the indexes of the segment, a producer
+            snapshot or the next segment; equal to `base_offset` if the segment had no records.
         reason: The problem, for messages.
     """
 
@@ -288,11 +290,11 @@ class PartitionFiles:
     """The files of a partition's folder.
 
     Attributes:
-        segments: Segments in order of base offset.
+        segments: Segments with a `.log` file, in order of base offset.
         snapshots: Producer snapshots by offset.
         others: Other files by name, such as `leader-epoch-checkpoint`.
         not_read: Notes about files that a broker would drop.
-        lost_logs: Segments without a log, in order of base offset.
+        lost_logs: Segments with lost records, in order of base offset.
     """
 
     segments: tuple[SegmentFiles, ...]
@@ -307,7 +309,7 @@ def partition_files(store: ObjectStore, folder: str) -> PartitionFiles:
     completed or undone interrupted changes.
 
     Raises:
-        CorruptSegmentError: A `.swap` file is not a log.
+        CorruptSegmentError: A `.log.swap` file does not consist of complete batches.
     """
     named: list[_NamedFile] = []
     others = {}
@@ -343,7 +345,9 @@ def partition_files(store: ObjectStore, folder: str) -> PartitionFiles:
 def _without_unfinished(
     store: ObjectStore, named: Sequence[_NamedFile]
 ) -> tuple[list[_NamedFile], list[Orphan]]:
-    """Returns the files that a starting broker would keep, and notes about the other files."""
+    """Returns two values: the files that a starting broker would keep, and a note about each file
+    that it would drop.
+    """
     not_read = [
         Orphan((info.key,), f"a .{name.state} file, which a broker drops when it starts")
         for name, info in named
@@ -375,7 +379,8 @@ def _lost_logs(
     snapshots: Mapping[int, ObjectInfo],
     bases_with_any_log: set[int],
 ) -> tuple[list[LostLog], list[Orphan]]:
-    """Returns the segments whose log is missing, and notes about indexes that a broker would drop.
+    """Returns two values: the segments with lost records, and notes about indexes that a broker
+    would drop.
 
     Args:
         store: The store with the files.
@@ -413,8 +418,8 @@ def _lost_logs(
 
 
 def named_stop(store: ObjectStore, base: int, files: Mapping[str, ObjectInfo]) -> int:
-    """Returns one past the last offset in the indexes of a segment; its base offset if the indexes
-    have no entries.
+    """Returns one past the last offset in the indexes of a segment; `base` if they have no entries.
+    An entry of the transaction index only shows that the segment has a record.
     """
     stop = base
     for kind, entry_bytes, position in (("index", 8, 0), ("timeindex", 12, 8)):
@@ -434,7 +439,9 @@ def named_stop(store: ObjectStore, base: int, files: Mapping[str, ObjectInfo]) -
 
 
 def _next_offset(store: ObjectStore, base_offset: int, info: ObjectInfo) -> int:
-    """Returns one past the last offset of a log (`LogSegment.readNextOffset`)."""
+    """Returns one past the last offset in a `.log.swap` file, like Kafka's
+    `LogSegment.readNextOffset`.
+    """
     if not info.size:
         return base_offset
     try:

@@ -56,13 +56,14 @@ def described(
     log: SurvivingLog,
     recovery: Recovery,
 ) -> tuple[list[tuple[RemoteSegment, SegmentFiles]], list[Lost]]:
-    """Returns the descriptions of the segments of a log in order of offsets, and the lost records.
+    """Returns two values: the descriptions of the segments of a log in order of offsets, and its
+    lost records.
 
-    If the log has no records, returns a single segment without offsets. If the folder is empty,
-    too, returns no segment.
+    If the log has no records, returns a single segment without offsets. If the folder also has no
+    `.log` file, returns no segment.
 
     Raises:
-        DataLossError: Records are lost, and the folder has no file with which to describe them.
+        DataLossError: Records are lost, and the folder has no file that a message could name.
     """
     replica = log.replica
     lineage = tuple(entry for entry in replica.lineage if entry.start_offset < log.stop)
@@ -108,7 +109,9 @@ def described(
 
 
 def _former_end(store: ObjectStore, replica: Replica, promised: int) -> tuple[ObjectInfo, str]:
-    """Returns a file that shows the former end of the log, and why the log ends earlier now."""
+    """Returns two values for the message about lost records at the end of a log: the file to name,
+    and why the log ends before offset `promised`.
+    """
     continuation = f"the log continued to offset {promised}"
     lost_at_end = [
         lost_log for lost_log in replica.files.lost_logs if lost_log.base_offset >= replica.stop
@@ -140,8 +143,8 @@ def lost_partition(
         folder: Topic and topic id.
         partition: Number of the partition.
         lost: The replica and its offsets, from the checkpoint.
-        after: The log of another replica. It ends below the end of the lost replica, and the lost
-            records begin after its last known offset.
+        after: The log of another replica that still exists, or `None`. If it is set, the lost
+            records begin at the offset at which this log ends or should end.
 
     Raises:
         ObjectNotFoundError: The checkpoint was deleted in the meantime.
@@ -196,8 +199,8 @@ def _lost_segment(
 
 
 def _stop(replica: Replica, number: int) -> int:
-    """Returns the end of a segment (exclusive): the base offset of the next segment, or the end of
-    the log.
+    """Returns the end (exclusive) of segment `number`: the base offset of the next segment, or the
+    end of the log.
     """
     if number + 1 < len(replica.segments):
         return replica.segments[number + 1].base_offset
@@ -226,8 +229,8 @@ class _SegmentMaker:
         self._recovery = recovery
 
     def walked(self, number: int, stop: int) -> Walked | None:
-        """Reads the batches of a segment that are below the offset `stop`, if side files on the
-        disk are not sufficient to describe it. Otherwise returns `None`.
+        """Returns the result of reading the batches of segment `number` below offset `stop`.
+        Returns `None` if the side files on the disk are sufficient to describe the segment.
         """
         replica = self._replica
         files = replica.segments[number]
@@ -299,7 +302,9 @@ class _SegmentMaker:
         )
 
     def _stored(self, files: SegmentFiles, stop: int) -> dict[IndexType, StoredIndex]:
-        """Returns the side files of a segment that are on the disk."""
+        """Returns the side files of a segment that are on the disk. The producer snapshot is the
+        one at offset `stop`.
+        """
         indexes = {}
         for kind, suffix in (
             (IndexType.TIMESTAMP, "timeindex"),

@@ -1,10 +1,13 @@
 """Recovers one replica of a partition in memory, like a broker that starts with its disk.
 
-After a clean shutdown, all files are trusted, and only the batches after the last index entry of
-the last log are read. Otherwise, all batches from the recovery point on are read: the log ends
-before the first incomplete batch, and indexes and transactions are rebuilt from batch headers,
-because index files and snapshots may not have been flushed. Source: `LogLoader.load`, `UnifiedLog`,
-`ProducerStateManager`, `LeaderEpochFileCache` in Kafka.
+After a clean shutdown, all files are trusted. Only the batches after the last index entry of the
+last `.log` file are read.
+
+After a crash, all batches from the recovery point on are read, and the log ends before the first
+incomplete batch. Indexes and transactions are rebuilt from batch headers, because index files and
+snapshots may not have been flushed.
+
+Source: `LogLoader.load`, `UnifiedLog`, `ProducerStateManager`, `LeaderEpochFileCache` in Kafka.
 """
 
 from __future__ import annotations
@@ -71,8 +74,8 @@ class Replica:
 
     Attributes:
         segments: Segments in order of base offset, up to the segment with the end of the log.
-        walked: Results of reading the batches, by base offset; only for the segments that were
-            read.
+        walked: By base offset, the results of reading the batches of segments. Has only the
+            segments that were read.
         log_start: First offset that a consumer may see.
         stop: One past the last offset of the replica.
         stop_size: Bytes of the last segment that belong to the log.
@@ -84,8 +87,8 @@ class Replica:
         problem: Why the last segment is incomplete; empty if it is complete.
         dropped: Segments after an incomplete segment; they are not part of the log.
         lost_end: One past the last offset of records that were lost at the end of the log; 0 if the
-            side files show no such loss. The offset is from side files of missing logs and, after a
-            clean shutdown, of the last log.
+            side files show no such loss. The offset is from side files of segments without a `.log`
+            file and, after a clean shutdown, of the last segment.
     """
 
     log_dir: LogDir
@@ -106,7 +109,7 @@ class Replica:
 
     @property
     def lost_in_between(self) -> int:
-        """Number of segments below the end of the log whose log file is missing."""
+        """Number of segments below the end of the log that have lost records."""
         logs = self.files.lost_logs
         return sum(self.log_start <= log.base_offset < self.stop for log in logs)
 
@@ -127,8 +130,8 @@ class SurvivingLog:
 
     Attributes:
         stop: One past the last offset to read.
-        promised: One past the last offset that the log should have according to any file. If it is
-            above `stop`, records were lost.
+        promised: One past the last offset that the log should have according to checkpoints and
+            side files. If it is above `stop`, records were lost.
         high_watermark: Highest recorded high watermark of the branch, or `None`.
     """
 
@@ -143,8 +146,8 @@ def recovered(store: ObjectStore, log_dir: LogDir, topic_partition: TopicPartiti
     """Recovers a partition of a log directory in memory.
 
     Raises:
-        CorruptSegmentError: The epoch checkpoint cannot be read, or a log that must be read has
-            messages of format 0 or 1.
+        CorruptSegmentError: The epoch checkpoint cannot be read, or a `.log` file that must be read
+            has messages of format 0 or 1.
     """
     folder = log_dir.partitions[topic_partition]
     files = partition_files(store, folder)
@@ -169,7 +172,7 @@ class Recovery:
         self._walked: dict[int, Walked] = {}
 
     def replica(self, folder: str) -> Replica:
-        """Recovers the replica in a folder, see `recovered`."""
+        """Recovers the replica in `folder`."""
         segments = self._files.segments
         log_start = self._log_dir.log_starts.get(self._key, 0)
         lost = [log.base_offset for log in self._files.lost_logs]
@@ -212,11 +215,11 @@ class Recovery:
         )
 
     def _lost_end(self, stop: int, *, is_clean: bool) -> int:
-        """Returns `Replica.lost_end` of a log that ends at `stop`.
+        """Returns the attribute `Replica.lost_end` for a log that ends at `stop`.
 
         After a clean shutdown, a producer snapshot exists at the end of the log, so snapshots or
         index entries above `stop` show a loss. After a crash they do not, because side files of the
-        last log may name offsets whose records were never flushed.
+        last segment may name offsets of records that were never flushed.
         """
         files = self._files
         ends = [log.stop for log in files.lost_logs if log.base_offset >= stop]
@@ -229,7 +232,7 @@ class Recovery:
         return max((end for end in ends if end > stop), default=0)
 
     def knows_open(self, base_offset: int | None = None) -> bool:
-        """Returns whether it is known which transactions are open at the start of a segment.
+        """Returns whether files show which transactions are open at the start of a segment.
 
         Args:
             base_offset: Base offset of the segment; default: the first segment.
@@ -303,7 +306,9 @@ class Recovery:
         )
 
     def _end_of_last(self) -> WholeBatches:
-        """Reads the batches of the last log from its last index entry on."""
+        """Reads the last `.log` file to its end, from its last index entry on. Returns the reader,
+        which then knows the end of the log.
+        """
         segment = self._files.segments[-1]
         index = offset_index(self._store, segment)
         try:
@@ -325,8 +330,8 @@ class Recovery:
 
     def _open_at_start(self, number: int) -> Mapping[int, int]:
         """Returns the first offset of each transaction that is open at the start of a segment, by
-        producer id. Uses the nearest valid snapshot before the segment, and the batch headers
-        between them.
+        producer id. Uses the nearest valid snapshot before the segment, and the batch headers from
+        the snapshot to the segment.
         """
         first = number
         while not self._has_no_predecessor(first) and self._recorded_open(first) is None:
@@ -348,9 +353,7 @@ class Recovery:
         return open_transactions
 
     def _has_no_predecessor(self, number: int) -> bool:
-        """Returns whether a segment is the first segment, or follows a segment whose log is
-        missing.
-        """
+        """Returns whether a segment is the first segment, or the records before it are lost."""
         if not number:
             return True
         previous, base = self._bases[number - 1 : number + 1]
@@ -358,7 +361,8 @@ class Recovery:
 
     def _recorded_open(self, number: int) -> Mapping[int, int] | None:
         """Returns the first offset of each transaction that is open at the start of a segment, by
-        producer id; `None` if the previous segment was not read and no valid snapshot exists.
+        producer id. Returns `None` if the previous segment was not read and there is no valid
+        snapshot at the start of the segment.
         """
         if not self._has_no_predecessor(number):
             before = self._walked.get(self._bases[number - 1])
@@ -449,7 +453,7 @@ class Recovery:
 
 def offset_index(store: ObjectStore, segment: SegmentFiles) -> OffsetIndex | None:
     """Reads the offset index of a segment. The file may be preallocated, so zeros at its end are
-    ignored. Returns `None` if the index is empty or does not match the log.
+    ignored. Returns `None` if the index is missing, empty or does not match the `.log` file.
     """
     info = segment.files.get("index")
     if info is None:

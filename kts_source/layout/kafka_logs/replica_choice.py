@@ -1,15 +1,15 @@
-"""Chooses the replica of a partition that is read, and other replicas from which the offsets are
-read that the chosen replica lacks.
+"""Chooses the replica of a partition to read. If it lacks offsets, finds other replicas that have
+them.
 
-The branch of the highest leader epoch survives. The replica with the highest offset on this branch
-is read, because electing it as leader would lose the fewest records. A high watermark is used if
-its replica agrees with the branch on all lower offsets; a high watermark of a dead branch is
-ignored.
+Replicas may have different histories of leader epochs (branches). The branch with the highest
+leader epoch survives; the others are dead. The replica with the highest offset on the surviving
+branch is read, because electing it as leader would lose the fewest records. The high watermark of a
+replica is used only if the replica agrees with this branch on all lower offsets.
 
 The chosen replica may lack offsets: a replica that was added late begins at the tier's end
-(KIP-1023), and a copy of a disk may lack logs in between. Another replica fills such a gap if both
-replicas are proven to be on the same branch. For this, the epochs of their checkpoints must agree.
-If the replicas overlap at the border of the gap, the batches there must be equal, too.
+(KIP-1023), and a copy of a disk may lack `.log` files in between. Another replica fills such a gap
+if both replicas are proven to be on the same branch. For this, the epochs of their checkpoints must
+agree. If the replicas overlap at the border of the gap, the batches there must be equal, too.
 
 Source: KIP-101, `LeaderEpochFileCache.endOffsetFor`, `ReplicaManager`, `TierStateMachine`,
 `UnifiedLog` in Kafka.
@@ -70,9 +70,9 @@ def newest_branch(replicas: Sequence[Replica]) -> Branch:
 def furthest(replicas: Sequence[Replica], branch: Branch) -> Replica:
     """Returns the replica with the highest end offset on a branch.
 
-    If several replicas have the same end, prefers a replica without missing logs, then the replica
-    with the most bytes. A smaller size may be the only sign that files are missing or that a log
-    was truncated.
+    If several replicas have the same end, prefers the replica with the fewest lost logs, then the
+    replica with the most bytes. A smaller size may be the only sign that files are missing or
+    truncated.
     """
     return max(
         replicas,
@@ -89,8 +89,9 @@ def furthest(replicas: Sequence[Replica], branch: Branch) -> Replica:
 
 
 def agreed_to(log: Replica | Branch, branch: Branch) -> int:
-    """Returns the offset (exclusive) up to which a log agrees with a branch. Returns −1 if they
-    differ at their first common offset, because they may have diverged at any earlier offset.
+    """Returns the first offset at which the leader epochs of `log` and `branch` differ;
+    `MAX_OFFSET` if they never differ. Returns −1 if they differ at their first common offset,
+    because they may have diverged at any earlier offset.
     """
     diverges = parts_at(log, branch)
     if diverges is None:
@@ -99,7 +100,9 @@ def agreed_to(log: Replica | Branch, branch: Branch) -> int:
 
 
 def _reach(replica: Replica, branch: Branch) -> int:
-    """Returns one past the last offset of a replica that is on a branch; −1 if no offset is."""
+    """Returns one past the last offset of `replica` that is on `branch`; −1 if none of its offsets
+    is on the branch.
+    """
     return min(replica.stop, agreed_to(replica, branch))
 
 
@@ -118,11 +121,11 @@ def surviving_log(
         replicas: At least one.
         end_of_log: True to read all complete batches, replicated or not.
         branch: The branch that survives; default: the newest branch. The replica with the highest
-            offset on it is read, up to the offset at which replica and branch diverge.
-        replicated: Offsets below this one always count as replicated.
+            offset on this branch is read, up to the offset at which it diverges from the branch.
+        replicated: Offsets below `replicated` always count as replicated.
 
     Raises:
-        DataLossError: There are records, but no high watermark.
+        DataLossError: There are records, but no checkpoint with high watermarks.
     """
     branch = branch or newest_branch(replicas)
     best = furthest(replicas, branch)
@@ -204,7 +207,7 @@ def _notes_on_unread_files(replica: Replica, *, lost: bool) -> Iterator[Orphan]:
 
 
 def parts_at(log: Replica | Branch, branch: Branch) -> int | None:
-    """Returns the first offset for which a log and a branch have different leader epochs; `None` if
+    """Returns the first offset that has different leader epochs in `log` and in `branch`; `None` if
     there is no such offset.
     """
     low = max(log.log_start, branch.log_start)
@@ -226,7 +229,7 @@ def epoch_at(lineage: Sequence[EpochEntry], offset: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSource:
-    """A replica that records may be read from, and its segments below the end of the log.
+    """A replica from which records may be read, and its segments below the end of the log.
 
     Attributes:
         segments: Segments in order of offsets.
@@ -250,7 +253,8 @@ class ReplicaSource:
         return runs
 
     def is_decided_from(self, offset: int) -> bool:
-        """Returns whether the transaction indexes of the segments from an offset on are complete.
+        """Returns whether the transaction indexes of the segments with records at or above `offset`
+        are complete.
 
         Transaction indexes on the disk are complete. Rebuilt indexes are complete only if a
         snapshot records which transactions were open at the start of the first rebuilt segment.
@@ -274,7 +278,7 @@ class FilledSpan:
 
     @property
     def segments(self) -> list[tuple[RemoteSegment, SegmentFiles]]:
-        """The segments with these offsets."""
+        """The segments of `source` that have offsets of the span, with their files."""
         return [
             pair
             for pair in self.source.segments
@@ -283,7 +287,7 @@ class FilledSpan:
 
 
 class Filler:
-    """Finds the offsets that the main replica lacks in other replicas. Not thread-safe.
+    """Finds other replicas that have the offsets that the main replica lacks. Not thread-safe.
 
     Args:
         store: The store with the replicas.
@@ -324,8 +328,9 @@ class Filler:
         self.notes: list[Orphan] = []
 
     def fill(self, start: int, stop: int) -> list[FilledSpan]:
-        """Fills a gap [start, stop) from its end downwards, and stops where no replica is proven to
-        have the next lower offset. Returns the spans in ascending order of offsets.
+        """Fills a gap [start, stop) with spans of other replicas, from its end downwards. Stops
+        where no replica is proven to have the next lower offset. Returns the spans in ascending
+        order of offsets.
         """
         spans: list[FilledSpan] = []
         end = stop
@@ -378,8 +383,8 @@ class Filler:
         start: int,
         end: int,
     ) -> str:
-        """Returns the reason why a replica must not fill [start, end); an empty text if it may fill
-        it.
+        """Returns why the replica `source` must not fill [start, end); an empty text if it may fill
+        this range.
         """
         if above is None or run[1] == end:
             if not self._epochs_meet(above, source.replica, end):
@@ -493,11 +498,13 @@ def start_note(topic_partition: TopicPartition, main: Replica, low: int, first: 
 def with_missing_ends(
     store: ObjectStore, topic_partition: TopicPartition, replicas: Sequence[Replica]
 ) -> list[Replica]:
-    """Adds to each replica, as lost logs, the records that it lacks between two of its log files.
+    """Returns the replicas. If a replica lacks records between two of its `.log` files, adds them
+    to `files.lost_logs` of the replica.
 
-    The disk of a replica does not show whether a log file was truncated or all files of a segment
-    are missing, because compaction leaves such gaps, too. If another replica of the same branch has
-    records in a gap, and no cleaner has compacted these offsets, the records are lost.
+    The disk of a replica does not show whether a `.log` file was truncated or all files of a
+    segment are missing, because compaction leaves such gaps, too. If another replica of the same
+    branch has records in a gap, and no log cleaner has compacted these offsets, the records are
+    lost.
     """
     cleaned = max(
         (replica.log_dir.cleaned.get(topic_partition, 0) for replica in replicas), default=0
@@ -525,9 +532,9 @@ def _missing_ends(
     others: Sequence[Replica],
     cleaned: int,
 ) -> Iterator[LostLog]:
-    """Yields, as lost logs, the records between two log files of a replica that another replica
-    has. Reads the end of a log file only if the other replica has different or larger segments
-    there.
+    """Yields a `LostLog` for each gap between two `.log` files of `replica` in which another
+    replica has records. Reads the end of a `.log` file only if the other replica has different or
+    larger segments there.
     """
     branch = Branch(replica.lineage, replica.log_start, replica.stop)
     lost = [log.base_offset for log in replica.files.lost_logs]
@@ -572,8 +579,8 @@ def _missing_ends(
 
 
 def _end_of(store: ObjectStore, segment: SegmentFiles) -> int | None:
-    """Returns one past the last offset of a segment's log file; `None` if the end of the file
-    cannot be read.
+    """Returns one past the last offset in the `.log` file of a segment; `None` if the end of the
+    file cannot be read.
     """
     info, base = segment.log, segment.base_offset
     if not info.size:

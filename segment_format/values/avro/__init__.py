@@ -1,6 +1,7 @@
-"""Decodes Avro to Arrow.
+"""Decodes Avro values to Arrow.
 
-`schema` parses schemas, `program` compiles a writer's and a reader's schema to a program, `kernel`
-runs the program over the bytes of values, and `decoder` has the public decoders and manages the
-buffers.
+* `schema` parses schemas.
+* `program` compiles a writer's schema and a reader's schema to a program.
+* `kernel` runs the program over the bytes of values.
+* `decoder` contains the public decoders, and manages the buffers.
 """

@@ -15,9 +15,9 @@
 | union of int and long, of float and double | int64, float64 |
 | other unions | struct of member0, member1, … without the type null; all but one are null |
 
-A column has a slot number: the index of its entry in the table of buffers that programs write to.
-Columns with the same number of rows have the same level: level 0 has one row per decoded value, and
-each array or map has a level with one row per item.
+Programs write to buffers. A table has an entry, called slot, with the buffers of each column.
+Columns that always have the same number of rows have the same level. Level 0 has one row per
+decoded value. Each array or map has a level with one row per item.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ class Column:
 
     Attributes:
         type: Arrow type.
-        kind: Kind of slot: one of the constants `NOTHING` to `STRUCT`.
-        width: Bytes of a `FIXED` value; a bool takes one byte until it is packed.
-        slot: Slot number. The slots of the children have the next numbers.
-        level: Level of its rows; 0 if it has one row per decoded value.
+        kind: Form of the buffers: one of the constants `NOTHING` to `STRUCT`.
+        width: Bytes of a value if the kind is `FIXED`. A bool takes one byte until it is packed.
+        slot: Number of its slot. The slots of the children have the next numbers.
+        level: Number of its level; 0 if it has one row per decoded value.
         nullable: True if it has a validity buffer.
-        children: Columns of a record's fields, a union's members, an array's items, or a map's
-            keys and values.
+        children: Columns of a record's fields, a union's members, an array's items, or a map's keys
+            and values.
         items: Level of the children if the kind is `ITEMS`; else -1.
     """
 
@@ -99,15 +99,16 @@ class Column:
 
 
 def columns_of(schema: Schema) -> Column:
-    """Returns the column of a reader's schema. The column is nullable, because bad values become
-    null.
+    """Returns the column for a reader's schema, with its children. The column is nullable, because
+    bad values become null.
     """
     return _Numbering().column(schema, 0, nullable=True)
 
 
 def resolved_union(union: s.Union) -> tuple[bool, tuple[Schema, ...]]:
-    """Returns whether a union has the type null, and its other types. If these other types are int
-    and long, they are merged to long; float and double are merged to double.
+    """Returns two values: whether the union has the type null, and its other types. If the other
+    types are int and long, they are merged to long. If they are float and double, they are merged
+    to double.
     """
     others = tuple(branch for branch in union.branches if branch != s.Primitive(s.NULL))
     nullable = len(others) < len(union.branches)
@@ -119,7 +120,7 @@ def resolved_union(union: s.Union) -> tuple[bool, tuple[Schema, ...]]:
 
 
 class _Numbering:
-    """Assigns numbers to slots and levels, in the order of the schema."""
+    """Creates columns, and assigns numbers to their slots and levels in the order of the schema."""
 
     def __init__(self) -> None:
         self._slots = 0
@@ -201,14 +202,15 @@ def schema_logical(schema: Schema) -> str | None:
 
 
 def projected(schema: Schema, paths: Sequence[str]) -> Schema:
-    """Returns the schema with only the fields that `paths` select, in the schema's order.
+    """Returns the schema with only the fields that `paths` select. The fields keep their order.
 
     Args:
         schema: A record, or a union of null and a record.
         paths: Paths of fields: names joined by dots. The path of a record selects all its fields.
 
     Raises:
-        AvroSchemaError: A path does not name a field, or the schema has no fields.
+        AvroSchemaError: A path does not name a field. Or it selects a field inside a type that is
+            neither a record nor a union of null and a record.
     """
     return _projected(schema, [tuple(path.split(".")) for path in paths], ())
 

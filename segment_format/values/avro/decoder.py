@@ -1,6 +1,8 @@
-"""Decodes Avro values, either of one writer's schema or of the schemas that their headers name.
+"""Decodes Avro values. All values have the same writer's schema, or each value names its writer's
+schema in a header.
 
-Decoders run compiled programs that write a batch of values to the columns of a reader's schema.
+The decoders run compiled programs. A program decodes values of one writer's schema, and writes them
+to the columns of the reader's schema.
 """
 
 from __future__ import annotations
@@ -44,11 +46,11 @@ _BYTES_PER_ROW: Final = 16
 
 
 class AvroDecoder:
-    """Decodes values that follow one writer's schema.
+    """Decodes values that all have the same writer's schema.
 
-    Fields that the writer's schema has but the result does not are skipped. Their lengths, counts
-    and union branches are checked. Their content is not checked: UTF-8, the range of an int, the
-    symbol of an enum.
+    Fields that are in the writer's schema, but not in the result, are skipped. In skipped fields,
+    lengths, counts and union branches are checked. Other content is not checked, such as UTF-8, the
+    range of an int, or the symbol of an enum.
 
     Args:
         reader: Schema of the result.
@@ -91,8 +93,8 @@ class _Writer(NamedTuple):
 
     Attributes:
         program: The compiled program, or the reason why it cannot be compiled.
-        has_bare_bytes: True if its values are of the Avro type bytes, but without the length that
-            Avro writes before the bytes.
+        has_bare_bytes: True if the schema is the Avro type bytes, and its values lack the length
+            that Avro requires before the bytes.
     """
 
     program: Program | str
@@ -100,17 +102,17 @@ class _Writer(NamedTuple):
 
 
 class FramedAvroDecoder:
-    """Decodes values that each name their writer's schema in a header.
+    """Decodes values with headers. The header of a value names its writer's schema.
 
     Each value is decoded by the program of its writer's schema. The values of several writers may
-    be mixed; the result has the order of the values.
+    be mixed. The result has the same order as the values.
 
     Args:
         reader: Schema of the result.
         writer_schema: Function that returns the schema for an id, GUID or UUID. If it raises
-            LookupError or AvroSchemaError, all values of a batch with this id are bad, with the
-            error's text as the reason. The next batch calls the function again. `decode` raises
-            other errors.
+            LookupError or AvroSchemaError, all values with this id in the batch are bad, and the
+            text of the error is their reason. The next batch calls the function again. If it raises
+            another error, `decode` raises this error.
         framing: Format of the header.
         columns: Paths of the fields to decode: names joined by dots. By default all fields.
 
@@ -203,19 +205,19 @@ class FramedAvroDecoder:
 
 
 def json_objects(values: pa.Array, prefix: int = 0) -> list[int]:
-    """Returns the indices of values that are the text of a JSON object with members, in ascending
-    order.
+    """Returns the indices of the values that are the JSON text of an object with at least one
+    member. The indices are in ascending order.
 
     Some serializers, such as Apicurio's, can write Avro's JSON encoding instead of the binary
-    encoding, and no header states which one. If such a text is decoded as binary, the result may be
-    a valid but wrong record: `{"n":1,"s":"hello"}` would be a long of -62 and a string of 17 bytes.
-    Therefore a value of at least seven bytes that starts with `{` (as binary the number -62) and is
-    a valid JSON object counts as JSON.
+    encoding. No header states which encoding a value has. If such a text is decoded as binary, the
+    result may be a valid but wrong record: `{"n":1,"s":"hello"}` would be a long of -62 and a
+    string of 17 bytes. Therefore a value counts as JSON if it is a valid JSON object with at least
+    one member. In the binary encoding, its first byte `{` would be the number -62.
 
     Args:
         values: Values, which may be a slice and have nulls. For types other than `pa.binary()`, the
             result is empty.
-        prefix: Bytes to skip in front of each value.
+        prefix: Number of bytes to skip at the start of each value.
     """
     if values.type != pa.binary():
         return []
@@ -237,7 +239,7 @@ def json_objects(values: pa.Array, prefix: int = 0) -> list[int]:
 
 
 def is_json_object(value: bytes) -> bool:
-    """Returns whether a value is the text of a JSON object with members.
+    """Returns whether a value is the JSON text of an object with at least one member.
 
     This function defines the result that the faster `json_objects` must have for each value.
     """
@@ -250,11 +252,11 @@ def is_json_object(value: bytes) -> bool:
 
 
 class _Runner:
-    """Runs programs of several writers' schemas, which all write to the columns of one reader's
-    schema.
+    """Runs the programs of several writers' schemas. All of them write to the columns of one
+    reader's schema.
 
     Args:
-        reader: Schema of the columns.
+        reader: The reader's schema.
     """
 
     def __init__(self, reader: Schema) -> None:
@@ -270,7 +272,7 @@ class _Runner:
         return self._root.type
 
     def compiled(self, writer: Schema) -> Program:
-        """Returns the compiled program for the values of a writer's schema.
+        """Compiles the program that decodes values of a writer's schema, and returns it.
 
         Raises:
             AvroSchemaError: The reader's schema cannot read any of the writer's values.
@@ -286,15 +288,15 @@ class _Runner:
         prefix: int = 0,
         bad: Sequence[BadValue] = (),
     ) -> DecodedValues:
-        """Decodes values.
+        """Decodes a batch of values.
 
         Args:
             values: A `pa.binary()` array.
             programs: Programs to decode the values; empty if all values are bad or null.
-            program_of: Index of each value's program, -1 for bad values; undefined for nulls. By
-                default the first program decodes all values.
+            program_of: For each value, the index of its program in `programs`; -1 for bad values.
+                Undefined for nulls. By default the first program decodes all values.
             prefix: Number of bytes to skip at the start of each value.
-            bad: Values that are already known to be bad, by ascending row.
+            bad: Values that are already known to be bad, in the order of their rows.
 
         Raises:
             TypeError: `values` is not a `pa.binary()` array.
@@ -337,8 +339,8 @@ class _Runner:
 
 
 def _frame_of(values: pa.Array, columns: _FilledColumns) -> NDArray[np.int64]:
-    """Returns the kernel's frame, filled with the addresses of the input values and of the output
-    buffers.
+    """Creates the kernel's frame, and writes the addresses of the input values and of the output
+    buffers to it.
     """
     validity, ends, data = values.buffers()
     frame = np.zeros(o.FRAME_SIZE, np.int64)
@@ -365,10 +367,11 @@ def _bad_value(
 
 
 class _FilledColumns:
-    """The columns of a batch, and the tables that describe them to the kernel.
+    """The buffers of the columns of a batch, and the tables that describe these buffers to the
+    kernel.
 
     Args:
-        root: The outermost column.
+        root: Column of the decoded values. Its children are the other columns.
         rows: Number of values.
         ratios: Result of `ratios` for an earlier batch; `None` if this is the first batch.
         input_size: Total size of the values in bytes.
@@ -437,11 +440,11 @@ class _FilledColumns:
         self._write_capacities()
 
     def ratios(self) -> list[float]:
-        """Returns sizes per input byte, from which the next batch computes its initial buffer
-        sizes.
+        """Returns sizes divided by the number of input bytes. The next batch computes its initial
+        buffer sizes from them.
 
-        The list has the number of entries of each level, then the number of bytes of each text
-        column, each divided by the number of input bytes.
+        The sizes are the number of entries of each level, and then the number of bytes of each text
+        column.
         """
         counts = [self._count(level) for level in range(len(self.levels))]
         counts += [self._text_size(column) for column in self._texts]
@@ -456,17 +459,17 @@ class _FilledColumns:
         return int(ends[-1])
 
     def array(self) -> pa.Array:
-        """Returns the decoded values."""
+        """Returns the decoded values as an Arrow array."""
         return self._array(self._root)
 
     def _array(self, column: Column, above: NDArray[np.uint8] | None = None) -> pa.Array:
-        """Returns the array of a column.
+        """Returns the Arrow array of a column and its children.
 
         Args:
             column: The column.
-            above: A byte for each row: 0 where the surrounding struct is null. `None` if that
-                struct has no nulls. Fields of null structs become null, too, because some engines
-                read a field without looking at its struct.
+            above: A byte for each row, which is 0 if the surrounding struct is null in this row.
+                `None` if that struct has no nulls. Fields of null structs become null, too, because
+                some engines read a field without checking whether its struct is null.
         """
         rows, first = self._count(column.level), column.slot * o.SLOT_WIDTH
         if column.kind == k.NOTHING:
@@ -507,8 +510,8 @@ def _walk(column: Column) -> Iterator[Column]:
 
 @lru_cache(1)
 def load_kernel() -> Callable[[NDArray[np.int64]], int]:
-    """Returns the compiled `run_avro`: loaded from its object file if possible, else compiled by
-    numba.
+    """Returns the compiled `run_avro`. Loads it from its object file if possible; otherwise numba
+    compiles it.
     """
     linked = object_code.load_of_frame("run_avro")
     if linked is not None:

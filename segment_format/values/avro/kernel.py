@@ -1,8 +1,8 @@
-"""The kernel that runs programs over the bytes of many values and writes the result to column
-buffers.
+"""Contains the kernel that runs programs over the bytes of many values. It writes the decoded
+values to column buffers.
 
-If a row fails, it becomes null. All counts are reset to their values before the row, so that the
-next row overwrites what the failed row has written. If a buffer is too small, the counts are reset
+If a row is bad, it becomes null. Then all counts are reset to their values before the row, so the
+next row overwrites what was written for the bad row. If a buffer is too small, the counts are reset
 in the same way, and the row is decoded again after the buffer has grown.
 
 Avro's numbers are zig-zag varints of at most 10 bytes and 64 bits.
@@ -75,8 +75,8 @@ def _long_number(address: Address, stop: Address) -> Value:
 
 @inlined
 def read_long(address: Address, stop: Address) -> Value:
-    """Returns the varint at `address`, and the address after it. On failure, the second result is
-    `TRUNCATED` or `TOO_LONG`.
+    """Reads the varint at `address`. Returns `(number, next address)`. On failure, the next address
+    is `TRUNCATED` or `TOO_LONG`.
     """
     if stop - address >= np.uint64(2) and address < stop:
         first = load_u8(address)
@@ -90,10 +90,10 @@ def read_long(address: Address, stop: Address) -> Value:
 
 @helper
 def copy_decimal(target: Address, address: Address, size: Value, high: Value, low: Value) -> Value:
-    """Writes a big-endian two's complement number of any size as 16 bytes, little-endian.
+    """Converts a big-endian two's complement number of any size to 16 bytes, little-endian.
 
     Args:
-        target: Address of the copy.
+        target: Address of the result.
         address: Address of the number.
         size: Number of bytes, int64. A number of 0 bytes is 0.
         high: Upper 64 bits of the exclusive limit for the absolute value; uint64.
@@ -151,16 +151,16 @@ def level_at(levels: Address, number: Value) -> Value:
 
 @inlined
 def _entry(slot: Address, index: Value) -> Value:
-    """Returns the address of the int32 number that states where entry `index` of a slot begins. The
-    next int32 number states where the entry ends.
+    """Returns the address of the start of entry `index` in the table of entry bounds of a slot. The
+    start is an int32. The next int32 is the end of the entry.
     """
     return address_in(slot, o.VALUES) + np.uint64(4 * index)
 
 
 @helper
 def fill_null(slots: Address, first: Value, stop: Value, level: Value, index: Value) -> None:
-    """Writes null to row `index` of the slots from `first` to `stop`, exclusive, whose level is
-    `level`. Their values become zero or empty.
+    """Writes null to row `index` of the slots from `first` to `stop`, exclusive. Skips slots that
+    do not have level `level`. The values become zero or empty.
     """
     for number in range(first, stop):
         slot = _slot(slots, number)
@@ -190,8 +190,9 @@ def run_value(
     levels: Address,
     loops: Address,
 ) -> Value:
-    """Runs a program over a value. Returns `(status, instruction, argument, needed capacity)`; the
-    last three are for errors and for requests of larger buffers.
+    """Runs a program over one value. Returns `(status, instruction, argument, needed capacity)`. If
+    the status is `DONE`, the other three have no meaning. They describe an error, or the request of
+    a larger buffer.
     """
     here = program
     before_at = address
@@ -450,11 +451,11 @@ _FRAME = types.Array(types.int64, 1, "C")
 
 @kernel(types.int64(_FRAME))
 def run_avro(frame: Frame) -> Value:
-    """Decodes rows from ROW on. Returns `DONE` after the last row, or the status that explains why
-    the caller must act: a buffer is too small, or row ROW is bad.
+    """Decodes rows, beginning with row ROW. Returns `DONE` after the last row. Otherwise the caller
+    must act, and the status says why: row ROW is bad, or it needs a larger buffer.
 
-    If row ROW is bad, it is already null. If it needs a larger buffer, nothing of it is kept, and
-    the caller must call again after growing the buffer.
+    A bad row is already null. If a row needs a larger buffer, the caller must grow the buffer and
+    call again. The kernel then decodes this row from its start.
     """
     slots = np.uint64(frame[o.SLOTS])
     levels = np.uint64(frame[o.LEVELS])

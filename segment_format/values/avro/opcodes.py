@@ -1,8 +1,8 @@
-"""Layout of compiled programs, and of the frame that the kernel runs them with.
+"""Defines the layout of compiled programs, and of the frame that the kernel and Python share.
 
-A program is a table with `WIDTH` int64 numbers per row. Each row is an instruction: an operation,
-the slot that it writes to (-1 for no slot), the level of that slot, and arguments. Arguments that
-are addresses point to constants that the program owns.
+A program is a table with `WIDTH` int64 numbers per row. Each row is an instruction. It consists of
+an operation, the slot that it writes to, the level of that slot, and arguments. An argument can be
+the address of a constant, which the program owns.
 """
 
 from __future__ import annotations

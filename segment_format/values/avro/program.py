@@ -3,15 +3,16 @@
 Schema resolution follows the Avro specification. Records, enums and fixed types match if their
 unqualified names are equal, or if the reader's type has the writer's name as an alias. Different
 logical types (milliseconds and microseconds, decimals of another scale) do not match, because
-values would change their meaning. In a reader's union, the branch with exactly the writer's type is
-used, else the first branch that matches.
+values would change their meaning. If the reader has a union, the branch with exactly the writer's
+type is used. If there is no such branch, the first branch that matches is used.
 
-If the reader cannot represent a branch of a writer's union, only values of that branch fail. If it
-cannot represent any value, compilation fails.
+If the reader's type cannot represent one branch of a writer's union, only values of that branch are
+bad. If it cannot represent any branch, compilation fails.
 
 Defaults of the reader's fields are encoded as Avro, so the kernel decodes them like values. The
-default of a union is encoded as the first branch whose type it has. In the JSON of a schema, a
-default of type bytes or fixed is a string whose code points, up to 255, are the bytes.
+default of a union is encoded as the first branch that has a matching type. In the JSON of a schema,
+a default of type bytes or fixed is a string. Each code point of this string is one byte, so it must
+not exceed 255.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ _PROMOTIONS: Final = {
 
 
 def mismatch(writer: Schema, reader: Schema) -> str | None:
-    """Returns why a reader's type does not match a writer's; `None` if it does.
+    """Returns the reason why a reader's type does not match a writer's type; `None` if they match.
 
-    Types nested in these types are not compared.
+    Does not compare types that are nested in the two types.
 
     Args:
         writer: A type that is not a union.
@@ -85,14 +86,19 @@ def _logical_mismatch(writer: s.Primitive | s.Fixed, reader: s.Primitive | s.Fix
 
 
 def same_name(writer: str, reader: str, aliases: tuple[str, ...]) -> bool:
-    """Returns whether the writer's name equals the reader's name or one of its aliases, ignoring
-    namespaces.
+    """Returns whether a writer's name equals the reader's name or one of the reader's aliases.
+    Namespaces are ignored.
+
+    Args:
+        writer: Name of the writer's type.
+        reader: Name of the reader's type.
+        aliases: Aliases of the reader's type.
     """
     return simple_name(writer) in map(simple_name, (reader, *aliases))
 
 
 def branch_for(writer: Schema, reader: s.Union) -> Schema | None:
-    """Returns the branch of a reader's union that reads a writer's type; `None` if no branch
+    """Returns the branch of a reader's union that is used for a writer's type; `None` if no branch
     matches. The writer's type must not be a union.
     """
     fitting = [branch for branch in reader.branches if mismatch(writer, branch) is None]
@@ -103,8 +109,8 @@ def branch_for(writer: Schema, reader: s.Union) -> Schema | None:
 
 
 def _is_own(writer: Schema, reader: Schema) -> bool:
-    """Returns whether a reader's type is the same as the writer's type: it matches without
-    promotion and has the same name.
+    """Returns whether two types that match are the same type: they have the same kind and the same
+    name.
     """
     if isinstance(writer, s.Primitive) and isinstance(reader, s.Primitive):
         return writer.kind == reader.kind
@@ -115,8 +121,8 @@ def _is_own(writer: Schema, reader: Schema) -> bool:
 
 
 def writer_fields(writer: s.Record, reader: s.Record) -> dict[str, s.Field]:
-    """Returns a mapping from the names of the writer's fields to the matching fields of the reader.
-    Fields that only one of them has are omitted.
+    """Returns a dict from the name of a writer's field to the matching field of the reader. Omits
+    fields that only one of them has.
     """
     names = {field.name for field in writer.fields}
     writer_fields_by_name = {field.name: field for field in reader.fields if field.name in names}
@@ -132,7 +138,7 @@ def writer_fields(writer: s.Record, reader: s.Record) -> dict[str, s.Field]:
 
 
 def min_size(schema: Schema) -> int:
-    """Returns the size in bytes of the smallest value of a writer's type."""
+    """Returns the size of the smallest value of a writer's type, in bytes."""
     if isinstance(schema, s.Record):
         return min(sum(min_size(field.type) for field in schema.fields), 2**31)
     if isinstance(schema, s.Union):
@@ -154,7 +160,7 @@ _WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def default_bytes(schema: Schema, value: object) -> bytes:
-    """Returns a default in Avro's encoding.
+    """Returns the default of a field in Avro's binary encoding.
 
     Args:
         schema: Type of the field.
@@ -162,8 +168,8 @@ def default_bytes(schema: Schema, value: object) -> bytes:
 
     Raises:
         AvroSchemaError: The default does not have the type, or takes more than 64 KiB. The size is
-            limited because every row may have the default, and nested lists of defaults grow
-            exponentially with their depth.
+            limited because every row may have the default, and the size of nested lists of defaults
+            can grow exponentially with their depth.
     """
     return _Encoder().encoded(schema, value)
 
@@ -198,7 +204,9 @@ def _check(schema: Schema, path: str, seen: set[str]) -> None:
 
 
 class _Encoder:
-    """Encodes one default; raises if it has more than `_MAX_BYTES` bytes."""
+    """Encodes one default. Raises `AvroSchemaError` if the result has more than `_MAX_BYTES`
+    bytes.
+    """
 
     def __init__(self) -> None:
         self._left = _MAX_BYTES
@@ -319,13 +327,13 @@ class Program:
     """A program for the kernel.
 
     Attributes:
-        code: Instructions: int64 numbers with `WIDTH` numbers per instruction.
-        paths: For each instruction, the names of the fields that lead to its value.
-        steps: Instruction that skips several fields -> for each field, the number of steps or bytes
-            after it, and its path.
+        code: Table of the instructions: `WIDTH` int64 numbers per instruction.
+        paths: For each instruction, the path of the field that it decodes, as names.
+        steps: Number of an instruction that skips fields -> for each of these fields, the number of
+            steps or bytes that are skipped up to the end of the field, and the path of the field.
         messages: Error messages of `FAIL` instructions.
         loops: Number of loops over arrays and maps.
-        constants: Arrays to which addresses in the code point.
+        constants: Arrays whose addresses are in `code`. The program keeps them alive.
     """
 
     code: NDArray[np.int64]
@@ -336,12 +344,12 @@ class Program:
     constants: tuple[Any, ...]
 
     def path(self, instruction: int, argument: int) -> str:
-        """Returns the path of the field at which an instruction failed: names joined by dots.
+        """Returns the path of the field that an instruction could not decode: names joined by dots.
 
         Args:
             instruction: Number of the instruction.
-            argument: For instructions in `steps`, the number of steps or bytes that the instruction
-                had skipped before it failed.
+            argument: Only used for instructions in `steps`: the number of steps or bytes that were
+                skipped before the failure.
         """
         names = self.paths[instruction]
         for end, path in self.steps.get(instruction, ()):
@@ -352,10 +360,10 @@ class Program:
 
 
 def compiled(writer: Schema, reader: Schema, column: Column) -> Program:
-    """Compiles the program that decodes a writer's values into a reader's columns.
+    """Compiles and returns the program that decodes a writer's values to a reader's columns.
 
     Raises:
-        AvroSchemaError: The reader's schema cannot represent any of the writer's values.
+        AvroSchemaError: The reader's schema cannot represent any value of the writer's schema.
     """
     compiler = _Compiler()
     compiler.value(writer, reader, column)
@@ -398,8 +406,8 @@ class _Compiler:
         return len(self.code) - 1
 
     def _here(self) -> int:
-        """Returns the number of the next instruction, and marks this instruction as the target of a
-        jump.
+        """Returns the number of the next instruction. Marks this instruction as the target of a
+        jump, so that `_step` does not merge it with the previous one.
         """
         self._target = len(self.code)
         return self._target
@@ -413,7 +421,7 @@ class _Compiler:
         return AvroSchemaError(f"{where}{message}")
 
     def value(self, writer: Schema, reader: Schema, column: Column) -> None:
-        """Adds the instructions that decode a value into a column."""
+        """Adds the instructions that decode a value and write it to a column."""
         if isinstance(writer, s.Union):
             self._from_union(writer, reader, column)
         elif isinstance(reader, s.Union):
@@ -447,8 +455,9 @@ class _Compiler:
             raise self._refuse(f"{writer} cannot be read as {reader}")
 
     def _branches(self, writer: s.Union, compile_branch: Callable[[Schema], T]) -> list[T]:
-        """Adds the instructions that select a branch of a union. Returns the result of
-        `compile_branch` for each branch.
+        """Adds the instructions that decode a union: they read the number of the branch and jump to
+        its instructions. Calls `compile_branch` for each branch, which must add these instructions.
+        Returns its results.
         """
         first = self.emit(o.UNION, a=len(writer.branches)) + 1
         for _ in writer.branches:
@@ -464,8 +473,9 @@ class _Compiler:
         return results
 
     def _branch(self, writer: Schema, reader: Schema, column: Column) -> bool:
-        """Adds the instructions for a branch of the writer's union. Returns False if the reader
-        cannot represent values of this branch, so that they are bad.
+        """Adds the instructions for one branch of the writer's union. Returns False if the reader's
+        type cannot represent values of this branch. Then the added instruction reports such a value
+        as bad.
         """
         before = len(self.code), len(self.messages), len(self.constants), self.loops, self._path
         try:
@@ -499,8 +509,8 @@ class _Compiler:
         self.value(writer, branch, column.children[chosen])
 
     def _plain(self, writer: Schema, reader: Schema, column: Column) -> None:
-        """Adds the instructions for a writer's and a reader's type that match and are not
-        unions.
+        """Adds the instructions for a value if neither the writer's nor the reader's type is a
+        union. The two types must match.
         """
         if isinstance(writer, s.Record):
             assert isinstance(reader, s.Record)
@@ -559,8 +569,8 @@ class _Compiler:
         self.emit(o.ENUM, column, a=len(symbols), b=table.ctypes.data)
 
     def _constant(self, data: bytes) -> int:
-        """Copies bytes to memory that lives as long as the program and has additional bytes at the
-        end, because the kernel may read after the constant. Returns its address.
+        """Copies bytes to memory that lives as long as the program, and returns the address of the
+        copy. Adds bytes at its end, because the kernel may read after the constant.
         """
         array = np.frombuffer(data + bytes(2 * o.SLACK), np.uint8)
         self.constants.append(array)
@@ -611,7 +621,9 @@ class _Compiler:
         self.emit(o.RESUME)
 
     def _skip(self, writer: Schema) -> None:
-        """Adds the instructions that skip a value. They check its lengths but not its content."""
+        """Adds the instructions that skip a value. The instructions check lengths, but not the
+        content of the value.
+        """
         if isinstance(writer, s.Record):
             for field in writer.fields:
                 self._skip(field.type)
@@ -636,8 +648,12 @@ class _Compiler:
             self._step(o.SKIP_FIXED, _SIZES[writer.kind])
 
     def _step(self, op: int, argument: int) -> None:
-        """Adds a step that skips bytes or values. If the previous instruction has the same
-        operation, the step is merged into it.
+        """Adds an instruction that skips bytes or values. If the previous instruction has the same
+        operation, extends that instruction instead.
+
+        Args:
+            op: Operation: `SKIP_VARINT`, `SKIP_BYTES` or `SKIP_FIXED`.
+            argument: Number of values, or of bytes for `SKIP_FIXED`.
         """
         if len(self.code) > self._target and self.code[-1][o.OP] == op:
             self.code[-1][o.A] += argument

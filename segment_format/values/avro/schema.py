@@ -1,9 +1,10 @@
 """Parses and checks Avro schemas.
 
-Names are full names (`namespace.name`). All uses of a named type are the same object. A type that
-contains itself is rejected, because no Arrow type has unlimited depth. As the Avro specification
-requires, an unknown or invalid logical type is ignored. The number of types is limited, because a
-short schema whose types refer to each other may describe more columns than fit into memory.
+Names are full names (`namespace.name`). If a schema uses a named type several times, all uses refer
+to the same object. A type that contains itself is rejected, because no Arrow type has unlimited
+depth. As the Avro specification requires, an unknown or invalid logical type is ignored. The number
+of types is limited, because types can refer to each other, so that a short schema describes more
+columns than fit into memory.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Final, TypeAlias, TypeGuard
 
 
 class AvroSchemaError(ValueError):
-    """A schema is not valid or not supported, or a reader's schema cannot read a writer's
+    """A schema is invalid or not supported, or a reader's schema cannot be used to read a writer's
     values.
     """
 
@@ -103,7 +104,7 @@ class Enum:
     Attributes:
         name: Full name.
         aliases: Other full names that a writer may use.
-        symbols: Symbols in order.
+        symbols: Symbols in the order of the schema.
         default: Symbol that a reader uses in place of unknown symbols; `None` if the schema has no
             default.
     """
@@ -149,7 +150,8 @@ class Union:
 
 @dataclass(frozen=True, slots=True)
 class Default:
-    """Default of a field: a reader uses it if the writer's schema does not have the field.
+    """Default of a field. It is used if the reader's schema has the field, but the writer's schema
+    does not.
 
     Attributes:
         value: The value as parsed JSON.
@@ -225,12 +227,12 @@ MAX_LEVELS: Final = 64
 
 
 def parse_avro(text: str | bytes, references: tuple[str | bytes, ...] = ()) -> Schema:
-    """Parses the JSON text of a schema.
+    """Parses a schema.
 
     Args:
         text: JSON text of the schema.
-        references: JSON texts of schemas that define named types. The schema, and later
-            references, may use these types.
+        references: JSON texts of schemas that define named types. `text` may use these types, and
+            each reference may use the types of earlier references.
 
     Raises:
         AvroSchemaError: The schema is not valid, contains itself or is too large.
@@ -263,8 +265,12 @@ class _Parser:
         return self._schema(document, "")
 
     def _count(self, count: int, levels: int) -> None:
-        """Adds `count` types of a schema with `levels` levels, and raises if the schema exceeds the
-        size limits. This is called before memory is allocated for the types.
+        """Adds `count` to the number of types in the schema. Raises `AvroSchemaError` if the schema
+        has too many types or too many levels. Called before memory is allocated for the types.
+
+        Args:
+            count: Number of types to add.
+            levels: Number of levels below the current one that these types have.
         """
         self._parts += count
         self._deepest = max(self._deepest, self._depth + levels)
@@ -397,8 +403,8 @@ def _fixed(name: str, aliases: tuple[str, ...], document: dict[str, Any]) -> Fix
 
 
 def _logical(document: dict[str, Any], kind: str | None, size: int | None) -> Logical | None:
-    """Returns the logical type of a primitive or fixed type; `None` if it has none, or if it is
-    unknown or invalid for this type.
+    """Returns the logical type of a primitive or fixed type. Returns `None` if it has no logical
+    type, or if the logical type is unknown or invalid for this type.
     """
     name = document.get("logicalType")
     if not isinstance(name, str):
@@ -432,7 +438,9 @@ def _is_int(value: Any) -> TypeGuard[int]:  # noqa: ANN401
 
 
 def _name_of(document: dict[str, Any], namespace: str) -> tuple[str, str]:
-    """Returns the full name of a type, and the namespace for the types nested in it."""
+    """Returns two values: the full name of a type, and the namespace of types that are nested in
+    it.
+    """
     name = document.get("name")
     if not isinstance(name, str) or not name or name in _PRIMITIVES:
         raise AvroSchemaError(f"a {document['type']} has no valid name: {_shown(name)}")

@@ -1,4 +1,5 @@
-"""Decodes JSON to Arrow columns of a given type; `decoder` has the public decoders.
+"""Decodes JSON to Arrow columns of a given type.
 
-`ddl` parses and prints types in Spark's DDL, and infers a type from sample values.
+`decoder` contains the public decoders. `ddl` parses and prints types in Spark's DDL, and infers a
+type from sample values.
 """

@@ -1,12 +1,13 @@
 """Defines the memory layout that Python and the JSON kernels share.
 
-A target type is compiled to a program: one node of `NODE_SIZE` int64 numbers for each type in it,
-in preorder. The children of a node follow it: a struct's fields, a list's item, or a map's key and
-value. The node's slot `STOP` is the number of the first node after its children.
+The type of the result is compiled to a program. The program has a node for the type itself and for
+each type nested in it, in preorder. A node consists of `NODE_SIZE` int64 numbers. The children of a
+node follow it: a struct's fields, a list's item, or a map's key and value. The node's slot `STOP`
+is the number of the first node after its children.
 
-Level 0 has one entry per row. Each list and map has a level of its own, with one entry per item of
-all its values; entries are added as items are read. Each node has a presence byte and a value for
-each entry of its level:
+Nodes that always have the same number of values share a level. Level 0 has one entry per row. Each
+list or map has its own level, with one entry per item in any row. An entry is added when an item is
+read. Each node has a presence byte and a value for each entry of its level:
 
     bool                1 byte
     int32, date, float  4 bytes
@@ -19,12 +20,12 @@ each entry of its level:
     struct              only the presence byte
 
 All bytes are zero until they are written, so nothing is written for missing fields. A repeated
-field overwrites its earlier value. Items of overwritten lists and maps, and the earlier entries of
-equal map keys, are dropped when the Arrow column is built. The arena is a buffer for strings that
-had to be unescaped.
+field overwrites its earlier value. When the Arrow column is built, two kinds of items are dropped:
+the items of overwritten lists and maps, and map entries whose key is repeated later in the same
+map. The arena is a buffer for strings that had to be unescaped.
 
-The module also has the hash of field names, so that types can be checked without numba, and a table
-of powers of ten:
+The module also contains the hash function for field names, because types are checked without numba.
+It also contains a table of powers of ten:
 
     20 x uint64          10^0 … 10^19
     23 x double          10^0 … 10^22, all exact
@@ -167,7 +168,7 @@ FACTOR: Final = 0x9E3779B97F4A7C15
 
 
 def name_hash(name: bytes) -> int:
-    """Returns the 64-bit hash by which the kernels find a field."""
+    """Returns the 64-bit hash of a field name. The kernels find fields by this hash."""
     value = len(name) * FACTOR % (1 << 64)
     for start in range(0, len(name), 8):
         word = int.from_bytes(name[start : start + 8], "little")
@@ -184,8 +185,8 @@ FIVES_AT: Final = DOUBLES_AT + 23 * 8
 
 @functools.cache
 def powers() -> NDArray[Any]:
-    """Returns the table of powers of ten as uint64 numbers; the bits of doubles are stored
-    unchanged.
+    """Returns the table of powers of ten as uint64 numbers. A double in it is stored as its 64
+    bits.
     """
     tens = [10**n for n in range(20)]
     doubles = np.array([float(10**n) for n in range(23)]).view(np.uint64).tolist()

@@ -63,10 +63,11 @@ _NESTED: Final = ("array", "map", "struct")
 
 
 def parse_ddl(text: str) -> pa.DataType:
-    """Parses the DDL of columns, which become a struct, or of a single type, such as `array<int>`.
+    """Parses the DDL of columns or of a single type, such as `array<int>`. Columns become a struct.
 
     Raises:
-        ValueError: The DDL is malformed or has an unsupported type; the message has the position.
+        ValueError: The DDL is malformed or has an unsupported type. The message contains the
+            position of the error.
     """
     reader = _Reader(text)
     if reader.at_type():
@@ -81,8 +82,12 @@ def parse_ddl(text: str) -> pa.DataType:
 
 
 class _Token(NamedTuple):
-    """A word, sign or quoted name that begins at character `start` of the text. `kind` is empty for
-    the end of the text.
+    """A part of the text: a word, a sign, a quoted name or a text in quotes.
+
+    Attributes:
+        kind: Kind of the token; empty for the end of the text.
+        text: The characters of the token.
+        start: Position of its first character in the text.
     """
 
     kind: str
@@ -101,7 +106,9 @@ class _Reader:
         return self._tokens[self._index]
 
     def fail(self, wanted: str) -> NoReturn:
-        """Raises the ValueError that `wanted` is expected at the current token."""
+        """Raises a ValueError which says that `wanted` was expected in place of the current
+        token.
+        """
         token = repr(self._token.text) if self._token.kind else "the end"
         raise ValueError(f"expected {wanted} at character {self._token.start}, not {token}")
 
@@ -110,7 +117,7 @@ class _Reader:
         return not self._token.kind
 
     def at_type(self) -> bool:
-        """Returns whether the current token is a word with which a type can begin."""
+        """Returns whether a type can begin with the current token."""
         word = self._word()
         return word in _TYPES or word == "decimal" or word in _NESTED
 
@@ -130,8 +137,8 @@ class _Reader:
             self.fail(repr(text))
 
     def columns(self, stop: str, depth: int) -> list[pa.Field]:
-        """Parses columns separated by commas. There may be no column if the next token is `stop`,
-        which is not consumed.
+        """Parses columns separated by commas. If the first token is `stop`, returns no columns.
+        `stop` is not consumed; if it is empty, at least one column is required.
         """
         fields: list[pa.Field] = []
         names: set[str] = set()
@@ -168,7 +175,7 @@ class _Reader:
         return pa.field(name, kind, nullable=nullable)
 
     def kind(self, depth: int) -> pa.DataType:
-        """Parses a type."""
+        """Parses a type. `depth` is the number of types around it."""
         if depth > _MAX_DEPTH:
             raise ValueError(f"types are nested more than {_MAX_DEPTH} levels deep")
         word = self._word()
@@ -239,10 +246,11 @@ def _tokens(text: str) -> list[_Token]:
 
 
 def print_ddl(kind: pa.DataType) -> str:
-    """Returns the DDL of a type: the columns if it is a struct, else the type.
+    """Returns the DDL of a type. The DDL of a struct consists of its columns.
 
-    For types to which JSON can be decoded, `parse_ddl` is the inverse. It does not restore the
-    names and nullability of the items of lists and maps, because DDL cannot express them.
+    For types to which JSON can be decoded, `parse_ddl` converts the DDL back to the type. It does
+    not restore the names and nullability of the items of lists and maps, because DDL cannot express
+    them.
 
     Raises:
         ValueError: The type, or a type nested in it, cannot be expressed in DDL.
@@ -300,8 +308,13 @@ class _BadSampleError(Exception):
 
 @dataclass(slots=True)
 class _Seen:
-    """What the samples contain at a path: the kind of the values (empty if all are null), and what
-    their fields or items contain.
+    """Describes the values that the samples have at one path.
+
+    Attributes:
+        path: Path of the values: names joined by dots.
+        kind: Kind of the values; empty if all of them are null.
+        fields: Descriptions of the fields if the values are objects.
+        item: Description of the items if the values are arrays.
     """
 
     path: str
@@ -313,13 +326,14 @@ class _Seen:
 def infer(samples: Iterable[bytes | None]) -> pa.DataType:
     """Infers the common type of JSON values.
 
-    Integers become int64. If the same path also has other numbers, or integers beyond int64, it
-    becomes double. Objects become structs of all their fields, in order of appearance. Arrays
-    become lists of the common type of their items. All fields and items are nullable.
+    Integers become int64. If the same path also has numbers that are not integers, or integers that
+    do not fit int64, the type is double. Objects become a struct with the fields of all objects, in
+    the order in which they first appear. Arrays become a list. Its item type is the common type of
+    the items of all arrays. All fields and items are nullable.
 
-    Other conflicts, such as a number and a string at the same path, are an error that names the
-    path. (Spark's inference would silently use a string.) Fields that are null, an empty array or
-    an empty object in all samples are omitted.
+    Other conflicts, such as a number and a string at the same path, raise an error that contains
+    the path. (Spark's inference would silently use a string.) Fields that are null, an empty array
+    or an empty object in all samples are omitted.
 
     Args:
         samples: All values to consider. Nulls and values that are not valid JSON are ignored.
@@ -365,7 +379,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _look(seen: _Seen, value: Any, fields: list[int], depth: int) -> None:  # noqa: ANN401
-    """Adds the kind of `value`, and of all values inside it, to `seen`."""
+    """Adds `value` and all values inside it to the description `seen`."""
     if value is None:
         return
     if depth > _MAX_DEPTH:

@@ -77,13 +77,13 @@ _WANTED: Final = {
 
 
 def reason(code: int, node: Node, byte: bytes, position: int) -> str:
-    """Returns a description of the error at a position of a text, without quoting the text.
+    """Returns the reason why a JSON text is bad. The reason does not quote the text.
 
     Args:
         code: Error code of the kernel.
-        node: Node of the type that was expected.
+        node: Node whose value was expected at the position.
         byte: The byte at the position; empty at the end of the text.
-        position: Position in the text, in bytes from 0.
+        position: Position of the error in the text, in bytes from 0.
     """
     if code == c.WRONG_TYPE:
         first = byte.decode("latin-1")
@@ -108,10 +108,11 @@ _FIRST_ITEMS: Final = 4096
 
 
 class Batch:
-    """Buffers that the kernels fill for a batch of rows: the values of all nodes of a program.
+    """Buffers for the values of a batch of rows. The kernels fill them. Each node of the program
+    has its own buffers.
 
     Args:
-        program: Program of the target type.
+        program: Compiled type of the result.
         rows: Number of rows.
     """
 
@@ -163,21 +164,21 @@ class Batch:
 
     @property
     def bad(self) -> list[list[int]]:
-        """(row, error code, number of the node, position in the text) of each bad row found so
-        far.
+        """The bad rows found so far. The four numbers of a bad row are its row number, the error
+        code, the number of the node, and the position of the error in the text.
         """
         bad: list[list[int]] = self._bad[: self.frame[c.BAD_COUNT]].tolist()
         return bad
 
     def add_bad(self, row: int, code: int, node: int) -> None:
-        """Adds a bad row."""
+        """Adds a row to `bad`, with the start of its text as the position of the error."""
         count = self.frame[c.BAD_COUNT]
         self._bad[count] = row, code, node, 0
         self.frame[c.BAD_COUNT] = count + 1
 
     def grow(self, status: int) -> bool:
-        """Allocates the memory that the kernel requested with `status`. Returns False if it would
-        exceed the limit.
+        """Allocates the memory that the kernel requested with `status`. Returns False, without
+        allocating it, if the memory would exceed the limit.
         """
         wanted = int(self.frame[c.WANTED])
         if status == c.GROW_LEVEL:
@@ -206,8 +207,8 @@ class Batch:
         return True
 
     def _item_bytes(self, level: int, capacity: int) -> int:
-        """Returns the total bytes of the items of all lists and maps if a level had `capacity`
-        entries.
+        """Returns how many bytes the items of all lists and maps would need if `level` had
+        `capacity` entries.
         """
         return sum(
             (1 + node.width)
@@ -218,8 +219,9 @@ class Batch:
 
     @property
     def undecided_numbers(self) -> list[list[int]]:
-        """(number of the node, entry, position in the input, size in bytes, row) of each number
-        that the kernel could not round.
+        """The numbers that the kernel could not round. The five numbers that describe such a number
+        are the number of its node, its entry, its position in the input, its size in bytes, and its
+        row.
         """
         numbers: list[list[int]] = self._open[: self.frame[c.OPEN_COUNT]].tolist()
         return numbers
@@ -240,7 +242,9 @@ class Batch:
         return self._buffers.filled(slot, self.count(node) * node.width)
 
     def numbers(self, node: Node, dtype: type[np.generic]) -> NDArray[Any]:
-        """Returns the values of a node as a NumPy array that shares the memory."""
+        """Returns the values of a node as a NumPy array. The array shares the memory of the
+        buffer.
+        """
         return self._buffers.numbers(node.number * c.NODE_SIZE + c.DATA, self.count(node), dtype)
 
     def count(self, node: Node) -> int:
@@ -263,7 +267,8 @@ class Columns:
 
     Args:
         batch: The decoded batch.
-        source: Buffer with the JSON texts, to which the locations of strings refer.
+        source: Buffer with the JSON texts. The locations of strings in the batch are positions in
+            it.
     """
 
     def __init__(self, batch: Batch, source: pa.Buffer | None) -> None:
@@ -271,7 +276,7 @@ class Columns:
         self._source = _EMPTY if source is None else source
 
     def build(self, node: Node) -> pa.Array:
-        """Returns the array with the values of a node."""
+        """Returns the Arrow array with the values of a node."""
         count = self._batch.count(node)
         present = None if node.required else self._batch.present(node)
         if node.op == c.STRUCT:
@@ -302,8 +307,8 @@ class Columns:
         return [ends, to.slice(0, size)]
 
     def _items(self, node: Node, present: NDArray[np.bool_] | None) -> pa.Array:
-        """Returns the array of a list or map node. Omits items of values that a repeated field has
-        overwritten.
+        """Returns the Arrow array of a list or map node. If a repeated field has overwritten a list
+        or map, its items are omitted.
         """
         items = [self.build(child) for child in node.children]
         ranges = self._batch.numbers(node, np.int64)
@@ -337,8 +342,9 @@ class JsonDecoder:
     Conversions:
 
     * `true` and `false` to bool; strings to string, unescaped.
-    * Numbers to int32, int64 and decimal128, if the type can represent them exactly: `1.0` and
-      `1e2` are integers, `1.5` is not, and `1.50` fits a decimal of scale 1. Nothing is rounded.
+    * Numbers to int32, int64 and decimal128. Nothing is rounded, so the type must be able to
+      represent the number exactly: `1.0` and `1e2` are integers, `1.5` is not, and `1.50` fits a
+      decimal of scale 1.
     * Numbers to the nearest float or double; ties are rounded to even, and -0 keeps its sign. A
       number that would be rounded to infinity is an error.
     * base64 (RFC 4648, with padding) to binary.
@@ -352,11 +358,12 @@ class JsonDecoder:
 
     If a key is repeated, its last value counts, also in maps. A wrong type, a number out of range,
     NaN, comments, a byte order mark, half a surrogate pair, malformed UTF-8, an empty text, bytes
-    after the value, and more than 512 nested objects and arrays make the row bad: it is null and
-    listed in `bad`. The text `null` is null and not bad.
+    after the value, and more than 512 nested objects and arrays make the row bad. A bad row is
+    null, and is listed in `DecodedValues.bad`. The text `null` is null and not bad.
 
-    Memory grows with the size of the texts times the decoded size of a list's item. A row is bad if
-    it would make the items of one call exceed 1 GiB.
+    The memory is proportional to the size of the texts, multiplied by the decoded size of a list's
+    item. The items of all lists and maps in one call may take at most 1 GiB. A row that would
+    exceed this limit is bad.
 
     Args:
         type: Type of the column.
@@ -416,8 +423,8 @@ class JsonDecoder:
         return BadValue(row, node.path, reason(code, node, byte, position))
 
     def _decide(self, batch: Batch, data: pa.Buffer, ends: NDArray[np.int32]) -> list[list[int]]:
-        """Rounds the numbers that the kernel could not round. Returns all bad rows, see
-        `Batch.bad`.
+        """Rounds the numbers that the kernel could not round. Returns all bad rows in the form of
+        `Batch.bad`, including those with numbers that are too large.
         """
         bad = {row[0]: row for row in batch.bad}
         for index, (number, entry, address, size, row) in enumerate(batch.undecided_numbers):
@@ -451,7 +458,9 @@ def _padded(data: pa.Buffer) -> pa.Buffer:
 
 
 def _read(batch: Batch, base: int, stop: int) -> None:
-    """Runs the kernel up to row `stop`, exclusive, and grows buffers when it requests memory."""
+    """Runs the kernel up to row `stop`, exclusive. Grows buffers when the kernel requests
+    memory.
+    """
     frame = batch.frame
     frame[c.BASE] = base
     frame[c.ROW_STOP] = stop
@@ -465,8 +474,8 @@ def _read(batch: Batch, base: int, stop: int) -> None:
 
 
 def nearest_single(text: bytes) -> float:
-    """Returns the float32 that is nearest to a number in decimal digits, as a Python float. Ties
-    are rounded to even.
+    """Returns the float32 that is nearest to a decimal number, as a Python float. Ties are rounded
+    to even.
     """
     nearest = float(text)
     with np.errstate(over="ignore"):
@@ -489,13 +498,14 @@ def _middle(first: float, second: float) -> float:
 
 
 class ConfluentJsonDecoder:
-    """Decodes JSON values that start with Confluent's header, which has a schema id or GUID.
+    """Decodes JSON values that start with Confluent's header. The header contains a schema id or
+    GUID.
 
-    A value without this header is bad, but the schema that the header names is not looked up.
+    A value without this header is bad. The schema is not looked up.
 
     Args:
-        decoder: Decoder for the JSON after the header. Positions in its error texts are counted
-            from the end of the header.
+        decoder: Decoder for the JSON after the header. The positions in its error texts do not
+            include the header.
     """
 
     def __init__(self, decoder: JsonDecoder) -> None:

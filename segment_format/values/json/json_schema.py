@@ -12,9 +12,9 @@
 | several types, oneOf, anyOf | the type besides null; double if they are integer and number |
 | $ref within the document | the type that it refers to |
 
-Items of lists and values of maps are nullable, because the type is passed on as DDL, which cannot
-express that they are not. Restrictions of values (minimum, pattern, the values of an enum, …) are
-ignored.
+Items of lists and values of maps are always nullable, because the type is converted to DDL, and DDL
+cannot express that items are not nullable. Restrictions of values (minimum, pattern, the values of
+an enum, …) are ignored.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class _Reader:
     """Converts the schemas of one document.
 
     Args:
-        document: The whole document, in which references are looked up.
+        document: The whole document. References (`$ref`) are looked up in it.
     """
 
     def __init__(self, document: Any) -> None:  # noqa: ANN401  # any JSON
@@ -95,7 +95,9 @@ class _Reader:
         self._levels = 0
 
     def convert(self, schema: Any) -> Found:  # noqa: ANN401
-        """Returns the type of a schema."""
+        """Converts a schema. Returns two values: the type (`None` if only null is allowed), and
+        whether the schema allows null.
+        """
         self._types += 1
         if self._types > _MAX_TYPES:
             raise ValueError(f"the JSON Schema has more than {_MAX_TYPES:,} types")
@@ -140,7 +142,9 @@ class _Reader:
         return _PLAIN[kind] if named is None else named, nullable
 
     def _kinds(self, schema: dict[str, Any]) -> tuple[set[str], bool]:
-        """Returns the types other than null that a schema allows, and whether it allows null."""
+        """Returns two values: the types other than null that a schema allows, and whether it allows
+        null.
+        """
         declared = schema.get("type")
         if isinstance(declared, str):
             names = {declared}
@@ -253,7 +257,7 @@ class _Reader:
 
 
 def _unquoted(text: str) -> str:
-    """Decodes percent-encoded text."""
+    """Decodes percent-encoded text, such as `%20`."""
     data = re.sub(
         rb"%([0-9A-Fa-f]{2})", lambda match: bytes.fromhex(match[1].decode()), text.encode()
     )

@@ -1,10 +1,10 @@
 """Kernel functions that parse keys of objects and skip unwanted values.
 
-Producers usually write the same keys in the same order. Therefore each struct remembers, for each
-key, the bytes from the comma or brace before the key to the start of its value, and the field with
-this name. If the next object has the same bytes, one comparison of 32 bytes finds the field.
-Otherwise the key is parsed, looked up in the struct's hash table, and remembered. Unwanted values
-are skipped, but must be valid JSON.
+Producers usually write the same keys in the same order. Therefore each struct remembers keys. For
+each key, it stores the bytes from the comma or brace before the key to the start of the value, and
+the field with this name. If the next object has the same bytes, one comparison of 32 bytes finds
+the field. Otherwise the key is parsed, looked up in the hash table of the struct's fields, and
+remembered. Unwanted values are skipped, but must be valid JSON.
 """
 
 from __future__ import annotations
@@ -63,19 +63,19 @@ LETTER_E = np.uint64(ord("e"))
 
 @inlined
 def begins_number(byte: Value) -> Value:
-    """Returns whether a byte is a digit or a minus sign, with which a number begins."""
+    """Returns whether a number can begin with this byte: a digit or a minus sign."""
     return (byte >= _ZERO and byte <= _NINE) or byte == MINUS
 
 
 @inlined
 def is_bracket(byte: Value) -> Value:
-    """Returns whether a byte is `{` or `[`, which differ in one bit."""
+    """Returns whether a byte is `{` or `[`. They differ in only one bit."""
     return byte | _CASE == OBJECT
 
 
 @inlined
 def skip_false(address: Address, stop: Address) -> Value:
-    """Returns the address after the word `false` at `address`, or an error code."""
+    """Skips the word `false` at `address`. Returns the address after it, or an error code."""
     if (
         is_word(address, stop, FALSE_WORD)
         and stop - address > _FOUR
@@ -87,8 +87,8 @@ def skip_false(address: Address, stop: Address) -> Value:
 
 @helper
 def skip_scalar(address: Address, stop: Address) -> Value:
-    """Returns the address after the string, number, `true`, `false` or `null` at `address`, or an
-    error code.
+    """Skips a string, number, `true`, `false` or `null` at `address`. Returns the address after it,
+    or an error code.
     """
     byte = load_u8(address)
     if byte == QUOTE:
@@ -196,7 +196,9 @@ OBJECT_DONE = np.uint64(1)
 
 @inlined
 def _hash(address: Address, size: Value) -> Value:
-    """Returns the same hash as `contract.name_hash`."""
+    """Returns the hash of the `size` bytes at `address`. It equals the hash of
+    `contract.name_hash`.
+    """
     value = size * _FACTOR
     while size > _NOTHING:
         word = load_word(address)
@@ -212,8 +214,8 @@ def _hash(address: Address, size: Value) -> Value:
 
 @helper
 def find_field(frame: Address, struct: Address, address: Address, size: Value) -> Value:
-    """Returns the node of the struct's field whose name is the `size` bytes at `address`, or
-    `NO_FIELD`.
+    """Looks up a field of a struct by its name, which consists of the `size` bytes at `address`.
+    Returns the node of the field, or `NO_FIELD` if the struct has no such field.
     """
     mask = np.uint64(load_word(struct + np.uint64(8 * c.TABLE_MASK)))
     table = load_word(frame + np.uint64(8 * c.TABLES))
@@ -234,7 +236,9 @@ def find_field(frame: Address, struct: Address, address: Address, size: Value) -
 
 @inlined
 def is_token(entry: Address, address: Address, stop: Address) -> Value:
-    """Returns whether the bytes at `address` equal the bytes of the remembered key `entry`."""
+    """Returns whether the input at `address` begins with the bytes of the remembered key
+    `entry`.
+    """
     size = load_word(entry + _EIGHT)
     if size == _NOTHING or size > stop - address:
         return False
@@ -246,12 +250,13 @@ def is_token(entry: Address, address: Address, stop: Address) -> Value:
 
 @helper
 def skip_unwanted(keys: Address, number: Value, address: Address, stop: Address) -> Value:
-    """Skips unwanted fields as long as their keys are remembered and their values are numbers,
-    `true`, `false`, `null` or short strings without escapes.
+    """Skips unwanted fields. Stops at the first field that is wanted, that has a key which is not
+    remembered, or that has a value other than a number, `true`, `false`, `null` or a short string
+    without escapes.
 
     Returns (address of the first field that was not skipped, number of the next remembered key).
-    The caller reads that field. This is a separate function because the same code takes twice as
-    long inside the caller's loop.
+    The caller reads that field. This code is in a separate function because it takes twice as long
+    inside the loop of the caller.
     """
     while True:
         entry = keys + np.uint64(number) * _KEY_BYTES
@@ -306,15 +311,16 @@ def next_key(
 ) -> Value:
     """Parses the next key of an object, and sets `KEY_FIELD` and `KEY_NEXT` in the frame.
 
-    Returns two numbers. The first is the address of the key's value, the address after the object
-    if it has no further key, or an error code. The second is the address of the error.
+    Returns two numbers. The first is the address of the key's value; the address after the object
+    if the object has no further key; or an error code. The second is the address of the error, if
+    there is one.
 
     Args:
         frame: See `contract`.
         struct: Node of the object.
-        keys: Address of the keys that the node remembers.
+        keys: Address of the keys that the struct remembers.
         number: Number of the remembered key that is expected here, from 0.
-        address: Address of the opening brace if this is the first key, else the address after the
+        address: For the first key, address of the opening brace. For other keys, address after the
             previous value.
         stop: End of the input.
     """
@@ -364,8 +370,8 @@ def next_key(
 
 @inlined
 def arena_has(frame: Address, size: Value) -> Value:
-    """Returns whether `size` (uint64) more bytes fit into the arena. If not, sets `WANTED` in the
-    frame to request memory.
+    """Returns whether `size` (uint64) more bytes fit into the arena. If they do not fit, sets
+    `WANTED` in the frame to request memory.
     """
     wanted = load_i64_native(frame + np.uint64(8 * c.ARENA_SIZE)) + np.int64(size)
     if wanted <= load_i64_native(frame + np.uint64(8 * c.ARENA_CAPACITY)):

@@ -1,4 +1,4 @@
-"""Compiles a target type to a program, whose layout `contract` defines."""
+"""Compiles the type of the result to a program. `contract` defines the layout of programs."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ _MAX_TYPE_DEPTH: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A type inside a target type.
+    """A node of a program: the type of the result, or a type nested in it.
 
     Attributes:
         number: Number of the node in preorder, from 0.
         type: Arrow type.
         path: Path of the field: names joined by dots.
-        level: Level of its entries, see `contract`.
+        level: Number of its level, see `contract`.
         required: True if null is an error.
         op: Kind of value, see `contract`.
         width: Size of a value in bytes.
         children: A struct's fields, a list's item, or a map's key and value.
-        items: Level of the items of a list or map; 0 for other types.
+        items: Number of the level of the items, if it is a list or map; 0 for other types.
     """
 
     number: int
@@ -68,7 +68,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """A compiled target type.
+    """The compiled type of the result.
 
     Attributes:
         root: Node of the whole type.
@@ -76,9 +76,9 @@ class Program:
         levels: Number of levels.
         depth: Maximum number of nested objects and arrays.
         code: The nodes in the layout of `contract`, without addresses.
-        tables: Hash tables of the structs' fields.
+        tables: Hash tables by which the kernel finds the fields of structs.
         names: Bytes of the names of all fields, with padding at the end.
-        structs: Number of struct nodes, for each of which the kernel remembers keys.
+        structs: Number of struct nodes. The kernel remembers keys for each of them.
     """
 
     root: Node
@@ -188,8 +188,8 @@ def compiled(kind: pa.DataType) -> Program:
 
 
 def _table(node: Node, names: bytearray) -> list[tuple[int, int, int]]:
-    """Returns a hash table of the fields of a struct, which is at most half full, and appends the
-    names of the fields to `names`.
+    """Returns a hash table of the fields of a struct. At most half of its entries are used. Appends
+    the names of the fields to `names`.
     """
     size = 2
     while size < 2 * len(node.children):
@@ -214,7 +214,7 @@ def _where(path: str) -> str:
 
 
 def projected(kind: pa.DataType, columns: Sequence[str]) -> pa.DataType:
-    """Returns the type with only the fields that `columns` select, in the type's order.
+    """Returns the type with only the fields that `columns` select. The fields keep their order.
 
     Args:
         kind: A struct.
@@ -222,7 +222,8 @@ def projected(kind: pa.DataType, columns: Sequence[str]) -> pa.DataType:
             Names may contain dots.
 
     Raises:
-        ValueError: A path does not name a field, or the type has no fields.
+        ValueError: A path does not name a field, or selects a field inside a type that is not a
+            struct.
     """
     return _projected(kind, tuple(columns), "")
 

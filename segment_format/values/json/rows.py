@@ -1,8 +1,8 @@
-"""The kernel that reads JSON values, one per row, and the kernels that copy strings to Arrow
-buffers.
+"""Contains the kernel that reads JSON values, one per row, and the kernels that copy strings to
+Arrow buffers.
 
-The reader is one loop without recursion: it reads a value, then the comma or bracket after it.
-Wanted objects and arrays are pushed onto a stack; unwanted ones are skipped as a whole.
+The reader is one loop without recursion. Each step reads a value and then the comma or bracket
+after it. Wanted objects and arrays are pushed onto a stack. Unwanted ones are skipped as a whole.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ def _size(packed: Value) -> Value:
 
 @kernel("int64(uint64, int64)")
 def texts_size(data: Address, count: Value) -> Value:
-    """Returns the total size of `count` strings in bytes."""
+    """Returns the total size of strings in bytes. `data` is the address of `count` locations of
+    strings, see `contract`.
+    """
     total = np.uint64(0)
     for entry in range(count):
         total += _size(load_word(data + np.uint64(8 * entry)))
@@ -107,14 +109,14 @@ def gather_texts(
     ends: Address,
     to: Address,
 ) -> None:
-    """Copies strings to an Arrow array: their bytes one after the other, and int32 offsets (0, then
-    the end of each string).
+    """Copies strings to the buffers of an Arrow array. Writes the concatenated bytes of the
+    strings, and int32 offsets: 0, then the end of each string.
 
     Args:
         data: Address of the locations of the strings, see `contract`.
         count: Number of strings.
         base: Address of the input.
-        stop: End of the input; nothing after it is read.
+        stop: End of the input. Nothing at or after it is read.
         arena: Address of the unescaped strings; up to 32 bytes after them may be read.
         ends: Address to which the offsets are written.
         to: Address to which the bytes are written; up to 32 bytes more may be written.
@@ -141,8 +143,8 @@ def gather_texts(
 def gather_base64(
     data: Address, count: Value, base: Address, arena: Address, ends: Address, to: Address
 ) -> None:
-    """Decodes base64 strings and writes the result like `gather_texts`. The result is never longer
-    than the strings.
+    """Decodes base64 strings. Writes the decoded bytes and their offsets to the same buffers as
+    `gather_texts`. A decoded string is never longer than the base64 string.
     """
     start = to
     store_i32(ends, 0)
@@ -180,7 +182,9 @@ def _wrong(frame: Address, code: Value, node: Address, address: Address) -> Valu
 
 @helper
 def _missing(frame: Address, struct: Address, entry: Value) -> Value:
-    """Returns the node of the struct's first required field that is null, or `NO_FIELD`."""
+    """Returns the node of the first field of a struct that is required but null in `entry`;
+    `NO_FIELD` if there is none.
+    """
     nodes = address_in(frame, c.NODES)
     stop = nodes + address_in(struct, c.STOP) * _NODE_BYTES
     node = struct + _NODE_BYTES
@@ -193,8 +197,8 @@ def _missing(frame: Address, struct: Address, entry: Value) -> Value:
 
 @inlined
 def _new_item(frame: Address, container: Address) -> Value:
-    """Adds an entry for the next item of a list or map and returns it; negative if the level is
-    full.
+    """Adds an entry for the next item of a list or map. Returns the number of the entry, or a
+    negative number if the level is full.
     """
     level = get(container, c.ITEMS)
     counts = address_in(frame, c.COUNTS)
@@ -209,7 +213,9 @@ def _new_item(frame: Address, container: Address) -> Value:
 
 @helper
 def _map_key(frame: Address, key: Address, entry: Value, address: Address, stop: Address) -> Value:
-    """Reads a key of a map. Returns (start of its value or an error code, address of the error)."""
+    """Reads the key of entry `entry` of a map. Returns (address of its value or an error code,
+    address of the error).
+    """
     if address >= stop:
         return np.uint64(c.BAD_END), address
     if load_u8(address) != QUOTE:
@@ -230,8 +236,8 @@ def _map_key(frame: Address, key: Address, entry: Value, address: Address, stop:
 
 @helper
 def _read_row(frame: Address, address: Address, stop: Address, row: Value) -> Value:
-    """Reads the value of a row and returns a status. On an error, sets `ERROR_NODE` and `ERROR_AT`
-    in the frame.
+    """Reads the JSON value of a row. Returns a status. On an error, sets `ERROR_NODE` and
+    `ERROR_AT` in the frame.
     """
     nodes = address_in(frame, c.NODES)
     table = address_in(frame, c.POWERS)
@@ -458,11 +464,11 @@ def _is_null(frame: Address, row: Value) -> Value:
 
 @kernel("int64(uint64)")
 def read_rows(frame: Address) -> Value:
-    """Reads rows from `ROW` to `ROW_STOP`, exclusive. Returns `DONE`, or the status of a request
-    for more memory.
+    """Reads rows from `ROW` to `ROW_STOP`, exclusive. Returns `DONE` after the last row, or a
+    status `GROW_...` that requests more memory.
 
-    Before it requests memory, the kernel clears what it has written for row `ROW`, so that the next
-    call reads this row again.
+    Before the kernel requests memory, it clears everything that it has written for row `ROW`. So
+    the next call reads this row from its start.
     """
     base = address_in(frame, c.BASE)
     ends = address_in(frame, c.ENDS)

@@ -1,17 +1,17 @@
 """Kernel functions that parse strings and numbers of JSON (RFC 8259).
 
-Functions that return an address return an error code of `contract` instead if they fail. Codes and
-addresses cannot be confused, because all codes are smaller than any address.
+If a function that returns an address fails, it returns an error code of `contract` instead. All
+codes are smaller than any address, so they can be told apart.
 
     number = [ "-" ] ( "0" / digit1-9 *digit ) [ "." 1*digit ]
              [ ( "e" / "E" ) [ "+" / "-" ] 1*digit ]
 
-A double is computed as w * 10^q, where w is the integer of all digits. If w and 10^|q| are exact
-doubles, one product or quotient gives the nearest double (Clinger); otherwise a product of 128 bits
-is used (Eisel and Lemire). If there are more than 19 digits, w is truncated to the first 19.
-Usually w and w + 1 give the same double, which is then the result. If not, the result is `OPEN`,
-and Python's `float` rounds the number later. Using Arrow's cast from text instead takes 12 % more
-time on records of ten fields with two doubles.
+A double is computed as w * 10^q, where w is the integer that consists of all digits. If w and
+10^|q| are exact doubles, one product or quotient gives the nearest double (Clinger); otherwise a
+product of 128 bits is used (Eisel and Lemire). If there are more than 19 digits, w is truncated to
+the first 19. Usually w and w + 1 give the same double, which is then the result. If not, the result
+is `OPEN`, and Python's `float` rounds the number later. Using Arrow's cast from text instead takes
+12 % more time on records of ten fields with two doubles.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def skip_space(address: Address, stop: Address) -> Value:
 
 @inlined
 def scan_string(address: Address, stop: Address) -> Value:
-    """Scans a string; `address` is the first byte after its opening quote.
+    """Finds the end of a string and checks the string. `address` is the first byte after the
+    opening quote.
 
     Returns (address of the closing quote or an error code, whether the string has escapes).
     """
@@ -97,8 +98,8 @@ def scan_string(address: Address, stop: Address) -> Value:
 
 @helper
 def _scan_rest(start: Address, address: Address, stop: Address) -> Value:
-    """Scans the rest of a string for `scan_string`, from its first byte that is not plain ASCII
-    text.
+    """Continues `scan_string` at `address`, the first byte of the string that is not plain ASCII
+    text. Returns the same values as `scan_string`. `start` is the first byte of the string.
     """
     escaped = np.int64(0)
     high = _NOTHING
@@ -144,7 +145,9 @@ def _hex_digit(byte: Value) -> Value:
 
 @inlined
 def _hex(address: Address) -> Value:
-    """Returns the number that four hexadecimal digits represent; negative if they are malformed."""
+    """Returns the number that the four hexadecimal digits at `address` represent. Returns a
+    negative number if they are malformed.
+    """
     first = _hex_digit(load_u8(address))
     second = _hex_digit(load_u8(address + ONE))
     third = _hex_digit(load_u8(address + _TWO))
@@ -156,8 +159,8 @@ def _hex(address: Address) -> Value:
 
 @inlined
 def _plain_escape(kind: Value) -> Value:
-    """Returns the byte that an escape represents, from the byte `kind` after its backslash;
-    negative if it is invalid. Escapes of code points (u and four digits) are not handled here.
+    """Returns the byte that an escape represents. `kind` is the byte after the backslash. Returns a
+    negative number if the escape is invalid, or is an escape of a code point (u and four digits).
     """
     if kind == np.uint64(ord("n")):
         return np.int64(10)
@@ -180,8 +183,8 @@ def _plain_escape(kind: Value) -> Value:
 
 @helper
 def _escape_end(address: Address, stop: Address) -> Value:
-    """Returns the address after an escape, or an error code. A surrogate pair counts as one
-    escape.
+    """Checks the escape at `address`. Returns the address after it, or an error code. A surrogate
+    pair counts as one escape.
     """
     if stop - address < _TWO:
         return np.uint64(c.BAD_STRING_END)
@@ -210,7 +213,9 @@ def _escape_end(address: Address, stop: Address) -> Value:
 
 @inlined
 def _put_utf8(to: Address, point: Value) -> Value:
-    """Writes a code point as UTF-8, and returns the address after it."""
+    """Writes the code point `point` as UTF-8 to `to`. Returns the address after the written
+    bytes.
+    """
     if point < 0x80:
         store_u8(to, point)
         return to + ONE
@@ -232,8 +237,8 @@ def _put_utf8(to: Address, point: Value) -> Value:
 
 @helper
 def unescape(address: Address, end: Address, to: Address) -> Value:
-    """Unescapes a string that `scan_string` has accepted and writes the result. Returns the address
-    after the result.
+    """Writes a string without its escapes to `to`. `scan_string` must have accepted the string.
+    Returns the address after the written bytes.
 
     The result is never longer than the string with escapes.
     """
@@ -267,7 +272,7 @@ def unescape(address: Address, end: Address, to: Address) -> Value:
 
 @inlined
 def is_word(address: Address, stop: Address, word: Value) -> Value:
-    """Returns whether the four bytes at `address`, as a big-endian number, equal `word`."""
+    """Returns whether the four bytes at `address` equal `word`, which is a big-endian number."""
     return stop - address >= _FOUR and load_u32(address) == word
 
 
@@ -319,15 +324,17 @@ OPEN = np.uint64((1 << 64) - 1)
 
 @inlined
 def _digits_of(word: Value) -> Value:
-    """Returns the number of digits at the start of eight bytes."""
+    """Returns how many of the eight bytes in `word` are digits, up to the first byte that is not a
+    digit.
+    """
     others = ((word & _HIGH_HALVES) ^ _ZEROS) | (((word + _SIXES) & _HIGH_HALVES) ^ _ZEROS)
     return trailing_zeros(others) >> np.uint64(3)
 
 
 @inlined
 def _value_of(digits: Value) -> Value:
-    """Returns the number that eight digits represent; each byte of `digits` is the value of a
-    digit.
+    """Returns the number that eight digits represent. Each byte of `digits` is the value of a
+    digit, from 0 to 9.
     """
     digits = digits * np.uint64(10) + (digits >> _EIGHT)
     first = (digits & _PAIRS) * _FIRST_FACTORS
@@ -337,7 +344,7 @@ def _value_of(digits: Value) -> Value:
 
 @inlined
 def take_digits(address: Address, stop: Address, value: Value, table: Address) -> Value:
-    """Appends the decimal digits at `address` to `value`.
+    """Reads the decimal digits at `address`, and appends them to the digits of the number `value`.
 
     Returns (value modulo 2^64, address after the digits).
     """
@@ -356,7 +363,9 @@ def take_digits(address: Address, stop: Address, value: Value, table: Address) -
 
 @inlined
 def _skip_digits(address: Address, stop: Address) -> Value:
-    """Returns the address of the first byte from `address` on that is not a digit, or `stop`."""
+    """Skips digits. Returns the address of the first byte that is not a digit; `stop` if all bytes
+    are digits.
+    """
     while True:
         count = min(_digits_of(load_word(address)), stop - address)
         address += count
@@ -366,9 +375,9 @@ def _skip_digits(address: Address, stop: Address) -> Value:
 
 @inlined
 def skip_number(address: Address, stop: Address) -> Value:
-    """Skips a number, with the same checks as `take_number`.
+    """Skips the number at `address`. Makes the same checks as `take_number`.
 
-    Returns the address after the number at `address`, or an error code.
+    Returns the address after the number, or an error code.
     """
     if address < stop and load_u8(address) == MINUS:
         address += ONE
@@ -387,8 +396,8 @@ def skip_number(address: Address, stop: Address) -> Value:
 
 @inlined
 def take_exponent(address: Address, stop: Address) -> Value:
-    """Parses the exponent after the "e" of a number. Returns (the exponent, limited so that it
-    cannot overflow; address after it or an error code).
+    """Parses the exponent after the "e" of a number. Returns (exponent, address after it or an
+    error code). The absolute value of the exponent is limited, so that it cannot overflow.
     """
     negative = False
     if address < stop:
@@ -413,7 +422,7 @@ def take_exponent(address: Address, stop: Address) -> Value:
 
 @inlined
 def take_number(address: Address, stop: Address, table: Address) -> Value:
-    """Parses the number at `address`, ignoring its sign.
+    """Parses the number at `address`. Ignores its sign.
 
     Returns (all digits as an integer modulo 2^64, number of digits, exponent of ten, address after
     the number or an error code).
@@ -446,10 +455,11 @@ def take_number(address: Address, stop: Address, table: Address) -> Value:
 def double_of(
     address: Address, end: Address, value: Value, count: Value, exponent: Value, table: Address
 ) -> Value:
-    """Returns the bits of the double nearest to a number that `take_number` has parsed.
+    """Returns the bits of the double that is nearest to a number. `take_number` has parsed the
+    number.
 
-    Returns the bits of infinity if the number exceeds all doubles, and `OPEN` if the nearest double
-    cannot be determined here.
+    Returns the bits of infinity if the number is too large for a double. Returns `OPEN` if this
+    function cannot determine the nearest double.
     """
     if (
         count <= np.uint64(19)
@@ -479,7 +489,9 @@ def _ten(table: Address, exponent: Value) -> Value:
 
 @helper
 def nearest(value: Value, exponent: Value, table: Address) -> Value:
-    """Returns the bits of the double nearest to value * 10^exponent; ties go to even."""
+    """Returns the bits of the double that is nearest to value * 10^exponent. Ties are rounded to
+    even.
+    """
     if value == _NOTHING or exponent < np.int64(c.MIN_POWER):
         return _NOTHING
     if exponent > np.int64(c.MAX_POWER):
@@ -525,8 +537,8 @@ def nearest(value: Value, exponent: Value, table: Address) -> Value:
 
 @helper
 def _nearest_of_many(address: Address, end: Address, exponent: Value, table: Address) -> Value:
-    """Returns the result of `double_of` without the sign for a number of more than 19 digits. Uses
-    the first 19 significant digits.
+    """Returns the result of `double_of`, but without the sign, for a number of more than 19 digits.
+    Uses the first 19 significant digits.
     """
     value = _NOTHING
     taken = np.int64(0)
@@ -558,8 +570,8 @@ def exact_number(address: Address, end: Address, scale: Value) -> Value:
     """Multiplies the absolute value of a valid number by 10^scale, and returns it as an integer of
     128 bits.
 
-    Returns (upper half, lower half, status). The status is the number of digits, at most 38, or one
-    of the negated error codes `NOT_EXACT` and `OUT_OF_RANGE`.
+    Returns (upper half, lower half, status). The status is the number of digits, at most 38. On
+    failure, it is the negated error code `NOT_EXACT` or `OUT_OF_RANGE`.
     """
     stop = address
     last = _NOTHING  # address after the last digit that is not 0

@@ -1,6 +1,7 @@
 """Kernel functions that write and clear the values of nodes.
 
-Functions named `put_…` return a status. Format of values that JSON represents as strings:
+Functions named `put_…` return a status. Values of these types are strings in JSON, and have this
+format:
 
     date        YYYY-MM-DD
     timestamp   date ("T" / " ") hh:mm [":" ss ["." 1*9digit]] [zone]
@@ -59,7 +60,7 @@ def _clear(node: Address, first: Value, count: Value) -> None:
 
 @helper
 def clear_value(frame: Address, node: Address, entry: Value) -> None:
-    """Clears the value of a node in an entry, including the fields of a struct."""
+    """Clears the value of a node in entry `entry`. If it is a struct, clears its fields, too."""
     nodes = address_in(frame, c.NODES)
     level = get(node, c.LEVEL)
     stop = nodes + address_in(node, c.STOP) * _NODE_BYTES
@@ -79,8 +80,8 @@ def save_counts(frame: Address, levels: Value) -> None:
 
 @helper
 def clear_row(frame: Address, row: Value) -> None:
-    """Clears all values of row `row`, including all entries that its lists and maps have added
-    since `save_counts`, and restores the saved numbers of entries.
+    """Clears all values of row `row`. This includes the entries that its lists and maps have added
+    since `save_counts`. Resets the numbers of entries to the saved numbers.
     """
     node = address_in(frame, c.NODES)
     counts, saved = address_in(frame, c.COUNTS), address_in(frame, c.SAVED)
@@ -121,7 +122,9 @@ ZONE = np.int64(1)
 
 @inlined
 def _two_digits(address: Address) -> Value:
-    """Returns the number that two digits represent; negative if the bytes are not digits."""
+    """Returns the number that the two digits at `address` represent. Returns a negative number if
+    one of the bytes is not a digit.
+    """
     first = np.int64(load_u8(address)) - 48
     second = np.int64(load_u8(address + ONE)) - 48
     if first < 0 or first > 9 or second < 0 or second > 9:
@@ -131,7 +134,9 @@ def _two_digits(address: Address) -> Value:
 
 @helper
 def days_of(address: Address, end: Address) -> Value:
-    """Parses a date of 10 bytes. Returns (days since 1970-01-01, whether the date is valid)."""
+    """Parses the date in the first 10 bytes at `address`. Returns (days since 1970-01-01, whether
+    the date is valid).
+    """
     none = np.int64(0), False
     if end - address < _DATE_SIZE:
         return none
@@ -166,9 +171,10 @@ def days_of(address: Address, end: Address) -> Value:
 
 @helper
 def micros_of(address: Address, end: Address) -> Value:
-    """Parses a timestamp and converts it to UTC if it has a zone.
+    """Parses a timestamp. If it has a zone, converts it to UTC.
 
-    Returns (microseconds since 1970-01-01T00:00, whether it is valid, `ZONE` or `NO_ZONE`).
+    Returns (microseconds since 1970-01-01T00:00, whether the timestamp is valid, `ZONE` or
+    `NO_ZONE`).
     """
     none = np.int64(0), False, NO_ZONE
     days, is_valid = days_of(address, end)
@@ -246,8 +252,8 @@ def _zone_of(address: Address, end: Address) -> Value:
 
 @inlined
 def _six_bits(byte: Value) -> Value:
-    """Returns the six bits (0 to 63) that a base64 character represents; negative for other
-    characters.
+    """Returns the six bits (0 to 63) that a base64 character represents. Returns a negative number
+    for other characters.
     """
     code = np.int64(byte)
     if code >= 97 and code <= 122:
@@ -265,8 +271,8 @@ def _six_bits(byte: Value) -> Value:
 
 @helper
 def base64_size(address: Address, end: Address) -> Value:
-    """Returns the decoded size in bytes of a base64 text with padding (RFC 4648); negative if the
-    text is invalid.
+    """Returns the size in bytes that a base64 text with padding (RFC 4648) has after decoding.
+    Returns a negative number if the text is invalid.
     """
     size = end - address
     if size & _THREE != _NOTHING:
@@ -288,7 +294,9 @@ def base64_size(address: Address, end: Address) -> Value:
 
 @helper
 def decode_base64(address: Address, size: Value, to: Address) -> None:
-    """Decodes `size` bytes from a base64 text that `base64_size` has accepted."""
+    """Decodes a base64 text and writes the result to `to`. `size` is the result of
+    `base64_size`.
+    """
     while size > 0:
         first = _six_bits(load_u8(address))
         second = _six_bits(load_u8(address + ONE))
@@ -321,8 +329,8 @@ _OPEN_SINGLE_BITS = np.uint64(0x3FFFFF)
 def put_text(
     frame: Address, node: Address, entry: Value, address: Address, end: Address, escaped: Value
 ) -> Value:
-    """Writes the location of a string as the value of a node. If the string has escapes, unescapes
-    it to the arena first.
+    """Writes the location of a string as the value of a node. If the string has escapes, first
+    writes the string without escapes to the arena, and uses this location.
     """
     packed = (address - address_in(frame, c.BASE)) << np.uint64(32) | (end - address) << ONE
     status = np.int64(c.DONE)
@@ -336,7 +344,7 @@ def put_text(
 
 @helper
 def _unescaped(frame: Address, address: Address, end: Address) -> Value:
-    """Unescapes a string to the arena. Returns (location of the result, status)."""
+    """Writes a string without its escapes to the arena. Returns (location in the arena, status)."""
     if not arena_has(frame, end - address):
         return _NOTHING, np.int64(c.GROW_ARENA)
     first = arena_end(frame)
@@ -350,7 +358,9 @@ def _unescaped(frame: Address, address: Address, end: Address) -> Value:
 def _integer(
     address: Address, end: Address, value: Value, count: Value, exponent: Value, limit: Value
 ) -> Value:
-    """Returns (the number, status). Integers from `-limit - 1` to `limit`, inclusive, are valid."""
+    """Converts a parsed number to an integer. Returns (integer, status). Integers from `-limit - 1`
+    to `limit`, inclusive, are valid.
+    """
     status = np.int64(c.DONE)
     if exponent != 0 or count > _NINETEEN:
         value, status = _exact_integer(address, end)
@@ -373,8 +383,8 @@ def put_number(
     exponent: Value,
     table: Address,
 ) -> Value:
-    """Writes a number as the value of a node. `take_number` has parsed it from `address` to
-    `end`.
+    """Writes a number as the value of a node. The number is the text from `address` to `end`.
+    `take_number` has parsed it to `value`, `count` and `exponent`.
     """
     op = get(node, c.OP)
     data = address_in(node, c.DATA)
@@ -395,8 +405,8 @@ def put_number(
 
 @helper
 def _exact_integer(address: Address, end: Address) -> Value:
-    """Returns (absolute value of the number, status). The status is an error if the number is not
-    an integer below 2^64.
+    """Returns (absolute value of the number, status). The status is an error code if the number is
+    not an integer, or if its absolute value is 2^64 or more.
     """
     high, low, status = exact_number(address, end, 0)
     if status < 0:
@@ -411,8 +421,8 @@ def _no_double(
     frame: Address, node: Address, entry: Value, address: Address, end: Address, bits: Value
 ) -> Value:
     """Handles a number for which `double_of` returned infinity or `OPEN`. Returns (bits, status).
-    Infinity is returned unchanged. For `OPEN`, adds the number to the undecided numbers and returns
-    a NaN that contains its index.
+    Returns infinity unchanged, with status `OUT_OF_RANGE`. For `OPEN`, adds the number to the
+    undecided numbers, and returns a NaN that contains its index.
     """
     if bits != OPEN:
         return bits, np.int64(c.OUT_OF_RANGE)
@@ -424,8 +434,8 @@ def _no_double(
 def _add_undecided(
     frame: Address, node: Address, entry: Value, address: Address, end: Address
 ) -> Value:
-    """Adds a number to the list of undecided numbers, which Python rounds later. Returns (its
-    index, status).
+    """Adds a number to the undecided numbers, which Python rounds later. Returns (index of the
+    number, status).
     """
     number = get(frame, c.OPEN_COUNT)
     if number >= get(frame, c.OPEN_CAPACITY):
@@ -479,8 +489,8 @@ def _put_other(
 
 @helper
 def _single_of(bits: Value) -> Value:
-    """Returns the bits of the float32 nearest to a number, given the bits of the double nearest to
-    it.
+    """Returns the bits of the float32 that is nearest to a number. `bits` are the bits of the
+    double that is nearest to the number.
 
     Returns `OPEN` if the double is halfway between two float32 numbers.
     """

@@ -1,10 +1,13 @@
 """Decodes Protobuf values in Confluent's wire format.
 
-A value starts with a head: Confluent's header (see `registry_framing`), then the message index. The
-message index is the path to the message type in its file, as zigzag varints: the number of indices,
-an index into the messages of the file, an index into the messages nested in that message, and so
-on. A count of 0 without indices means the first message of the file. Most values of a batch have
-the same head, so the bytes of heads are compared, and each distinct head is parsed only once.
+A value starts with a *head*, which consists of Confluent's header (see `registry_framing`) and the
+message index. The message index states which message type of the schema's file the value has. It
+consists of zigzag varints: the number of indices, an index into the messages of the file, an index
+into the messages nested in that message, and so on. A count of 0 without indices means the first
+message of the file.
+
+Most values of a batch have the same head. So the bytes of heads are compared, and each distinct
+head is parsed only once.
 """
 
 from __future__ import annotations
@@ -35,15 +38,15 @@ FIRST: Final = (0,)
 
 
 def read_message_index(data: bytes, position: int = 0) -> tuple[tuple[int, ...], int]:
-    """Parses a message index. Returns the path to the message type, and the position after the
-    index, where the message begins.
+    """Parses a message index. Returns two values: the indices, which are the path to the message
+    type in its file, and the position of the message, which follows the message index.
 
     Args:
         data: The value, from its first byte.
         position: Position of the message index in the value.
 
     Raises:
-        ValueError: The index is invalid.
+        ValueError: The message index is invalid.
     """
     count, position = _read_zigzag(data, position)
     if count == 0:
@@ -71,11 +74,11 @@ _MAX_HEAD_SIZE: Final = CONFLUENT_GUID_HEADER + 10 * (MAX_INDEXES + 1)
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """The bytes in front of a message.
+    """The bytes of a value before its message.
 
     Attributes:
         data: Bytes of the head; empty if the head is invalid.
-        refused: Why messages with this head cannot be decoded; `None` if they can.
+        refused: Reason why values with this head are bad; `None` if they can be decoded.
     """
 
     data: bytes
@@ -90,11 +93,12 @@ class ConfluentProtobufDecoder:
 
     Args:
         decoder: Decoder of the expected message type. Values of other message types are bad.
-        message_of: Returns the full name of the message type for two arguments: a schema id (or
-            GUID as text), and a message index. If it raises LookupError, all values of a batch with
-            this head are bad, with the error's text as the reason; the next batch calls the
-            function again. If it is `None`, the index is looked up in the reader's file. This is
-            only correct if the writers' files have the same messages in the same order.
+        message_of: Function that returns the full name of a message type. Its arguments are the
+            schema id (or the GUID as text) and the message index. If it raises LookupError, all
+            values with this head in the batch are bad, and the text of the error is their reason.
+            The next batch calls the function again. If `message_of` is `None`, the message index is
+            looked up in the file of `decoder`. This is only correct if the files of the writers
+            contain the same messages in the same order.
     """
 
     def __init__(
@@ -149,8 +153,8 @@ class ConfluentProtobufDecoder:
         return decoder.decode_from(values, starts, reasons)
 
     def _first_head(self, values: pa.Array, rows: NDArray[np.intp]) -> _Head | None:
-        """Returns the head of the first of these rows whose value has a valid head; `None` if no
-        value has one.
+        """Parses the values in `rows` up to the first one with a valid head. Returns this head;
+        `None` if no value has a valid head.
         """
         for row in rows.tolist():
             head = self._head(values, row)
@@ -159,7 +163,7 @@ class ConfluentProtobufDecoder:
         return None
 
     def _head(self, values: pa.Array, row: int) -> _Head:
-        """Parses and returns the head of the value in a row."""
+        """Parses the head of the value in row `row`, and returns it."""
         _, ends, data = values.buffers()
         start, stop = np.frombuffer(ends, np.int32, 2, 4 * (values.offset + row)).tolist()
         value = b""
@@ -191,8 +195,9 @@ class ConfluentProtobufDecoder:
 
 
 def _match(values: pa.Array, heads: list[_Head]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Returns the position of the message in each value, and the index of the value's head in
-    `heads`. Both are -1 if the value has none of these heads.
+    """Compares the start of each value with the heads. Returns two arrays with one entry per value:
+    the position of the message, and the index of the value's head in `heads`. Both are -1 if the
+    value has none of these heads.
     """
     starts = np.full(len(values), -1, np.int32)
     which = np.full(len(values), -1, np.int32)
@@ -219,8 +224,9 @@ def match_heads(
     starts: Address,
     which: Address,
 ) -> Value:
-    """Finds the head with which each value starts, and writes its index and the start of the
-    message. No head is a prefix of another head.
+    """Finds for each value the head with which it starts. Writes the index of the head and the
+    position of the message. Writes nothing for values that start with none of the heads. No head
+    may be a prefix of another head.
 
     Args:
         ends: Address of int32 numbers: start of each value, then the end of the last value.

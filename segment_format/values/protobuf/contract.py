@@ -1,14 +1,15 @@
 """Defines the memory layout of programs, and of the state that the kernel reads and changes. Both
 are tables of int64 numbers.
 
-A *level* is a set of columns of the same length; each position in them is an entry of the level.
-Level 0 has an entry per value. Each list or map has a level with an entry per element, and each
-text has a level with an entry per byte. The columns of a nested message that is not repeated are in
-the level of the outer message, because they have the same length. Each level except 0 has a parent
-level and offsets: for each entry of the parent level, the index of its first entry in this level.
+A *level* is a set of columns that always have the same length. An *entry* of a level is one
+position in these columns. Level 0 has an entry per value. Each list or map has a level with an
+entry per element, and each text has a level with an entry per byte. The columns of a nested message
+that is not repeated are in the level of the outer message, because they have the same length. Each
+level except 0 has a parent level and offsets. The offsets contain, for each entry of the parent
+level, the index of the first entry in this level that belongs to it.
 
-A *node* is a message type at a position in the tree of fields. The table of entries has a row for
-each of its fields, in ascending order of field numbers.
+A *node* is a message type at a position in the tree of fields. The table of entries (`ENTRIES`) has
+a row for each field of each node. The rows of a node are in ascending order of field numbers.
 """
 
 from __future__ import annotations

@@ -38,22 +38,23 @@ class ProtobufDecoder:
 
     Each field becomes a column with its name. An enum becomes the name of its value, `uint32`
     becomes int64, `uint64` becomes decimal(20, 0), Timestamp and Duration become microseconds, and
-    a wrapper becomes its value or null. An absent field becomes its declared default. If it has no
-    declared default, it becomes null if Protobuf distinguishes an absent field from its default
-    (also in a oneof, and if it is required), else zero. Fields that are not selected are skipped
-    without checks.
+    a wrapper becomes its value or null. Fields that are not selected are skipped without checks.
 
-    A number that the enum does not have becomes text, such as `"7"`. If the enum is of proto2, the
-    field counts as absent, as in Protobuf. Text that is not UTF-8 makes a value bad, also in
-    proto2.
+    An absent field becomes its declared default. If it has no declared default, it becomes null or
+    zero. It becomes null if Protobuf distinguishes an absent field from a field with the default
+    value; this includes required fields and fields in a oneof.
+
+    A number that the enum does not have becomes text, such as `"7"`. But if the file of the enum
+    has syntax proto2, the field counts as absent, as in Protobuf. A value with text that is not
+    UTF-8 is bad, even in proto2.
 
     Args:
         descriptors: A serialized `FileDescriptorSet` with the message's file and its imports. The
             files of Timestamp, Duration and the wrappers may be missing.
         message: Full name of the message type.
-        columns: Paths of the fields to decode, such as `amount` or `user.id`; `None` for all.
-            Fields in the elements of a list have the same paths as in a single message; `key` and
-            `value` select the parts of a map. The result has the order of the message type.
+        columns: Paths of the fields to decode, such as `amount` or `user.id`; `None` for all. The
+            path of a field does not show whether it is in the elements of a list. `key` and `value`
+            select the parts of a map. The result has the fields in the order of the message type.
 
     Raises:
         ValueError: The descriptors cannot be read, a type or a field is missing, or a message
@@ -85,8 +86,8 @@ class ProtobufDecoder:
 
     @property
     def message_index(self) -> tuple[int, ...]:
-        """Path to the message type in its file, as in the message index of Confluent's wire
-        format.
+        """Path to the message type in its file, in the form of the message index in Confluent's
+        wire format.
         """
         return self._path
 
@@ -101,12 +102,13 @@ class ProtobufDecoder:
     def decode_from(
         self, values: pa.Array, starts: NDArray[np.int32], reasons: Mapping[int, str]
     ) -> DecodedValues:
-        """Decodes values in which a header precedes the message.
+        """Decodes values that have a header before the message.
 
         Args:
             values: A `pa.binary()` array, which may be a slice and have nulls.
             starts: Position of the message in each value; -1 for bad values, undefined for nulls.
-            reasons: Row -> why its value is bad, for each value whose start is -1.
+            reasons: Row -> reason why its value is bad. Contains each row whose entry in `starts`
+                is -1.
 
         Raises:
             TypeError: `values` is not a `pa.binary()` array.
@@ -133,8 +135,8 @@ class ProtobufDecoder:
         )
 
     def _first_capacities(self, rows: int) -> list[int]:
-        """Returns the initial capacity of each level, in entries. It is computed from the entries
-        per value in the last batch, plus one eighth.
+        """Returns the initial capacity of each level, in entries. It is computed from the number of
+        entries per value in the last batch, plus one eighth.
         """
         last = self._last_counts
         capacities = [count * rows // last[0] * 9 // 8 + _MIN_CAPACITY for count in last]
@@ -181,7 +183,7 @@ class ColumnMemory:
         program: Program of the message type.
         rows: Number of values.
         capacities: Initial capacity of each level, in entries.
-        size: Total size of the values in bytes, which determines the limit for memory.
+        size: Total size of the values in bytes. It determines the limit for memory.
     """
 
     def __init__(self, program: Program, rows: int, capacities: Sequence[int], size: int) -> None:
@@ -241,18 +243,18 @@ class ColumnMemory:
             yield BufferSpec(self._table_at[c.BYTES] + level, level, 1)
 
     def count(self, level: int) -> int:
-        """Returns the number of entries that a level has so far."""
+        """Returns the current number of entries of a level."""
         count: int = self.state[self._table_at[c.COUNTS] + level]
         return count
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Number of entries that each level has so far."""
+        """Current number of entries of each level."""
         return tuple(self.count(level) for level in range(len(self._parents)))
 
     def grow(self) -> bool:
-        """Allocates the memory that the kernel requested in the state. Returns False if it would
-        exceed the limit.
+        """Allocates the memory that the kernel requested in the state. Returns False, without
+        allocating it, if the memory would exceed the limit.
         """
         level, wanted = self.state[c.LEVEL_WANTED], self.state[c.CAPACITY_WANTED]
         old_capacity = self._buffers.capacities[level]
@@ -266,8 +268,8 @@ class ColumnMemory:
         return True
 
     def bad_entries(self) -> list[int]:
-        """Returns the indices of the entries of the fields that lead to the malformed field, from
-        the outermost field on.
+        """Returns the path to the malformed field, from the outermost field to the malformed field.
+        Each element is the row number of a field in the table of entries.
         """
         start = self._table_at[c.STACK] + c.FRAME_ENTRY
         stop = start + c.FRAME_SIZE * (self.state[c.BAD_DEPTH] + 1)
@@ -279,12 +281,14 @@ class ColumnMemory:
         return self._buffers.filled(self._table_at[c.BASES] + column, self.count(level) * width)
 
     def numbers(self, column: int, level: int, dtype: type[np.generic]) -> NDArray[Any]:
-        """Returns the numbers of a column as a NumPy array that shares the memory."""
+        """Returns the numbers of a column as a NumPy array. The array shares the memory of the
+        column.
+        """
         return self._buffers.numbers(self._table_at[c.BASES] + column, self.count(level), dtype)
 
     def offsets(self, level: int) -> pa.Buffer:
-        """Returns the buffer with the int32 offsets of a level: 0, then for each entry of the
-        parent level the end of its entries in this level.
+        """Returns the buffer with the int32 offsets of a level. The first offset is 0. The next
+        offsets are, for each entry of the parent level, the end of its entries in this level.
         """
         count = self.count(self._parents[level]) + 1
         return self._buffers.filled(self._table_at[c.OFFSETS] + level, 4 * count)
@@ -294,7 +298,7 @@ class ColumnMemory:
         return self._buffers.filled(self._table_at[c.BYTES] + level, self.count(level))
 
     def row_of(self, level: int, index: int) -> int:
-        """Returns the row of the value that contains entry `index` of a level."""
+        """Returns the number of the value that contains entry `index` of a level."""
         while level:
             ends = np.frombuffer(self.offsets(level), np.int32)
             index = int(np.searchsorted(ends, index, side="right")) - 1
@@ -310,11 +314,11 @@ _TOO_MANY_NAMES: Final = "the enum names of the batch exceed 2 GiB"
 
 
 class ArrayBuilder:
-    """Builds arrays from the values that the kernel has decoded.
+    """Builds Arrow arrays from the columns that the kernel has filled.
 
     Attributes:
-        bad: Row -> (path of the field, reason), for values that are found to be bad while the
-            arrays are built.
+        bad: Row -> (path of the field, reason), for values that turned out to be bad while the
+            arrays were built.
     """
 
     def __init__(self, memory: ColumnMemory) -> None:
@@ -322,7 +326,7 @@ class ArrayBuilder:
         self.bad: dict[int, tuple[str, str]] = {}
 
     def build(self, root: Column) -> pa.Array:
-        """Returns the array of all values; null values and bad values are null."""
+        """Returns the array of all decoded values. Null values and bad values are null."""
         array = self._array(root, "", None)
         if self.bad:
             self._memory.numbers(root.present, 0, np.bool_)[list(self.bad)] = False
@@ -330,14 +334,14 @@ class ArrayBuilder:
         return array
 
     def _array(self, column: Column, path: str, above: NDArray[np.bool_] | None) -> pa.Array:
-        """Returns the array of a column.
+        """Returns the Arrow array of a column and its children.
 
         Args:
             column: The column.
             path: Path of its field: names joined by dots.
             above: Mask of the rows in which the surrounding struct is not null; `None` if it has no
                 nulls. Fields of null structs become null, too, because some engines read a field
-                without looking at its struct.
+                without checking whether its struct is null.
         """
         count = self._memory.count(column.level)
         present = self._present(column)
@@ -382,8 +386,8 @@ class ArrayBuilder:
         return None if present.all() else present
 
     def _enum_names(self, column: Column, path: str, present: NDArray[np.bool_] | None) -> pa.Array:
-        """Returns the names of the enum's values. A number that the enum does not name becomes
-        text, such as `"7"`.
+        """Converts the numbers of an enum column to the names of the enum's values. If the enum has
+        no name for a number, the number itself is the name, such as `"7"`.
         """
         assert column.enum is not None
         numbers: NDArray[Any] = self._memory.numbers(column.values, column.level, np.int32)
@@ -446,7 +450,7 @@ class ArrayBuilder:
 
 
 def _with_nulls(array: pa.Array, kept: NDArray[np.bool_]) -> pa.Array:
-    """Returns `array`, which has no nulls, with nulls where `kept` is False."""
+    """Returns a copy of `array` with nulls where `kept` is False. `array` must not have nulls."""
     return make_array(array.type, len(array), kept, array.buffers()[1:])
 
 

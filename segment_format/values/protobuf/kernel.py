@@ -1,12 +1,18 @@
-"""The kernel that decodes messages into columns.
+"""Contains the kernel that decodes messages into columns.
 
-The fields of a message may have any order and may occur several times. A number is stored at the
-current entry of its level and replaces an earlier number of the same field. A message is merged
-into an earlier message of the same field. Elements of lists and maps are appended. Absent fields
-are zero, because all columns are zero at first. Offsets are written when an entry ends. If a value
-is bad, or if a member of a oneof is replaced by another member, what it has written is cleared,
-including its elements. If a buffer is full, the kernel returns before it changes anything for the
-current field, and the next call continues with this field.
+The fields of a message may have any order and may occur several times. Values of fields are stored
+in this way:
+
+* A number is stored at the current entry of its level. It replaces an earlier number of the same
+  field.
+* A message is merged into an earlier message of the same field.
+* Elements of lists and maps are appended.
+* Absent fields are zero, because all columns are zero at first.
+
+The offsets of an entry are written when the entry ends. If a value is bad, everything that was
+written for it is cleared, including its elements. The same happens to a member of a oneof if
+another member replaces it. If a buffer is full, the kernel returns before it changes anything for
+the current field, and the next call continues with this field.
 
 Functions named `read_…` never read at or after `stop`. They return the value and the next address,
 which is 0 on failure. The limits are those of Google's upb: five bytes for tags and lengths, ten
@@ -54,7 +60,7 @@ _MAX_SIZE = np.uint64(0x7FFFFFFF)
 
 @inlined
 def read_u64(address: Address, stop: Address) -> Value:
-    """Reads a varint of up to ten bytes as a number of 64 bits; higher bits are dropped."""
+    """Reads a varint of up to ten bytes as a number of 64 bits. Drops higher bits."""
     if address < stop:
         first = load_u8(address)
         if first < _CONTINUED:
@@ -77,8 +83,8 @@ def read_u32(address: Address, stop: Address) -> Value:
 
 @inlined
 def read_size(address: Address, stop: Address) -> Value:
-    """Reads a length. Returns it and the address of the content. A content that would end after
-    `stop` is a failure.
+    """Reads a length. Returns the length and the address of the content, which follows the length.
+    Fails if the content would end after `stop`.
     """
     size, start = read_u32(address, stop)
     if start == NOWHERE or size > _MAX_SIZE or size > stop - start:
@@ -104,8 +110,8 @@ def count_varints(address: Address, stop: Address) -> Value:
 
 @inlined
 def _skip_plain(wire: Value, address: Address, stop: Address) -> Value:
-    """Skips the value of an unknown field that is not a group. Returns (`DONE` or the reason why it
-    is malformed, next address).
+    """Skips the value of an unknown field that is not a group. Returns (status, next address). The
+    status is `DONE` or the reason why the value is malformed.
     """
     if wire == BYTES:
         size, start = read_size(address, stop)
@@ -163,8 +169,8 @@ def _skip_group(
 def skip_field(
     number: Value, wire: Value, address: Address, stop: Address, stack: Address, depth: Value
 ) -> Value:
-    """Skips the value of an unknown field. Returns (`DONE` or the reason why it is malformed, next
-    address).
+    """Skips the value of an unknown field. Returns (status, next address). The status is `DONE` or
+    the reason why the value is malformed.
 
     As in upb, the invalid field number 0 is accepted inside groups.
 
@@ -194,8 +200,8 @@ def at_i32(base: Address, index: Value) -> Value:
 
 @inlined
 def end_entry(state: Address, level: Value) -> None:
-    """Ends the current entry of a level: writes to the offsets of each child level where the
-    entry's elements end.
+    """Ends the current entry of a level. Writes the end of the entry's elements to the offsets of
+    each child level.
     """
     counts = np.uint64(get(state, c.COUNTS))
     index = get(counts, level) + 1
@@ -215,10 +221,11 @@ def end_entry(state: Address, level: Value) -> None:
 def clear_entries(
     state: Address, column: Value, stop_column: Value, first_level: Value, stop_level: Value
 ) -> None:
-    """Clears what the current entry has written to a range of columns and a range of levels.
+    """Clears what was written for the current entry to a range of columns and to a range of levels.
 
-    Each level of the range loses all entries that belong to the current entry of its parent level.
-    A column in another level is only cleared at the current entry of that level.
+    If a level is in the range, it loses all entries that belong to the current entry of its parent
+    level. If the level of a column is not in the range, the column is cleared only at the current
+    entry of its level.
     """
     counts = np.uint64(get(state, c.COUNTS))
     before = np.uint64(get(state, c.BEFORE))
@@ -245,7 +252,7 @@ def clear_entries(
 
 @helper
 def has_number(state: Address, entry: Address, number: Value) -> Value:
-    """Returns whether `number` is a value of the field's closed enum."""
+    """Returns whether the closed enum of a field has a value with the number `number`."""
     low = get(entry, c.ENUM)
     high = low + get(entry, c.ENUM_SIZE)
     enums = np.uint64(get(state, c.ENUMS))
@@ -280,8 +287,8 @@ def _search(state: Address, first: Value, count: Value, number: Value) -> Value:
 
 @inlined
 def find_entry(state: Address, node: Address, number: Value) -> Value:
-    """Returns the index of the entry for a field number of a node, or -1 if the node does not have
-    this field.
+    """Returns the row number of a field in the table of entries. Returns -1 if the node does not
+    have a field with this number.
     """
     if number < get(node, c.NODE_DENSE_SIZE):
         return get(np.uint64(get(state, c.DENSE)), get(node, c.NODE_DENSE) + number)
@@ -298,7 +305,7 @@ def node_at(state: Address, index: Value) -> Address:
 
 @inlined
 def store_number(op: Value, target: Address, raw: Value) -> None:
-    """Converts a number by operation `op` and stores it at `target`."""
+    """Converts a number as operation `op` requires, and stores it at `target`."""
     if op == c.INT64 or op == c.RAW64:
         store_i64(target, np.int64(raw))
     elif op == c.INT32 or op == c.RAW32 or op == c.CLOSED_ENUM:
@@ -318,8 +325,8 @@ def store_number(op: Value, target: Address, raw: Value) -> None:
 
 @inlined
 def has_capacity(state: Address, level: Value, more: Value) -> Value:
-    """Returns whether `more` more entries fit into a level. If not, writes a request for memory to
-    the state.
+    """Returns whether `more` more entries fit into a level. If they do not fit, writes a request
+    for memory to the state.
     """
     wanted = get(np.uint64(get(state, c.COUNTS)), level) + more
     if wanted <= get(np.uint64(get(state, c.CAPACITIES)), level):
@@ -347,7 +354,7 @@ def _replace_member(state: Address, base: Address, index: Value, level_index: Va
 
 @inlined
 def mark_present(state: Address, entry: Address, index: Value, level_index: Value) -> None:
-    """Marks a field that is not repeated as present. If it is in a oneof, clears the other
+    """Marks a field that is not repeated as present. If the field is in a oneof, clears the other
     members.
     """
     bases = np.uint64(get(state, c.BASES))
@@ -379,8 +386,8 @@ def _read_number(wire: Value, address: Address, stop: Address) -> Value:
 
 @helper
 def _packed(state: Address, entry: Address, address: Address, stop: Address) -> Value:
-    """Reads the value of a packed field. Returns (`DONE`, `GROW` or the reason why it is malformed;
-    next address).
+    """Reads the value of a packed field. Returns (status, next address). The status is `DONE`,
+    `GROW`, or the reason why the value is malformed.
     """
     size, address = read_size(address, stop)
     if address == NOWHERE:
@@ -418,8 +425,8 @@ def _packed(state: Address, entry: Address, address: Address, stop: Address) -> 
 def _text(
     state: Address, entry: Address, address: Address, stop: Address, readable: Address
 ) -> Value:
-    """Reads the value of a text field, which replaces an earlier value. Returns (`DONE`, `GROW` or
-    the reason why it is malformed; next address).
+    """Reads the value of a text field. It replaces an earlier value of the field. Returns (status,
+    next address). The status is `DONE`, `GROW`, or the reason why the value is malformed.
     """
     size, address = read_size(address, stop)
     if address == NOWHERE:
@@ -446,8 +453,9 @@ def _text(
 def _begin_message(
     state: Address, index: Value, entry: Address, address: Address, stop: Address, depth: Value
 ) -> Value:
-    """Begins to decode the value of a message or group field: pushes its frame. Returns (`DONE` or
-    the reason why it is malformed, address of its first field).
+    """Begins to decode the value of a message field or group field: pushes a frame onto the stack.
+    Returns (status, address of the first field in the value). The status is `DONE` or the reason
+    why the value is malformed.
     """
     op = get(entry, c.OP)
     group = np.int64(0)
@@ -471,7 +479,7 @@ def _begin_message(
 
 @inlined
 def _end_message(state: Address, frame: Address) -> None:
-    """Finishes the message of a frame when all of its fields are decoded."""
+    """Ends the message that `frame` describes. All of its fields must have been decoded."""
     index = get(frame, c.FRAME_ENTRY)
     if index < 0:
         end_entry(state, np.int64(0))
@@ -491,8 +499,9 @@ def _end_message(state: Address, frame: Address) -> None:
 
 @inlined
 def _begin_value(state: Address, row: Value) -> Value:
-    """Begins to decode the value of a row: pushes its frame. Returns (false if the value is null,
-    `DONE` or the reason why it is bad, address of the message).
+    """Begins to decode the value of a row: pushes its frame onto the stack. Returns (whether the
+    value is not null, status, address of the message). The status is `DONE` or the reason why the
+    value is bad.
     """
     valid = np.uint64(get(state, c.VALID))
     if valid != NOWHERE:
@@ -531,11 +540,13 @@ def _read_field(
     readable: Address,
     depth: Value,
 ) -> Value:
-    """Reads the value of a known field. Returns (`DONE`, `GROW` or the reason why it is malformed;
-    next address; depth).
+    """Reads the value of a known field. Returns (status, next address, depth).
 
-    The returned depth is `depth + 1` if the field is a message or group, whose fields follow. It is
-    -1 if the field has an unexpected wire type, so that the caller must skip it as unknown.
+    The status is `DONE`, `GROW`, or the reason why the value is malformed.
+
+    The returned depth is `depth` if the value was read completely. It is `depth + 1` if the field
+    is a message or group: then the fields of the message must be read next. It is -1 if the field
+    has an unexpected wire type: then the caller must skip it like an unknown field.
     """
     entry = np.uint64(get(state, c.ENTRIES)) + ENTRY_BYTES * np.uint64(index)
     op = get(entry, c.OP)
@@ -578,10 +589,9 @@ def _read_field(
 
 @kernel("int64(uint64)")
 def decode_values(state: Address) -> Value:
-    """Decodes values until all are decoded, a buffer is full, or a value is bad. The next call
-    continues.
-
-    Returns `DONE`, `GROW` if a buffer is full, or the reason why a value is bad.
+    """Decodes values. Returns `DONE` after the last value, `GROW` if a buffer is full, or the
+    reason why a value is bad. The next call continues: after `GROW` with the current field, and
+    after a bad value with the next value.
 
     Args:
         state: Address of the state, see `contract`.

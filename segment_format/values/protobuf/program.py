@@ -36,7 +36,7 @@ Selection = dict[str, "Selection | None"]
 
 
 class Kind(Enum):
-    """Method by which an Arrow column is built from decoded values."""
+    """Method by which an Arrow column is built from the columns that the kernel has filled."""
 
     NUMBER = auto()
     BOOL = auto()
@@ -50,20 +50,23 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """An Arrow column, and the columns of the kernel from which it is built.
+    """Describes how one Arrow column is built from the columns that the kernel has filled ("kernel
+    columns").
 
     Attributes:
         kind: Method of building the column.
         name: Name of its field.
         type: Arrow type.
-        level: Level whose entries are its rows, see `contract`.
-        present: Index of the kernel column that states whether each row is present; -1 if all are.
-        values: Index of the kernel column with its numbers; -1 if it has none. A Timestamp or
-            Duration has its seconds in this column and its nanoseconds in the next column.
-        child_level: Level of a text's bytes, or of the elements of a list or map; -1 for other
-            types.
+        level: Number of the level (see `contract`) that has one entry per row of this column.
+        present: Index of the kernel column that states whether each row is present; -1 if all rows
+            are present.
+        values: Index of the kernel column with the numbers; -1 if the column has no numbers. A
+            Timestamp or Duration has its seconds in this kernel column, and its nanoseconds in the
+            next one.
+        child_level: For a text, the level with one entry per byte. For a list or map, the level
+            with one entry per element. -1 for other types.
         children: Fields of a struct, the element of a list, or key and value of a map.
-        enum: Enum that has the names of its values; `None` for other types.
+        enum: Enum that has the names for the numbers; `None` for other types.
         default: Value of rows in which the field is absent; `None` if they are null.
     """
 
@@ -81,7 +84,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """How numbers of a Protobuf type are decoded.
+    """Describes how numbers of a Protobuf type are decoded.
 
     Attributes:
         op: Operation of the kernel that decodes the number.
@@ -140,7 +143,9 @@ WRAPPERS: Final = {
 
 
 def implicit_field(name: str, number: int, kind: FieldType) -> Field:
-    """Returns a field of a well-known type, such as Timestamp, whose descriptor may be missing."""
+    """Returns a field of a well-known type, such as Timestamp. The descriptor of such a type may be
+    missing.
+    """
     return Field(name, number, kind, "", repeated=False, has_presence=False, oneof=-1, default=None)
 
 
@@ -151,8 +156,8 @@ MOMENT_FIELDS: Final = (
 
 
 def selection_of(columns: Iterable[str]) -> Selection:
-    """Converts paths such as `user.id` to a tree of names. A path selects a field with all fields
-    in it.
+    """Converts paths such as `user.id` to a tree of names. A path selects a field and all fields in
+    it.
     """
     selection: Selection = {}
     for path in columns:
@@ -200,21 +205,23 @@ _NO_NUMBERS: Final = (0,)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """A compiled message type; `contract` has the layout of the tables.
+    """A compiled message type. `contract` defines the layout of the tables.
 
     Attributes:
         root: Column of the decoded values.
         nodes: Table of nodes.
-        dense: For each node, the index of the entry for each field number up to a limit; -1 if the
-            node does not have the field.
-        entries: Table of entries.
-        names: Name of each entry's field.
+        dense: For each node, a table from field number to the index in `entries`; -1 if the node
+            does not have this field. Nodes with few fields but large field numbers have no such
+            table.
+        entries: Table with a row for each field of each node.
+        names: For each row of `entries`, the name of the field.
         columns: Table of kernel columns.
         levels: Table of levels.
         kids: For each level, its child levels.
         enums: For each closed enum, its numbers in ascending order.
         text_levels: Levels whose entries are the bytes of texts.
-        entry_bytes: For each level, the bytes of an entry in all of its columns.
+        entry_bytes: For each level, the total size in bytes of one entry in its columns, offsets
+            and texts.
     """
 
     root: Column
@@ -231,7 +238,8 @@ class Program:
 
 
 def compile_message(schema: Schema, name: str, selection: Selection | None) -> Program:
-    """Compiles a message type with the selected fields, or with all if `selection` is `None`.
+    """Compiles a message type. The result decodes only the selected fields, or all fields if
+    `selection` is `None`.
 
     Raises:
         ValueError: The message or a type that it uses is missing, a selected field does not exist,
@@ -241,10 +249,12 @@ def compile_message(schema: Schema, name: str, selection: Selection | None) -> P
 
 
 class _Compiler:
-    """Assigns numbers to columns, levels and entries in the order of the tree of fields.
+    """Compiles a message type. Assigns numbers to columns, levels and entries in the order of the
+    tree of fields.
 
-    Because of this order, the columns and levels that must be cleared with a field are a range of
-    numbers.
+    Because of this order, the columns of a field, including the fields in it, have consecutive
+    numbers. The same holds for its levels. So the kernel can clear a field by clearing these
+    ranges.
     """
 
     def __init__(self, schema: Schema) -> None:
@@ -305,8 +315,9 @@ class _Compiler:
         return len(self._parents) - 1
 
     def _node(self, fields: Sequence[Field]) -> tuple[int, int]:
-        """Adds a node for fields, which must be in ascending order of their numbers. Returns the
-        index of the node and the index of its first entry.
+        """Adds a node with the given fields. They must be in ascending order of their numbers.
+        Returns two values: the index of the node, and the index of its first row in the table of
+        entries.
         """
         node, first = len(self._nodes), len(self._entries)
         numbers = [field.number for field in fields]
@@ -325,15 +336,15 @@ class _Compiler:
     def _message(
         self, name: str, path: str, level: int, selection: Selection | None, trail: tuple[str, ...]
     ) -> tuple[Column, int]:
-        """Compiles a message type. Returns its column and the index of its node. The caller must
-        set `present` of the column.
+        """Compiles a message type at one position in the tree of fields. Returns two values: its
+        column, and the index of its node. The caller must set `present` of the column.
 
         Args:
             name: Full name of the message type.
-            path: Path of the field, for errors.
-            level: Level of its columns.
+            path: Path of the field that has this type, for errors.
+            level: Number of the level of its columns.
             selection: Tree of the selected fields; `None` for all.
-            trail: Names of the message types that contain it.
+            trail: Names of the message types around it, from the outermost one.
         """
         if selection == {} and trail:  # only presence
             return Column(Kind.STRUCT, "", pa.struct([]), level), self._node(())[0]
@@ -440,8 +451,8 @@ class _Compiler:
         selection: Selection | None,
         trail: tuple[str, ...],
     ) -> Column:
-        """Returns the column of a field's value, and sets in the table of entries how the field is
-        decoded.
+        """Compiles the type of a field. Returns the column of its value. Sets how the field is
+        decoded in row `entry` of the table of entries.
         """
         row = self._entries[entry]
         row.update({c.LEVEL: level, c.ONEOF: -1, c.PRESENT: -1})
@@ -483,8 +494,8 @@ class _Compiler:
 
 
 def _wanted(message: Message, path: str, selection: Selection | None) -> list[Field]:
-    """Returns the selected fields and the other members of their oneofs, in ascending order of
-    their numbers.
+    """Returns the selected fields, and all other members of the oneofs that contain a selected
+    field. The fields are in ascending order of their numbers.
     """
     if selection is None:
         return sorted(message.fields, key=lambda field: field.number)

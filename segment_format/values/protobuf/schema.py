@@ -1,8 +1,8 @@
 """Reads a `FileDescriptorSet`, as `protoc --descriptor_set_out` writes it.
 
-A `FileDescriptorSet` is itself a Protobuf message; the field numbers in this module are those of
+A `FileDescriptorSet` is itself a Protobuf message. The field numbers in this module are those of
 `google/protobuf/descriptor.proto`. Extensions, services, and all options except `map_entry` are
-ignored, so fields of extensions count as unknown fields.
+ignored. So fields of extensions count as unknown fields.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _MASK_64: Final = 2**64 - 1
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Returns the unsigned 64-bit varint at `position`, and the position after it.
+    """Reads the varint at `position`. Returns two values: the unsigned 64-bit number, and the
+    position after the varint.
 
     Raises:
         ValueError: The number has more than ten bytes, or the data ends.
@@ -41,8 +42,8 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def read_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yields (field number, value) of each field of a message. The value is an int for varints,
-    else bytes.
+    """Yields (field number, value) for each field of a message. The value is an int if the field is
+    a varint, and bytes otherwise.
 
     Raises:
         ValueError: The message is malformed, or has groups.
@@ -112,10 +113,12 @@ class Field:
         name: Declared name.
         number: Field number.
         type: Type of the value.
-        type_name: Full name of its message type or enum type; empty for other types.
+        type_name: Full name of the message type or enum type, if it has such a type; empty
+            otherwise.
         repeated: True if it is a list or a map.
-        has_presence: True if messages distinguish an absent field from its default.
-        oneof: Index of its oneof in the message; -1 if it is not in a oneof.
+        has_presence: True if Protobuf distinguishes an absent field from a field with the default
+            value.
+        oneof: Number of the oneof that contains it; -1 if it is not in a oneof.
         default: Declared default as text, see `FieldDescriptorProto.default_value`; `None` if it
             has none.
     """
@@ -156,10 +159,10 @@ class Enum:
 
     Attributes:
         name: Full name, without a leading dot.
-        values: Number -> name; the first name if several names have the same number.
+        values: Number -> name. If several names have the same number, only the first name.
         numbers: Name -> number.
-        is_closed: True if its file has syntax proto2. Numbers that a closed enum does not have
-            count as unknown fields.
+        is_closed: True if its file has syntax proto2. If a field has a number that its closed enum
+            does not have, it counts as an unknown field.
     """
 
     name: str
@@ -170,7 +173,9 @@ class Enum:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """All message types and enum types of a descriptor set, by full name."""
+    """All message types and enum types of a descriptor set. The keys of the dicts are full
+    names.
+    """
 
     messages: dict[str, Message]
     enums: dict[str, Enum]

@@ -64,7 +64,7 @@ def test_scan_of_recreated_topic_reads_no_partition_of_older_incarnation(
     assert run(older_plan, OPTIONS, Tier(MemoryStore(world.store))).num_rows == 18
 
 
-def test_newest_incarnation_is_read_even_with_fewer_copied_partitions() -> None:
+def test_newest_incarnation_is_read_even_if_tier_has_fewer_of_its_partitions() -> None:
     # The newer incarnation has only the second partition in the tier, the older one has both.
     world = recreate_topic(2, *(Step(step.kind, step.a, step.b, step.c, 1) for step in SEGMENT))
     older, newer = world.incarnations
@@ -100,7 +100,7 @@ def test_topic_id_is_required_if_incarnations_have_the_same_timestamp() -> None:
         } == {topic_id}
 
 
-def test_topic_with_one_incarnation_has_no_notes() -> None:
+def test_plan_of_topic_with_one_incarnation_has_no_notes() -> None:
     plan = make_plan(World(History(Shape(partitions=2), TWO_PARTITIONS)))
     assert plan.notes == ()
     assert len(plan.partitions) == 2

@@ -70,7 +70,7 @@ def test_schema_is_inferred_only_from_selected_records(tmp_path: Path) -> None:
         infer_schema(options | {"assign": '{"orders": [0]}'})
 
 
-def test_schema_is_inferred_with_starting_offsets_latest(tmp_path: Path) -> None:
+def test_schema_is_inferred_if_starting_offsets_are_latest(tmp_path: Path) -> None:
     options = write(tmp_path, [[encode_value(1)]]) | JSON | {"startingOffsets": "latest"}
     assert infer_schema(options) == "amount bigint"
 
@@ -107,7 +107,7 @@ def test_value_columns_select_inferred_fields(tmp_path: Path) -> None:
         kts_source.scan(options | {"value.columns": "x"})
 
 
-def test_value_with_other_type_than_sample_raises_invalid_value_error(tmp_path: Path) -> None:
+def test_value_of_other_type_than_inferred_raises_invalid_value_error(tmp_path: Path) -> None:
     values: list[bytes | None] = [encode_value(number) for number in range(1200)]
     values[600] = b'{"amount": "x"}'
     options = write(tmp_path, [values]) | JSON
@@ -116,7 +116,7 @@ def test_value_with_other_type_than_sample_raises_invalid_value_error(tmp_path: 
     assert error.value.offset == 600
 
 
-def test_type_of_format_raises_value_error_before_inference() -> None:
+def test_type_of_json_format_without_schema_raises_value_error() -> None:
     (form,) = parse_options({"path": "/x", "subscribe": "t", "value.format": "json"}).formats
     with pytest.raises(ValueError, match=r"needs .value.schema."):
         _ = form.type

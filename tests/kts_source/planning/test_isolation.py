@@ -160,7 +160,9 @@ def find_undecided_start(log: GoldenLog, stop: int) -> int:
 
 @pytest.mark.parametrize("number", range(12))
 @pytest.mark.parametrize("lost", ["nothing", "snapshots", "indexes", "both"])
-def test_tier_with_any_number_of_segments_returns_committed_offsets(number: int, lost: str) -> None:
+def test_tier_of_any_length_returns_committed_offsets_despite_lost_side_files(
+    number: int, lost: str
+) -> None:
     log = load_golden_logs()[number]
     state = FromFiles(log, lost in ("snapshots", "both"), lost in ("indexes", "both"))
     # Reads with lost files are slow, so the test tries only two numbers of segments.
@@ -173,7 +175,7 @@ def test_tier_with_any_number_of_segments_returns_committed_offsets(number: int,
 
 
 @pytest.mark.parametrize("number", range(12))
-def test_range_of_any_adjacent_segments_returns_committed_offsets(number: int) -> None:
+def test_read_of_adjacent_segments_returns_committed_offsets(number: int) -> None:
     log = load_golden_logs()[number]
     tier = log.tier(len(log.bases))
     borders = [*log.bases, tier.stop]
@@ -184,7 +186,7 @@ def test_range_of_any_adjacent_segments_returns_committed_offsets(number: int) -
 
 
 @pytest.mark.parametrize("number", range(12))
-def test_decisions_with_lost_side_files_equal_decisions_with_all_files(number: int) -> None:
+def test_transaction_outcomes_do_not_depend_on_lost_side_files(number: int) -> None:
     log = load_golden_logs()[number]
     source = random.Random(number)
     tier = log.tier(len(log.bases))
@@ -227,7 +229,7 @@ def test_segments_without_snapshots_are_decoded_only_once() -> None:
 
 
 @pytest.mark.parametrize("first", [1, 4, 8])
-def test_missing_snapshots_in_a_partial_log_raise_unknown_start_error(first: int) -> None:
+def test_partial_log_without_snapshots_raises_unknown_start_error(first: int) -> None:
     tier, state = build_log_open_since_0(10)
     window = replace(tier, ranges=tier.ranges[first:])
     state.lose_snapshots = frozenset(range(first, 10))
@@ -240,7 +242,7 @@ def test_missing_snapshots_in_a_partial_log_raise_unknown_start_error(first: int
 
 
 @pytest.mark.parametrize("is_exact", [True, False])
-def test_lost_snapshots_after_gap_leave_open_transactions_unknown(is_exact: bool) -> None:
+def test_open_transactions_after_gap_without_snapshots_are_unknown(is_exact: bool) -> None:
     tier, state = build_log_open_since_0(10)
     tier = partition_log(
         [
@@ -260,7 +262,7 @@ def test_lost_snapshots_after_gap_leave_open_transactions_unknown(is_exact: bool
     assert (decisions.unknown_after, decisions.stop) == (None, 7)
 
 
-def test_lost_marker_in_hole_is_not_treated_as_commit() -> None:
+def test_transaction_whose_marker_is_in_a_hole_is_not_treated_as_committed() -> None:
     # Some transactions cross the missing segment. Their records before the hole must not be
     # returned, even if they were committed.
     crossing_count = 0

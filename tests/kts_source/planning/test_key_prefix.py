@@ -75,7 +75,7 @@ def test_subscribe_pattern_with_incomplete_prefix_raises_key_prefix_error(tmp_pa
 
 
 @pytest.mark.parametrize("layout", ["aiven", "local-tiered-storage"])
-def test_unknown_topic_next_to_existing_topic_proposes_no_prefix(
+def test_unknown_topic_error_proposes_prefix_only_if_a_topic_exists_under_it(
     tmp_path: Path, layout: str
 ) -> None:
     builder = LogBuilder()
@@ -104,7 +104,7 @@ def test_empty_store_error_proposes_no_prefix(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["aiven", "local-tiered-storage"])
-def test_prefix_search_limits_listings(tmp_path: Path, layout: str) -> None:
+def test_key_prefix_search_sends_a_limited_number_of_listings(tmp_path: Path, layout: str) -> None:
     for number in range(50):
         (tmp_path / f"{number}" / "deep").mkdir(parents=True)
     store = LocalStore(tmp_path)

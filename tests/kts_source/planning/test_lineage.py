@@ -83,7 +83,7 @@ def test_usable_range_ignores_epochs_outside_segment(
     st.lists(st.integers(1, 30), min_size=1, max_size=4),
     st.data(),
 )
-def test_partition_log_accepts_any_epoch_start_in_manifest(
+def test_partition_log_accepts_clipped_and_unclipped_epoch_starts_in_manifests(
     sizes: list[int], epoch_sizes: list[int], data: st.DataObject
 ) -> None:
     starts = [sum(sizes[:number]) for number in range(len(sizes) + 1)]
@@ -130,7 +130,7 @@ def test_epoch_of_damaged_segment_affects_only_its_offsets() -> None:
     assert [(hole.start, hole.stop) for hole in log.holes] == [(15, 30)]
 
 
-def test_offsets_below_first_epoch_are_below_log_start_or_missing() -> None:
+def test_offsets_below_first_epoch_of_segment_are_skipped_or_a_hole() -> None:
     first = make_segment(10, 19, {0: 13})
     for start in (0, 13):
         log = partition_log([first, make_segment(20, 29)], make_lineage(e0=start))
@@ -146,7 +146,7 @@ def test_usable_range_starts_at_log_start_of_lineage() -> None:
     assert (span.start, span.stop) == (51, 151)
 
 
-def test_newest_segment_has_highest_epoch_rather_than_highest_offset() -> None:
+def test_newest_segment_is_the_one_with_the_highest_epoch() -> None:
     old, new = make_segment(0, 300, {0: 0}), make_segment(100, 200, {1: 100})
     assert newest_segment([old, new]) is new
 
@@ -157,7 +157,7 @@ def test_partition_log_of_adjacent_segments_has_no_hole() -> None:
     assert (log.log_start, log.stop, log.holes, log.skipped) == (0, 20, (), ())
 
 
-def test_checkpoint_determines_log_start() -> None:
+def test_log_start_is_the_start_offset_of_the_first_epoch() -> None:
     log = partition_log(
         [make_segment(0, 9), make_segment(10, 19), make_segment(20, 29)], make_lineage(e0=13)
     )
@@ -175,7 +175,7 @@ def test_log_start_below_first_tiered_offset_adds_no_hole() -> None:
     assert (log.log_start, log.holes) == (50, ())
 
 
-def test_repeated_upload_is_read_once() -> None:
+def test_segment_uploaded_twice_is_read_once() -> None:
     log = partition_log(
         [make_segment(0, 9, name="a"), make_segment(0, 9, name="b"), make_segment(5, 14, name="c")],
         make_lineage(e0=0),
@@ -187,7 +187,7 @@ def test_repeated_upload_is_read_once() -> None:
     assert [skipped.reason for skipped in log.skipped] == [COVERED]
 
 
-def test_overlapping_offsets_are_read_from_segment_that_starts_last() -> None:
+def test_offset_in_several_segments_is_read_from_the_one_that_starts_last() -> None:
     log = partition_log(
         [
             make_segment(0, 99, name="long"),
@@ -208,7 +208,7 @@ def test_overlapping_offsets_are_read_from_segment_that_starts_last() -> None:
     st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), min_size=1, max_size=12),
     st.integers(0, 80),
 )
-def test_segment_chosen_for_an_offset_does_not_depend_on_later_segments(
+def test_segment_for_an_offset_does_not_depend_on_segments_after_it(
     shapes: list[tuple[int, int]], offset: int
 ) -> None:
     segments = [
@@ -243,7 +243,7 @@ def test_hole_names_the_segments_before_and_after_it() -> None:
     assert log.unverifiable == ()
 
 
-def test_hole_names_the_upload_that_is_read_after_it() -> None:
+def test_hole_names_the_repeated_upload_that_is_read_after_it() -> None:
     retried = [make_segment(30, 39, name="b"), make_segment(30, 39, name="a")]
     log = partition_log([make_segment(0, 9), *retried], make_lineage(e0=0))
     (hole,) = log.holes
@@ -270,7 +270,7 @@ def test_gap_after_segment_of_dead_branch_is_reported_as_hole() -> None:
     st.integers(0, 70),
 )
 @settings(max_examples=300)
-def test_partition_log_contains_each_covered_offset_once_and_all_holes(
+def test_partition_log_has_each_offset_once_in_a_range_or_hole(
     shapes: list[tuple[int, int]], log_start: int
 ) -> None:
     segments = [
@@ -290,7 +290,7 @@ def test_partition_log_contains_each_covered_offset_once_and_all_holes(
 
 
 @given(st.integers(0, 90), st.integers(0, 90), st.integers(0, 90))
-def test_joined_lineage_contains_epochs_that_one_checkpoint_lacks(
+def test_joined_lineage_contains_the_epochs_of_both_checkpoints(
     first: int, log_start: int, end: int
 ) -> None:
     def checkpoint_of(start: int, stop: int) -> tuple[EpochEntry, ...]:

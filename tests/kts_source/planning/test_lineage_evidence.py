@@ -147,7 +147,9 @@ def test_changed_digit_in_checkpoint_never_drops_rows_silently(
 
 
 @pytest.mark.parametrize("local", [False, True])
-def test_contradicting_checkpoint_raises_error_and_advises_against_deletion(local: bool) -> None:
+def test_contradicting_checkpoints_raise_error_and_audit_advises_against_deletion(
+    local: bool,
+) -> None:
     world = World(build_log(SHAPES[0], start=0), local=local)
     world.write(2, world.checkpoints[2][1].replace(b"\n3 0\n", b"\n1 0\n"))
     with pytest.raises(DataLossError, match="follows epoch 1 in the former and epoch 3") as error:
@@ -190,7 +192,7 @@ def make_entries(*pairs: tuple[int, int]) -> list[EpochEntry]:
     return [EpochEntry(*pair) for pair in pairs]
 
 
-def test_unclean_elections_and_moved_log_starts_are_not_contradictions() -> None:
+def test_checkpoints_after_unclean_election_or_moved_log_start_do_not_contradict() -> None:
     lineage = make_entries((1, 0), (3, 50), (6, 90))
     for other in (
         make_entries((1, 0), (3, 50)),  # before the last election
@@ -212,7 +214,7 @@ def test_unclean_elections_and_moved_log_starts_are_not_contradictions() -> None
         (((0, 0), (1, 10)), "begins at offset 0 in the former and at 10 in the latter"),
     ],
 )
-def test_different_history_before_shared_epoch_is_contradiction(
+def test_checkpoints_that_differ_before_a_shared_epoch_contradict(
     other: tuple[tuple[int, int], ...], text: str
 ) -> None:
     reason = difference(make_entries((1, 0), (3, 50), (6, 90)), make_entries(*other))

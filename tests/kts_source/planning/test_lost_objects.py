@@ -107,7 +107,7 @@ def test_lost_manifest_error_names_remaining_objects(tmp_path: Path) -> None:
     assert f"{lost.partition('.')[0]}.log" in str(error.value)
 
 
-def test_first_segment_without_log_is_treated_as_deleted_by_retention(
+def test_first_segment_without_log_object_is_treated_as_deleted_by_retention(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path)
@@ -211,7 +211,7 @@ def set_modified(root: Path, topic_id: str, seconds: int) -> None:
         os.utime(path, (seconds, seconds))
 
 
-def test_incarnation_without_manifests_is_not_replaced_by_an_older_one(
+def test_newest_incarnation_without_manifests_raises_data_loss_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path, topic_id=OLD)
@@ -231,7 +231,7 @@ def test_incarnation_without_manifests_is_not_replaced_by_an_older_one(
     assert len(read_offsets(tmp_path)) == 15
 
 
-def test_newest_incarnation_with_lost_log_raises_data_loss_error(tmp_path: Path) -> None:
+def test_newest_incarnation_with_lost_log_object_raises_data_loss_error(tmp_path: Path) -> None:
     kwargs = {"topic": "t", "partition": 0}
     for topic_id, timestamp_ms in ((OLD, 1_000), (NEW, 2_000)):
         writer = AivenTierWriter(str(tmp_path), topic_id=topic_id, **kwargs)  # type: ignore[arg-type]
@@ -244,7 +244,7 @@ def test_newest_incarnation_with_lost_log_raises_data_loss_error(tmp_path: Path)
 # -- dead branches
 
 
-def test_damaged_segment_of_newer_epoch_determines_which_branch_is_read(tmp_path: Path) -> None:
+def test_checkpoint_of_damaged_segment_shows_which_branch_is_dead(tmp_path: Path) -> None:
     write(tmp_path, build_segments(3, epoch=0))  # [0, 15); the dead branch is [5, 15)
     builder = LogBuilder(leader_epoch=0)
     builder.append([SimpleRecord(b"0") for _ in range(5)])
@@ -278,7 +278,7 @@ def make_local_options(root: Path, **extra: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("suffix", ["log", "index", "timeindex", "leader_epoch_checkpoint"])
 @pytest.mark.parametrize("count", [1, 3])
-def test_missing_file_of_copy_with_snapshot_raises_data_loss_error(
+def test_missing_file_of_local_copy_raises_error_if_its_snapshot_exists(
     tmp_path: Path, suffix: str, count: int
 ) -> None:
     write(tmp_path, build_segments(count), layout="local")
@@ -290,14 +290,14 @@ def test_missing_file_of_copy_with_snapshot_raises_data_loss_error(
     assert rows["offset"].to_pylist() == [*range(last)]
 
 
-def test_gap_of_a_damaged_copy_raises_data_loss_error(tmp_path: Path) -> None:
+def test_lost_log_file_of_local_copy_raises_data_loss_error(tmp_path: Path) -> None:
     write(tmp_path, layout="local")
     lose(tmp_path, "log", base=5)
     with pytest.raises(DataLossError, match=r"\[5, 10\)"):
         kts_source.plan(make_local_options(tmp_path))
 
 
-def test_copy_without_snapshot_is_not_data_loss(tmp_path: Path) -> None:
+def test_local_copy_without_snapshot_is_skipped_without_error(tmp_path: Path) -> None:
     write(tmp_path, layout="local")
     lose(tmp_path, "snapshot", base=10)
     assert scan(make_local_options(tmp_path))["offset"].to_pylist() == [*range(10)]

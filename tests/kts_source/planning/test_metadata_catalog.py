@@ -71,7 +71,7 @@ def test_scan_with_metadata_topic_needs_no_listing(cluster: FakeCluster, local: 
     ]
 
 
-def test_replay_of_plan_keeps_the_catalog_of_the_plan(world: World, tmp_path: Path) -> None:
+def test_replayed_plan_keeps_its_catalog(world: World, tmp_path: Path) -> None:
     world.records[1].clear()
     world.write_metadata()
     plan = world.plan()
@@ -165,7 +165,7 @@ def test_wrong_key_prefix_raises_topic_not_found_error(world: World) -> None:
         world.plan(keyPrefix="other/")
 
 
-def test_repeated_and_unordered_events_are_accepted(world: World) -> None:
+def test_repeated_and_unordered_metadata_records_are_accepted(world: World) -> None:
     started, finished = world.records[0]
     world.records[0] = [finished, started, started, finished, finished, started]
     world.records[1] *= 2
@@ -175,7 +175,7 @@ def test_repeated_and_unordered_events_are_accepted(world: World) -> None:
     assert "2 updates are of segments that it does not name" in plan.notes[0]
 
 
-def test_records_of_other_incarnations_and_topics_are_ignored(world: World) -> None:
+def test_metadata_records_of_other_incarnations_and_topics_are_ignored(world: World) -> None:
     older_incarnation = ("t", uuid_to_text(uuid.uuid4()), 0)
     other_topic = ("other", uuid_to_text(uuid.uuid4()), 0)
     others = [
@@ -195,7 +195,7 @@ def test_records_of_other_incarnations_and_topics_are_ignored(world: World) -> N
 @pytest.mark.parametrize(
     "changed", [{"end_offset": 22}, {"segment_size_in_bytes": 5}, {"end_offset": 30}]
 )
-def test_objects_contradicting_metadata_topic_are_read_from_brokers(
+def test_segment_with_objects_contradicting_metadata_topic_is_read_from_brokers(
     world: World, changed: dict[str, int]
 ) -> None:
     started = make_copy_started(world.place, world.closed[1], world.segment_ids[1], **changed)
@@ -237,7 +237,7 @@ def test_custom_metadata_of_other_plugin_is_ignored(world: World) -> None:
     assert world.from_tier(world.plan()) == [0, 1, 2, 3]
 
 
-def test_store_denying_access_to_missing_keys_is_supported(world: World) -> None:
+def test_missing_object_is_skipped_if_store_denies_access_to_missing_keys(world: World) -> None:
     world.write_metadata()
     for key in world.keys(2):
         del world.store[key]

@@ -87,7 +87,7 @@ def test_outcome_of_transaction_open_at_ending_offset_is_found_with_old_brokers(
     assert _read_offsets(brokers, segments, segments) == [2, 3, 4, 5]
 
 
-def test_old_broker_whose_disk_starts_after_the_tier_raises_broker_error(
+def test_old_broker_raises_broker_error_if_its_disk_starts_after_the_tier(
     brokers: FakeCluster,
 ) -> None:
     with pytest.raises(BrokerError, match=r"began at offset 0.*KAFKA-17801.*topic t"):

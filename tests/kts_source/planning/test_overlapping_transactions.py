@@ -118,7 +118,7 @@ def test_lost_index_entry_after_partly_read_segment_raises_error(read: str, loca
 
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("read", READS)
-def test_lost_index_entry_of_segment_that_contains_another_raises_error(
+def test_lost_index_entry_of_segment_that_contains_another_segment_raises_error(
     read: str, local: bool
 ) -> None:
     steps = [
@@ -314,14 +314,14 @@ def wrong_reads(seed: int, damages: int) -> tuple[int, list[str]]:
     return refused, wrong
 
 
-def test_random_damage_of_overlapping_segments_changes_no_row() -> None:
+def test_randomly_damaged_overlapping_segments_return_right_rows_or_raise() -> None:
     results = [wrong_reads(seed, 6) for seed in range(25)]
     assert sum(refused for refused, _ in results) > 10
     assert [text for _, wrong in results for text in wrong] == []
 
 
 @pytest.mark.fuzz
-def test_damage_of_overlapping_segments_with_new_seed_changes_no_row() -> None:
+def test_overlapping_segments_damaged_with_new_seed_return_right_rows_or_raise() -> None:
     end = time.monotonic() + float(os.environ.get("KTS_FUZZ_SECONDS", "240")) / 12
     first = int(os.environ.get("KTS_FUZZ_SEED", random.SystemRandom().randrange(1 << 32)))
     for seed in itertools.count(first):

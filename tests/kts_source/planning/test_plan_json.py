@@ -22,7 +22,7 @@ def make_plan_document(topic: str, **options: str) -> dict[str, Any]:
     return content
 
 
-def test_plan_with_missing_task_raises_invalid_option_error() -> None:
+def test_plan_that_lacks_one_of_its_tasks_raises_invalid_option_error() -> None:
     # The tasks of this plan split each segment by bytes.
     plan = make_plan_document("txn", isolationLevel="read_uncommitted")
     for removed in range(len(plan["tasks"])):
@@ -36,7 +36,7 @@ def test_plan_without_tasks_raises_invalid_option_error() -> None:
         ScanPlan.from_json(json.dumps({**make_plan_document("txn"), "tasks": []}))
 
 
-def test_plan_with_where_can_skip_offsets_but_not_bytes() -> None:
+def test_plan_with_where_may_omit_offsets_but_no_bytes_between_slices() -> None:
     plan = make_plan_document("txn", where="offset >= 700")
     ScanPlan.from_json(json.dumps(plan))
     slices = [task_slice for task in plan["tasks"] for task_slice in task]
@@ -64,7 +64,7 @@ def test_plan_json_is_unchanged_after_a_round_trip(topic: str, options: dict[str
     assert ScanPlan.from_json(clipped.to_json()).to_json() == clipped.to_json()
 
 
-def test_partitions_with_equal_segment_ids_are_accepted() -> None:
+def test_plan_accepts_equal_segment_ids_in_different_partitions() -> None:
     plan = make_plan_document("txn")
     for number, segment in enumerate(plan["segments"]):
         before = plan["segments"][:number]

@@ -155,7 +155,7 @@ def views(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
 
 
 @pytest.mark.parametrize("topic", only(6, TOPICS))
-def test_plan_of_offset_window_of_golden_topic_equals_plan_from_all_segments(
+def test_plan_of_offset_window_of_golden_topic_equals_plan_from_all_manifests(
     topic: str,
     from_all: Callable[..., object],
     views: Counter[bool],
@@ -194,7 +194,7 @@ def test_plan_of_offset_window_of_golden_topic_equals_plan_from_all_segments(
 
 
 @pytest.mark.slow
-def test_plan_of_offset_window_of_random_log_equals_plan_from_all_segments(
+def test_plan_of_offset_window_of_random_log_equals_plan_from_all_manifests(
     from_all: Callable[..., object], views: Counter[bool]
 ) -> None:
     counted: Counter[str] = Counter()
@@ -252,7 +252,7 @@ def has_newest_epoch_in_last_uploads(objects: Mapping[str, bytes]) -> bool:
 
 
 @pytest.mark.parametrize("topic", ["timeline", "codecs", "appendtime", "txn", "epochs"])
-def test_plan_of_time_window_with_max_timestamp_ahead_equals_plan_from_all_segments(
+def test_plan_of_time_window_with_max_timestamp_ahead_equals_plan_from_all_manifests(
     topic: str, from_all: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tier_source, "NEWEST_UPLOADS", 1)
@@ -377,7 +377,7 @@ def test_second_plan_with_cache_sends_only_listings(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("v1/index/*.entry"))) < 60
 
 
-def test_second_window_plan_with_cache_sends_only_listings(tmp_path: Path) -> None:
+def test_second_plan_of_same_window_with_cache_sends_only_listings(tmp_path: Path) -> None:
     first, second = (SimulatedTier(3, 40, latency_seconds=0, aborted_share=5) for _ in range(2))
     caches = CacheSettings(index=CacheLimits(None, None), folder=str(tmp_path))
     window = make_window(first, 20, 22)

@@ -82,7 +82,7 @@ def test_replay_raises_error_if_an_object_changed_or_is_missing(tmp_path: Path) 
         kts_source.plan(replay)
 
 
-def test_replay_checks_index_only_if_tasks_read_it(tmp_path: Path) -> None:
+def test_replay_detects_changed_index_only_if_tasks_read_it(tmp_path: Path) -> None:
     tier = shutil.copytree(TIER, tmp_path / "tier")
     for size, is_found in (("100k", True), ("1g", False)):
         options = {**tier_options("codecs", targetPartitionBytes=size), "path": str(tier)}
@@ -154,7 +154,7 @@ class RemoteStore(LocalStore):
 
 @pytest.mark.parametrize("topic", ["codecs", "evolved", "wide"])
 @pytest.mark.parametrize("size", ["40k", "1g"])
-def test_estimate_matches_requests_and_bytes_of_tasks(topic: str, size: str) -> None:
+def test_estimate_matches_requests_and_bytes_of_the_scan(topic: str, size: str) -> None:
     options = tier_options(topic, targetPartitionBytes=size)
     plan = kts_source.plan(options)
     expected = estimate(plan.tasks)
@@ -374,7 +374,7 @@ def test_lineage_columns_equal_batch_headers(topic: str) -> None:
         assert {row[6] for row in rows} == {True, False}
 
 
-def test_lineage_columns_can_be_selected_and_are_off_by_default() -> None:
+def test_lineage_columns_are_returned_only_if_selected_or_included() -> None:
     assert scan(tier_options("epochs", columns="segmentId")).column_names == ["segmentId"]
     assert not set(scan(tier_options("epochs")).column_names) & set(LINEAGE)
     everything = scan(tier_options("epochs", includeLineage="true")).column_names

@@ -100,7 +100,7 @@ CONTRADICTIONS: list[tuple[dict[str, str], dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("plan_options", "replay_options"), CONTRADICTIONS)
-def test_replay_with_contradicting_option_raises_error_that_names_it(
+def test_replay_with_contradicting_option_raises_error_that_names_the_option(
     plan_options: dict[str, str],
     replay_options: dict[str, str],
     source: dict[str, str],
@@ -220,7 +220,7 @@ BAD_FILES: list[tuple[bytes, str]] = [
 
 
 @pytest.mark.parametrize(("data", "reason"), BAD_FILES, ids=range(len(BAD_FILES)))
-def test_invalid_plan_file_raises_error_that_names_it(
+def test_invalid_plan_file_raises_error_that_names_the_file(
     data: bytes, reason: str, source: dict[str, str], tmp_path: Path
 ) -> None:
     plan_file = tmp_path / "bad.json"
@@ -230,7 +230,7 @@ def test_invalid_plan_file_raises_error_that_names_it(
 
 
 @pytest.mark.parametrize("name", ["none.json", "tier", "/", "no://where/plan.json", "memory://x"])
-def test_missing_plan_file_raises_error_that_names_it(
+def test_missing_plan_file_raises_error_that_names_the_file(
     name: str, source: dict[str, str], tmp_path: Path
 ) -> None:
     path = name if "/" in name else str(tmp_path / name)
@@ -239,7 +239,7 @@ def test_missing_plan_file_raises_error_that_names_it(
     assert path in str(error.value)
 
 
-def test_too_large_plan_file_raises_error_that_names_it(
+def test_too_large_plan_file_raises_error_that_names_the_limit(
     source: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = write_plan(tmp_path, source)
@@ -306,7 +306,7 @@ HOSTILE: list[Callable[[Any], Any]] = [
 ]
 
 
-def test_plan_with_a_replaced_value_is_accepted_or_raises_expected_error(
+def test_plan_with_a_hostile_value_is_accepted_or_raises_expected_error(
     source: dict[str, str], tmp_path: Path
 ) -> None:
     """Replaces each value of a plan with hostile values.

@@ -180,7 +180,7 @@ def is_in_order(plan: ScanPlan) -> bool:
 
 
 @pytest.mark.parametrize("options", [{}, {"targetPartitionBytes": "30k"}, {"minPartitions": "20"}])
-def test_slices_of_golden_plans_are_in_order(options: dict[str, str]) -> None:
+def test_slices_of_plans_for_golden_topics_are_in_order(options: dict[str, str]) -> None:
     plan = kts_source.plan(tier_options(TOPICS, failOnDataLoss="false", **options))
     assert is_in_order(plan)
     if "minPartitions" in options:
@@ -271,7 +271,7 @@ def test_max_records_per_partition_limits_rows_of_each_task_with_any_codec(
 
 
 @pytest.mark.parametrize("limit", [1, 10, 1000])
-def test_max_records_per_partition_limits_rows_around_gaps_of_offsets(
+def test_max_records_per_partition_limits_rows_near_gaps_between_offsets(
     limit: int, tmp_path: Path
 ) -> None:
     """The offset index shows where the records before, between and after the gaps are stored."""

@@ -234,7 +234,9 @@ def test_dead_branch_on_disk_is_not_read(scene: TierAndDisk) -> None:
     assert values == [b"first"] * 3 + [b"alive"] * 2
 
 
-def test_different_topic_ids_require_topic_id_option(scene: TierAndDisk) -> None:
+def test_different_topic_ids_in_tier_and_on_disk_require_topic_id_option(
+    scene: TierAndDisk,
+) -> None:
     other = "X" * 21 + "A"
     scene.copy(LOG, 0, 1, topic_id=other)
     scene.disk.write(LOG)
@@ -312,7 +314,7 @@ def test_explain_and_describe_report_end_of_tier(scene: TierAndDisk) -> None:
     assert partition.oldest_untiered_ms == first.timestamp
 
 
-def test_starting_timestamp_is_found_in_tier_and_disk(scene: TierAndDisk) -> None:
+def test_starting_timestamp_is_found_in_tier_and_on_disk(scene: TierAndDisk) -> None:
     builder = LogBuilder()
     for number in range(30):
         builder.append([SimpleRecord(b"x", timestamp=1000 * number)])

@@ -41,7 +41,7 @@ def scene(tmp_path: Path) -> TierAndDisk:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("tiered", [(), (0,), (0, 1), (0, 2), (2, 3), (1,)])
-def test_first_offsets_and_offsets_missing_in_tier_are_read_from_other_disk(
+def test_tier_and_two_disks_with_different_segments_return_all_offsets(
     scene: TierAndDisk, level: str, tiered: tuple[int, ...], *, clean: bool
 ) -> None:
     scene.copy(LOG, *tiered)
@@ -74,7 +74,7 @@ def test_hole_whose_offsets_exist_only_on_dead_branch_raises_data_loss_error(
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("number", [3, 4])
-def test_offsets_of_lost_log_above_tier_are_read_from_other_disk(
+def test_offsets_of_lost_log_file_after_the_tier_are_read_from_other_disk(
     scene: TierAndDisk, level: str, number: int
 ) -> None:
     scene.copy(LOG, 0, 1)
@@ -85,7 +85,7 @@ def test_offsets_of_lost_log_above_tier_are_read_from_other_disk(
 
 
 @pytest.mark.parametrize("end_of_log", ["false", "true"])
-def test_lost_last_log_raises_data_loss_error(scene: TierAndDisk, end_of_log: str) -> None:
+def test_lost_last_log_file_raises_data_loss_error(scene: TierAndDisk, end_of_log: str) -> None:
     scene.copy(LOG, 0, 1)
     scene.disk.write(LOG)
     if end_of_log == "true":
@@ -99,7 +99,7 @@ def test_lost_last_log_raises_data_loss_error(scene: TierAndDisk, end_of_log: st
     assert lossy == remaining
 
 
-def test_lost_log_is_not_data_loss_if_its_offsets_are_in_the_tier(scene: TierAndDisk) -> None:
+def test_lost_log_file_is_ignored_if_its_offsets_are_in_the_tier(scene: TierAndDisk) -> None:
     scene.copy(LOG, 0, 1, 2, 3, 4)
     scene.disk.write(LOG)
     for number in (0, -1):

@@ -143,7 +143,7 @@ def test_max_timestamps_of_many_batches_are_read_with_one_request() -> None:
     assert len(reads) == 1
 
 
-def test_time_index_at_wrong_position_is_not_used(tmp_path: Path) -> None:
+def test_wrong_position_of_time_index_in_manifest_loses_no_row(tmp_path: Path) -> None:
     builder = LogBuilder(index_interval_bytes=150)
     for batch in range(12):
         timestamp = FIRST_MS + 5000 * batch
@@ -231,7 +231,7 @@ def test_too_low_max_timestamp_in_manifest_loses_no_row(base: int, by_ms: int) -
 
 
 @pytest.mark.parametrize("base", [12, 24])
-def test_too_low_max_timestamp_in_manifest_loses_no_row_of_condition(
+def test_too_low_max_timestamp_in_manifest_loses_no_row_of_filtered_scan(
     tmp_path: Path, base: int
 ) -> None:
     writer = AivenTierWriter(tmp_path, topic="t")

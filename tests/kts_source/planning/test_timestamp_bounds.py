@@ -64,7 +64,7 @@ def test_timestamp_bounds_select_first_offset_at_or_after_the_timestamp(topic: s
         assert partition.start == (end if first is None else first)
 
 
-def test_starting_timestamp_after_last_record_raises_error_or_is_empty() -> None:
+def test_starting_timestamp_after_last_record_raises_error_unless_strategy_is_latest() -> None:
     options = tier_options("timeline", startingTimestamp=str(1 << 42))
     with pytest.raises(OffsetOutOfRangeError, match="no record in the tier has a timestamp at"):
         kts_source.plan(options)

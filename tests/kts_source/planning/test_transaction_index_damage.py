@@ -118,7 +118,7 @@ def test_flipped_bit_of_transaction_index_changes_no_row(seed: int, local: bool)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_flipped_bit_of_transaction_index_changes_no_row_of_small_slices(seed: int) -> None:
+def test_flipped_bit_of_transaction_index_changes_no_row_with_small_slices(seed: int) -> None:
     options = {"targetPartitionBytes": "1"}
     error_count = count_errors(
         seed, local=seed % 2 == 0, options=options, start=0, stop=1 << 40, max_flips=60
@@ -152,7 +152,7 @@ def test_scan_with_damaged_index_and_hole_returns_right_rows_or_raises() -> None
     check(read_damaged_tiers(1, local=False, flips=1, damage=damage, share=0.3))
 
 
-def test_scan_of_brokers_and_tier_with_damaged_index_is_right_or_raises() -> None:
+def test_scan_of_brokers_and_damaged_tier_returns_right_rows_or_raises() -> None:
     results = list(read_damaged_hybrid_tiers(0, flips=1, share=0.06))
     assert any(result.rows == result.expected for result in results)
     assert [str(result) for result in results if result.is_silently_wrong] == []

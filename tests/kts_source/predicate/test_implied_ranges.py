@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @settings(deadline=None, max_examples=500)
 @given(PREDICATES, ROWS)
-def test_implied_region_contains_every_matching_row(predicate: Predicate, row: Row) -> None:
+def test_region_of_predicate_contains_every_matching_row(predicate: Predicate, row: Row) -> None:
     for wanted in (True, False):
         if truth(predicate, row) is wanted:
             box = region(predicate, wanted)
@@ -30,7 +30,9 @@ def test_implied_region_contains_every_matching_row(predicate: Predicate, row: R
 
 @settings(deadline=None, max_examples=500)
 @given(PREDICATES, ROWS)
-def test_specialised_predicate_returns_same_rows(predicate: Predicate, row: Row) -> None:
+def test_predicate_specialised_for_a_partition_matches_the_same_rows(
+    predicate: Predicate, row: Row
+) -> None:
     rest = specialised(predicate, row["topic"].decode(), row["partition"])
     assert not columns_of(rest) & {"topic", "partition"}
     assert truth(rest, row) is truth(predicate, row)
@@ -48,7 +50,7 @@ def test_specialised_predicate_returns_same_rows(predicate: Predicate, row: Row)
         ("(offset = 1 AND partition = 1) OR (offset = 9 AND partition = 0)", Region(1, 1)),
     ],
 )
-def test_region_is_as_small_as_possible(text: str, box: Region) -> None:
+def test_region_of_predicate_is_as_small_as_possible(text: str, box: Region) -> None:
     assert region(specialised(parse_predicate(text), "t", 1)) == box
 
 
@@ -64,5 +66,5 @@ def test_region_is_as_small_as_possible(text: str, box: Region) -> None:
         "partition IN (0, NULL)",
     ],
 )
-def test_region_of_partition_without_matches_is_empty(text: str) -> None:
+def test_region_of_predicate_that_matches_no_row_is_empty(text: str) -> None:
     assert region(specialised(parse_predicate(text), "t", 1)).is_empty

@@ -194,7 +194,7 @@ def test_fallback_to_brokers_loses_no_row_if_the_log_start_moves(
     assert set(range(served.log.log_start, end)) <= set(offsets_read)
 
 
-def test_fallback_to_brokers_stops_after_three_equal_failures_of_a_scan() -> None:
+def test_fallback_to_brokers_stops_after_three_equal_failures_in_one_scan() -> None:
     # Each scan has its own count of failures. With a shared count, two scans in one process would
     # reset the count for each other and read everything from the brokers.
     store: dict[str, bytes] = {}

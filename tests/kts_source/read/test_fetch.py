@@ -99,7 +99,7 @@ def test_read_ahead_respects_limit_of_concurrent_requests() -> None:
     assert len(store.asked) < 50
 
 
-def test_fetch_queues_only_few_tiny_ranges() -> None:
+def test_fetch_limits_the_number_of_queued_empty_ranges() -> None:
     store = RecordingStore()
     requested = 0
 
@@ -122,7 +122,7 @@ def test_range_larger_than_prefetch_bytes_is_read_alone() -> None:
         assert [fetched.request for fetched in results] == requests(3, size=1000)[1:]
 
 
-def test_read_error_is_raised_in_order() -> None:
+def test_read_error_is_raised_after_results_of_earlier_ranges() -> None:
     store = RecordingStore()
     store.failing = {200: ObjectNotFoundError("gone"), 100: StoreError("earlier")}
     results = fetch(store, requests(20))
@@ -135,7 +135,7 @@ def test_read_error_is_raised_in_order() -> None:
     assert len(store.asked) < 20
 
 
-def test_request_iterator_error_is_raised_in_order() -> None:
+def test_error_of_request_iterator_is_raised_after_results_of_earlier_ranges() -> None:
     def broken() -> Iterator[FetchRequest]:
         yield from requests(3)
         raise RuntimeError("the iterator failed")

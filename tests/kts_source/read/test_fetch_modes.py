@@ -156,7 +156,7 @@ def read_near(seconds: Sequence[float], monkeypatch: pytest.MonkeyPatch) -> list
     return own
 
 
-def test_consumer_thread_reads_from_a_fast_near_store(
+def test_near_store_that_is_fast_is_read_in_the_consumer_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert all(read_near([0.0] * 100, monkeypatch))

@@ -81,7 +81,7 @@ def path_of(client: SchemaRegistryClient, kind: str, text: str) -> str:
     return f"/schemas/guids/{version.guid}"
 
 
-def test_avro_guids_of_two_versions_are_decoded(
+def test_avro_values_with_guids_of_two_schema_versions_are_decoded(
     server: Registry, client: SchemaRegistryClient, tmp_path: Path
 ) -> None:
     records, paths = [SimpleRecord(b"\0\0\0\0\7\6")], ["/schemas/ids/7?subject=orders-value"]
@@ -105,7 +105,9 @@ def test_avro_guids_of_two_versions_are_decoded(
     assert sorted(server.asked) == sorted(paths)
 
 
-def test_json_with_guids_needs_no_registry(client: SchemaRegistryClient, tmp_path: Path) -> None:
+def test_json_values_with_schema_guids_need_no_registry(
+    client: SchemaRegistryClient, tmp_path: Path
+) -> None:
     serializer = JSONSerializer(json.dumps(JSON_SCHEMA), client, conf=IN_HEADERS)
     records = serialized(serializer, {"a": 7})
     assert [record.value[:1] for record in records if record.value] == [b"{", b"\1"]
@@ -115,7 +117,7 @@ def test_json_with_guids_needs_no_registry(client: SchemaRegistryClient, tmp_pat
         assert table["value"].to_pylist() == [{"a": 7}]
 
 
-def test_protobuf_guids_are_decoded(
+def test_protobuf_values_with_schema_guids_are_decoded(
     server: Registry, client: SchemaRegistryClient, tmp_path: Path
 ) -> None:
     file = sample_file("proto3")

@@ -155,7 +155,7 @@ def test_close_ends_all_threads_and_reads(ordered: bool) -> None:
     assert 0 in closed
 
 
-def test_waiting_batches_of_a_slow_consumer_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_that_wait_for_a_slow_consumer_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handover, "WAITING_BYTES", 4 * batch(0, 0).nbytes)
     lock, begun = threading.Lock(), [0]
 

@@ -119,7 +119,7 @@ def test_schema_id_is_read_from_header(
 
 
 @pytest.mark.parametrize("name", ["globalId", "contentId", "artifactId", "encoding"])
-def test_apicurio_headers_raise_error_that_names_apicurio(tmp_path: Path, name: str) -> None:
+def test_error_of_value_with_apicurio_headers_names_apicurio(tmp_path: Path, name: str) -> None:
     # If the header was ignored, this value would decode with schema 7.
     value = ID + numbers(1, 2, 3, 4, 5, 6)
     records = [

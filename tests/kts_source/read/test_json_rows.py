@@ -121,7 +121,7 @@ def test_mode_dropmalformed_skips_rows_with_invalid_values(damaged: dict[str, st
     assert scan.to_table()["offset"].to_pylist() == [n for n in range(30) if n not in BAD] + [0]
 
 
-def test_json_schema_can_be_a_single_type(tmp_path: Path) -> None:
+def test_json_schema_can_be_an_array_or_scalar_type(tmp_path: Path) -> None:
     options = write(tmp_path, [[b"[1, 2.0]", b"[]"]]) | as_json(**{"value.schema": "array<bigint>"})
     assert kts_source.scan(options).to_table()["value"].to_pylist() == [[1, 2], []]
     # The keys k0 and k1 are not JSON.

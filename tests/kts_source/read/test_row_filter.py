@@ -109,7 +109,7 @@ WITHOUT_PLACE = PREDICATES.filter(
     st.lists(st.sampled_from(RECORD_COLUMNS), min_size=1, unique=True),
     st.sampled_from([(0, 1 << 40), (3, 20), (5, 6)]),
 )
-def test_one_and_two_passes_return_the_same_rows(
+def test_filtering_in_one_or_two_passes_returns_the_same_rows(
     predicate: Predicate,
     sizes: list[int],
     codec: str,
@@ -133,7 +133,7 @@ def test_one_and_two_passes_return_the_same_rows(
     ("condition", "late_to_the_end"),
     [("key = X'0000000000000100'", True), ("offset >= 0", False), ("key IS NULL", True)],
 )
-def test_rows_are_filtered_in_one_pass_if_two_save_nothing(
+def test_rows_are_filtered_in_one_pass_if_two_passes_save_nothing(
     condition: str, late_to_the_end: bool
 ) -> None:
     log = write_uniform_batches(

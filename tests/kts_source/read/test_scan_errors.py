@@ -136,7 +136,7 @@ def test_chunk_with_wrong_authentication_tag_raises_error(tier: Path) -> None:
         assert words in text
 
 
-def test_missing_key_error_names_its_id() -> None:
+def test_missing_key_error_names_the_key_id() -> None:
     options = {
         name: text for name, text in tier_options("encrypted").items() if "key.pairs" not in name
     }
@@ -167,7 +167,7 @@ def test_error_of_missing_tier_names_the_searched_location(tmp_path: Path) -> No
         scan({**tier_options("codecs"), "keyPrefix": "tierd/"})
 
 
-def test_tier_in_iceberg_mode_raises_error_that_says_so(tmp_path: Path) -> None:
+def test_tier_in_iceberg_mode_raises_error_that_names_iceberg(tmp_path: Path) -> None:
     folder = tmp_path / "tiered" / "codecs" / "metadata"
     folder.mkdir(parents=True)
     (folder / "adh9f8BMS4anaUnD8KWfWg.puffin").write_bytes(b"PFA1")
@@ -216,7 +216,7 @@ def test_hole_error_names_its_offsets(tier: Path, caplog: pytest.LogCaptureFixtu
     assert table["offset"].to_pylist() == [o for o in offsets if not 5841 <= o < 10634]
 
 
-def test_hole_error_lists_neighbors(tier: Path) -> None:
+def test_hole_error_lists_neighboring_segments(tier: Path) -> None:
     logs = objects(tier, "timeline", "log")
     names = [log.name for log in logs]
     facts = [
@@ -286,7 +286,7 @@ def test_hole_outside_the_range_is_ignored(tier: Path) -> None:
     assert table.num_rows == 23962 - 11000
 
 
-def test_log_without_manifest_is_an_orphan(tier: Path) -> None:
+def test_segment_log_without_manifest_is_reported_as_orphan(tier: Path) -> None:
     objects(tier, "codecs", "rsm-manifest")[3].unlink()
     table = scan(options_for(tier, "codecs"))
     assert table["offset"].to_pylist()[-1] == 18660
@@ -296,7 +296,7 @@ def test_log_without_manifest_is_an_orphan(tier: Path) -> None:
     assert {key.rsplit(".", 1)[1] for key in orphan.keys} == {"indexes", "log"}
 
 
-def test_manifest_without_log_is_an_orphan_and_a_hole(tier: Path) -> None:
+def test_manifest_without_segment_log_is_reported_as_orphan_and_hole(tier: Path) -> None:
     gone = objects(tier, "codecs", "log")[1]
     gone.unlink()
     with pytest.raises(DataLossError, match=r"\[5841, 10634\)"):
@@ -327,7 +327,7 @@ def test_offsets_below_the_log_start_raise_error() -> None:
         scan(tier_options("trimmed", startingOffsets='{"trimmed":{"0":5}}'))
 
 
-def test_offsets_without_a_partition_are_refused() -> None:
+def test_starting_offsets_that_lack_a_partition_raise_invalid_option_error() -> None:
     with pytest.raises(InvalidOptionError, match="txn-1"):
         scan(tier_options("txn", startingOffsets='{"txn":{"0":5}}'))
 
@@ -350,7 +350,7 @@ def test_wrong_offset_index_raises_error(tier: Path) -> None:
 
 @pytest.mark.parametrize("target", ["64k", "1g"])
 @pytest.mark.parametrize("bounds", only(1, [{"startingOffsets": 1500, "endingOffsets": 9000}, {}]))
-def test_flipped_base_offset_bit_never_returns_wrong_rows(
+def test_scan_with_flipped_base_offset_bit_never_returns_wrong_rows(
     tier: Path, bounds: dict[str, int], target: str
 ) -> None:
     # No checksum covers the base offset. A wrong one may seem to be outside the requested range.

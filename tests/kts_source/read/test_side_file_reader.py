@@ -62,7 +62,7 @@ def check_all_kinds(store: LocalStore, objects: SegmentObjects) -> int:
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_golden_side_files_are_read(topic: str) -> None:
+def test_side_files_of_golden_segments_are_read_with_at_most_four_requests(topic: str) -> None:
     store = LocalStore(TIER)
     for objects in segments(AivenLayout(), store, KEY_PREFIX, topic):
         # The offset index and the time index take one request each. The other files take one, or
@@ -70,7 +70,7 @@ def test_golden_side_files_are_read(topic: str) -> None:
         assert check_all_kinds(store, objects) <= 4
 
 
-def test_side_files_in_separate_objects_are_read_separately() -> None:
+def test_side_files_in_separate_objects_are_read_with_one_request_each() -> None:
     store = LocalStore(LOCAL_TIER / "tier")
     segments_found = list(segments(LocalTieredLayout(), store, "", None))
     assert segments_found
@@ -104,7 +104,7 @@ def make_objects(name: str = "a", **sections: tuple[int, int]) -> SegmentObjects
     return SegmentObjects(log, FixedChunkIndex(100, 100, 100, 100), False, None, indexes)
 
 
-def test_state_files_are_read_with_one_request() -> None:
+def test_snapshot_checkpoint_and_transaction_index_are_read_with_one_request() -> None:
     store = Ranges()
     reads = partial(read_side_file, Tier(store), SideFilePack())
     objects = make_objects(
@@ -119,14 +119,14 @@ def test_state_files_are_read_with_one_request() -> None:
     assert store.asked == [(10, 60)]
 
 
-def test_transaction_index_is_read_separately() -> None:
+def test_transaction_index_that_is_read_first_is_read_separately() -> None:
     store = Ranges()
     objects = make_objects(leader_epoch=(25, 40), transaction=(40, 60))
     assert len(read_side_file(Tier(store), SideFilePack(), objects, TRANSACTION)) == 20
     assert store.asked == [(40, 60)]
 
 
-def test_large_or_distant_files_are_not_read_together() -> None:
+def test_large_or_distant_side_files_are_read_with_separate_requests() -> None:
     store = Ranges()
     large = make_objects(
         producer_snapshot=(0, MAX_TOGETHER_BYTES), leader_epoch=(1 << 16, (1 << 16) + 9)
@@ -183,7 +183,7 @@ def test_all_side_files_of_a_partly_read_segment_are_read_together(first: IndexT
     assert store.asked == [(0, 80)]
 
 
-def test_time_index_is_read_with_the_offset_index() -> None:
+def test_time_index_and_offset_index_are_read_with_one_request() -> None:
     store = Ranges()
     reads = partial(read_side_file, Tier(store), SideFilePack())
     objects = all_five()
@@ -210,7 +210,9 @@ def test_side_files_are_read_separately_if_the_pack_is_full() -> None:
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_golden_side_files_are_read_with_a_pack(topic: str, tmp_path: Path) -> None:
+def test_side_files_of_golden_segment_are_read_with_one_request_and_cached(
+    topic: str, tmp_path: Path
+) -> None:
     store = LocalStore(TIER)
     cache = DiskCache(tmp_path / "cache", CacheLimits(None, None))
     for objects in segments(AivenLayout(), store, KEY_PREFIX, topic):

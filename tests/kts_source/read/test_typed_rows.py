@@ -146,7 +146,7 @@ def test_raw_column_is_returned_with_the_decoded_column(good: dict[str, str]) ->
     assert select_known_fields(table["value"].to_pylist())[3:5] == [row(3), None]
 
 
-def test_raw_column_without_decoded_column_is_not_decoded(damaged: dict[str, str]) -> None:
+def test_scan_of_only_raw_columns_decodes_nothing(damaged: dict[str, str]) -> None:
     options = damaged | as_avro(**{"key.format": "utf8"})
     table = kts_source.scan(options).select(["valueRaw", "keyRaw"]).to_table()
     assert table["valueRaw"][3].as_py() == BAD[3]
@@ -174,7 +174,7 @@ def test_dropmalformed_skips_and_counts_rows(
     assert sum(task_metrics.malformed for task_metrics in lines) == 9
 
 
-def test_values_of_several_writers_are_decoded(tmp_path: Path) -> None:
+def test_values_of_several_writer_schemas_are_decoded(tmp_path: Path) -> None:
     folder = tmp_path / "schemas"
     folder.mkdir()
     (folder / "7.avsc").write_text(json.dumps(SCHEMA))
@@ -239,7 +239,7 @@ def registry_server() -> Iterator[Registry]:
         yield server
 
 
-def test_registry_receives_one_request_per_writer(
+def test_registry_receives_one_request_per_writer_schema(
     registry_server: Registry, tmp_path: Path
 ) -> None:
     line = {"type": "record", "name": "shop.Line", "fields": [{"name": "n", "type": "int"}]}
@@ -310,7 +310,9 @@ def test_typed_scan_can_be_pickled(good: dict[str, str]) -> None:
     assert typed == json.loads(plain.plan.to_json())
 
 
-def test_plan_contains_no_decoded_formats(good: dict[str, str], tmp_path: Path) -> None:
+def test_plan_can_be_replayed_with_or_without_value_format(
+    good: dict[str, str], tmp_path: Path
+) -> None:
     options = good | as_avro(**{"value.mode": "PERMISSIVE"})
     file = tmp_path / "plan.json"
     file.write_text(plan_scan(parse_options(options)).to_json())
@@ -320,7 +322,7 @@ def test_plan_contains_no_decoded_formats(good: dict[str, str], tmp_path: Path) 
     assert kts_source.scan(raw).to_table().equals(kts_source.scan(good).to_table())
 
 
-def test_engines_can_select_fields_of_a_decoded_value(good: dict[str, str]) -> None:
+def test_polars_and_duckdb_can_select_fields_of_a_decoded_value(good: dict[str, str]) -> None:
     pl = pytest.importorskip("polars")
     duckdb = pytest.importorskip("duckdb")
     scan = kts_source.scan(good | as_avro(**{"value.columns": "country,amount"}))

@@ -131,7 +131,7 @@ def test_slices_whose_index_was_deleted_are_reported_as_lost(tier: Path) -> None
 
 
 @pytest.mark.parametrize("lenient", ["true", "false"])
-def test_changed_object_is_always_an_error(tier: Path, lenient: str) -> None:
+def test_changed_object_raises_error_even_if_data_loss_is_allowed(tier: Path, lenient: str) -> None:
     options = options_for(tier, "codecs", failOnDataLoss=lenient)
     plan = plan_scan(parse_options(options))
     log = logs(tier, "codecs")[1]

@@ -135,14 +135,16 @@ def test_rows_are_filtered_by_key_fields(tmp_path: Path) -> None:
         ("value.tags['k'] IS NULL", "not supported"),
     ],
 )
-def test_error_names_the_refused_condition(good: dict[str, str], where: str, named: str) -> None:
+def test_error_of_refused_condition_names_the_reason(
+    good: dict[str, str], where: str, named: str
+) -> None:
     with pytest.raises(InvalidOptionError, match=named):
         kts_source.scan(good | as_avro(where=where))
     with pytest.raises(InvalidOptionError, match=named):
         kts_source.scan(good | as_avro()).where(where)
 
 
-def test_plan_is_narrowed_by_column_conditions(good: dict[str, str]) -> None:
+def test_condition_on_offset_narrows_plan_despite_condition_on_field(good: dict[str, str]) -> None:
     full_plan = plan_scan(parse_options(good | as_avro(where="value.amount = 25")))
     plan = plan_scan(parse_options(good | as_avro(where="value.amount = 25 AND offset >= 20")))
     assert [len(scan_plan.tasks[0].slices) for scan_plan in (full_plan, plan)] == [4, 1]
@@ -159,7 +161,7 @@ def test_failfast_raises_for_malformed_condition_field(damaged: dict[str, str]) 
     assert first["offset"].to_pylist() == [0, 1, 2]
 
 
-def test_failfast_ignores_other_fields_of_filtered_rows(tmp_path: Path) -> None:
+def test_failfast_ignores_malformed_other_fields_of_excluded_rows(tmp_path: Path) -> None:
     # The field `note` is not UTF-8. This has no effect on scans that decode only `country`.
     bad = avro(2).replace(b"n2", b"\xff2")
     options = write(tmp_path, [[avro(0), bad, avro(3)]]) | as_avro()
@@ -169,7 +171,7 @@ def test_failfast_ignores_other_fields_of_filtered_rows(tmp_path: Path) -> None:
     assert raised.value.offset == 1
 
 
-def test_permissive_filters_malformed_values_as_null(damaged: dict[str, str]) -> None:
+def test_permissive_treats_malformed_values_as_null_in_conditions(damaged: dict[str, str]) -> None:
     options = damaged | as_avro(**{"value.mode": "PERMISSIVE"})
     # A malformed value and all its fields are null, whichever fields are selected.
     scan = kts_source.scan(options | {"value.columns": "country"}).where("value.amount IS NULL")
@@ -181,7 +183,7 @@ def test_permissive_filters_malformed_values_as_null(damaged: dict[str, str]) ->
     assert offsets(options, "value.amount > 23") == [24, 26, 28, 29, 0]
 
 
-def test_permissive_keeps_rows_with_other_malformed_fields(tmp_path: Path) -> None:
+def test_permissive_keeps_matching_rows_with_malformed_other_fields(tmp_path: Path) -> None:
     bad = avro(2).replace(b"n2", b"\xff2")
     options = write(tmp_path, [[avro(0), bad, avro(3)]])
     options |= as_avro(**{"value.mode": "PERMISSIVE"})
@@ -240,7 +242,7 @@ def test_malformed_rows_are_rejected_in_both_passes(
     assert aside[27].startswith("value: amount: ")
 
 
-def test_json_with_inferred_type_is_filtered(tmp_path: Path) -> None:
+def test_rows_are_filtered_by_json_fields_of_inferred_type(tmp_path: Path) -> None:
     options = write(tmp_path, [[json_value(number) for number in range(30)]])
     options |= {"value.format": "json"}
     # `scan` has inferred the types before `where` parses the condition.
@@ -255,7 +257,7 @@ def test_json_with_inferred_type_is_filtered(tmp_path: Path) -> None:
     assert kts_source.scan(options | both).to_table()["value"].to_pylist() == [{"amount": 7}]
 
 
-def test_json_fields_are_filtered(tmp_path: Path) -> None:
+def test_rows_are_filtered_by_json_fields(tmp_path: Path) -> None:
     options = write(tmp_path, [[json_value(number) for number in range(30)]]) | as_json()
     assert offsets(options, "value.user.id = 7 OR value.`user`.`ID` = 9") == [7, 9]
     assert offsets(options, "value.country = 'Dé' AND value.price >= 2.5 AND offset < 4") == [0, 3]
@@ -280,7 +282,7 @@ def test_field_names_with_dots_are_quoted(tmp_path: Path) -> None:
     assert offsets(options, "value.a.b = 1 AND value.`a.b` = 2") == [1]
 
 
-def test_union_members_are_filtered(tmp_path: Path) -> None:
+def test_rows_are_filtered_by_union_members(tmp_path: Path) -> None:
     schema = {
         "type": "record",
         "name": "R",
@@ -291,7 +293,7 @@ def test_union_members_are_filtered(tmp_path: Path) -> None:
     assert offsets(options, "value.u.member0 = 3 OR value.u.member1 = 'a'") == [1, 2]
 
 
-def test_recursive_message_is_filtered(tmp_path: Path) -> None:
+def test_rows_are_filtered_by_fields_of_a_recursive_message(tmp_path: Path) -> None:
     from google.protobuf import descriptor_pb2 as d
 
     file = d.FileDescriptorProto(name="node.proto", syntax="proto3")
@@ -308,14 +310,14 @@ def test_recursive_message_is_filtered(tmp_path: Path) -> None:
         kts_source.scan(options).where("value.next IS NULL")
 
 
-def test_scalar_values_are_filtered(tmp_path: Path) -> None:
+def test_rows_are_filtered_by_scalar_values(tmp_path: Path) -> None:
     options = write(tmp_path, [[b"\x02", b"\x04", None]])
     options |= {"value.format": "avro", "value.schema": '"long"'}
     assert offsets(options, "value > 1") == [1]
     assert offsets(options, "value IS NULL") == [2]
 
 
-def test_filtered_rows_decode_only_condition_fields(
+def test_excluded_rows_decode_only_the_fields_of_the_condition(
     good: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[tuple[tuple[str, ...] | None, int]] = []
@@ -336,7 +338,7 @@ def test_filtered_rows_decode_only_condition_fields(
     assert rows == {("amount",): 31, None: 1}
 
 
-def test_registry_receives_one_request_per_id(tmp_path: Path) -> None:
+def test_registry_receives_one_request_per_schema_id(tmp_path: Path) -> None:
     values = [b"\0\0\0\0\x07" + avro(number) for number in range(20)]
     server = Registry({"/schemas/ids/7": {"schema": json.dumps(SCHEMA)}})
     with server.serving():

@@ -80,7 +80,9 @@ def test_where_may_name_unselected_columns() -> None:
 
 @pytest.mark.parametrize("topic", TOPICS)
 @pytest.mark.parametrize("condition", ["offset > 1000000000", "offset >= 50", "partition = 77"])
-def test_where_does_not_change_ranges_ends_and_holes_of_a_plan(topic: str, condition: str) -> None:
+def test_where_narrows_the_tasks_but_not_the_partitions_of_a_plan(
+    topic: str, condition: str
+) -> None:
     plain = plan_scan(parse_options(tier_options(topic)))
     narrowed = plan_scan(parse_options(tier_options(topic, where=condition)))
     assert narrowed.partitions == plain.partitions
@@ -89,7 +91,7 @@ def test_where_does_not_change_ranges_ends_and_holes_of_a_plan(topic: str, condi
         assert narrowed.tasks == ()
 
 
-def test_where_on_offsets_cuts_segments_and_slices() -> None:
+def test_where_on_offsets_narrows_the_slices_of_a_plan() -> None:
     options = tier_options("codecs", where="offset BETWEEN 12000 AND 12010")
     plan = plan_scan(parse_options(options))
     full_plan = plan_scan(parse_options(tier_options("codecs")))
@@ -134,7 +136,7 @@ def test_where_on_timestamps_skips_batches(topic: str, side: str) -> None:
     assert skipped > 0
 
 
-def test_plan_narrowed_by_another_predicate_is_refused(tmp_path: Path) -> None:
+def test_replay_of_plan_narrowed_by_another_predicate_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     condition = "offset < 10"
     options = tier_options("codecs", where=condition)

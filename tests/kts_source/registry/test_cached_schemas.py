@@ -47,7 +47,7 @@ def test_schema_id_is_requested_only_once_per_machine(server: Registry, tmp_path
     assert len(server.asked) == 2
 
 
-def test_users_do_not_share_cached_ids(server: Registry, tmp_path: Path) -> None:
+def test_registry_users_do_not_share_cached_schemas(server: Registry, tmp_path: Path) -> None:
     def asked_by(access: RegistryAccess) -> int:
         before = len(server.asked)
         registry = RegistryPlace(server.url, Secret(access), kept_in(tmp_path))
@@ -67,7 +67,9 @@ def test_users_do_not_share_cached_ids(server: Registry, tmp_path: Path) -> None
         assert b"token" not in path.read_bytes()
 
 
-def test_kinds_of_ids_do_not_share_cached_schemas(server: Registry, tmp_path: Path) -> None:
+def test_equal_ids_of_different_kinds_do_not_share_a_cached_schema(
+    server: Registry, tmp_path: Path
+) -> None:
     for kind in ("globalId", "contentId"):
         server.documents[f"/ids/{kind}s/1?dereference=true"] = {"type": kind}
     registries = [
@@ -100,7 +102,7 @@ def test_unknown_ids_are_not_cached(server: Registry, tmp_path: Path) -> None:
     assert find_schema(registry, 2).parts[-1][1] == b'"long"'
 
 
-def test_threads_with_same_id_send_one_request(server: Registry) -> None:
+def test_concurrent_lookups_of_one_schema_id_send_one_request(server: Registry) -> None:
     schemas: ById[int, RegisteredSchema] = ById(
         lambda number: find_schema(RegistryPlace(server.url), number)
     )

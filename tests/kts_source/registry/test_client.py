@@ -147,7 +147,9 @@ def test_mutual_tls_is_supported(server: Registry, tmp_path: Path) -> None:
         ask(registry, PATH)
 
 
-def test_untrusted_registry_receives_no_request(server: Registry, tmp_path: Path) -> None:
+def test_registry_with_untrusted_certificate_receives_no_request(
+    server: Registry, tmp_path: Path
+) -> None:
     certificates = make_certificates(tmp_path)
     server.socket = certificates.server_context().wrap_socket(server.socket, server_side=True)
     url = server.url.replace("http:", "https:")

@@ -63,14 +63,14 @@ def test_id_in_a_context_is_requested_with_its_subject(server: Registry) -> None
     assert server.asked[-1] == f"/schemas/ids/1?subject={QUOTED}"
 
 
-def test_unqualified_reference_uses_context_of_its_parent(server: Registry) -> None:
+def test_unqualified_schema_reference_uses_context_of_its_parent(server: Registry) -> None:
     due = [b'"other"', b'"staging"', b'"bytes"']
     assert texts(RegistryPlace(server.url, subject=STAGING), 2) == due
     schema_parts = latest_schema(RegistryPlace(server.url), STAGING).parts
     assert [text for _, text in schema_parts] == due
 
 
-def test_references_use_context_of_the_response(server: Registry) -> None:
+def test_schema_references_use_context_of_the_subject_in_the_response(server: Registry) -> None:
     inner = {"name": "inner", "subject": "inner", "version": 2}
     server.documents["/schemas/ids/3?subject=orders-value"] = {
         "schema": '"bytes"',
@@ -81,7 +81,7 @@ def test_references_use_context_of_the_response(server: Registry) -> None:
     assert texts(registry, 3) == [b'"other"', b'"staging"', b'"bytes"']
 
 
-def test_unknown_subject_without_context_falls_back_to_id(server: Registry) -> None:
+def test_id_is_requested_without_subject_if_subject_is_unknown(server: Registry) -> None:
     from tests import schema_registry
 
     server.documents = dict(server.documents)
@@ -129,7 +129,7 @@ def test_decoders_of_two_contexts_do_not_share_schemas(server: Registry) -> None
     assert decoded(STAGING) == {"member0": None, "member1": "a"}
 
 
-def test_subject_of_the_only_topic_is_the_default() -> None:
+def test_subject_of_the_only_topic_is_the_default_subject() -> None:
     def subject(**options: str) -> str:
         source_options = {
             "path": "/tier",

@@ -150,7 +150,7 @@ class ObjectStoreSuite:
         root.delete("new/object")
         assert [info.key for info in store.list_objects("")] == ["old/object"]
 
-    def test_listing_and_look_up_agree(self, tree: ObjectStore) -> None:
+    def test_look_up_returns_same_key_size_and_version_as_listing(self, tree: ObjectStore) -> None:
         for listed in tree.list_objects(""):
             looked_up = tree.head(listed.key)
             assert (looked_up.key, looked_up.size, looked_up.version) == (
@@ -286,7 +286,7 @@ class ObjectStoreSuite:
 
     # -- closing, pickling and forking
 
-    def test_store_implements_the_protocol(self, store: ObjectStore) -> None:
+    def test_store_implements_the_object_store_protocol(self, store: ObjectStore) -> None:
         assert isinstance(store, ObjectStore)
 
     def test_counters_count_requests_and_bytes(self, root: StoreRoot, store: ObjectStore) -> None:
@@ -357,7 +357,7 @@ class ObjectStoreSuite:
             if len(value) > 8 and not value.startswith("http"):
                 assert not any(value in text for text in shown)
 
-    def test_infos_compare_by_value(self) -> None:
+    def test_object_infos_compare_by_value(self) -> None:
         assert ObjectInfo("k", 1) == ObjectInfo("k", 1, None, None, None)
 
 

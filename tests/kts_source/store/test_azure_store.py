@@ -182,7 +182,7 @@ LEFT: dict[str, tuple[dict[str, object], str, Callable[[pytest.MonkeyPatch], Non
 
 
 @pytest.mark.parametrize("reason", LEFT)
-def test_adlfs_reads_with_unsupported_options(
+def test_adlfs_reads_if_obstore_does_not_support_the_options(
     service: OneObject, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     more, path, prepare = LEFT[reason]

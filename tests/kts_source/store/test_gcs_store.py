@@ -190,7 +190,7 @@ def test_refused_token_is_renewed_only_once(service: OneObject) -> None:
 
 
 @pytest.mark.parametrize("gives", [True, False])
-def test_refusal_without_accepted_new_token_raises_access_denied_error(
+def test_refused_token_raises_access_denied_error_if_renewal_does_not_help(
     service: OneObject, gives: bool
 ) -> None:
     login = Lasting(gives=gives)
@@ -253,7 +253,7 @@ LEFT: dict[str, tuple[dict[str, object], str, Callable[[pytest.MonkeyPatch], Non
 
 
 @pytest.mark.parametrize("reason", LEFT)
-def test_gcsfs_reads_with_unsupported_options(
+def test_gcsfs_reads_if_obstore_does_not_support_the_options(
     service: OneObject,
     by_gcsfs: list[str | None],
     monkeypatch: pytest.MonkeyPatch,
@@ -323,7 +323,7 @@ def test_workload_identity_tokens_are_used(
 
 
 @pytest.mark.parametrize(("status", "code"), [(404, "NoSuchKey"), (400, "InvalidArgument")])
-def test_gcsfs_repeats_reads_that_fail_as_missing_or_bad_request(
+def test_gcsfs_repeats_reads_that_fail_with_404_or_400_in_obstore(
     service: OneObject, by_gcsfs: list[str | None], status: int, code: str
 ) -> None:
     """gcsfs may find an object for which obstore receives these errors, because it uses another

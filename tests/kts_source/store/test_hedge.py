@@ -68,7 +68,7 @@ def test_first_response_is_returned_and_cancels_the_other_request(
     assert attempts.hedges == 1
 
 
-def test_failure_of_one_request_waits_for_the_other(attempts: Attempts) -> None:
+def test_response_of_second_request_is_returned_if_the_first_fails(attempts: Attempts) -> None:
     with ThreadPoolExecutor(1) as pool:
         answer = attempts.start(pool, after_seconds=0, number=2)
         attempts.made[0].set_exception(ConnectionError("reset"))

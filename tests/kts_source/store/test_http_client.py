@@ -369,7 +369,7 @@ def test_response_of_second_request_is_returned_if_the_first_is_silent() -> None
         assert time.monotonic() - start < 4, "the client waited for the first request"
 
 
-def test_early_failure_sends_no_second_request() -> None:
+def test_request_that_fails_early_causes_no_second_request() -> None:
     with serving(lambda server, sock: server.request(sock)) as server:
         with pytest.raises((OSError, http.client.HTTPException)):
             hedged(lambda: ask(client_of(server)), after_seconds=5, on_second=pytest.fail)

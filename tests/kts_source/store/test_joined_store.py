@@ -43,7 +43,7 @@ def test_key_prefix_selects_the_store(store: JoinedStore, tmp_path: Path) -> Non
         assert is_beside(key) == bool(before)
 
 
-def test_listing_with_key_prefix_covers_one_store(store: JoinedStore) -> None:
+def test_listing_with_key_prefix_contains_only_keys_of_that_store(store: JoinedStore) -> None:
     assert store.list_folders("") == ["t-0/"]
     assert store.list_folders(beside(0)) == [f"{beside(0)}t-0/"]
     assert [info.key for info in store.list_objects("")] == ["t-0/a.log"]
@@ -52,7 +52,9 @@ def test_listing_with_key_prefix_covers_one_store(store: JoinedStore) -> None:
     assert [i.key for i in store.list_objects(f"{beside(0)}t-0/", after=keys[0])] == keys[1:]
 
 
-def test_versions_are_pinned_in_each_store(store: JoinedStore, tmp_path: Path) -> None:
+def test_changed_object_of_a_second_store_raises_object_changed_error(
+    store: JoinedStore, tmp_path: Path
+) -> None:
     key = f"{beside(1)}t-0/a.log"
     planned = store.head(key)
     (tmp_path / "two/t-0/a.log").write_bytes(b"another")
@@ -61,17 +63,19 @@ def test_versions_are_pinned_in_each_store(store: JoinedStore, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("number", ["2", "x", "-1", "", "²"])
-def test_unknown_store_number_is_reported(store: JoinedStore, number: str) -> None:
+def test_key_with_unknown_store_number_raises_object_not_found_error(
+    store: JoinedStore, number: str
+) -> None:
     with pytest.raises(ObjectNotFoundError, match="tailPath"):
         store.head(f"tailPath:/{number}/mark")
 
 
-def test_keys_cannot_leave_their_root(store: JoinedStore) -> None:
+def test_key_outside_the_root_of_its_store_raises_invalid_key_error(store: JoinedStore) -> None:
     with pytest.raises(InvalidKeyError):
         store.get_range(f"{beside(0)}../first/t-0/a.log", 0, 1)
 
 
-def test_pickled_store_can_read_and_counters_are_added(store: JoinedStore) -> None:
+def test_pickled_store_reads_and_sums_the_counters_of_its_stores(store: JoinedStore) -> None:
     copy = pickle.loads(pickle.dumps(store))
     assert bytes(copy.get_range(f"{beside(0)}mark", 0, 1)) == b"1"
     assert bytes(copy.get_range("t-0/a.log", 0, 1)) == b"f"

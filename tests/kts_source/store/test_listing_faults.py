@@ -131,7 +131,7 @@ def test_failed_listing_is_retried(
     assert store.counters.retries == 2
 
 
-def test_folder_deleted_during_a_listing_may_be_missing_in_it(
+def test_listing_omits_folder_that_is_deleted_during_it(
     faulty: tuple[type[Any], FsspecStore],
 ) -> None:
     filesystem, store = faulty
@@ -226,7 +226,7 @@ def test_hanging_connection_is_not_reused(monkeypatch: pytest.MonkeyPatch) -> No
     assert connections_made[0] is not connections_made[1]
 
 
-def test_deadline_covers_reads_and_connecting(
+def test_deadline_applies_to_reads_look_ups_and_connecting(
     hanging: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Faulty, "cat_file", lambda *_, **__: hanging.wait(30))

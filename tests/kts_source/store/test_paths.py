@@ -82,7 +82,7 @@ def test_path_error_masks_credentials() -> None:
 
 
 @pytest.mark.parametrize("path", LOCAL)
-def test_local_target_may_have_an_at_sign_or_a_colon(path: str) -> None:
+def test_local_export_target_may_contain_an_at_sign_or_a_colon(path: str) -> None:
     assert export_settings(path).target == path
 
 

@@ -47,7 +47,9 @@ def listed(folder: Path, urls: object, name: str = "list.json") -> str:
     return f"presigned+{path.as_uri()}"
 
 
-def test_ranges_are_read_and_objects_looked_up(s3_server: S3Server, tmp_path: Path) -> None:
+def test_presigned_store_lists_looks_up_and_reads_objects(
+    s3_server: S3Server, tmp_path: Path
+) -> None:
     bucket = s3_server.make_bucket()
     s3_server.put(bucket, "tier/a b/x", DATA)
     s3_server.put(bucket, "tier/y", b"")

@@ -68,7 +68,7 @@ def test_refused_keys_are_replaced_by_newer_keys(
 
 
 @pytest.mark.parametrize("options", [{}, BY_S3FS], ids=["own", "s3fs"])
-def test_refusal_without_newer_keys_raises_access_denied_error(
+def test_refused_keys_raise_access_denied_error_if_there_are_no_newer_keys(
     bucket: OneObject, options: dict[str, str]
 ) -> None:
     _from_a_file("AKOLD")

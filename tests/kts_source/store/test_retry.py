@@ -40,7 +40,7 @@ def test_request_is_not_repeated_after_success(pauses: list[float]) -> None:
     assert len(pauses) == 2
 
 
-def test_error_lists_all_attempts(pauses: list[float]) -> None:
+def test_error_after_last_attempt_lists_all_attempts(pauses: list[float]) -> None:
     tally, operation = Tally(), Flaky(99)
     with pytest.raises(
         StoreUnavailableError, match="all 3 attempts failed, last: failure 3"
@@ -100,7 +100,7 @@ def test_no_pause_exceeds_the_time_limit(
     assert pauses == [4]
 
 
-def test_many_attempts_do_not_overflow_the_limit_of_pauses(pauses: list[float]) -> None:
+def test_pause_limit_does_not_overflow_after_many_attempts(pauses: list[float]) -> None:
     with pytest.raises(StoreUnavailableError, match="3000 attempts"):
         RetryPolicy(max_attempts=3000).run(Flaky(9999), uri="u", tally=Tally())
     assert max(pauses) <= 8

@@ -24,7 +24,7 @@ def loader_of(filesystem: Any) -> Any:  # noqa: ANN401
 
 
 @pytest.mark.parametrize("kind", ["service-2", "endpoint-rule-set-1", "paginators-1", "waiters-2"])
-def test_loader_finds_every_service(kind: str) -> None:
+def test_own_loader_finds_every_service_that_botocore_finds(kind: str) -> None:
     botocore_loader = botocore.session.get_session().get_component("data_loader")
     names = botocore_loader.list_available_services(kind)
     assert "s3" in names
@@ -32,7 +32,7 @@ def test_loader_finds_every_service(kind: str) -> None:
 
 
 @pytest.mark.parametrize("service", ["s3", "sts", "sso", "sso-oidc"])
-def test_loader_returns_the_descriptions_of_botocore(service: str) -> None:
+def test_own_loader_returns_the_same_service_descriptions_as_botocore(service: str) -> None:
     botocore_loader = botocore.session.get_session().get_component("data_loader")
     # Creates a new loader, because clients modify the descriptions of the shared loader.
     own_loader = s3_store._loader.__wrapped__(None)
@@ -64,7 +64,7 @@ def region_of(filesystem: Any) -> str:  # noqa: ANN401
     return asyncio.run_coroutine_threadsafe(region(), filesystem.loop).result(30)
 
 
-def test_client_uses_the_fast_session() -> None:
+def test_s3fs_client_keeps_our_botocore_session() -> None:
     filesystem = connect(s3_arguments(KEYS))
     session = filesystem.session
     assert region_of(filesystem) == "eu-west-1"

@@ -158,7 +158,7 @@ LEFT: dict[str, tuple[dict[str, str], Callable[[pytest.MonkeyPatch], None] | Non
 
 
 @pytest.mark.parametrize("reason", LEFT)
-def test_s3fs_reads_with_unsupported_options(
+def test_s3fs_reads_if_own_client_does_not_support_the_options(
     clean_environment: None, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     options, prepare = LEFT[reason]

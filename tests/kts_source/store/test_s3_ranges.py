@@ -277,7 +277,7 @@ def test_error_class_follows_status_and_code(
     store.close()
 
 
-def test_s3fs_reads_after_a_wrong_region(
+def test_s3fs_reads_after_an_error_about_a_wrong_region(
     bucket: OneObject, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bucket.error = 400, "AuthorizationHeaderMalformed"

@@ -152,7 +152,7 @@ def test_memory_for_the_body_of_an_error_is_bounded(clean_environment: None, len
 
 
 @pytest.mark.parametrize("options", [{}, {"storageOptions": '{"use_ssl": false}'}])
-def test_broken_connection_is_transient(
+def test_broken_connection_raises_store_unavailable_error(
     clean_environment: None, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
 ) -> None:
     """Credentials of the AWS chain are included. They are read again only after a refusal."""

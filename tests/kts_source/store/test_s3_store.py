@@ -255,7 +255,7 @@ def test_stalled_response_is_retried(bucket: Bucket, proxy: FaultyProxy, fault: 
     store.close()
 
 
-def test_late_response_is_requested_again(bucket: Bucket, proxy: FaultyProxy) -> None:
+def test_second_request_is_sent_if_response_is_late(bucket: Bucket, proxy: FaultyProxy) -> None:
     options = {**bucket.server.options, "s3.endpoint": proxy.endpoint, "s3.request-timeout": "30"}
     policy = RetryPolicy(max_attempts=1, hedge_after_seconds=0.1)
     store = open_store(bucket.path, storage_options_from(options), retry_policy=policy)
@@ -440,7 +440,7 @@ def test_long_listing_is_read_page_by_page(fresh: Bucket) -> None:
 
 
 @pytest.mark.parametrize("status_code", [503, 403])
-def test_failed_page_is_retried_or_raised(fresh: Bucket, status_code: int) -> None:
+def test_failed_listing_page_is_retried_or_raises_error(fresh: Bucket, status_code: int) -> None:
     for number in range(5):
         fresh.put(f"f{number}/y", b"")
     with faulty_proxy(fresh.server.endpoint) as proxy:

@@ -143,7 +143,7 @@ def read_all(store: ObjectStore) -> None:
     assert [info.key for info in store.list_objects("")] == ["kNone"]
 
 
-def test_authority_named_in_the_options_is_trusted(
+def test_certificate_authority_named_in_the_options_is_trusted(
     server: TlsCloud, reader: dict[str, str]
 ) -> None:
     with opened(server.url, **reader) as store:
@@ -193,7 +193,7 @@ def test_bucket_name_with_dots_is_read(server: TlsCloud, reader: dict[str, str])
     assert all(path.startswith("/tier.eu.example") for path in paths)
 
 
-def test_records_of_one_byte_are_read(server: TlsCloud, reader: dict[str, str]) -> None:
+def test_tls_records_of_one_byte_are_read(server: TlsCloud, reader: dict[str, str]) -> None:
     server.record_bytes = 1
     with opened(server.url, **reader) as store:
         read_all(store)

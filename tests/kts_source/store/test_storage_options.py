@@ -145,5 +145,5 @@ def test_credentials_are_secret_values() -> None:
     assert secret_values(options) == {"the-key", "the-secret", "t1", "s1"}
 
 
-def test_empty_storage_options_give_no_arguments() -> None:
+def test_empty_storage_options_add_no_arguments() -> None:
     assert extra_arguments({}) == extra_arguments({"storageOptions": " "}) == {}

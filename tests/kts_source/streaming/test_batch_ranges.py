@@ -33,7 +33,7 @@ def with_begins(end: StreamPosition, **offsets: int) -> StreamPosition:
     return StreamPosition(end.topics, {"t": TopicBegin(topic_id, numbers)})
 
 
-def test_batch_begins_at_the_end_of_the_last_one_or_at_the_recorded_begin() -> None:
+def test_batch_begins_at_end_of_previous_batch_or_at_recorded_begin() -> None:
     end = with_begins(position_at(p0=9, p1=7, p2=5, p3=3), p1=2, p3=3)
     assert batch_ranges(position_at(p0=5, p1=0, p2=5), end) == [
         BatchRange(TopicPartition("t", 0), "A", 5, 9),
@@ -41,7 +41,7 @@ def test_batch_begins_at_the_end_of_the_last_one_or_at_the_recorded_begin() -> N
     ]
 
 
-def test_first_batch_and_new_topic_id_begin_at_recorded_begin() -> None:
+def test_first_batch_of_a_topic_id_begins_at_recorded_begin() -> None:
     end = with_begins(position_at("B", p0=9), p0=4)
     assert batch_ranges(INITIAL, end) == batch_ranges(position_at("A", p0=20), end)
 
@@ -56,7 +56,7 @@ def test_first_batch_and_new_topic_id_begin_at_recorded_begin() -> None:
         position_at(None),
     ],
 )
-def test_batch_between_a_position_and_itself_is_empty(end: StreamPosition) -> None:
+def test_batch_between_equal_positions_is_empty(end: StreamPosition) -> None:
     """Spark 4.0 and 4.1 plan such a batch after a restart."""
     same_end = position_from_json(position_to_json(end))
     assert batch_ranges(end, same_end) == []
@@ -73,7 +73,7 @@ def test_batch_between_a_position_and_itself_is_empty(end: StreamPosition) -> No
         (position_at(None, p0=5), position_at(None, p0=9)),
     ],
 )
-def test_checkpoint_lines_of_different_streams_are_refused(
+def test_positions_of_different_streams_raise_stream_offset_error(
     start: StreamPosition, end: StreamPosition
 ) -> None:
     with pytest.raises(StreamOffsetError, match=r"topic t, partition 0"):
@@ -117,7 +117,7 @@ def test_next_position_drops_offsets_of_previous_topic_id() -> None:
     assert end == with_begins(position_at("B", p1=9), p1=0)
 
 
-def test_next_position_drops_epoch_after_lost_offsets() -> None:
+def test_next_position_drops_leader_epoch_after_lost_offsets() -> None:
     position = StreamPosition({"t": TopicPosition("A", {0: 5, 1: 5}, {0: 3, 1: 3})})
     pending = [
         pending_partition(0, 20, 20, is_in_position=False),
@@ -128,5 +128,5 @@ def test_next_position_drops_epoch_after_lost_offsets() -> None:
     assert end.topics["t"] == TopicPosition("A", {0: 20, 1: 9}, {})
 
 
-def test_new_stream_has_first_batch_without_offsets() -> None:
+def test_next_position_of_new_stream_without_offsets_has_no_topics() -> None:
     assert next_position(INITIAL, [], {}) == StreamPosition({})

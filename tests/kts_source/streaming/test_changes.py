@@ -52,7 +52,7 @@ def base_offset(stem: str) -> int:
 
 
 @pytest.mark.parametrize("isolation_level", ISOLATION_LEVELS)
-def test_stream_restarts_over_growing_tier_read_each_row_once(
+def test_restarted_stream_over_growing_tier_reads_each_row_once(
     tier: GrowingTier, isolation_level: IsolationLevel
 ) -> None:
     folders = [tier.folder("txn", number) for number in (0, 1)]
@@ -191,7 +191,7 @@ def test_retention_that_deletes_unread_offsets_raises_offset_out_of_range_error(
 
 
 @pytest.mark.parametrize("deleted", ["segments", "partition", "topic"])
-def test_all_unread_segments_deleted_raise_offset_out_of_range_error(
+def test_deletion_of_all_unread_segments_raises_offset_out_of_range_error(
     tier: GrowingTier, deleted: str
 ) -> None:
     """Without a later segment, only a process that listed the segments can detect the loss."""
@@ -296,7 +296,7 @@ def test_replayed_batch_has_the_same_rows_after_the_log_start_moved(tier: Growin
     assert stream.rows().num_rows == expected.num_rows + below.num_rows
 
 
-def test_replayed_batch_with_deleted_objects_raises_data_loss_error(tier: GrowingTier) -> None:
+def test_replayed_batch_with_a_deleted_segment_raises_data_loss_error(tier: GrowingTier) -> None:
     folder = tier.folder("trimmed")
     stems = tier.stems(folder)
     tier.add(folder, stems[:2])
@@ -333,7 +333,9 @@ def test_replay_of_batch_beyond_the_end_of_the_tier_raises_data_loss_error(
     assert_same_rows(stream.batches[0], rows_between(expected, 0, tier_end))
 
 
-def test_replayed_batch_without_objects_raises_data_loss_error(tier: GrowingTier) -> None:
+def test_replayed_batch_without_any_remaining_segment_raises_data_loss_error(
+    tier: GrowingTier,
+) -> None:
     folder, other = tier.folder("codecs"), tier.folder("txn")
     stems = tier.stems(folder)
     tier.add(folder, stems)

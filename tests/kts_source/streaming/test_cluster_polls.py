@@ -311,7 +311,7 @@ def test_replayed_batch_before_moved_log_start_raises_offset_out_of_range_error(
         stream.close()
 
 
-def test_every_partition_is_read_under_a_small_limit(brokers: FakeCluster) -> None:
+def test_batches_with_a_small_limit_read_all_partitions_evenly(brokers: FakeCluster) -> None:
     builder = LogBuilder()
     for _ in range(100):
         builder.append([SimpleRecord(b"value")] * 3)
@@ -363,7 +363,7 @@ def test_unclean_election_with_longer_log_raises_data_loss_error(
     lenient.close()
 
 
-def test_partition_with_many_epochs_records_epoch_of_each_batch_end(brokers: FakeCluster) -> None:
+def test_position_in_log_with_many_epochs_records_epoch_of_batch_end(brokers: FakeCluster) -> None:
     """A position far below the newest epoch records the epoch of the last record before it."""
     partition = FakePartition(
         log_of_epochs(*((epoch, 1) for epoch in range(0, 1200, 3))), epoch=1197

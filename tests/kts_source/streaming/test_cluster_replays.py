@@ -117,7 +117,7 @@ INCOMPLETE = (_without_partitions, _with_one_partition, _with_the_last_partition
 @pytest.mark.parametrize("edit", INCOMPLETE)
 @pytest.mark.parametrize("strict", ["true", "false"])
 @pytest.mark.parametrize("has_restarted", [False, True])
-def test_incomplete_metadata_are_requested_again(
+def test_running_stream_requests_incomplete_metadata_again(
     brokers: FakeCluster,
     edit: Callable[[Any], object],
     strict: str,
@@ -139,9 +139,7 @@ def test_incomplete_metadata_are_requested_again(
 
 
 @pytest.mark.parametrize("strict", ["true", "false"])
-def test_replay_with_incomplete_metadata_requests_them_again(
-    brokers: FakeCluster, strict: str
-) -> None:
+def test_replay_requests_incomplete_metadata_again(brokers: FakeCluster, strict: str) -> None:
     brokers.create("t", [new_partition(), new_partition()])
     stream = start_stream(brokers, failOnDataLoss=strict)
     assert stream.choose()

@@ -53,7 +53,7 @@ def start_hybrid_stream(brokers: FakeCluster, tier: Path, **options: str) -> Che
     return start_stream(brokers, path=str(tier), minListingIntervalMs="0", **options)
 
 
-def test_tiered_segments_of_replaced_topic_are_read_first(
+def test_tiered_segments_of_previous_topic_id_are_read_first(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
     _, previous_id = create_topic(brokers, tmp_path, 3)
@@ -74,7 +74,7 @@ def test_tiered_segments_of_replaced_topic_are_read_first(
 
 
 @pytest.mark.parametrize("is_tiered", [True, False])
-def test_replayed_batch_of_replaced_topic_has_only_its_rows(
+def test_replayed_batch_of_previous_topic_id_has_only_its_rows(
     brokers: FakeCluster, tmp_path: Path, is_tiered: bool
 ) -> None:
     """The batch has no rows of the recreated topic."""
@@ -97,7 +97,7 @@ def test_replayed_batch_of_replaced_topic_has_only_its_rows(
     lenient.close()
 
 
-def test_replayed_batch_of_replaced_topic_id_option_is_read(
+def test_batch_is_replayed_although_option_topic_id_has_previous_id(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
     """The option `topicId` has the previous id, and the cluster has another one."""
@@ -113,7 +113,7 @@ def test_replayed_batch_of_replaced_topic_id_option_is_read(
 
 
 @pytest.mark.parametrize("suffix", ["log", "indexes"])
-def test_damaged_last_segment_is_read_from_brokers_without_tail(
+def test_damaged_last_segment_is_read_from_brokers_with_tail_false(
     brokers: FakeCluster, tmp_path: Path, suffix: str
 ) -> None:
     create_topic(brokers, tmp_path, 3)
@@ -125,7 +125,7 @@ def test_damaged_last_segment_is_read_from_brokers_without_tail(
     stream.close()
 
 
-def test_stream_without_tail_waits_until_tier_has_its_starting_timestamp(
+def test_stream_with_tail_false_waits_until_tier_has_its_starting_timestamp(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
     """Brokers know the first record at the timestamp, but the tier does not have it yet."""
@@ -142,7 +142,7 @@ def test_stream_without_tail_waits_until_tier_has_its_starting_timestamp(
     stream.close()
 
 
-def test_holes_are_read_from_brokers_without_tail(brokers: FakeCluster, tmp_path: Path) -> None:
+def test_holes_are_read_from_brokers_with_tail_false(brokers: FakeCluster, tmp_path: Path) -> None:
     create_topic(brokers, tmp_path, 3)
     deleted = list(tmp_path.rglob("*/00000000000000000003-*"))
     assert deleted
@@ -220,7 +220,7 @@ def test_hole_of_the_previous_topic_id_is_read_after_it_is_filled(
     stream.close()
 
 
-def test_running_stream_without_tail_reads_new_segments(
+def test_running_stream_with_tail_false_reads_new_segments(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
     partition, topic_id = create_topic(brokers, tmp_path, 2)
@@ -252,7 +252,7 @@ def test_stream_waits_for_the_tier_after_tail_was_turned_off(
     stream.close()
 
 
-def test_tier_is_listed_again_before_old_brokers_cause_an_error(tmp_path: Path) -> None:
+def test_tier_is_listed_again_before_a_limit_of_old_brokers_raises_error(tmp_path: Path) -> None:
     with FakeCluster(versions={"ListOffsets": 9}) as brokers:
         partition, topic_id = create_topic(brokers, tmp_path, 2)
         partition.log.local_start = 6

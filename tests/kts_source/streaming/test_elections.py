@@ -48,7 +48,9 @@ def write(tier: Path, segments: list[SegmentFiles], first_second: int) -> None:
         writer.write_segment(segment, event_timestamp_ms=1000 * (first_second + number))
 
 
-def test_replaced_records_raise_data_loss_error(tmp_path: Path, stream: Running) -> None:
+def test_records_replaced_after_they_were_read_raise_data_loss_error(
+    tmp_path: Path, stream: Running
+) -> None:
     # Epoch 2 begins at offset 10, so Kafka's log no longer has offsets [10, 20) of epoch 1.
     write(tmp_path, branch((0, 10), (2, 30))[1:], 10)
     with pytest.raises(DataLossError, match=r"offset 20, where leader epoch 1 .* epoch 2 now"):
@@ -95,7 +97,7 @@ def test_replayed_batch_with_replaced_records_raises_data_loss_error(tmp_path: P
     assert lenient.rows()["value"].to_pylist() == [b"epoch 0"] * 10 + [b"epoch 2"] * 10
 
 
-def test_fixed_end_is_the_end_of_the_current_log(tmp_path: Path) -> None:
+def test_fixed_end_ignores_later_segments_of_dead_branch(tmp_path: Path) -> None:
     # In a copied bucket, modification times follow the offsets. Then only the segment of epoch 5
     # shows that the later segments of epoch 0 were replaced.
     replaced = branch(*[(0, 3)] * 12)

@@ -397,7 +397,7 @@ def test_index_damaged_between_batches_loses_no_row() -> None:
     assert [offset for (_, offset), _ in history_stream.rows] == list(range(18))
 
 
-def test_history_of_a_fixed_defect_returns_each_row_once() -> None:
+def test_history_that_once_failed_returns_each_row_once() -> None:
     assert run(["4089210482-1472"]).total() == 1
 
 
@@ -409,7 +409,7 @@ def with_two_ids(seeds: Iterable[object]) -> Iterator[object]:
             yield seed
 
 
-def test_random_histories_with_allowed_loss_return_no_row_twice() -> None:
+def test_random_histories_with_data_loss_allowed_return_no_row_twice() -> None:
     outcomes = run(islice(with_two_ids(range(1000)), 30), check_lenient)
     assert outcomes["2 topic ids"] > 0, outcomes
 

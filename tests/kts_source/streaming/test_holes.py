@@ -31,7 +31,9 @@ def event_seconds(tier: GrowingTier, folder: Path, stem: str) -> float:
 
 
 @pytest.mark.parametrize("fail_on_data_loss", ["true", "false"])
-def test_hole_is_read_after_the_copy_completes(tier: GrowingTier, fail_on_data_loss: str) -> None:
+def test_offsets_of_hole_are_read_after_the_copy_of_their_segment_completes(
+    tier: GrowingTier, fail_on_data_loss: str
+) -> None:
     folder = tier.folder("txn")
     stems = tier.stems(folder)
     tier.add(folder, [*stems[:4], *stems[5:]])

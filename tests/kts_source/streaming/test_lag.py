@@ -54,7 +54,7 @@ def test_lag_decreases_to_zero_while_batches_are_read() -> None:
             assert (offsets == 0) == (size == 0) == (oldest is None)
 
 
-def test_oldest_time_of_lag_is_a_record_timestamp() -> None:
+def test_oldest_unread_time_of_lag_is_a_record_timestamp() -> None:
     times = expected_table("codecs", "read_committed")["timestamp"].cast(pa.int64()).to_pylist()
     stream = Running(TIER, "codecs", maxSegmentsPerTrigger="1")
     dates = []

@@ -110,7 +110,7 @@ def test_listing_with_changes_at_both_ends_takes_two_requests(scene: Scene) -> N
         assert scene.memory.is_assumed(FOLDER, 0)
 
 
-def test_unchanged_listing_returns_the_same_object(scene: Scene) -> None:
+def test_listing_without_changes_returns_the_same_python_object(scene: Scene) -> None:
     for number in range(40):
         scene.add(number)
     first = scene.memory.list_partition(scene.store, FOLDER, 0)
@@ -182,7 +182,7 @@ def test_listing_of_deleted_partition_is_empty(scene: Scene) -> None:
     scene.count_requests()
 
 
-def test_many_small_partitions_are_listed_together(scene: Scene) -> None:
+def test_many_small_partitions_are_listed_with_shared_requests(scene: Scene) -> None:
     for partition in range(40):
         scene.add(0, partition)
     full_store = MemoryStore(scene.objects)
@@ -207,7 +207,7 @@ def test_many_small_partitions_are_listed_together(scene: Scene) -> None:
         assert look() == 1 + 11
 
 
-def test_partitions_in_a_shared_folder_are_listed_separately(scene: Scene) -> None:
+def test_partitions_of_local_layout_are_listed_with_one_request_each(scene: Scene) -> None:
     root = "kafka-tiered-storage/"
     folder = TopicFolder("t", TOPIC_ID, root)
     for partition in range(40):

@@ -68,7 +68,7 @@ def offsets_of(stream: Running) -> list[int]:
     return [after - before for before, after in zip([0, *sums], sums, strict=False)]
 
 
-def test_max_offsets_per_trigger_is_exact() -> None:
+def test_each_batch_has_exactly_max_offsets_per_trigger() -> None:
     stream = Running(TIER, "txn", maxOffsetsPerTrigger="1000", isolationLevel="read_uncommitted")
     stream.all()
     assert offsets_of(stream) == [1000] * 7 + [(3963 + 3671) - 7000]
@@ -123,7 +123,7 @@ def test_max_bytes_per_trigger_counts_bytes_of_manifests(segments: int, extra: i
     assert (len(batches) == 1) == ((segments, extra) == (21, 0))
 
 
-def test_unlimited_batch_ignores_limits() -> None:
+def test_batch_with_limited_false_ignores_max_offsets_per_trigger() -> None:
     stream = Running(TIER, "txn", maxOffsetsPerTrigger="1000")
     assert stream.batch(limited=False)
     assert not stream.batch(limited=False)
@@ -227,7 +227,7 @@ def test_tier_is_listed_only_once_per_interval(tier: GrowingTier, listings: List
     assert stream.batch()
 
 
-def test_next_offset_of_same_position_is_the_same() -> None:
+def test_next_offset_is_the_same_for_equal_positions() -> None:
     stream = Running(TIER, "txn", maxOffsetsPerTrigger="500", minOffsetsPerTrigger="10")
     stream.batch()
     position = position_from_json(stream.last)
@@ -365,13 +365,15 @@ def test_store_error_at_start_or_access_denied_fails_the_stream(
         ({"tailPath": "/disks"}, "'tailPath' is not valid in a stream"),
     ],
 )
-def test_check_for_stream_refuses_options_of_scans(options: dict[str, str], message: str) -> None:
+def test_check_for_stream_refuses_options_that_only_scans_support(
+    options: dict[str, str], message: str
+) -> None:
     parsed = parse_any_options(tier_options("txn", **options))
     with pytest.raises(InvalidOptionError, match=message):
         check_for_stream(parsed)
 
 
-def test_stream_options_are_checked_for_scans() -> None:
+def test_invalid_stream_options_are_refused_for_scans() -> None:
     parse_options(tier_options("txn", maxOffsetsPerTrigger="5", maxTriggerDelay="15m"))
     for wrong in (
         {"maxTriggerDelay": "soon"},

@@ -81,7 +81,9 @@ def test_checkpoint_round_trips(entries: tuple[EpochEntry, ...]) -> None:
 
 
 @given(LINEAGES, st.integers(0, 2**63 - 1))
-def test_epoch_owns_offsets_up_to_next_entry(entries: tuple[EpochEntry, ...], offset: int) -> None:
+def test_epoch_for_offset_is_highest_epoch_that_starts_at_or_below_it(
+    entries: tuple[EpochEntry, ...], offset: int
+) -> None:
     checkpoint = LeaderEpochCheckpoint(entries)
 
     for probe in (offset, *(entry.start_offset for entry in entries)):

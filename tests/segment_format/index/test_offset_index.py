@@ -90,6 +90,6 @@ def test_any_bytes_parse_or_raise_with_position(data: bytes, base: int) -> None:
         assert outcome.to_bytes() == data
 
 
-def test_indexes_of_other_segments_are_unequal() -> None:
+def test_indexes_with_different_base_offsets_are_unequal() -> None:
     assert OffsetIndex.from_bytes(b"", base_offset=1) != OffsetIndex.from_bytes(b"", base_offset=2)
     assert OffsetIndex.from_bytes(b"", base_offset=1) != b""

@@ -161,7 +161,7 @@ def test_scan_returns_more_batches_than_fit_in_one_table() -> None:
     assert [row[1] for row in batches] == list(range(count))
 
 
-def test_scan_of_too_large_batch_raises_before_its_end() -> None:
+def test_scan_raises_at_header_of_too_large_batch() -> None:
     first = write_batch([SimpleRecord(b"x")], base_offset=0)
     large = write_batch([SimpleRecord(bytes(5000))], base_offset=1)
     batches, error = scanned(first + large, [100], max_batch_bytes=1000)

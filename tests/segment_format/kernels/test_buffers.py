@@ -150,7 +150,7 @@ def test_batch_limits_do_not_change_rows(max_rows: int, max_bytes: int) -> None:
     assert actual(data, max_rows=max_rows, max_bytes=max_bytes) == expected(data)
 
 
-def test_batches_of_empty_headers_are_limited() -> None:
+def test_batches_of_records_with_empty_headers_are_limited() -> None:
     """Headers without bytes use memory too."""
     data = write_batch([SimpleRecord(b"", headers=(("", b""),) * 500)] * 40, base_offset=0)
     decoder = RecordDecoder(columns=("headers",), max_bytes=10_000)
@@ -159,7 +159,7 @@ def test_batches_of_empty_headers_are_limited() -> None:
     assert rows_of(batches) == [([("", b"")] * 500,)] * 40
 
 
-def test_nulls_across_bitmap_words_match() -> None:
+def test_nulls_in_several_bitmap_words_match_reference() -> None:
     records = [
         SimpleRecord(value=None if row % 7 == 0 else b"%d" % row, key=None if row > 100 else b"k")
         for row in range(200)

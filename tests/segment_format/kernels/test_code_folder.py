@@ -143,7 +143,9 @@ def test_code_folder_link_in_shared_folder_is_not_followed(
     assert code_folder.code_folder() is None
 
 
-def test_code_folder_depends_on_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_code_folder_changes_if_a_source_file_changes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """After an upgrade, machine code of the previous version must not run."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     before = code_folder.code_folder()
@@ -162,7 +164,7 @@ def test_code_folder_depends_on_sources(monkeypatch: pytest.MonkeyPatch, tmp_pat
         before = code_folder.code_folder()
 
 
-def test_code_folder_depends_on_compiler_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_folder_changes_if_compiler_settings_change(monkeypatch: pytest.MonkeyPatch) -> None:
     before = code_folder.code_folder()
     monkeypatch.setenv("NUMBA_CPU_NAME", "generic")
     assert code_folder.code_folder() != before

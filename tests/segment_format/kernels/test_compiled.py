@@ -33,7 +33,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_compiled_kernel_is_used() -> None:
+def test_decode_window_is_a_compiled_kernel() -> None:
     from segment_format.kernels.decode_window import decode_window
 
     assert not compiled.numba_config.DISABLE_JIT
@@ -80,7 +80,7 @@ def test_concurrent_processes_share_one_compilation(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("*.o"))) == 1
 
 
-def test_wrong_order_of_calls_raises_error() -> None:
+def test_feed_before_all_rows_are_read_or_after_finish_raises_error() -> None:
     data = write_batch([SimpleRecord(b"v")] * 9, base_offset=0)
     decoder = RecordDecoder(columns=("offset",), max_rows=1)
     next(decoder.feed(data))

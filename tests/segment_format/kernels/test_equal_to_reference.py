@@ -350,7 +350,7 @@ def test_header_keys_with_invalid_utf8_match_reference(key: bytes, value: bytes 
     assert rows[0][5] == [(key.decode("utf-8", "replace"), value)]
 
 
-def test_flipped_byte_covered_by_checksum_raises() -> None:
+def test_batch_with_flipped_byte_under_checksum_raises() -> None:
     for vector in vectors()["batches"]:
         data = bytes.fromhex(vector["hex"])
         for entry in iter_entries(data):
@@ -359,7 +359,7 @@ def test_flipped_byte_covered_by_checksum_raises() -> None:
                 assert isinstance(actual(changed), str), (vector["name"], position)
 
 
-def test_reference_rows_of_different_bytes_differ() -> None:
+def test_rows_of_different_batches_differ() -> None:
     """Different bytes must give different rows; otherwise the other comparisons prove nothing."""
     first, two = (bytes.fromhex(vectors()["batches"][index]["hex"]) for index in (0, 2))
     assert actual(first) != actual(two)

@@ -107,7 +107,7 @@ def test_kernel_does_not_read_past_the_window() -> None:
     assert int(result.stdout) > 5000
 
 
-def test_guard_page_ends_the_process() -> None:
+def test_read_of_guard_page_ends_the_process() -> None:
     code = (
         f"from {__name__} import GuardedPages\n"
         "import numpy as np\n"

@@ -56,7 +56,9 @@ def outcome(data: bytes, *, stored: bool) -> object:
             return type(error), str(error), error.position, error.offset
 
 
-def test_object_file_rows_match_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_decoded_with_object_file_match_rows_decoded_with_numba(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rows = decoded(LOG, monkeypatch, stored=True)
     assert sum(batch.num_rows for batch in rows) == 100
     assert rows == decoded(LOG, monkeypatch, stored=False)
@@ -64,7 +66,7 @@ def test_object_file_rows_match_numba(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(max_examples=60)
 @given(st.integers(0, len(LOG) - 1), st.integers(1, 255))
-def test_object_file_errors_match_numba(position: int, flipped: int) -> None:
+def test_errors_of_object_file_match_errors_of_numba(position: int, flipped: int) -> None:
     data = bytearray(LOG)
     data[position] ^= flipped
     assert outcome(bytes(data), stored=True) == outcome(bytes(data), stored=False)

@@ -223,7 +223,7 @@ def test_batch_is_skipped_only_if_its_max_timestamp_is_plausible(
     assert bool(entry.times) is is_read
 
 
-def test_inner_offsets_contradicting_wrapper_raise() -> None:
+def test_inner_message_offsets_contradicting_the_wrapper_raise() -> None:
     data = bytearray(
         write_message_set([SimpleRecord(b"v")] * 3, base_offset=5, magic=0, codec="gzip")
     )

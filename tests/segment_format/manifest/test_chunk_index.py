@@ -74,7 +74,9 @@ def table_by_counting(index: Index) -> list[Chunk]:
 
 
 @every_table
-def test_chunks_match_table(index: Index, table: list[tuple[int, int, int, int, int]]) -> None:
+def test_chunks_match_handwritten_table(
+    index: Index, table: list[tuple[int, int, int, int, int]]
+) -> None:
     chunks = [Chunk(*row) for row in table]
     assert list(index.chunks()) == chunks
     assert [index.chunk(number) for number in range(index.chunk_count)] == chunks
@@ -120,7 +122,9 @@ def test_empty_file_has_no_chunks() -> None:
 
 @settings(deadline=None)
 @given(indexes(), st.data())
-def test_chunks_match_counted_table(index: Index, data: st.DataObject) -> None:
+def test_chunks_of_any_index_match_table_computed_by_counting(
+    index: Index, data: st.DataObject
+) -> None:
     table = table_by_counting(index)
     assert list(index.chunks()) == table
     assert index.transformed_size == sum(chunk.transformed_size for chunk in table)
@@ -144,7 +148,7 @@ def test_chunk_index_pickles(index: Index) -> None:
     assert copy.chunks() == index.chunks()
 
 
-def test_indexes_of_different_sizes_are_unequal() -> None:
+def test_chunk_indexes_with_different_sizes_are_unequal() -> None:
     assert FixedChunkIndex(100, 250, 110, 30) != FixedChunkIndex(100, 250, 110, 31)
     assert variable_index(100, 250, [1, 2, 3]) != variable_index(100, 250, [1, 3, 2])
     assert variable_index(100, 50, [50]) != FixedChunkIndex(100, 50, 100, 50)

@@ -70,7 +70,7 @@ WIDTHS = [
 
 
 @pytest.mark.parametrize(("sizes", "width"), WIDTHS, ids=range(len(WIDTHS)))
-def test_width_of_sizes_fits_the_largest_value(sizes: list[int], width: int) -> None:
+def test_byte_width_of_chunk_sizes_fits_the_largest_value(sizes: list[int], width: int) -> None:
     payload = pack_chunk_sizes(sizes)
     assert payload[8] == width
     assert len(payload) == 4 + 4 + 1 + (len(sizes) - 1) * width + 4
@@ -112,12 +112,12 @@ def test_impossible_chunk_size_is_not_written(sizes: list[int]) -> None:
         ("00000002 0000000a 01 00 ffffffff", "outside"),
     ],
 )
-def test_contradictory_payload_raises(payload: str, reason: str) -> None:
+def test_contradictory_payload_of_chunk_sizes_raises(payload: str, reason: str) -> None:
     with pytest.raises(InvalidManifestError, match=reason):
         decode_chunk_sizes(text_of(bytes.fromhex(payload)))
 
 
-def test_frame_without_content_size_raises() -> None:
+def test_zstd_frame_without_content_size_raises() -> None:
     with pytest.raises(InvalidManifestError, match="without content size"):
         decode_chunk_sizes(text_of(pack_chunk_sizes([1, 2, 3]), write_content_size=False))
 
@@ -138,7 +138,7 @@ def test_payload_at_limit_decodes() -> None:
         encode_chunk_sizes(np.append(sizes, 7))
 
 
-def test_frame_with_wrong_content_size_raises() -> None:
+def test_zstd_frame_with_wrong_content_size_raises() -> None:
     frame = bytearray(base64.b64decode(text_of(pack_chunk_sizes([10, 20, 30]))))
     assert frame[4:6] == b"\x20\x0f"  # single segment, content size 15 in one byte
     for stated in (0, 14, 16, 255):
@@ -152,7 +152,7 @@ def test_frame_with_wrong_content_size_raises() -> None:
     [lambda frame: frame + b"x", lambda frame: frame + frame, lambda frame: frame[:-1]],
     ids=["a byte more", "two frames", "cut"],
 )
-def test_several_or_cut_frames_raise(change: Any) -> None:  # noqa: ANN401 - a lambda
+def test_several_or_truncated_zstd_frames_raise(change: Any) -> None:  # noqa: ANN401 - a lambda
     frame = base64.b64decode(encode_chunk_sizes([1, 2, 3]))
     with pytest.raises(InvalidManifestError):
         decode_chunk_sizes(base64.b64encode(change(frame)).decode("ascii"))

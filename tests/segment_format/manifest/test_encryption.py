@@ -64,7 +64,7 @@ def wrapped_in(case: str) -> WrappedDataKey:
 
 
 @pytest.mark.parametrize("case", DATA_KEYS)
-def test_data_key_of_vector_unwraps(case: str) -> None:
+def test_wrapped_data_key_of_test_vector_is_decrypted(case: str) -> None:
     wrapped = wrapped_in(case)
     assert wrapped.key_id == "key1"
     assert unwrap_data_key(wrapped, VECTOR_KEY).hex() == DATA_KEYS[case]
@@ -172,7 +172,7 @@ def test_short_rsa_key_raises() -> None:
         unwrap_data_key(WrappedDataKey("k", bytes(128)), key)
 
 
-def test_data_key_text_parses() -> None:
+def test_text_of_wrapped_data_key_parses() -> None:
     wrapped = WrappedDataKey.from_text("id:AAECAw==")
     assert wrapped == WrappedDataKey("id", bytes([0, 1, 2, 3]))
     assert wrapped.to_text() == "id:AAECAw=="
@@ -224,7 +224,7 @@ def test_pem_label_is_ignored(label: str) -> None:
     assert load_private_key(b"a comment\n" + pem.replace(b"\n", b"\r\n") + b"\n") == VECTOR_KEY
 
 
-def test_private_key_in_other_form_raises_with_advice(other_key: rsa.RSAPrivateKey) -> None:
+def test_private_key_in_unsupported_format_raises_with_advice(other_key: rsa.RSAPrivateKey) -> None:
     pkcs1 = pem_of(other_key, serialization.PrivateFormat.TraditionalOpenSSL)
     with pytest.raises(DecryptionError, match=r"PKCS#1.*openssl pkcs8"):
         load_private_key(pkcs1)
@@ -333,7 +333,7 @@ def test_message_round_trips(plaintext: bytes, data_key: bytes, aad: bytes) -> N
     assert decrypt(memoryview(message), data_key=data_key, aad=aad) == plaintext
 
 
-def test_message_of_nist_vector_decrypts() -> None:
+def test_message_of_nist_test_vector_is_decrypted() -> None:
     # NIST's GCM test case 16: key, IV, AAD, plaintext and tag are published.
     key = bytes.fromhex("feffe9928665731c6d6a8f9467308308" * 2)
     iv = bytes.fromhex("cafebabefacedbaddecaf888")

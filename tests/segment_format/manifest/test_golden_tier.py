@@ -87,7 +87,7 @@ class Stored:
         return self._log
 
 
-def test_golden_tier_has_every_kind_of_segment() -> None:
+def test_golden_tier_has_segments_with_each_compression_and_encryption() -> None:
     kinds = {
         (manifest.compression, manifest.encryption is not None)
         for manifest in (Stored(TIER / stem).manifest for stem in STEMS)
@@ -98,7 +98,7 @@ def test_golden_tier_has_every_kind_of_segment() -> None:
 
 
 @pytest.mark.parametrize("stem", STEMS)
-def test_segment_of_broker_parses(stem: str) -> None:
+def test_manifest_written_by_broker_parses(stem: str) -> None:
     stored = Stored(TIER / stem)
     manifest = stored.manifest
     assert manifest_json(manifest) == stored.raw
@@ -145,7 +145,7 @@ def test_side_files_of_broker_parse(stem: str) -> None:
 
 
 @pytest.mark.parametrize("stem", SEGMENTS)
-def test_sizes_match_broker(stem: str) -> None:
+def test_offsets_and_sizes_of_manifest_match_broker(stem: str) -> None:
     topic, partition, expected = SEGMENTS[stem]
     manifest = SegmentManifest.from_json((TIER / f"{stem}.rsm-manifest").read_bytes())
     metadata = manifest.metadata
@@ -200,7 +200,7 @@ def vector_segment(case: str) -> Stored:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_vectors_restore_to_originals(case: str) -> None:
+def test_segment_of_each_vector_decodes_to_original_files(case: str) -> None:
     stored = vector_segment(case)
     original = (ORIGINAL / "00000000000000001234.log").read_bytes()
     assert stored.log() == original

@@ -124,7 +124,7 @@ def test_object_sizes_match_manifest(case: str) -> None:
     assert manifest.segment_indexes.transformed_size == indexes.stat().st_size
 
 
-def test_manifest_has_the_same_length_as_that_of_the_plugin() -> None:
+def test_manifest_has_the_same_length_as_the_manifest_of_the_plugin() -> None:
     # From the plugin's own test: a segment of 10 bytes, chunks of 123, four indexes of 10 bytes.
     manifest = SegmentManifest(
         FixedChunkIndex(123, 10, 123, 10),
@@ -374,7 +374,7 @@ json_values = st.recursive(
 
 @settings(deadline=None)
 @given(st.sampled_from(CASES), st.data())
-def test_changed_member_parses_or_raises(case: str, data: st.DataObject) -> None:
+def test_manifest_with_changed_member_parses_or_raises(case: str, data: st.DataObject) -> None:
     document: Document = document_of(case)
     for _ in range(data.draw(st.integers(1, 3))):
         target = document

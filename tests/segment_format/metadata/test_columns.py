@@ -34,7 +34,7 @@ def read(values: list[bytes], kind: pa.DataType | None = None) -> list[MetadataR
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
-def test_usual_records_parse_without_readable_parser(
+def test_usual_records_parse_without_call_of_readable_parser(
     monkeypatch: pytest.MonkeyPatch, kind: pa.DataType
 ) -> None:
     expected = [parse_metadata_record(value) for value in REAL] + list(EXPECTED.values())
@@ -146,7 +146,7 @@ def test_overlong_varints_parse() -> None:
     assert read([longer, value, longest]) == [COPY_STARTED] * 3
 
 
-def test_unusual_records_parse_among_usual_ones() -> None:
+def test_unusual_records_between_usual_records_parse() -> None:
     many = tuple(TaggedField(tag, bytes([tag])) for tag in range(1, 9))
     unusual: list[tuple[MetadataRecord, bytes]] = [
         (COPY_STARTED, write_metadata_record(COPY_STARTED, wire))
@@ -174,7 +174,7 @@ def test_columns_keep_order_of_many_records() -> None:
     assert read([values[id(record)] for record in expected]) == expected
 
 
-def test_error_of_records_without_offsets_contains_index_of_value() -> None:
+def test_error_names_index_of_value_if_records_have_no_offsets() -> None:
     with pytest.raises(InvalidMetadataError, match=r"value 9001: .*at byte"):
         read([REAL[0]] * 9001 + [REAL[0][:-1]])
 
@@ -238,7 +238,7 @@ def test_memory_is_proportional_to_a_long_epoch_list() -> None:
         ("0000000000000050" + "00", "8000000000000050" + "00", "starts before"),
     ],
 )
-def test_impossible_epochs_raise(old: str, new: str, reason: str) -> None:
+def test_repeated_or_negative_leader_epochs_raise(old: str, new: str, reason: str) -> None:
     value = VALUES["type0"].replace(bytes.fromhex(old), bytes.fromhex(new))
     with pytest.raises(InvalidMetadataError, match=reason):
         read([value])

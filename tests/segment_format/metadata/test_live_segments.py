@@ -117,7 +117,7 @@ def test_unfinished_uploads_are_not_live() -> None:
     assert live == set(states) - unfinished
 
 
-def test_update_replaces_its_fields() -> None:
+def test_update_record_replaces_fields_of_segment() -> None:
     (segment,) = live_segments([SEGMENT, update(FINISHED, custom=b"x")])
     assert segment == replace(
         SEGMENT, broker_id=2, event_timestamp_ms=20, custom_metadata=b"x", state=FINISHED

@@ -98,7 +98,7 @@ def folded(events: list[MetadataRecord], borders: list[int]) -> LiveSegments:
 @pytest.mark.parametrize("mixing", [fold_columns._ODD, 0], ids=["mixed", "all numbers alike"])
 @settings(deadline=None, max_examples=150)
 @given(histories, st.lists(st.integers(0, 60), max_size=6), st.sampled_from([1, 5, 1000]))
-def test_any_history_matches_readable_segments(
+def test_live_segments_of_any_history_match_readable_implementation(
     mixing: int, events: list[MetadataRecord], borders: list[int], at_once: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:

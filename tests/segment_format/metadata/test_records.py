@@ -139,7 +139,7 @@ def test_record_round_trips(written: Written) -> None:
     assert pickle.loads(pickle.dumps(parsed)) == record
 
 
-def test_unknown_tagged_fields_are_skipped_everywhere() -> None:
+def test_unknown_tagged_fields_are_skipped_in_every_structure() -> None:
     field = TaggedField(7, b"later")
     wire = WireDetails(1, (field,), (field,), (field,), ((2, (field,)), (0, ())))
     value = write_metadata_record(COPY_STARTED, wire)
@@ -147,7 +147,7 @@ def test_unknown_tagged_fields_are_skipped_everywhere() -> None:
     assert parse_metadata_record(value) == COPY_STARTED
 
 
-def test_epochs_in_hash_order_are_sorted() -> None:
+def test_leader_epochs_in_hash_order_are_sorted() -> None:
     value = VALUES["type0"]
     first, second = (
         bytes.fromhex("00000000" + "00" * 8 + "00"),

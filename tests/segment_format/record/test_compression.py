@@ -122,7 +122,7 @@ def test_content_round_trips(name: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_output_limit_is_exact(name: str) -> None:
+def test_payload_one_byte_above_the_output_limit_raises(name: str) -> None:
     codec, compress = COMPRESSORS[name]
     data = sample(3 << 20)
     payload = compress(data)
@@ -135,7 +135,7 @@ def test_output_limit_is_exact(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMPRESSORS)
 @pytest.mark.parametrize("convert", [bytearray, memoryview, lambda b: np.frombuffer(b, np.uint8)])
-def test_payload_may_be_any_buffer(name: str, convert: Any) -> None:  # noqa: ANN401
+def test_compressed_payload_may_be_any_buffer_type(name: str, convert: Any) -> None:  # noqa: ANN401
     codec, compress = COMPRESSORS[name]
     data = sample(50_000)
 
@@ -233,7 +233,7 @@ def test_zstd_window_above_kafka_limit_raises() -> None:
         decompress(ZSTD, frame)
 
 
-def test_wrong_content_size_of_lz4_is_ignored() -> None:
+def test_wrong_content_size_in_lz4_header_is_ignored_in_magic_0() -> None:
     frame = bytearray(java_lz4(b"x" * 100, store_size=True))
     frame[6] = 7
     with pytest.raises(DecompressionError, match="header checksum"):
@@ -361,7 +361,7 @@ def test_changed_payload_stays_within_limit_or_raises(
 
 
 @pytest.mark.parametrize("name", [name for name in COMPRESSORS if name != "raw snappy"])
-def test_cut_payload_never_returns_all_content(name: str) -> None:
+def test_truncated_payload_never_returns_all_content(name: str) -> None:
     codec, compress = COMPRESSORS[name]
     data = sample(3000)
     payload = compress(data)

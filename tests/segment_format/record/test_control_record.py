@@ -33,7 +33,7 @@ def test_marker_of_kafka_vector_parses(name: str, kind: ControlRecordType) -> No
     assert marker_of(batch) is kind
 
 
-def test_data_and_emptied_control_batch_have_no_control_type() -> None:
+def test_data_batch_and_empty_control_batch_have_no_control_type() -> None:
     (data,) = iter_batches(record_set("v2-min"))
     emptied = bytearray(record_set("empty"))
     emptied[22] |= 0x20
@@ -57,7 +57,7 @@ def test_undefined_control_type_is_unknown(number: int) -> None:
     assert parse_control_record_type(struct.pack(">hh", 0, number)) is ControlRecordType.UNKNOWN
 
 
-def test_later_key_version_parses_as_version_0() -> None:
+def test_control_key_of_later_version_parses_as_version_0() -> None:
     key = struct.pack(">hh", 3, 1) + b"more"
 
     assert parse_control_record_type(key) is ControlRecordType.COMMIT

@@ -99,7 +99,7 @@ def expected_row(row: dict[str, Any]) -> tuple[object, ...]:
     )
 
 
-def test_golden_tier_is_mostly_uncompressed() -> None:
+def test_expected_topics_of_golden_tier_are_uncompressed() -> None:
     assert {topic for topic, _ in PARTITIONS} >= {
         "appendtime",
         "codecs",
