@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.test_rings import ALL_IMPORTS
+from tests.test_rings import all_imports
 
 # Packages and modules of `kts_source`, inner layers first: each imports only earlier layers.
 LAYERS = (
@@ -35,7 +35,7 @@ def test_packages_import_only_inner_layers() -> None:
 
     internal_imports = [
         (entry, importer, imported)
-        for entry in ALL_IMPORTS
+        for entry in all_imports()
         if (importer := layer(entry.importer)) and (imported := layer(entry.imported))
     ]
     assert {name for _, *pair in internal_imports for name in pair} <= level.keys()

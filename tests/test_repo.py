@@ -226,7 +226,9 @@ def marker_selections() -> list[str]:
     """Returns the `-m` expressions of `make test` and of every suite in `.ci/run`."""
     makefile = re.search(r"^UNIT := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert makefile is not None
-    suites = re.findall(r'^suite .*-m "([^"]+)"', (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    suites = re.findall(
+        r'^ *suite .*-m "([^"]+)"', (ROOT / ".ci" / "run").read_text(), re.MULTILINE
+    )
     assert len(suites) > 5
     return [makefile[1], *suites]
 
