@@ -221,7 +221,7 @@ class IndexRange:
     """Location of one side file: bytes [position, position + size) of the stored `.indexes` object.
 
     Attributes:
-        position: First byte.
+        position: Position of the first byte.
         size: Number of stored bytes. In an encrypted segment, they include the 28 bytes that
             AES-GCM adds. 0 for an empty file.
     """
