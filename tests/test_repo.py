@@ -46,7 +46,7 @@ PYTHON_FILES = [name for name in TRACKED if name.endswith(".py")]
 
 
 def text_of(name: str) -> str | None:
-    """Reads a tracked file; returns None if it is binary."""
+    """Returns the text of the tracked file `name`, or None if the file is binary."""
     data = (ROOT / name).read_bytes()
     if b"\0" in data[:8192]:
         return None

@@ -27,7 +27,7 @@ def fake_java(folder: Path, version: str) -> Path:
 
 
 def java_home_of(env: dict[str, str]) -> str:
-    """Returns JAVA_HOME in a command that `tools/with_java.sh` runs."""
+    """Returns the JAVA_HOME that `tools/with_java.sh` sets for its command."""
     run = subprocess.run(
         [ROOT / "tools" / "with_java.sh", "sh", "-c", 'echo "${JAVA_HOME:-unset}"'],
         env={"VENV": sys.prefix, **env},

@@ -77,7 +77,7 @@ every_log = pytest.mark.parametrize("log", golden_logs(), ids=lambda log: str(lo
 
 
 def read_committed(tier: tuple[Segment, ...], start: int, stop: int) -> tuple[list[int], int]:
-    """Returns the `read_committed` offsets in [start, stop), and the offset where reading ends.
+    """Returns two values: the `read_committed` offsets in [start, stop), and where reading ends.
 
     Snapshots decide how far to search for markers. Transaction indexes decide which transactions
     were aborted.

@@ -1,7 +1,7 @@
 """Checks the offsets of a partition log.
 
-The log contains each offset only once, from a segment of the surviving branch, and names missing
-offsets.
+The log reads each offset from exactly one segment of the surviving branch. It also lists the
+missing offsets.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ NUMBERS: dict[str, Any] = {
 
 
 def options(tmp_path: Path, records: list[SimpleRecord], **more: str) -> dict[str, str]:
-    """Writes a tier of these records and a folder of schemas. Returns the options to read them."""
+    """Writes a tier of `records` and a folder of schemas. Returns the options to read the tier."""
     log = LogBuilder()
     log.append(records)
     writer = AivenTierWriter(str(tmp_path / "tier"), topic="numbers", partition=0)

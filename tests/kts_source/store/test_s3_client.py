@@ -1,4 +1,7 @@
-"""Checks that the faster session, which the package gives to s3fs, supports all AWS services."""
+"""Checks the botocore session that the package gives to s3fs.
+
+The session loads descriptions of AWS services faster, and must support all services.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Checks that listings that extend earlier ones equal full listings and take fewer requests."""
+"""Checks listings that reuse the results of earlier listings.
+
+They must equal full listings, and must send fewer requests.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ INTERVAL_MS: Final = 60_000
 
 
 class Paged(MemoryStore):
-    """Store that lists objects in pages and counts them."""
+    """Store that lists objects in pages, and counts the pages."""
 
     lists_in_pages = True
 

@@ -292,7 +292,7 @@ class ReplayedRandomness:
 
 
 def open_oaep(wrapped: bytes) -> tuple[bytes, bytes]:
-    """Returns the data key and the OAEP seed of a wrapped key (RFC 8017 §7.1.2)."""
+    """Returns two values: the data key and the OAEP seed of a wrapped key (RFC 8017 §7.1.2)."""
     key = load_pem_private_key((AIVEN / "keys" / "priv.pem").read_bytes(), None)
     assert isinstance(key, RSAPrivateKey)
     numbers = key.private_numbers()

@@ -33,7 +33,8 @@ def name_of(schema_id: int | str, path: tuple[int, ...]) -> str:
 def readable(value: bytes) -> tuple[bytes, str]:
     """Removes the header of a value.
 
-    Returns the bytes of the message and an empty reason, or the reason why the header is invalid.
+    Returns two values: the bytes of the message, and the reason why the header is invalid. The
+    reason is empty if the header is valid; otherwise the bytes are empty.
     """
     if len(value) < 5:
         return b"", "the value is shorter than"
