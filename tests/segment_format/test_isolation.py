@@ -136,7 +136,7 @@ def first_undecided(log: Log, tier_end: int) -> int:
 
 
 @every_log
-def test_read_committed_prefix_stops_at_last_stable_offset(log: Log) -> None:
+def test_read_committed_of_first_segments_stops_at_last_stable_offset(log: Log) -> None:
     stopped_early = 0
     for count in range(1, len(log.segments) + 1):
         tier = log.segments[:count]
