@@ -253,7 +253,7 @@ def test_documented_options_match_the_option_table() -> None:
 @pytest.mark.parametrize(
     "name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 )
-def test_links_between_documents_exist(name: str) -> None:
+def test_targets_of_links_in_documents_exist(name: str) -> None:
     text = (ROOT / name).read_text()
     links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", text)
     assert [link for link in links if not (ROOT / link).exists()] == []

@@ -267,6 +267,8 @@ def plain_in_transaction(builder: LogBuilder) -> object:
         ),
     ],
 )
-def test_impossible_appends_raise(mistake: Callable[[LogBuilder], object], message: str) -> None:
+def test_log_builder_raises_for_content_that_brokers_never_write(
+    mistake: Callable[[LogBuilder], object], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         mistake(LogBuilder())

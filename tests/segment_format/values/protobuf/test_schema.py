@@ -82,7 +82,7 @@ def test_truncated_or_changed_descriptor_parses_or_raises() -> None:
                 assert "not a usable Protobuf FileDescriptorSet" in str(error)  # noqa: PT017
 
 
-def test_editions_syntax_raises() -> None:
+def test_file_with_editions_syntax_raises() -> None:
     file = descriptor_pb2.FileDescriptorProto(
         name="e.proto", syntax="editions", edition=descriptor_pb2.EDITION_2023
     )
