@@ -10,10 +10,13 @@ overlap the previous word. A key of 4 to 7 bytes is hashed as one word: its firs
 then its last four bytes. A key of 1 to 3 bytes is hashed as one word, too: its first, its middle
 and its last byte.
 
-The keys of a bucket are stored next to each other. A lookup compares the tags of the bucket's keys,
-and then the bytes of the keys with an equal tag. An array has a bit for each value of `bit`, which
-is set if the set contains a key with this value. A lookup checks this bit first, and most keys that
-are not in the set are rejected by it. The array is small enough for the CPU's cache.
+The keys of a bucket are stored next to each other. There is an array with one bit for each value of
+`bit`. A bit is set if the set contains a key with this value of `bit`. A lookup has three steps:
+
+1. Check the bit of the key. This rejects most keys that are not in the set, and the array is small
+   enough for the CPU's cache.
+2. Compare the tags of the bucket's keys.
+3. Compare the bytes of the keys that have the same tag.
 """
 
 from __future__ import annotations
@@ -43,8 +46,8 @@ _M: Final = np.uint64(MULTIPLIER)
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class KeySet:
-    """A set of record keys. `of` builds it. Kernels read the arrays, so the arrays must not be
-    changed.
+    """A set of record keys. `KeySet.of` builds it. Kernels read the arrays, so the arrays must not
+    be changed.
 
     Attributes:
         has_null: True if the set contains the null key.
@@ -53,8 +56,7 @@ class KeySet:
         seed: Seed of the hash. It is random, so that producers cannot choose keys whose hashes
             collide.
         shift: Number of low bits of a hash that do not select the bucket.
-        bits: uint8; one byte per bucket. Bit n of the byte is set if the bucket has a key with hash
-            h for which `h >> (shift - 3) & 7` is n.
+        bits: uint8; one byte per bucket, so one bit for each value of `bit`.
         borders: uint32; index of the first key of each bucket. The last entry is the number of
             keys.
         tags: uint32; the tag of each key.

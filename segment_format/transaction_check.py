@@ -29,7 +29,7 @@ class TransactionCheck:
     intervals. The decoders must read the batches in log order.
 
     Args:
-        aborted: Offset intervals of aborted transactions, whose records the decoders skip.
+        aborted: Offset intervals of aborted transactions. The decoders skip the records in them.
         start_offset: First offset of the read range, inclusive; markers below it are not compared.
         stop_offset: End of the read range, exclusive.
 

@@ -266,7 +266,7 @@ def _take_steps(
 
 
 def segments() -> st.SearchStrategy[SegmentFiles]:
-    """Single segments with all their index files."""
+    """Generates single segments with all their index files."""
     return logs().flatmap(lambda log: st.sampled_from(log.segments))
 
 

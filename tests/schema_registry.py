@@ -16,12 +16,12 @@ USER, PASSWORD = "reader", "open-sesame"
 
 
 def basic(user: str, password: str) -> str:
-    """Returns the header of Basic authentication."""
+    """Returns the value of the header `Authorization` for Basic authentication."""
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
 class Registry(ThreadingHTTPServer):
-    """Responds like Confluent Schema Registry: documents by path; 401 without the password.
+    """Serves `documents` by path, with the status codes of Confluent Schema Registry.
 
     Attributes:
         documents: Maps paths to documents. A path may omit the `subject` parameter of its query.
@@ -61,7 +61,7 @@ class Registry(ThreadingHTTPServer):
 
 
 def _without_subject(path: str) -> str:
-    """Removes the `subject` parameter, for documents that do not depend on the subject."""
+    """Returns `path` without the `subject` parameter of its query."""
     bare, _, query = path.partition("?")
     kept = [
         parameter

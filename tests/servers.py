@@ -35,10 +35,10 @@ _PORTS = range(20_000, 32_000)
 
 @contextlib.contextmanager
 def build_lock(name: str) -> Iterator[None]:
-    """Locks out all other processes of this checkout during the `with` block.
+    """Lets only one process of this checkout at a time run the `with` block.
 
     Args:
-        name: Name of the lock; blocks with different names run concurrently.
+        name: Name of the lock. Blocks with different names can run at the same time.
     """
     folder = BUILD / "locks"
     folder.mkdir(parents=True, exist_ok=True)

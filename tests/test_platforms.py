@@ -46,7 +46,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_grou
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """Reads a file of `platforms/`: Python versions, pins, and pins that must be replaced."""
+    """The content of a file in `platforms/`.
+
+    Attributes:
+        pythons: Python versions of the platform.
+        pins: Pinned packages, such as `numpy==1.26.4`.
+        replaced: Names of pinned packages that must be replaced.
+    """
 
     pythons: tuple[str, ...]
     pins: tuple[str, ...]
@@ -96,8 +102,9 @@ def resolve_wheel(
 ) -> tuple[dict[str, str], str]:
     """Resolves the wheel and its extras with uv.
 
-    Returns the resolved versions by package name (empty if there is no solution), and uv's error
-    output. The packages in `wheels` must have a wheel. PySpark may have only a source archive.
+    Returns two values: the resolved versions by package name, and uv's error output. The versions
+    are empty if there is no solution. The packages in `wheels` must have a wheel. PySpark may have
+    only a source archive.
     """
     requirements, constraints = folder / "wanted.in", folder / "constraints.txt"
     requirements.write_text(f"tiered-kafka[{','.join(extras)}] @ {wheel.as_uri()}\n")

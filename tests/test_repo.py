@@ -46,7 +46,7 @@ PYTHON_FILES = [name for name in TRACKED if name.endswith(".py")]
 
 
 def text_of(name: str) -> str | None:
-    """Reads a tracked file; returns None if it is binary."""
+    """Returns the text of the tracked file `name`, or None if the file is binary."""
     data = (ROOT / name).read_bytes()
     if b"\0" in data[:8192]:
         return None
@@ -132,7 +132,7 @@ def normalize(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_dependencies_have_a_reason() -> None:
+def test_every_dependency_has_a_comment_with_its_reason() -> None:
     lines = requirement_lines()
     assert len(lines) == len(direct_requirements())
     assert [line for line in lines if not re.search(r'",?\s+# \S.{9,}', line)] == []
@@ -170,7 +170,7 @@ def test_lock_pins_every_direct_dependency_with_hashes() -> None:
     assert [name for name, versions in pinned.items() if 0 in versions.values()] == []
 
 
-def test_oldest_tested_spark_matches_pyproject() -> None:
+def test_oldest_tested_spark_is_the_lower_bound_in_pyproject() -> None:
     text = (ROOT / ".ci" / "spark40.txt").read_text()
     pin = re.search(r"^pyspark==(\S+) ", text, re.MULTILINE)
     assert pin is not None
@@ -255,7 +255,7 @@ def test_documented_options_match_the_option_table() -> None:
 @pytest.mark.parametrize(
     "name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 )
-def test_links_between_documents_exist(name: str) -> None:
+def test_targets_of_links_in_documents_exist(name: str) -> None:
     text = (ROOT / name).read_text()
     links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", text)
     assert [link for link in links if not (ROOT / link).exists()] == []

@@ -95,7 +95,15 @@ FACES: dict[str, str] = {
 
 
 class Import(NamedTuple):
-    """One imported name, with the importing module and the position and kind of the import."""
+    """One import of a name in a module.
+
+    Attributes:
+        importer: Module that contains the import.
+        imported: Imported module.
+        line: Line of the import.
+        at_import_time: Whether the import runs when `importer` is imported.
+        for_types_only: Whether the import is only for type checkers.
+    """
 
     importer: str
     imported: str

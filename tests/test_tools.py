@@ -27,7 +27,7 @@ def fake_java(folder: Path, version: str) -> Path:
 
 
 def java_home_of(env: dict[str, str]) -> str:
-    """Returns JAVA_HOME in a command that `tools/with_java.sh` runs."""
+    """Returns the JAVA_HOME that `tools/with_java.sh` sets for its command."""
     run = subprocess.run(
         [ROOT / "tools" / "with_java.sh", "sh", "-c", 'echo "${JAVA_HOME:-unset}"'],
         env={"VENV": sys.prefix, **env},
@@ -54,7 +54,7 @@ def test_with_java_ignores_unsupported_java(tmp_path: Path, version: str) -> Non
     assert java_home_of({"PATH": os.defpath, "JAVA_HOME": str(tmp_path)}) == bundled
 
 
-def test_with_java_runs_pip_java_with_missing_module(tmp_path: Path) -> None:
+def test_with_java_drops_add_modules_option_for_java_from_pip(tmp_path: Path) -> None:
     fake_java(tmp_path / "bin", "11.0.21")
     home = java_home_of({"PATH": f"{tmp_path / 'bin'}:{os.defpath}"})
     run = subprocess.run(

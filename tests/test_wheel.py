@@ -57,7 +57,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tracked(*folders: str) -> set[str]:
-    """Returns the tracked files of these folders."""
+    """Returns the paths of the tracked files in `folders`."""
     listed = run("git", "ls-files", "-z", "--", *folders, cwd=ROOT)
     return {name for name in listed.split("\0") if name}
 

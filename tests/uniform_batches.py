@@ -1,7 +1,7 @@
 """Writes large segments of equal records with numpy instead of a loop over records.
 
-`write_batch` writes one batch, which is repeated; offsets, times, keys and values are then filled
-in for all batches at once. The result equals the output of `write_batch` for each batch.
+`write_batch` writes one batch, and numpy repeats it. Numpy then sets the offsets, times, keys and
+values of all batches at once. The result equals the output of `write_batch` for each batch.
 """
 
 from __future__ import annotations
@@ -160,14 +160,14 @@ def _fill(
 
 
 def _compressed(codec: str, batches: npt.NDArray[np.uint8]) -> tuple[bytes, npt.NDArray[np.int64]]:
-    """Returns the compressed batches and the size of each batch in bytes."""
+    """Returns two values: the compressed batches, and the size of each of them in bytes."""
     with ThreadPoolExecutor(2) as pool:  # the codecs release the GIL
         packed = list(pool.map(functools.partial(_pack, codec), batches))
     return b"".join(packed), np.array([len(batch) for batch in packed], np.int64)
 
 
 def _pack(codec: str, batch: npt.NDArray[np.uint8]) -> bytes:
-    """Returns the batch with compressed records. Its attributes must already contain the codec."""
+    """Compresses the records of `batch`. Its attributes must already contain `codec`."""
     checked = batch[_ATTRIBUTES_AT:_HEADER_BYTES].tobytes() + compress(
         codec, batch[_HEADER_BYTES:].tobytes()
     )

@@ -5,14 +5,14 @@ state between two calls.
 `segment_format.record.batch_header` that of batch headers. Each entry is checked in this order:
 
 1. Length and magic.
-2. If the offset is at or above the stop offset, the decoding ends here.
-3. Completeness.
+2. Offset. If it is at or above the stop offset, the decoding ends here.
+3. Completeness: the window contains the whole entry.
 4. Header.
 5. CRC.
 
 Three kinds of batches are skipped after these checks: control batches, batches of aborted
-transactions, and batches without wanted timestamps. The CRC is checked before, because a flipped
-bit could otherwise cause a batch to be skipped.
+transactions, and batches without wanted timestamps. The CRC is checked first, because otherwise a
+flipped bit could cause a batch to be skipped.
 
 A transaction index has no checksum, but a control batch has one. So the intervals of aborted
 transactions, which come from the index, are compared with the control batches of the log. The
@@ -252,8 +252,7 @@ def _contradiction(base_offset: Value, producer_id: Value, marker: Value, frame:
 
 @helper
 def _wrong_epoch(epoch: Value, base_offset: Value, last_offset: Value, frame: Frame) -> Value:
-    """Returns whether the batch should have another leader epoch than `epoch` according to the
-    lineage.
+    """Returns whether `epoch`, the leader epoch of a batch, contradicts the lineage.
 
     The first entry of the lineage may start inside a batch, because deleting records moves the log
     start. Such a batch must have the epoch of the first entry. Batches that end before the first

@@ -246,7 +246,7 @@ class RecordDecoder:
         check_crcs: True if each entry's checksum is compared with its bytes.
         max_rows: Maximum number of rows of an Arrow batch.
         max_bytes: Maximum number of bytes of keys, values and headers in an Arrow batch. A larger
-            record is a batch of its own.
+            record gets an Arrow batch of its own.
         max_batch_bytes: Maximum size of one entry in bytes, both stored and decompressed.
         lineage: Leader epochs and their start offsets, both strictly increasing. If given, a batch
             of magic 2 must have the leader epoch that owns its base offset. A batch that contains
@@ -254,8 +254,8 @@ class RecordDecoder:
         offset_bounds: If given, a pair (first, second): the offsets of entries must ascend and be
             in [first, second). This finds wrong base offsets, which no checksum covers. Pass the
             bounds of the segment or a part of it.
-        position: Position in the log of the first byte that will be fed. It is needed for errors,
-            which contain positions in the log.
+        position: Position in the log at which the first window begins. Errors contain positions in
+            the log.
         first_timestamp: Smallest wanted timestamp, in milliseconds.
         last_timestamp: Largest wanted timestamp in milliseconds, inclusive.
         constants: Columns with the same value in all rows: a string, an int32, or `None` for a null
@@ -565,9 +565,9 @@ class RecordDecoder:
             )
 
     def _is_followed(self, view: memoryview, stop: Entry) -> bool:
-        """Checks that the entry after `stop` has larger offsets than `stop`, an entry of magic 0 or
-        1 that ends the decoding. This is only checked if offsets are missing before the stop
-        offset.
+        """Checks that the entry after `stop` has larger offsets than `stop`. `stop` is an entry of
+        magic 0 or 1 that ends the decoding. Makes this check only if offsets are missing before the
+        stop offset.
 
         Returns False if the check needs more bytes than the window has, and True otherwise.
 
@@ -629,8 +629,8 @@ class RecordDecoder:
             raise self._error_of(c.ERROR_SKIPPED)
 
     def _error_of(self, status: int) -> SegmentFormatError:
-        """Returns the error for a negative status of the kernel. Returns the stored error of
-        `_note_skipped` if the status means it.
+        """Returns the error for a negative status of the kernel. For ERROR_SKIPPED, returns the
+        error that `_note_skipped` has stored, if it has stored one.
         """
         if status == c.ERROR_SKIPPED and self._slots[c.SKIPPED_STORED_CRC] < 0:
             return self._skipped_error

@@ -96,9 +96,9 @@ def _copy_steps(target: Address, source: Address, stop: Address) -> None:
 
 @helper
 def _copy_pattern(target: Address, distance: Value, size: Value) -> None:
-    """Copies `size` bytes to `target` from `target - distance`, where `distance` is less than 16.
-    So the last `distance` bytes before `target` are a pattern that is repeated. Doubles the pattern
-    until 16 bytes can be copied at once.
+    """Copies `size` bytes to `target` from `target - distance`. `distance` is less than 16, so the
+    last `distance` bytes before `target` are repeated. Doubles the number of repeated bytes until
+    16 bytes can be copied at once.
     """
     to = target
     stop = target + size

@@ -12,8 +12,8 @@ first. Its top bit is set if another byte follows. A varint (32 bits) has at mos
 
 Arrow strings must be valid UTF-8, so malformed header keys are repaired. As in
 `bytes.decode("utf-8", "replace")`, each malformed sequence is replaced by U+FFFD, which has three
-bytes. A malformed sequence is the longest incomplete part of a valid sequence at that position; a
-single byte if no valid sequence begins with this byte.
+bytes. A malformed sequence ends before the first byte that cannot continue it. If its first byte
+cannot begin a valid sequence, it consists of this byte.
 """
 
 from __future__ import annotations
@@ -322,7 +322,7 @@ def copy_utf8(target: Address, address: Address, size: Value) -> Value:
 def _low_bytes(size: Value) -> Value:
     """Returns a mask of the lowest `size` bytes (0 to 8) of a 64-bit word.
 
-    Shifts twice by half the bits, because shifting by 64 bits at once is undefined.
+    Shifts twice, each time by half of the bits, because shifting by 64 bits at once is undefined.
     """
     half = size << np.uint64(2)
     return ((_ONE << half) << half) - _ONE

@@ -1,4 +1,5 @@
-"""Reads the first fields of each record, and skips its other fields by the length of the record.
+"""Reads only the first fields of each record. Uses the length of the record to skip its other
+fields.
 
 `step_records` reads offsets and timestamps. It checks the fields up to the offset delta, like
 `decode_records`. It is fast, because the address of the next record depends only on the length of
@@ -61,8 +62,8 @@ def _step_offsets(
     stop_offset: Value,
     ahead: Value,
 ) -> Value:
-    """Reads the offsets of consecutive records while `read_start` supports the records, and their
-    offsets are wanted.
+    """Reads the offsets of consecutive records. Stops at the first record that `read_start` does
+    not support, or that does not have a wanted offset.
 
     Returns `(address, row, left, least)`: the address of the first record that was not read, the
     next row, the number of records left, and one past the last offset that was read.

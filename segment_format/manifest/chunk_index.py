@@ -309,7 +309,7 @@ class FixedChunkIndex(ChunkIndex):
 
 
 class VariableChunkIndex(ChunkIndex):
-    """The chunk index of a compressed segment, whose chunks have different stored sizes.
+    """The chunk index of a compressed segment. Its chunks have different stored sizes.
 
     It uses 12 bytes of memory per chunk, and at most 126 MB.
 

@@ -47,10 +47,11 @@ MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 
 
 def _parse_json_object(data: bytes, what: str) -> dict[str, object]:
-    """Parses UTF-8 bytes that contain one JSON object, without NaN and Infinity.
+    """Parses UTF-8 bytes that contain one JSON object. Refuses NaN and Infinity.
 
     Raises:
-        InvalidManifestError: The bytes are not such an object.
+        InvalidManifestError: The bytes are not valid UTF-8 or not a JSON object, or they contain
+            NaN or Infinity.
     """
     try:
         text = bytes(data).decode("utf-8")
@@ -221,7 +222,7 @@ class IndexRange:
     """Location of one side file: bytes [position, position + size) of the stored `.indexes` object.
 
     Attributes:
-        position: First byte.
+        position: Position of the first byte.
         size: Number of stored bytes. In an encrypted segment, they include the 28 bytes that
             AES-GCM adds. 0 for an empty file.
     """

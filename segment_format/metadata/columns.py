@@ -1,8 +1,8 @@
 """Parses many records of `__remote_log_metadata` at once. Returns columns with one row per record.
 
 The fields are those of `segment_format.metadata.model`. If the type of a record does not have a
-field, the field is −1 in columns of numbers, zero in columns of ids, and null in Arrow columns.
-Without field `segment_leader_epochs`, the row has no leader epochs.
+field, the field is −1 in columns of numbers, zero in columns of ids, and null in Arrow columns. If
+it does not have field `segment_leader_epochs`, the row has no leader epochs.
 
 Each step of the parser reads one field of all records. The parser stores for each record the
 position of its next field. A step rejects a record in three cases: the record has too few bytes, it
@@ -11,8 +11,9 @@ than four at its end). Rejected records are parsed again by `parse_metadata_reco
 parser, so both parsers return the same values and errors. Module `remote_log_segment_metadata`
 documents the layout of records.
 
-Numbers are read through a view with one overlapping element per byte of the data, so one indexed
-read returns a field of all records. The field need not be aligned.
+To read numbers, the bytes are viewed as an array with one number for each byte position. These
+numbers overlap. So one indexed read returns a field of all records, and the field need not be
+aligned.
 """
 
 from __future__ import annotations
@@ -288,15 +289,15 @@ _UVARINT_BYTES = 5
 
 
 class Positions:
-    """Reads fields of many messages at once. Each method reads the next field of all messages, and
-    returns one value per message.
+    """Reads fields of many messages at once. A method such as `i32` reads the next field of all
+    messages, and returns one value per message.
 
     For a rejected message, the methods return arbitrary values, but never access memory after
     `data`.
 
-    Args:
+    Attributes:
         data: All messages, followed by eight more bytes.
-        at: First unread byte of each message.
+        at: Position of the first unread byte of each message.
         stop: End of each message, exclusive. No message contains one of the last eight bytes of
             `data`.
         good: Mask of the messages that were not rejected.

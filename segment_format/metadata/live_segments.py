@@ -303,7 +303,7 @@ def _tables() -> tuple[NDArray[np.bool_], NDArray[np.uint8], NDArray[np.uint8]]:
 
 
 def _states_after(kinds: Integers, rank: Integers) -> Integers:
-    """Returns the state after each event.
+    """Returns for each event the state of its segment after the event.
 
     Args:
         kinds: Kind of each event. The events of a segment are consecutive.

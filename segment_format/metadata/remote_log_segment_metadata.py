@@ -114,7 +114,7 @@ def check_offsets_and_epochs(
         start_offset: Base offset.
         end_offset: Last offset, inclusive.
         epochs: First offset of each leader epoch, ascending by epoch.
-        error: Creates the error to raise from its message.
+        error: Function that returns the error to raise. Its argument is the message of the error.
 
     Raises:
         SegmentFormatError: The result of `error`.

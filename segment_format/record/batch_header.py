@@ -175,7 +175,7 @@ class RecordBatchHeader:
 
         Args:
             buffer: Buffer with at least the 61 bytes of the header.
-            position: First byte of the batch in `buffer`.
+            position: Position of the first byte of the batch in `buffer`.
 
         Raises:
             TruncatedBatchError: Fewer than 61 bytes are left.
@@ -271,10 +271,10 @@ class RecordBatchHeader:
     def is_dated_before(self, timestamp_ms: int) -> bool:
         """Returns whether `max_timestamp` proves that all records are older than `timestamp_ms`.
 
-        Some clients write −1, 0 or an old value, so a `max_timestamp` below the base timestamp
-        proves nothing. There are two exceptions, in which every `max_timestamp` counts that is not
-        negative. In a batch with a delete horizon, the log cleaner computed `max_timestamp`. With
-        LogAppendTime, it is the timestamp of every record.
+        Some clients write −1, 0 or an old value. So a `max_timestamp` that is negative or below the
+        base timestamp proves nothing. In two kinds of batches, a `max_timestamp` below the base
+        timestamp is valid: in a batch with a delete horizon, the log cleaner computed
+        `max_timestamp`; with LogAppendTime, it is the timestamp of every record.
         """
         is_set = bool(self.attributes & (TIMESTAMP_TYPE_BIT | DELETE_HORIZON_BIT))
         is_plausible = self.max_timestamp >= 0 and (

@@ -43,7 +43,7 @@ class Entry:
     """Position and size of one entry, and two fields of its first 17 bytes.
 
     Attributes:
-        position: First byte of the entry in the buffer.
+        position: Position of the first byte of the entry in the buffer.
         size: Size of the entry in bytes, including its offset and size fields (12 bytes).
         offset: The stored offset field; its meaning depends on `magic`.
         magic: 0, 1 or 2.

@@ -131,7 +131,7 @@ class DecodedBatch:
     no producer and no leader epoch, and is neither transactional nor a control batch.
 
     Attributes:
-        position: First byte of the entry in the buffer.
+        position: Position of the first byte of the entry in the buffer.
         size: Bytes of the entry.
         magic: 0, 1 or 2.
         base_offset: For magic 2, first offset of the original batch. For magic 0 and 1, offset of
@@ -282,7 +282,8 @@ def _read_records(
         entry: The batch.
         header: Header of the batch.
         max_batch_bytes: Limit for the decompressed bytes of the batch.
-        read: Reads one record from a cursor. Returns `(offset, item)`. The items are returned.
+        read: Function that reads one record from a cursor. Returns `(offset, item)`.
+            `_read_records` returns the items.
     """
     if not header.record_count:
         return ()
@@ -547,7 +548,7 @@ class EntryTimes:
     """Offsets and timestamps of the records of one entry.
 
     Attributes:
-        position: First byte of the entry in the buffer.
+        position: Position of the first byte of the entry in the buffer.
         base_offset: First offset of the entry.
         last_offset: Last offset of the entry, inclusive.
         times: `(offset, timestamp)` of each record. The timestamps are in milliseconds since 1970.

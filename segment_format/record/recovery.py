@@ -69,7 +69,7 @@ class _Window:
         """Returns the bytes of the file from `start` to at least `stop`, or to the end of the file.
 
         Args:
-            start: First byte.
+            start: Position of the first needed byte.
             stop: End of the needed bytes, exclusive.
             read_ahead: Minimum number of bytes to read if the needed bytes are not in memory.
         """
@@ -129,8 +129,8 @@ class _Walk:
         next_offset: Smallest offset that the next entry may have.
         has_holes: True if offsets are missing in or between the entries that were read, as after
             compaction.
-        is_counting: True if the previous entry was read. Only then a gap before the next entry
-            proves that offsets are missing.
+        is_counting: True if the previous entry was read. If false, a gap before the next entry does
+            not prove that offsets are missing.
     """
 
     next_offset: int
@@ -288,8 +288,8 @@ def _require_plausible(
 
 
 def _crc32c(data: memoryview, crc: int) -> int:
-    """Returns the CRC-32C of the bytes before `data` and `data` together. `crc` is the CRC-32C of
-    the bytes before `data`. `zlib.crc32` does the same for CRC-32.
+    """Continues the computation of a CRC-32C with the bytes of `data`. `crc` is the CRC-32C of the
+    previous bytes. `zlib.crc32` does the same for CRC-32.
     """
     return int(google_crc32c.extend(crc, np.frombuffer(data, dtype=np.uint8)))
 

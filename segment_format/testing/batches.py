@@ -64,7 +64,7 @@ def write_uvarint(value: int) -> bytes:
 
 
 def write_varint(value: int) -> bytes:
-    """Returns the zig-zag varint of a signed 32-bit number; raises ValueError if `value` does not
+    """Returns the zig-zag varint of a signed 32-bit number. Raises ValueError if `value` does not
     fit.
     """
     if not -(1 << 31) <= value < 1 << 31:
@@ -73,7 +73,7 @@ def write_varint(value: int) -> bytes:
 
 
 def write_varlong(value: int) -> bytes:
-    """Returns the zig-zag varint of a signed 64-bit number; raises ValueError if `value` does not
+    """Returns the zig-zag varint of a signed 64-bit number. Raises ValueError if `value` does not
     fit.
     """
     if not -(1 << 63) <= value < 1 << 63:
@@ -95,7 +95,7 @@ _LZ4_END_MARK = bytes(4)
 
 
 def codec_number(codec: str) -> int:
-    """Returns the number of a codec; raises ValueError for unknown names."""
+    """Returns the number of a codec. Raises ValueError if the name is unknown."""
     try:
         return CODEC_NUMBERS[codec]
     except KeyError:

@@ -15,8 +15,8 @@ zstd frame that states its content size:
 Encryption uses a data key per segment, wrapped with an RSA public key:
 
     message      12-byte IV, ciphertext, 16-byte tag: AES-256-GCM with the segment's AAD
-    wrapped key  RSA-OAEP of the 32-byte data key, SHA3-512 for the label hash and for MGF1, no
-    label
+    wrapped key  RSA-OAEP of the 32-byte data key; SHA3-512 for the label hash and for MGF1;
+                 no label
 
 OAEP (RFC 8017 §7.1.1) is implemented here because `cryptography` refuses it with SHA-3.
 
@@ -124,7 +124,7 @@ class SegmentCipher:
     """Encrypts the chunks and side files of one segment with a new data key.
 
     Args:
-        key: Public key with which the data key is encrypted.
+        key: Public key that encrypts the data key.
         random_bytes: Returns a given number of random bytes. Called for the data key, the AAD, the
             OAEP seed and the IV of each message, in this order. A deterministic function makes the
             output repeatable.
@@ -218,7 +218,7 @@ class WrittenSegment:
 
 @dataclass(frozen=True, slots=True)
 class EncryptionKey:
-    """The public key with which the data keys of segments are wrapped.
+    """The public key that encrypts ("wraps") the data keys of segments.
 
     Attributes:
         key_id: Id of the key pair, written in every manifest.
@@ -242,8 +242,8 @@ class AivenTierWriter:
         key_prefix: Prefix of every key; usually ends with "/".
         chunk_size: Size of the original chunks in bytes; the last chunk may be smaller.
         compression: True to compress each chunk to a zstd frame.
-        encryption: Public key with which chunks and side files are encrypted; None to store them
-            without encryption.
+        encryption: Public key that encrypts the data key of each segment. None to store chunks and
+            side files without encryption.
         broker_id: Broker id that is written to manifests.
         write_txn_idx_empty: True to write the manifest's member `txnIdxEmpty`, as Kafka 4 does.
         random_bytes: Returns a given number of random bytes. Called for ids, keys and IVs. A

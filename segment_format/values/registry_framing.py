@@ -330,8 +330,8 @@ def without_headers(
 
 
 def insert_avro_lengths(values: pa.Array, rows: NDArray[np.bool_], prefix: int) -> pa.Array:
-    """Inserts the length before the bytes of values that lack it. Avro's encoding of bytes requires
-    this length.
+    """Adds the missing length to values of the Avro type bytes. Avro requires this length before
+    the bytes.
 
     Args:
         values: A `pa.binary()` array of at least one value, which may be a slice.

@@ -95,7 +95,7 @@ def test_every_caller_uses_the_result_of_located() -> None:
     assert unused == []
 
 
-def test_attempts_are_shown_and_pickled() -> None:
+def test_attempts_of_error_are_shown_and_pickled() -> None:
     error = errors.StoreError("what", uri="u", attempts=("one", "two"))
     assert str(error) == "what [object u]\n  one\n  two"
     assert pickle.loads(pickle.dumps(error)).attempts == ("one", "two")

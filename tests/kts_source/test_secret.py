@@ -45,7 +45,7 @@ def test_secret_is_masked_in_texts(format_name: str) -> None:
     assert "key" not in text
 
 
-def test_json_refuses_secret_without_default() -> None:
+def test_json_dumps_without_default_function_refuses_secret() -> None:
     with pytest.raises(TypeError) as caught:
         json.dumps(Secret(VALUE))
     assert "hush" not in str(caught.value)

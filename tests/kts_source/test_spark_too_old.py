@@ -62,7 +62,9 @@ def test_command_refuses_old_spark_before_it_starts(old_spark: dict[str, str]) -
     assert "Traceback" not in done.stderr
 
 
-def test_backfill_without_spark_works(old_spark: dict[str, str], tmp_path: Path) -> None:
+def test_backfill_without_spark_session_works_next_to_old_spark(
+    old_spark: dict[str, str], tmp_path: Path
+) -> None:
     program = (
         "import json, sys, kts_source\n"
         "if __name__ == '__main__':\n"

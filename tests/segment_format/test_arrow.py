@@ -114,7 +114,9 @@ def test_invalid_columns_raise(columns: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("start", "stop"), list(itertools.product((None, 99, 100, 103, 105, 114, 115), repeat=2))
 )
-def test_offset_bounds_cut_batches(start: int | None, stop: int | None) -> None:
+def test_batches_contain_only_rows_within_offset_bounds(
+    start: int | None, stop: int | None
+) -> None:
     selected = range(100 if start is None else start, 115 if stop is None else stop)
     batches = list(iter_arrow(three_batches(), start_offset=start, stop_offset=stop))
     assert offsets(batches) == [offset for offset in range(100, 115) if offset in selected]
@@ -215,7 +217,7 @@ def test_windows_of_any_buffer_type_decode() -> None:
         assert offsets(list(iter_arrow(window))) == list(range(100, 115))
 
 
-def test_window_may_change_after_its_iterator_ends() -> None:
+def test_window_bytes_may_change_after_feed_is_exhausted() -> None:
     data = bytearray(three_batches())
     decoder = RecordDecoder(columns=("offset", "value"))
     list(decoder.feed(data))
@@ -268,7 +270,7 @@ def lineage_decoder(*entries: tuple[int, int], start_offset: int = 0) -> RecordD
     )
 
 
-def test_batches_of_lineage_decode() -> None:
+def test_batches_with_the_epochs_of_the_lineage_decode() -> None:
     data = three_batches(leader_epoch=4)
     for entries in (((4, 0),), ((1, 0), (4, 100)), ((4, 100), (5, 115)), ((4, 103),), ()):
         decoder = lineage_decoder(*entries)
@@ -279,7 +281,7 @@ def test_batches_of_lineage_decode() -> None:
     ("entries", "expected_epoch"),
     [(((3, 0),), 3), (((4, 0), (5, 105)), 5), (((5, 103),), 5), (((3, 100), (4, 101)), 3)],
 )
-def test_batch_of_other_epoch_raises(
+def test_batch_with_another_epoch_than_the_lineage_raises(
     entries: tuple[tuple[int, int], ...], expected_epoch: int
 ) -> None:
     decoder = lineage_decoder(*entries)
@@ -287,7 +289,7 @@ def test_batch_of_other_epoch_raises(
         list(decoder.feed(three_batches(leader_epoch=4)))
 
 
-def test_batch_below_lineage_is_not_checked() -> None:
+def test_epoch_of_batch_below_the_lineage_is_not_checked() -> None:
     decoder = lineage_decoder((5, 200))
     list(decoder.feed(three_batches(leader_epoch=4)))
     assert decoder.counters.records == 15

@@ -77,7 +77,7 @@ every_log = pytest.mark.parametrize("log", golden_logs(), ids=lambda log: str(lo
 
 
 def read_committed(tier: tuple[Segment, ...], start: int, stop: int) -> tuple[list[int], int]:
-    """Returns the `read_committed` offsets in [start, stop), and the offset where reading ends.
+    """Returns two values: the `read_committed` offsets in [start, stop), and where reading ends.
 
     Snapshots decide how far to search for markers. Transaction indexes decide which transactions
     were aborted.
@@ -136,7 +136,7 @@ def first_undecided(log: Log, tier_end: int) -> int:
 
 
 @every_log
-def test_read_committed_prefix_stops_at_last_stable_offset(log: Log) -> None:
+def test_read_committed_of_first_segments_stops_at_last_stable_offset(log: Log) -> None:
     stopped_early = 0
     for count in range(1, len(log.segments) + 1):
         tier = log.segments[:count]

@@ -80,7 +80,7 @@ def test_memory_in_a_reference_cycle_is_reused_after_collection() -> None:
     assert _address(writable_bytes(4 << 20)) == address
 
 
-def test_finalizer_does_not_wait_for_the_lock_of_its_own_thread() -> None:
+def test_view_can_be_deleted_while_its_thread_holds_the_pool_lock() -> None:
     view = writable_bytes(4 << 20)
     address = _address(view)
     with reused_memory._pool.lock:

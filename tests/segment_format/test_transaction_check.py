@@ -23,7 +23,7 @@ def intervals() -> AbortedIntervals:
 @pytest.mark.parametrize(
     ("next_until", "expected"), [(None, [5]), (20, [5]), (21, [5, 25]), (31, [5, 25, 35])]
 )
-def test_clip_keeps_next_interval_of_each_producer_that_begins_before_limit(
+def test_clip_keeps_next_interval_of_a_producer_if_it_begins_before_limit(
     next_until: int | None, expected: list[int]
 ) -> None:
     clipped = intervals().clip(2, 8, next_until=next_until)
@@ -55,7 +55,7 @@ def test_marker_that_contradicts_the_expected_outcome_raises(
         check_next_marker(1, marker, offset, {1: end})
 
 
-def test_marker_with_the_expected_outcome_removes_the_expectation() -> None:
+def test_marker_with_expected_outcome_is_removed_from_expected_markers() -> None:
     expected = {1: None, 2: 5}
     check_next_marker(1, ControlRecordType.COMMIT, 4, expected)
     check_next_marker(2, ControlRecordType.ABORT, 5, expected)

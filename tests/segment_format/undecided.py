@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def open_transactions(
     snapshot_entries: Iterable[ProducerStateEntry], *, below: int
 ) -> tuple[OpenTransaction, ...]:
-    """Returns the open transactions of a snapshot that began below an offset, oldest first."""
+    """Returns the open transactions in a snapshot that began below offset `below`, oldest first."""
     transactions = [
         OpenTransaction(entry.producer_id, entry.current_txn_first_offset)
         for entry in snapshot_entries
@@ -25,5 +25,8 @@ def open_transactions(
 
 
 def last_stable_offset(undecided: Iterable[OpenTransaction], *, end_offset: int) -> int:
-    """Returns the first offset of the oldest undecided transaction, else `end_offset`."""
+    """Returns the first offset of the oldest undecided transaction.
+
+    Returns `end_offset` if there is none.
+    """
     return min((txn.first_offset for txn in undecided), default=end_offset)

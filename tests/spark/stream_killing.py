@@ -148,8 +148,7 @@ class Query:
         """Runs the query and kills it at a random time after the start of its first batch.
 
         Returns:
-            A text: the kind of the killed process ("it had ended" if the query was not running),
-            and the number of the last batch.
+            A text with the result of `kill` and the number of the last started batch.
         """
         driver = self.start()
         before = self.batches

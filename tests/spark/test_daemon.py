@@ -38,7 +38,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """
 
 
-def test_forked_child_reads_without_loading_modules() -> None:
+def test_child_forked_by_daemon_reads_without_loading_modules() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=300
     )

@@ -93,7 +93,7 @@ def test_user_schema_selects_columns(sail: SparkSession) -> None:
         ("topic like 't_n' and topic not like '%b%'", False),
     ],
 )
-def test_condition_returns_rows_of_where(
+def test_condition_on_sail_returns_the_matching_rows(
     sail: SparkSession, caplog: pytest.LogCaptureFixture, condition: str, reads_less: bool
 ) -> None:
     expected = expected_table("txn", "read_committed")
@@ -118,7 +118,7 @@ def _planned_bytes(caplog: pytest.LogCaptureFixture) -> int:
     return int(str(plans[-1].args[2]))
 
 
-def test_two_scans_of_a_table_keep_their_conditions(sail: SparkSession) -> None:
+def test_two_scans_of_a_table_keep_different_conditions(sail: SparkSession) -> None:
     frame = sail.read.format("tiered-kafka").options(**tier_options("txn")).load()
     both = (
         frame.where("offset < 20")

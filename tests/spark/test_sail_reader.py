@@ -83,7 +83,9 @@ def _accepts(pushed_filter: Any, row: dict[str, Any]) -> bool:  # noqa: ANN401
 
 @settings(max_examples=300, deadline=None)
 @given(pushed_filters=st.lists(filters(), max_size=3))
-def test_pushed_condition_keeps_exactly_the_rows_of_its_filters(pushed_filters: list[Any]) -> None:
+def test_pushed_condition_keeps_every_row_that_its_filters_accept(
+    pushed_filters: list[Any],
+) -> None:
     condition = conjunction(*map(condition_of, pushed_filters))
     mask = [True] * len(ROWS) if condition is None else evaluate(condition, BATCH).to_pylist()
     for row, kept in zip(ROWS, mask, strict=True):
@@ -117,7 +119,7 @@ def test_negated_filter_is_not_pushed_down() -> None:
     assert condition_of(_filter("Not", _filter("EqualTo", ("offset",), 1))) is None
 
 
-def test_filters_are_combined_with_where_option() -> None:
+def test_pushed_filters_are_combined_with_where_option() -> None:
     source = TieredKafkaDataSource(tier_options("txn", where="offset < 50"))
     reader = FilteringSailReader(source._options_for(source.schema()))
     pushed_filters = [
@@ -137,7 +139,7 @@ def test_filters_are_combined_with_where_option() -> None:
 @pytest.mark.parametrize(
     ("version", "expected"), [("0.7.2", True), ("0.7.3", False), (None, False)]
 )
-def test_filters_are_pushed_down_only_with_known_sail_versions(
+def test_filters_are_pushed_down_only_with_tested_sail_versions(
     monkeypatch: pytest.MonkeyPatch, version: str | None, expected: bool
 ) -> None:
     def installed_version(name: str) -> str:

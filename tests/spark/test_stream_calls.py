@@ -134,7 +134,9 @@ def test_restarted_query_returns_each_row_once(tmp_path: Path, spark: str) -> No
 
 
 @pytest.mark.parametrize("spark", SPARKS)
-def test_restart_continues_if_committed_rows_have_expired(tmp_path: Path, spark: str) -> None:
+def test_restarted_query_continues_if_committed_rows_have_expired(
+    tmp_path: Path, spark: str
+) -> None:
     """After a restart, Spark first asks for the last committed batch, whose rows have expired."""
     tier = GrowingTier(tmp_path / "tier")
     folder = tier.folder("txn", 0)
@@ -156,7 +158,7 @@ def test_restart_continues_if_committed_rows_have_expired(tmp_path: Path, spark:
 
 
 @pytest.mark.skipif(sparks_own is None, reason="this Spark has no AvailableNow for sources")
-def test_available_now_applies_limits_and_ends(tmp_path: Path) -> None:
+def test_query_with_available_now_applies_limits_and_ends(tmp_path: Path) -> None:
     tier = GrowingTier(tmp_path / "tier")
     folder = tier.folder("txn", 0)
     stems = tier.stems(folder)

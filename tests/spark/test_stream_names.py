@@ -44,7 +44,9 @@ def evolving(spark: SparkSession) -> Iterator[SparkSession]:
         spark.conf.unset(name)
 
 
-def test_query_continues_with_another_named_source(evolving: SparkSession, tmp_path: Path) -> None:
+def test_query_continues_with_a_source_of_another_name(
+    evolving: SparkSession, tmp_path: Path
+) -> None:
     old, new = GrowingTier(tmp_path / "old"), GrowingTier(tmp_path / "new")
     first, second = (old.folder("txn", number) for number in (0, 1))
     stems = old.stems(first)

@@ -149,7 +149,7 @@ def test_worker_of_spark_controls_garbage_collector(
         ("pyspark.daemon", "4.1.1", "off"),
     ],
 )
-def test_other_process_does_not_control_garbage_collector(
+def test_process_that_is_no_known_worker_does_not_control_garbage_collector(
     monkeypatch: pytest.MonkeyPatch,
     collector_calls: list[str],
     module: str,
@@ -170,7 +170,7 @@ class _Failing:
         raise OSError("broken")
 
 
-def test_end_task_is_called_after_a_failed_or_closed_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_task_is_called_after_task_fails_or_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[str] = []
     monkeypatch.setattr(jobs, "end_task", lambda: ended.append("export"))
     monkeypatch.setattr(task_rows, "end_task", lambda: ended.append("scan"))

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Killed(BaseException):
-    """Simulates the death of the process."""
+    """Raised to end an export as if its process was killed."""
 
 
 def main() -> None:
@@ -64,12 +64,12 @@ def main() -> None:
 
 
 def make_v1(target: Path, folder: Path) -> None:
-    """Writes caches and metrics."""
+    """Writes set v1: the caches and metrics of scans."""
     make_scans(target, folder)
 
 
 def make_v2(target: Path, folder: Path) -> None:
-    """Writes a cache of registry schemas."""
+    """Writes set v2: a cache of registry schemas."""
     tier = folder / "tier"
     write_typed_tier(tier, first=True)
     with mock_registry():
@@ -79,7 +79,7 @@ def make_v2(target: Path, folder: Path) -> None:
 
 
 def make_v3(target: Path, folder: Path) -> None:
-    """Writes tables."""
+    """Writes set v3: tables."""
     make_tables(target / "tables", folder)
     tier = folder / "typed-tier"
     write_typed_tier(tier, first=True)

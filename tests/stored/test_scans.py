@@ -93,7 +93,7 @@ def test_stored_samples_have_their_recorded_checksums() -> None:
     assert digest.hexdigest() == V1_DIGEST, "stored samples must never change"
 
 
-def test_every_stored_cache_is_tested() -> None:
+def test_cache_samples_include_every_stored_cache() -> None:
     assert sorted(path.name for path in (V1 / "caches").iterdir()) == sorted(CACHE_NAMES)
 
 

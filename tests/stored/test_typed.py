@@ -100,7 +100,7 @@ def assert_typed(sample: TypedSample, table_format: str, *, first: bool = False)
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_schema_evolution_adds_field(
+def test_backfill_with_schema_evolution_adds_field_to_stored_table(
     table_format: str, tier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enter_copy(table_format, tmp_path, monkeypatch)
@@ -135,7 +135,7 @@ def test_backfill_continues_typed_dead_letters(
 
 
 @pytest.mark.parametrize("table_format", ["parquet", "delta", "iceberg"])
-def test_backfill_with_other_formats_raises(
+def test_backfill_of_stored_table_with_other_value_options_raises(
     table_format: str, tier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enter_copy(table_format, tmp_path, monkeypatch)

@@ -77,7 +77,7 @@ def _wire_record(number: int) -> SimpleRecord:
 
 
 class _Records:
-    """Makes records with consecutive numbers."""
+    """Creates records that are numbered consecutively."""
 
     def __init__(self, make: Callable[[int], SimpleRecord], first: int = 0) -> None:
         self._make = make
@@ -129,7 +129,7 @@ def partitions() -> tuple[Partition, ...]:
 
 
 def write_tier(folder: Path, *, first: bool) -> None:
-    """Writes the segments of the first export, or all segments."""
+    """Writes all segments, or only the segments that the first export reads if `first` is true."""
     for number, partition in enumerate(partitions()):
         writer = AivenTierWriter(
             folder,
@@ -147,7 +147,10 @@ def write_tier(folder: Path, *, first: bool) -> None:
 def expected_rows(
     topics: Iterable[str], *, first: bool = False
 ) -> Mapping[RowPosition, ExpectedRow]:
-    """Returns the `read_committed` rows of the segments of the first export, or of all segments."""
+    """Returns the `read_committed` rows of `topics`, by position.
+
+    If `first` is true, returns only rows of the segments that the first export read.
+    """
     return {
         (partition.topic, partition.partition, row.offset): row
         for partition in partitions()

@@ -117,7 +117,7 @@ def _logs() -> dict[str, BuiltLog]:
 
 
 def write_typed_tier(folder: Path, *, first: bool) -> None:
-    """Writes the segments of the first export, or all segments."""
+    """Writes all segments, or only the segments that the first export reads if `first` is true."""
     for number, (topic, log) in enumerate(_logs().items()):
         writer = AivenTierWriter(
             folder,
@@ -166,7 +166,7 @@ class TypedSample(TableSample):
     """A table with typed columns; see `TableSample`."""
 
     def expected(self, *, first: bool = False) -> dict[RowPosition, Values]:
-        """Returns the expected rows of the table; see `TableSample.expected`."""
+        """Returns the expected rows after the first export if `first`, else after all exports."""
         (topic,) = self.topics
         rows = _logs()[topic].rows(READ_COMMITTED, segment_count=_FIRST_SEGMENTS if first else None)
         return self.rows({(topic, 0, row.offset): row for row in rows})

@@ -15,9 +15,9 @@
 | union of int and long, of float and double | int64, float64 |
 | other unions | struct of member0, member1, … without the type null; all but one are null |
 
-Programs write to buffers. A table has an entry, called slot, with the buffers of each column.
-Columns that always have the same number of rows have the same level. Level 0 has one row per
-decoded value. Each array or map has a level with one row per item.
+Programs write to the buffers of the columns. A table contains the addresses of these buffers. Its
+entry for a column is called *slot*. Columns that always have the same number of rows have the same
+level. Level 0 has one row per decoded value. Each array or map has a level with one row per item.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Column:
         nullable: True if it has a validity buffer.
         children: Columns of a record's fields, a union's members, an array's items, or a map's keys
             and values.
-        items: Level of the children if the kind is `ITEMS`; else -1.
+        items: Number of the level of the children if the kind is `ITEMS`; else -1.
     """
 
     type: pa.DataType

@@ -111,8 +111,8 @@ class FramedAvroDecoder:
         reader: Schema of the result.
         writer_schema: Function that returns the schema for an id, GUID or UUID. If it raises
             LookupError or AvroSchemaError, all values with this id in the batch are bad, and the
-            text of the error is their reason. The next batch calls the function again. If it raises
-            another error, `decode` raises this error.
+            text of the error is their reason. The next batch calls the function again. If the
+            function raises any other error, `decode` raises it, too.
         framing: Format of the header.
         columns: Paths of the fields to decode: names joined by dots. By default all fields.
 
@@ -212,7 +212,7 @@ def json_objects(values: pa.Array, prefix: int = 0) -> list[int]:
     encoding. No header states which encoding a value has. If such a text is decoded as binary, the
     result may be a valid but wrong record: `{"n":1,"s":"hello"}` would be a long of -62 and a
     string of 17 bytes. Therefore a value counts as JSON if it is a valid JSON object with at least
-    one member. In the binary encoding, its first byte `{` would be the number -62.
+    one member.
 
     Args:
         values: Values, which may be a slice and have nulls. For types other than `pa.binary()`, the

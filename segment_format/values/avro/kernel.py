@@ -151,16 +151,16 @@ def level_at(levels: Address, number: Value) -> Value:
 
 @inlined
 def _entry(slot: Address, index: Value) -> Value:
-    """Returns the address of the start of entry `index` in the table of entry bounds of a slot. The
-    start is an int32. The next int32 is the end of the entry.
+    """Returns the address of an int32 number: the start of entry `index` of a slot. The next int32
+    number is the end of this entry.
     """
     return address_in(slot, o.VALUES) + np.uint64(4 * index)
 
 
 @helper
 def fill_null(slots: Address, first: Value, stop: Value, level: Value, index: Value) -> None:
-    """Writes null to row `index` of the slots from `first` to `stop`, exclusive. Skips slots that
-    do not have level `level`. The values become zero or empty.
+    """Writes null to row `index` of those slots from `first` to `stop` (exclusive) that have level
+    `level`. The values become zero or empty.
     """
     for number in range(first, stop):
         slot = _slot(slots, number)

@@ -109,8 +109,8 @@ def branch_for(writer: Schema, reader: s.Union) -> Schema | None:
 
 
 def _is_own(writer: Schema, reader: Schema) -> bool:
-    """Returns whether two types that match are the same type: they have the same kind and the same
-    name.
+    """Returns whether two types are the same type: they have the same kind, and the same name if
+    they have names. The types must match, see `mismatch`.
     """
     if isinstance(writer, s.Primitive) and isinstance(reader, s.Primitive):
         return writer.kind == reader.kind
@@ -329,8 +329,8 @@ class Program:
     Attributes:
         code: Table of the instructions: `WIDTH` int64 numbers per instruction.
         paths: For each instruction, the path of the field that it decodes, as names.
-        steps: Number of an instruction that skips fields -> for each of these fields, the number of
-            steps or bytes that are skipped up to the end of the field, and the path of the field.
+        steps: Number of an instruction that skips fields -> `(end, path)` of each of these fields.
+            `end` is the number of steps or bytes that are skipped up to the end of the field.
         messages: Error messages of `FAIL` instructions.
         loops: Number of loops over arrays and maps.
         constants: Arrays whose addresses are in `code`. The program keeps them alive.
@@ -456,8 +456,8 @@ class _Compiler:
 
     def _branches(self, writer: s.Union, compile_branch: Callable[[Schema], T]) -> list[T]:
         """Adds the instructions that decode a union: they read the number of the branch and jump to
-        its instructions. Calls `compile_branch` for each branch, which must add these instructions.
-        Returns its results.
+        its instructions. Calls `compile_branch` for each branch. It must add the instructions of
+        the branch. Returns the results of these calls.
         """
         first = self.emit(o.UNION, a=len(writer.branches)) + 1
         for _ in writer.branches:

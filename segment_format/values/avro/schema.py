@@ -3,8 +3,8 @@
 Names are full names (`namespace.name`). If a schema uses a named type several times, all uses refer
 to the same object. A type that contains itself is rejected, because no Arrow type has unlimited
 depth. As the Avro specification requires, an unknown or invalid logical type is ignored. The number
-of types is limited, because types can refer to each other, so that a short schema describes more
-columns than fit into memory.
+of types is limited: types can refer to each other, so a short schema can describe more columns than
+fit into memory.
 """
 
 from __future__ import annotations

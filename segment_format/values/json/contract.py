@@ -24,8 +24,8 @@ field overwrites its earlier value. When the Arrow column is built, two kinds of
 the items of overwritten lists and maps, and map entries whose key is repeated later in the same
 map. The arena is a buffer for strings that had to be unescaped.
 
-The module also contains the hash function for field names, because types are checked without numba.
-It also contains a table of powers of ten:
+The module also contains the hash function for field names, so that types can be checked without
+importing numba. It also contains a table of powers of ten:
 
     20 x uint64          10^0 … 10^19
     23 x double          10^0 … 10^22, all exact

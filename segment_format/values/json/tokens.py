@@ -237,8 +237,8 @@ def _put_utf8(to: Address, point: Value) -> Value:
 
 @helper
 def unescape(address: Address, end: Address, to: Address) -> Value:
-    """Writes a string without its escapes to `to`. `scan_string` must have accepted the string.
-    Returns the address after the written bytes.
+    """Decodes the escapes of a string, and writes the result to `to`. `scan_string` must have
+    accepted the string. Returns the address after the written bytes.
 
     The result is never longer than the string with escapes.
     """

@@ -330,7 +330,7 @@ def put_text(
     frame: Address, node: Address, entry: Value, address: Address, end: Address, escaped: Value
 ) -> Value:
     """Writes the location of a string as the value of a node. If the string has escapes, first
-    writes the string without escapes to the arena, and uses this location.
+    decodes them to the arena, and uses the location of the result.
     """
     packed = (address - address_in(frame, c.BASE)) << np.uint64(32) | (end - address) << ONE
     status = np.int64(c.DONE)
@@ -344,7 +344,9 @@ def put_text(
 
 @helper
 def _unescaped(frame: Address, address: Address, end: Address) -> Value:
-    """Writes a string without its escapes to the arena. Returns (location in the arena, status)."""
+    """Decodes the escapes of a string, and writes the result to the arena. Returns (location in the
+    arena, status).
+    """
     if not arena_has(frame, end - address):
         return _NOTHING, np.int64(c.GROW_ARENA)
     first = arena_end(frame)

@@ -52,9 +52,10 @@ class ProtobufDecoder:
         descriptors: A serialized `FileDescriptorSet` with the message's file and its imports. The
             files of Timestamp, Duration and the wrappers may be missing.
         message: Full name of the message type.
-        columns: Paths of the fields to decode, such as `amount` or `user.id`; `None` for all. The
-            path of a field does not show whether it is in the elements of a list. `key` and `value`
-            select the parts of a map. The result has the fields in the order of the message type.
+        columns: Paths of the fields to decode, such as `amount` or `user.id`; `None` for all. Lists
+            do not change paths: `items.price` selects the field `price` in all elements of the list
+            `items`. `key` and `value` select the parts of a map. The result has the fields in the
+            order of the message type.
 
     Raises:
         ValueError: The descriptors cannot be read, a type or a field is missing, or a message

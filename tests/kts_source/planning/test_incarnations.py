@@ -30,7 +30,7 @@ OPTIONS = {"path": "/", "subscribe": TOPIC}
 def recreate_topic(partitions: int, *steps: Step) -> World:
     """Builds a topic of two partitions with three segments each, and recreates the topic.
 
-    The new incarnation has `partitions` partitions, to which `steps` are applied.
+    The new incarnation has `partitions` partitions. `steps` are applied to this incarnation.
     """
     recreate = Step("recreate", a=partitions - 1)
     return World(History(Shape(partitions=2), (*TWO_PARTITIONS, recreate, *steps)))

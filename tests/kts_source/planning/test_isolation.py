@@ -125,7 +125,10 @@ def _is_lost(lost: bool | frozenset[int], segment: RemoteSegment) -> bool:
 
 
 def read(log: GoldenLog, tier: PartitionLog, state: FromFiles, start: int, stop: int) -> list[int]:
-    """Returns the offsets in [start, stop) that a `read_committed` reader returns."""
+    """Reads offsets [start, stop) of `tier` as a `read_committed` reader does.
+
+    The reader uses the side files in `state`. Returns the offsets of the returned records.
+    """
     decisions = decide(tier, start, stop, as_side_files(state))
     return [
         record.offset
@@ -205,7 +208,10 @@ def test_transaction_outcomes_do_not_depend_on_lost_side_files(number: int) -> N
 
 
 def build_log_open_since_0(count: int) -> tuple[PartitionLog, FromFiles]:
-    """Builds a log with one offset in each segment. A transaction stays open from offset 0 on."""
+    """Builds a log of `count` segments with one offset each, and the side files of the log.
+
+    A transaction begins at offset 0 and never ends.
+    """
     builder = LogBuilder()
     builder.send(7, [SimpleRecord(b"open")])
     for _ in range(count - 1):

@@ -1,7 +1,7 @@
 """Checks the offsets of a partition log.
 
-The log contains each offset only once, from a segment of the surviving branch, and names missing
-offsets.
+The log reads each offset from exactly one segment of the surviving branch. It also lists the
+missing offsets.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def test_partition_log_accepts_clipped_and_unclipped_epoch_starts_in_manifests(
     }
 
 
-def test_epoch_of_damaged_segment_affects_only_its_offsets() -> None:
+def test_epoch_of_damaged_segment_affects_only_offsets_of_that_segment() -> None:
     complete = [make_segment(0, 9, {0: 0}), make_segment(10, 19, {0: 10})]
     # Epoch 3 starts at offset 5, but its segment starts at 20. Offsets below 20 stay valid.
     log = partition_log(complete, make_lineage(e0=0), [make_segment(20, 29, {3: 5})])
@@ -251,7 +251,7 @@ def test_hole_names_the_repeated_upload_that_is_read_after_it() -> None:
     assert hole.after.segment_id == "a"
 
 
-def test_gap_after_segment_with_inexact_end_is_unverifiable() -> None:
+def test_gap_after_segment_with_inexact_end_is_reported_as_unverifiable() -> None:
     first, last = make_segment(0, 9, end_is_exact=False), make_segment(50, 59, end_is_exact=False)
     log = partition_log([first, make_segment(30, 39), last], make_lineage(e0=0))
     assert [(gap.start, gap.stop) for gap in log.unverifiable] == [(10, 30)]

@@ -177,7 +177,9 @@ def test_checkpoint_contradicting_its_manifest_raises_corrupt_segment_error() ->
     assert [finding.name for finding in world.audit("metadata").errors] == ["epochs-disagree"]
 
 
-def test_deleted_records_are_skipped_in_both_layouts(caplog: pytest.LogCaptureFixture) -> None:
+def test_offsets_below_a_raised_log_start_are_skipped_in_both_layouts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     for local in (False, True):
         world = World(build_log(SHAPES[0], start=100), local=local)
         for number in (1, 2):

@@ -83,7 +83,7 @@ def test_replayed_plan_keeps_its_catalog(world: World, tmp_path: Path) -> None:
         world.plan(planFile=str(plan_file), catalog="listing")
 
 
-def test_only_live_segments_are_read(world: World) -> None:
+def test_only_live_segments_of_the_metadata_topic_are_read_from_tier(world: World) -> None:
     first, second, third, fourth = world.segment_ids
     world.records[0] += copied(world.place, world.closed[0], first, FINISHED, DELETING)[2:]
     world.records[1] += copied(world.place, world.closed[1], second, DELETING, DELETED)[1:]

@@ -43,12 +43,12 @@ READS = ("plan", "stored plan", "narrowed plan", "plan from an offset")
 
 
 def plain(count: int) -> Callable[[LogBuilder], object]:
-    """Returns a step that appends records outside a transaction."""
+    """Returns a step that appends `count` records outside a transaction."""
     return lambda builder: builder.append([SimpleRecord(b"plain")] * count)
 
 
 def aborted(count: int) -> Callable[[LogBuilder], object]:
-    """Returns a step that appends records of a transaction that a later step aborts."""
+    """Returns a step that appends `count` records to a transaction. A later step aborts it."""
     return lambda builder: builder.send(1, [SimpleRecord(b"aborted")] * count)
 
 
@@ -71,7 +71,7 @@ def pick(log: BuiltLog, start: int, stop: int) -> SegmentFiles:
 def rolled(
     steps: Sequence[Callable[[LogBuilder], object]], rolls: Container[int], interval: int = 4096
 ) -> BuiltLog:
-    """Builds a log. A new segment begins after each step whose number is in `rolls`."""
+    """Builds a log with `steps`. A new segment begins after each step with a number in `rolls`."""
     builder = LogBuilder(index_interval_bytes=interval)
     for number, step in enumerate(steps):
         step(builder)
@@ -84,7 +84,10 @@ def rolled(
 def offsets(
     segments: Sequence[SegmentFiles], read: str, *, local: bool, stop: int, **more: str
 ) -> list[int]:
-    """Writes segments to a tier. Returns the offsets that the read (one of `READS`) returns."""
+    """Writes segments to a tier, and reads them with the kind of plan `read` (one of `READS`).
+
+    Returns the offsets of the rows.
+    """
     objects: dict[str, bytes] = {}
     writer = LocalTierWriter(objects, topic="t") if local else AivenTierWriter(objects, topic="t")
     for files in segments:
@@ -270,8 +273,8 @@ def wrong_reads(seed: int, damages: int) -> tuple[int, list[str]]:
     """Reads a tier of overlapping segments with different damages of a transaction index.
 
     Returns:
-        The number of reads that raised an error, and a description of each damage that changed rows
-        without an error.
+        Two values: the number of reads that raised an error, and one text for each read that
+        returned wrong rows without an error.
     """
     source = random.Random(seed)
     steps = random_steps(source)

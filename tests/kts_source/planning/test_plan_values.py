@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_plan_json_round_trip_keeps_plan(topic: str) -> None:
+def test_plan_is_unchanged_after_a_json_round_trip(topic: str) -> None:
     plan = kts_source.plan(tier_options(topic, targetPartitionBytes="50k"))
     parsed = ScanPlan.from_json(plan.to_json())
     assert parsed.to_json() == plan.to_json()

@@ -23,7 +23,7 @@ _describe = AivenLayout.describe
 
 
 def plan_with(partitions: int, monkeypatch: pytest.MonkeyPatch, note: Callable[[], object]) -> None:
-    """Plans a scan and calls `note` in each thread before the thread lists a partition."""
+    """Plans a scan of `partitions` partitions. Each thread calls `note` before it lists one."""
 
     def listing(self: AivenLayout, *arguments: object) -> object:
         note()

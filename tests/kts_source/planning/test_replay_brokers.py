@@ -119,7 +119,7 @@ def test_replay_of_recreated_or_deleted_topic_raises_data_loss_error(world: Worl
         world.replay()
 
 
-def test_replay_with_other_tail_option_raises_invalid_option_error(world: World) -> None:
+def test_replay_with_another_value_of_tail_raises_invalid_option_error(world: World) -> None:
     # A plan with broker ranges must not be read with tail=false.
     world.offsets()
     with pytest.raises(InvalidOptionError, match=r"'tail' .*was made with True"):

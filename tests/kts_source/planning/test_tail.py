@@ -1,6 +1,6 @@
 """Checks scans of a tier and broker disks (option `tailPath`).
 
-The tests check from where rows are read, and which options are rejected.
+The tests check if each row is read from the tier or from a disk, and which options are rejected.
 """
 
 from __future__ import annotations
@@ -80,8 +80,9 @@ class TierAndDisk:
         return rows
 
     def list_slices(self, **extra: str) -> list[tuple[bool, int, int]]:
-        """Returns, for each slice in plan order, whether it is on the disk, and its start and stop
-        offset.
+        """Returns three values for each slice, in plan order.
+
+        The values are whether the slice is on the disk, its start offset, and its stop offset.
         """
         tasks = plan(self.make_options(**extra)).tasks
         return [

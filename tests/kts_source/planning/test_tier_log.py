@@ -1,4 +1,7 @@
-"""Checks when planning of a window reads only some manifests of a partition, and when all."""
+"""Checks when the planning of an offset window reads all manifests of a partition.
+
+In all other cases, planning reads only the manifests around the window.
+"""
 
 from __future__ import annotations
 

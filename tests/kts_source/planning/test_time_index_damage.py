@@ -44,9 +44,9 @@ def build_log(seed: int) -> BuiltLog:
 def find_largest(
     read: Callable[[int, int], bytes], log: bytes, position: int, offset: int
 ) -> int | None:
-    """Returns the largest timestamp of the batch with `offset`, or `None` without such a batch.
+    """Returns the largest timestamp of the batch that contains `offset`, or `None`.
 
-    The search begins at byte `position` of the log.
+    The search begins at byte `position` of the log. Returns `None` if it finds no such batch.
     """
     return next(max_timestamps_from(read, len(log), position, offset), None)
 

@@ -300,7 +300,7 @@ def test_lost_index_entry_is_detected_if_records_are_in_an_earlier_segment(
 
 
 def around_an_empty_segment() -> LogBuilder:
-    """Builds an aborted transaction that begins in the first segment and ends in the third."""
+    """Builds a log whose aborted transaction begins in segment 1 and ends in segment 3."""
     builder = LogBuilder()
     builder.append([SimpleRecord(b"plain")])
     builder.send(1, [SimpleRecord(b"aborted")])

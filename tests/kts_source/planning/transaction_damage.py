@@ -64,7 +64,7 @@ def build_log(seed: int, *, undecided: bool = False) -> BuiltLog:
 
 
 def read(objects: dict[str, bytes], local: bool, options: dict[str, str]) -> list[int]:
-    """Returns the offsets of the rows that a `read_committed` scan returns."""
+    """Returns the offsets that a `read_committed` scan of topic `t` in `objects` reads."""
     return written_logs.read(objects, local, **{"isolationLevel": "read_committed", **options})
 
 
@@ -247,7 +247,11 @@ def read_damaged_tiers(
 
 
 def read_damaged_hybrid_tiers(seed: int, *, flips: int, share: float = 1) -> Iterator[Outcome]:
-    """Damages each transaction index in turn and reads tier and brokers in different ways."""
+    """Damages each transaction index in turn and reads tier and brokers in different ways.
+
+    The last segments of the log are only on the brokers' disks. The arguments have the same
+    meaning as in `read_damaged_tiers`.
+    """
     source = random.Random(seed)
     log = build_log(seed)
     tier_reads = make_reads(log, source)

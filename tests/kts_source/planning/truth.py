@@ -1,11 +1,14 @@
 """Computes the rows that a scan of a simulated tier must return.
 
-The expected log is the log of the newest upload. This upload has the highest leader epoch and,
-among the uploads of this epoch, the highest end. Uploads without the object that marks a finished
-copy are ignored. A complete upload provides an offset if it has the same batch as the expected log
-at this offset. The log start is in the newest leader-epoch checkpoint. If no complete upload ends
-at or below this log start, the log starts at the first provided offset. Offsets after the log start
-that no complete upload provides are missing.
+Definitions:
+    newest upload: The upload with the highest leader epoch. If several uploads have this epoch, it
+        is the one with the highest end. Uploads without the object that marks a finished copy do
+        not count.
+    expected log: The log from which the newest upload was copied.
+    present offset: An offset at which a complete upload has the same batch as the expected log.
+    log start: The log start in the newest leader-epoch checkpoint. If no complete upload ends at or
+        below this offset, the first present offset.
+    missing offset: An offset of the expected log, at or above the log start, that is not present.
 """
 
 from __future__ import annotations
@@ -117,7 +120,7 @@ class PartitionTruth:
         return [_convert_row(self.number, row) for row in expected]
 
     def decided_rows(self, start: int, stop: int) -> list[Row]:
-        """Returns the committed rows of [start, stop) below the first undecided row."""
+        """Returns the committed rows of [start, stop) below `undecided_rows_from`."""
         return self.committed_rows(start, min(stop, self.undecided_rows_from))
 
     def committed_rows(self, start: int, stop: int) -> list[Row]:
@@ -152,9 +155,9 @@ class PartitionTruth:
     def hides(self, timestamp_ms: int, found_offset: int, copied_since_ms: int) -> bool:
         """Returns whether a missing offset may be the right result of a search by timestamp.
 
-        This is true for a missing offset below `found_offset` with a timestamp of at least
-        `timestamp_ms`, if an upload that was copied since `copied_since_ms` begins at or below the
-        end of its hole.
+        This is true if a missing offset below `found_offset` has a timestamp of at least
+        `timestamp_ms`. In addition, one of the uploads copied since `copied_since_ms`, if there are
+        any, must begin at or below the end of the hole that contains this offset.
         """
         recent = min((base for copied, base in self.copied if copied >= copied_since_ms), default=0)
         return any(
@@ -165,12 +168,12 @@ class PartitionTruth:
         )
 
     def lost_outcomes(self, start: int, stop: int) -> tuple[bool, bool]:
-        """Returns whether a read of [start, stop) may fail, and whether it must fail, because the
-        outcome of a transaction is lost.
+        """Returns two values: whether a read of [start, stop) may fail, and whether it must fail.
 
-        Considers transactions that begin below `stop`. An outcome is lost only if the transaction
-        has rows in [start, stop). Transactions whose marker is in the missing end of the log are
-        undecided, so they do not count.
+        The read fails because the outcome of a transaction is lost. Considers transactions that
+        begin below `stop`. An outcome is lost only if the transaction has rows in [start, stop).
+        Transactions whose marker is in the missing end of the log are undecided, so they do not
+        count.
         """
         may_be_lost = is_lost = False
         stable = min(stop, self.last_stable_offset)
@@ -202,20 +205,20 @@ def truth_of(world: World) -> dict[int, PartitionTruth]:
 
 
 def newest_incarnation(world: World) -> str:
-    """Returns the topic id of the newest upload that has the object of a finished copy."""
+    """Returns the topic id of the newest upload whose copy is marked as finished."""
     return max(
         world.incarnations, key=lambda topic_id: _find_newest_ms(world.incarnations[topic_id])
     )
 
 
 def _list_damaged(life: PartitionLife) -> list[Upload]:
-    """Returns uploads that have the object of a finished copy, but lack other objects."""
+    """Returns uploads that have the object that marks a finished copy, but lack other objects."""
     complete = life.complete()
     return [copy for copy in life.uploads if life.is_described(copy) and copy not in complete]
 
 
 def _list_undescribed(life: PartitionLife) -> list[Upload]:
-    """Returns uploads with some objects, but without the object of a finished copy."""
+    """Returns uploads with some objects, but without the object that marks a finished copy."""
     return [copy for copy in life.uploads if life.has(copy) and not life.is_described(copy)]
 
 
@@ -255,8 +258,8 @@ def _is_start_unsure(truth: PartitionTruth, life: PartitionLife, checkpoint_star
 
     This is possible if retention deleted the first segments after the newest checkpoint was copied.
     The log then begins above the log start of the checkpoint. In addition, another segment must
-    have offsets between these two log starts: a dead branch ends exactly where the log begins, or
-    an earlier leader had a higher log start, which is inside the first segment.
+    have offsets between these two log starts. This segment is of a dead branch that ends exactly
+    where the log begins, or of an earlier leader whose log start was inside the first segment.
 
     Args:
         truth: Expected content of the partition.

@@ -52,7 +52,13 @@ def find_index_key(
 
 
 def read(objects: dict[str, bytes], local: bool, **options: str) -> list[int]:
-    """Returns the offsets that a scan of topic `t` reads."""
+    """Returns the offsets that a scan of topic `t` in the tier `objects` reads.
+
+    Args:
+        objects: Objects of the tier by key.
+        local: Whether the layout is LocalTieredStorage.
+        options: Additional options of the scan.
+    """
     layout = {"layout": "local-tiered-storage"} if local else {}
     option_texts = {"path": "/", "subscribe": "t", **layout, **options}
     tier = Tier(MemoryStore(objects))

@@ -50,7 +50,7 @@ def client() -> SchemaRegistryClient:
 
 
 def serialized(serializer: Any, value: object) -> list[SimpleRecord]:  # noqa: ANN401
-    """Returns a record with the schema's GUID in its header, and one with the GUID in its value."""
+    """Returns two records of `value`: with the schema's GUID in a header, and in the value."""
     headers: list[tuple[str, Any]] = []
     data = serializer(value, SerializationContext("orders", MessageField.VALUE, headers))
     ((name, guid),) = headers

@@ -31,7 +31,7 @@ NUMBERS: dict[str, Any] = {
 
 
 def options(tmp_path: Path, records: list[SimpleRecord], **more: str) -> dict[str, str]:
-    """Writes a tier of these records and a folder of schemas. Returns the options to read them."""
+    """Writes a tier of `records` and a folder of schemas. Returns the options to read the tier."""
     log = LogBuilder()
     log.append(records)
     writer = AivenTierWriter(str(tmp_path / "tier"), topic="numbers", partition=0)
@@ -205,7 +205,7 @@ def test_schema_ids_in_headers_add_no_column(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_framed_values_equal_the_result_of_a_loop_over_headers(seed: int) -> None:
+def test_values_framed_with_header_ids_equal_result_of_a_python_loop(seed: int) -> None:
     chance = random.Random(seed)
     names = ["__value_schema_id", "__key_schema_id", "x", "apicurio.key.encoding"]
     if seed % 2:

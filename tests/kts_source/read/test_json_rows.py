@@ -61,7 +61,7 @@ def as_rows(rows: list[dict[str, object] | None]) -> list[dict[str, object] | No
 
 
 def as_json(**options: str) -> dict[str, str]:
-    """Returns the options that decode JSON orders."""
+    """Returns `options` and the options that decode values as JSON orders."""
     return {"value.format": "json", "value.schema": DDL} | options
 
 

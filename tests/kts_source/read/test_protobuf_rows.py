@@ -29,7 +29,7 @@ BAD = [3, 5]
 
 
 def as_protobuf(folder: Path, **options: str) -> dict[str, str]:
-    """Writes the descriptor file, and returns the options that decode the values."""
+    """Writes a descriptor file to `folder`. Returns `options` and the options that use the file."""
     file = folder / "order.desc"
     file.write_bytes(descriptor_set(sample_file("proto3")))
     named = {"value.schema": str(file), "value.message": "s.Order"}

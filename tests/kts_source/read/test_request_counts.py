@@ -102,7 +102,7 @@ def rows(
 
 
 def stored_bytes(segments: int = SEGMENTS) -> int:
-    """Returns the total size of the first stored segments of a partition in bytes."""
+    """Returns the stored bytes of the first `segments` segments of a partition."""
     return sum(sum(shape(number).stored_sizes) for number in range(segments))
 
 

@@ -142,7 +142,7 @@ def test_large_or_distant_side_files_are_read_with_separate_requests() -> None:
     assert store.asked == [(1 << 16, (1 << 16) + 9), (0, MAX_TOGETHER_BYTES), (0, 10), (20, 30)]
 
 
-def test_side_files_are_read_separately_without_a_pack() -> None:
+def test_each_side_file_is_read_separately_without_a_side_file_pack() -> None:
     store = Ranges()
     objects = all_five()
     for kind, section in objects.indexes.items():
@@ -192,13 +192,13 @@ def test_time_index_and_offset_index_are_read_with_one_request() -> None:
     assert store.asked == [(0, 80)]
 
 
-def test_offset_index_is_read_separately() -> None:
+def test_offset_index_of_fully_read_segment_is_read_separately() -> None:
     store = Ranges()
     assert len(read_side_file(Tier(store), SideFilePack(), all_five(), OFFSET)) == 10
     assert store.asked == [(0, 10)]
 
 
-def test_side_files_are_read_separately_if_the_pack_is_full() -> None:
+def test_each_side_file_is_read_separately_if_the_side_file_pack_is_full() -> None:
     store = Ranges()
     pack = SideFilePack()
     pack.add(ObjectRef("full", 1, "1"), 0, bytes(MAX_PACK_BYTES - 20))

@@ -1,7 +1,7 @@
-"""Checks that a segment with an unusable offset index is read in full, unless the plan used the
-index.
+"""Checks reads of segments with an unusable offset index.
 
-If the index was damaged after it was used for the plan, the read must fail.
+If the plan did not use the index, the segment is read in full. If the index was damaged after the
+plan used it, the read must fail.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def options_from(start: int, **more: str) -> dict[str, str]:
 def damage_steps(how: int) -> list[Step]:
     """Returns steps that damage the offset index of both segments.
 
-    The damage may keep the size of the index, and the store has no object versions.
+    `how` is the kind of damage. Some kinds keep the size of the index. The store has no object
+    versions, so a read cannot detect these kinds by the size or the version.
     """
     return [Step("spoil", number, 2, how) for number in range(2)]
 

@@ -92,7 +92,7 @@ def test_deleted_log_is_skipped_without_fail_on_data_loss(
     assert f"offsets [{task_slice.start_offset}, {task_slice.stop_offset})" in caplog.text
 
 
-def test_lost_entry_after_deleted_segment_is_not_compared(
+def test_lost_index_entry_after_deleted_segment_raises_data_loss_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     builder = LogBuilder()

@@ -209,7 +209,7 @@ def test_dropmalformed_skips_rows_with_malformed_condition_fields(
     ) == len(BAD)
 
 
-def test_dropmalformed_applies_to_unselected_condition_fields(tmp_path: Path) -> None:
+def test_dropmalformed_skips_rows_with_malformed_unselected_condition_field(tmp_path: Path) -> None:
     values = [avro(1), avro(2).replace(b"n2", b"\xff2"), avro(3)]
     options = write(tmp_path, [[*values]])
     options |= as_avro(**{"value.mode": "DROPMALFORMED", "value.columns": "country"})
@@ -273,7 +273,7 @@ def test_field_names_that_differ_in_case_are_distinct(tmp_path: Path) -> None:
         kts_source.scan(options).where("value.a = 1")
 
 
-def test_field_names_with_dots_are_quoted(tmp_path: Path) -> None:
+def test_rows_are_filtered_by_quoted_field_names_with_dots(tmp_path: Path) -> None:
     texts = [b'{"a.b": 1, "a": {"b": 2}}', b'{"a.b": 2, "a": {"b": 1}}']
     options = write(tmp_path, [[*texts]])
     options |= {"value.format": "json", "value.schema": "`a.b` int, a struct<b: int>"}

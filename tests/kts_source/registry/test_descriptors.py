@@ -12,7 +12,7 @@ from segment_format.values.protobuf.schema import read_schema
 from tests.segment_format.values.protobuf.sample import sample_file
 
 
-def test_messages_of_imported_files_have_no_index() -> None:
+def test_messages_of_imported_files_have_no_message_index() -> None:
     file = sample_file("proto3")
     own = type(file)(name="own.proto", package="own", syntax="proto3")
     own.message_type.add(name="Only").nested_type.add(name="Inner")

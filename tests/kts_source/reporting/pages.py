@@ -18,8 +18,8 @@ class Page:
     """The parsed content of a report page.
 
     Attributes:
-        facts: The packed JSON.
-        columns: The packed columns, with unchanged offsets and times.
+        facts: The JSON document that the page contains in compressed form.
+        columns: The columns of the segments, which the page contains in the same compressed data.
         tags: Every start tag with its attributes.
         texts: Maps a tag to the texts inside it.
     """

@@ -128,8 +128,9 @@ def test_stored_bytes_match_objects() -> None:
 
 
 def dated_tier(root: Path, days: list[int]) -> dict[str, str]:
-    """Writes one segment per day, counted from `NOW_MS`, and a segment whose record is 400 days
-    later.
+    """Writes one segment for each number in `days`, with a record that many days after `NOW_MS`.
+
+    Also writes one segment with a record 400 days after `NOW_MS`.
     """
     builder = LogBuilder()
     for day in [*days, 400]:

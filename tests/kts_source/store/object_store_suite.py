@@ -129,7 +129,9 @@ class ObjectStoreSuite:
         assert [info.size for info in listed] == [len(TREE[info.key]) for info in listed]
 
     @pytest.mark.parametrize("prefix", ["", "tier/orders-1/"])
-    def test_listing_starts_after_a_key(self, tree: ObjectStore, prefix: str) -> None:
+    def test_listing_contains_only_keys_after_a_given_key(
+        self, tree: ObjectStore, prefix: str
+    ) -> None:
         keys = [info.key for info in tree.list_objects(prefix)]
         assert len(keys) > 1
         for number, key in enumerate(keys, 1):
@@ -343,7 +345,7 @@ class ObjectStoreSuite:
             assert pool.submit(_ForkedRead(tree), "tiered").result(60) == b"besi"
         assert _first_bytes(tree, "tiered") == b"besi"
 
-    def test_uris_are_distinct_and_below_the_root(self, store: ObjectStore) -> None:
+    def test_uris_of_keys_are_distinct_and_below_the_root(self, store: ObjectStore) -> None:
         assert store.uri("a/b").startswith(store.uri(""))
         assert store.uri("a/b").endswith("/a/b")
         assert store.uri("a/b") != store.uri("a/c")

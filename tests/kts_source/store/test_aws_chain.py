@@ -41,7 +41,7 @@ _KEY = re.compile(r"Credential=([^/]+)/")
 
 @dataclass
 class Issuer:
-    """Issues AWS keys like IMDSv2, containers, STS and SSO. Every response has new keys.
+    """Serves the APIs of IMDSv2, containers, STS and SSO. Every response issues new AWS keys.
 
     Attributes:
         seconds: Lifetime of the keys in seconds.
@@ -172,7 +172,7 @@ def _config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
 
 
 def prepare(name: str, issuer: Issuer, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Sets the environment up for one source of credentials."""
+    """Sets up the environment so that the AWS chain uses the source of credentials `name`."""
     token = folder / "token"
     token.write_text("web-identity-token")
     if name == "imds":
@@ -297,7 +297,10 @@ def test_keys_rejected_as_expired_are_renewed(
     status: int,
     source: str,
 ) -> None:
-    """The keys look valid because the clock is slow, or because the session was revoked."""
+    """The client believes that the keys are valid.
+
+    Either its clock is slow, or the session was revoked.
+    """
     prepare(source, issuer, monkeypatch, tmp_path)
     refused: list[int] = []
 

@@ -144,7 +144,7 @@ def test_expired_tokens_are_renewed(service: OneObject) -> None:
 
 
 class Lasting(Login):
-    """Replaces a token only if it has expired, and fails to replace it if `gives` is false."""
+    """Renews the token only if it is not valid. The renewal fails if `gives` is false."""
 
     def __init__(self, *, gives: bool) -> None:
         super().__init__()

@@ -114,7 +114,7 @@ def test_idle_connection_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_connection_with_unsolicited_bytes_is_closed(
     tmp_path: Path, size: int, is_encrypted: bool, is_as_long: bool
 ) -> None:
-    """Bytes after a response, such as a second response, may be in any buffer by then."""
+    """The socket, TLS library or response object may have buffered the bytes after a response."""
     context, authority = tls_context(tmp_path)
     answer = ANSWER.replace(b"%d" % len(BODY), b"%d" % size) + BODY[:size]
     following = answer if is_as_long else OTHER

@@ -75,10 +75,10 @@ def faulty(request: pytest.FixtureRequest) -> Iterator[tuple[type[Any], FsspecSt
 
 
 def failing(end: str, error: Exception, times: int = 99) -> tuple[Any, list[str]]:
-    """Returns a hook for listings, and the list of the paths of its calls for one folder.
+    """Returns two values: a hook for listings, and the list of the folders that it counted.
 
-    The hook raises `error` the first `times` times that a folder is listed whose path ends with
-    `end`.
+    The hook counts each listing of a folder whose path ends with `end`. It raises `error` for the
+    first `times` of these listings.
     """
     listed_paths: list[str] = []
 

@@ -1,4 +1,7 @@
-"""Checks that the faster session, which the package gives to s3fs, supports all AWS services."""
+"""Checks the botocore session that the package gives to s3fs.
+
+The session loads descriptions of AWS services faster, and must support all services.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,7 @@ def test_s3fs_client_keeps_our_botocore_session() -> None:
     assert filesystem.session is session
 
 
-def test_descriptions_are_parsed_once_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_descriptions_are_parsed_once_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert region_of(connect(s3_arguments(KEYS))) == "eu-west-1"
 
     def load_file(_self: object, path: str) -> None:

@@ -217,7 +217,9 @@ def test_garbled_listing_is_retried(proxy: FaultyProxy, store: ObjectStore) -> N
     assert (store.counters - before).retries == 2
 
 
-def test_last_error_lists_every_attempt(proxy: FaultyProxy, store: ObjectStore) -> None:
+def test_error_after_last_attempt_lists_every_attempt(
+    proxy: FaultyProxy, store: ObjectStore
+) -> None:
     drops, words = (
         (DROPS, ("Connection", "SlowDown", "InternalError", "ayload"))
         if is_by_s3fs(store)

@@ -113,10 +113,10 @@ class _Records:
             self._connection.sendall(data[start : start + self._size])
 
     def flush(self) -> None:
-        """Nothing is buffered."""
+        """Does nothing, because `write` buffers nothing."""
 
     def close(self) -> None:
-        """The connection is closed by the server."""
+        """Only marks the stream as closed. The server closes the connection."""
         self.closed = True
 
 

@@ -100,7 +100,7 @@ def test_new_partition_without_first_offsets_raises_offset_out_of_range_error(
     assert_same_rows(stream.batches[1], rows_between(expected, start, 1 << 60, 1))
 
 
-def test_pattern_reads_new_topics(tier: GrowingTier) -> None:
+def test_stream_with_subscribe_pattern_reads_new_topics(tier: GrowingTier) -> None:
     wide, txn = tier.folder("wide"), tier.folder("txn")
     tier.add(wide, tier.stems(wide))
     stream = Running(tier.path, "", subscribePattern="^(txn|codecs)$")

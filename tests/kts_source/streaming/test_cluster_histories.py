@@ -110,7 +110,8 @@ class HistoryStream:
     def poll(self) -> bool:
         """Reads the next batch. Returns false if there is no new batch.
 
-        At random, a new process plans the batch that the previous process chose.
+        Sometimes restarts the stream after it chose the end of the batch. A new process then plans
+        the batch.
         """
         if self._random.random() < 0.6:
             self.clock.seconds += 1

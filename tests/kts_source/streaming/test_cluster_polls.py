@@ -206,7 +206,7 @@ def test_stream_stops_at_its_fixed_end(brokers: FakeCluster, topic: GrowingTopic
     stream.close()
 
 
-def test_fixed_end_is_not_reached_while_brokers_are_unavailable(
+def test_stream_does_not_stop_at_fixed_end_while_brokers_are_unavailable(
     brokers: FakeCluster, topic: GrowingTopic
 ) -> None:
     topic.append(3)

@@ -165,7 +165,9 @@ def test_stream_waits_while_metadata_are_incomplete(
     stream.close()
 
 
-def test_new_stream_compares_metadata_with_the_tier(brokers: FakeCluster, tmp_path: Path) -> None:
+def test_new_stream_requests_metadata_again_if_tier_has_more_partitions(
+    brokers: FakeCluster, tmp_path: Path
+) -> None:
     topic_id = brokers.create("t", [new_partition(), new_partition()])
     for number in range(2):
         writer = AivenTierWriter(tmp_path, topic="t", partition=number, topic_id=topic_id)
@@ -239,7 +241,9 @@ def test_read_committed_replay_of_read_uncommitted_batch_raises_data_loss_error(
     stream.close()
 
 
-def test_hole_in_brokers_tier_is_skipped_by_a_stream(brokers: FakeCluster) -> None:
+def test_hole_that_brokers_refuse_is_skipped_or_raises_data_loss_error(
+    brokers: FakeCluster,
+) -> None:
     partition = new_partition()
     partition.log.holes = [(3, 6)]
     brokers.create("t", [partition])

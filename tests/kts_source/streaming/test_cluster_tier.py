@@ -173,7 +173,7 @@ def test_tier_is_listed_only_once_per_interval(brokers: FakeCluster, tmp_path: P
 
 
 @pytest.mark.parametrize("strict", ["true", "false"])
-def test_topic_recreated_within_hole_grace_is_detected(
+def test_topic_recreated_while_stream_waits_for_a_hole_is_detected(
     brokers: FakeCluster, tmp_path: Path, strict: str
 ) -> None:
     create_topic(brokers, tmp_path, 3)

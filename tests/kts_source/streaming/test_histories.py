@@ -105,7 +105,8 @@ class HistoryStream:
     def poll(self) -> bool:
         """Reads the next batch. Returns false if there is no new batch.
 
-        At random, a new process plans the batch that the previous process chose.
+        Sometimes restarts the stream after it chose the end of the batch. A new process then plans
+        the batch.
         """
         if self._random.random() < 0.6:
             self.clock.seconds += 1
@@ -256,8 +257,9 @@ def check(history: History, seed: str, outcomes: Counter[str]) -> None:
 
 
 def _find_waits(poller: _Poller, plan: ScanPlan) -> dict[int, int]:
-    """Maps each partition in which the stream waits below the end of the scan to the offset at
-    which it waits.
+    """Returns the offsets at which the stream waits, by partition.
+
+    Contains only partitions in which the scan ends at a higher offset.
     """
     history_stream = poller.stream
     (topic,) = history_stream.position.topics.values()

@@ -1,4 +1,7 @@
-"""Checks that listings that extend earlier ones equal full listings and take fewer requests."""
+"""Checks listings that reuse the results of earlier listings.
+
+They must equal full listings, and must send fewer requests.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ INTERVAL_MS: Final = 60_000
 
 
 class Paged(MemoryStore):
-    """Store that lists objects in pages and counts them."""
+    """Store that lists objects in pages, and counts the pages."""
 
     lists_in_pages = True
 
@@ -162,7 +165,7 @@ def test_listing_shows_changes_in_the_middle_after_the_interval(scene: Scene) ->
     assert not scene.memory.is_assumed(FOLDER, 0)
 
 
-def test_listing_is_complete_after_forget(scene: Scene) -> None:
+def test_listing_after_forget_sends_the_requests_of_a_full_listing(scene: Scene) -> None:
     for number in range(40):
         scene.add(number)
     scene.count_requests()

@@ -20,7 +20,7 @@ def tier(tmp_path: Path) -> GrowingTier:
     return GrowingTier(tmp_path / "tier")
 
 
-def test_latest_start_is_fixed_by_the_first_batch(tier: GrowingTier) -> None:
+def test_latest_starting_offsets_are_fixed_when_first_batch_is_chosen(tier: GrowingTier) -> None:
     folder = tier.folder("txn")
     stems = tier.stems(folder)
     tier.add(folder, stems[:5])

@@ -193,7 +193,7 @@ def test_unlimited_batch_does_not_wait_for_min_offsets_per_trigger(tier: Growing
     assert_same_rows(stream.rows(), expected_table("txn", "read_committed"))
 
 
-def test_fixed_end_ignores_min_offsets_per_trigger() -> None:
+def test_batch_at_fixed_end_ignores_min_offsets_per_trigger() -> None:
     stream = Running(
         TIER,
         "txn",
@@ -298,7 +298,7 @@ def test_stream_waits_while_manifests_are_unavailable(
     assert stream.batch()
 
 
-def test_fixed_end_is_not_reached_while_store_is_unavailable(
+def test_stream_does_not_stop_at_fixed_end_while_store_is_unavailable(
     tier: GrowingTier, listings: Listings
 ) -> None:
     folder = tier.folder("txn")

@@ -90,7 +90,7 @@ def test_producer_snapshot_of_kafka_parses(convert: Any) -> None:  # noqa: ANN40
     assert write_producer_snapshot(entries) == data
 
 
-def test_producer_snapshot_with_only_a_marker_parses() -> None:
+def test_producer_snapshot_of_producer_with_only_a_marker_parses() -> None:
     data = file("snapshot-marker-only")
 
     entries = parse_producer_snapshot(data)

@@ -61,7 +61,10 @@ def rows(table: BatchTable) -> list[Facts]:
 def scanned(
     data: bytes, cut: Sequence[int] = (), *, start: int = 0, max_batch_bytes: int = 1 << 20
 ) -> tuple[list[Facts], type | None]:
-    """Scans a log. Returns the facts of all batches and the class of the error, if any."""
+    """Scans a log in pieces of the sizes in `cut`.
+
+    Returns two values: the facts of all batches, and the class of the error or None.
+    """
     scanner = BatchScanner(len(data), max_batch_bytes=max_batch_bytes, start_offset=start)
     batches: list[Facts] = []
     error = None
@@ -76,8 +79,9 @@ def scanned(
 
 
 def readable(data: bytes, *, start: int = 0) -> tuple[list[Facts], type | None]:
-    """Parses a log entry by entry. Returns the facts of its batches and the class of the error, if
-    any.
+    """Parses a log entry by entry.
+
+    Returns two values: the facts of its batches, and the class of the error or None.
     """
     facts_of_entries: list[Facts] = []
     try:

@@ -57,7 +57,7 @@ def test_decoding_does_not_load_pandas() -> None:
 
 
 @pytest.mark.slow
-def test_missing_code_folder_compiles_in_memory() -> None:
+def test_kernel_is_compiled_in_memory_without_code_folder() -> None:
     nowhere = (
         "from segment_format.kernels import code_folder\n"
         "code_folder._candidates = lambda given: iter(())\n"

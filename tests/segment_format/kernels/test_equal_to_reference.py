@@ -321,7 +321,7 @@ def test_any_bytes_as_records_match_reference(payload: bytes, count: int) -> Non
         b"",
     ],
 )
-def test_crafted_lengths_match_reference(length: bytes) -> None:
+def test_records_with_crafted_lengths_match_reference(length: bytes) -> None:
     record = b"\x00\x00\x00\x01\x01\x00"
     for payload in (
         length + record + b"\x01\x01\x00",

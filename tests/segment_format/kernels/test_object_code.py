@@ -127,7 +127,7 @@ AS_IT_IS = "i32 @kernel(ptr %retptr, ptr %excinfo, " + ", ".join(
 
 
 def emitted(head: str) -> bytes:
-    """Returns the object file of a kernel with this function header."""
+    """Returns the object file of a kernel that has the function header `head` in LLVM IR."""
     from numba.core.registry import cpu_target
 
     result = head.split(" ", 1)[0]

@@ -44,7 +44,10 @@ def kernel_rows(
     cut: Sequence[int] = (),
     **options: Any,  # noqa: ANN401
 ) -> tuple[list[Row], int]:
-    """Returns the rows whose key is in `keys`, and the number of records with other keys."""
+    """Decodes `stored` with a key filter.
+
+    Returns two values: the rows with a key in `keys`, and the number of records with other keys.
+    """
     arguments = {"columns": ALL_COLUMNS, "start_offset": START, **options}
     decoder = RecordDecoder(keys=KeySet.of(keys), **arguments)
     rows = rows_of(decode_pieces(decoder, pieces(stored, cut) if cut else [stored]))
@@ -56,7 +59,7 @@ def reference_rows(
     keys: Iterable[bytes | None],
     **options: Any,  # noqa: ANN401
 ) -> tuple[list[Row], int]:
-    """Computes the result of `kernel_rows` with the readable decoder and a Python set."""
+    """Computes both results of `kernel_rows` with the readable decoder and a Python set."""
     rows = expected(stored, **options)
     assert isinstance(rows, list)
     sought = set(keys)

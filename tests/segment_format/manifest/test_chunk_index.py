@@ -159,7 +159,7 @@ def test_chunk_indexes_with_different_sizes_are_unequal() -> None:
     [(0, 1, 1, 1), (-1, 1, 1, 1), (1, -1, 1, 1), (1, 1, -1, 1), (1, 1, 1, -1)]
     + [tuple(2**31 if index == big else 1 for index in range(4)) for big in range(4)],
 )
-def test_impossible_size_raises(numbers: tuple[int, int, int, int]) -> None:
+def test_chunk_index_with_impossible_size_raises(numbers: tuple[int, int, int, int]) -> None:
     with pytest.raises(InvalidManifestError):
         FixedChunkIndex(*numbers)
 

@@ -161,14 +161,14 @@ def test_several_or_truncated_zstd_frames_raise(change: Any) -> None:  # noqa: A
 @pytest.mark.parametrize(
     "text", ["", "?", "AAAA", "KLUv/SAPeQAAAAAAAwAAAAoBAAoAAAA", "ä", "\ud800"]
 )
-def test_invalid_text_raises(text: str) -> None:
+def test_invalid_text_of_chunk_sizes_raises(text: str) -> None:
     with pytest.raises(InvalidManifestError):
         decode_chunk_sizes(text)
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=60))
-def test_any_payload_decodes_or_raises(payload: bytes) -> None:
+def test_any_payload_of_chunk_sizes_decodes_or_raises(payload: bytes) -> None:
     outcome = value_or_error(lambda: unpack_chunk_sizes(payload))
     if isinstance(outcome, np.ndarray):
         assert int(outcome.min(initial=0)) >= 0
@@ -177,7 +177,7 @@ def test_any_payload_decodes_or_raises(payload: bytes) -> None:
 
 @settings(deadline=None)
 @given(sizes_lists, st.data())
-def test_changed_frame_decodes_or_raises(sizes: list[int], data: st.DataObject) -> None:
+def test_changed_zstd_frame_decodes_or_raises(sizes: list[int], data: st.DataObject) -> None:
     frame = bytearray(base64.b64decode(encode_chunk_sizes(sizes)))
     for _ in range(data.draw(st.integers(1, 4))):
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
@@ -190,5 +190,5 @@ def test_changed_frame_decodes_or_raises(sizes: list[int], data: st.DataObject) 
 @given(
     st.text(max_size=80) | st.binary(max_size=60).map(lambda data: base64.b64encode(data).decode())
 )
-def test_any_text_decodes_or_raises(text: str) -> None:
+def test_any_text_of_chunk_sizes_decodes_or_raises(text: str) -> None:
     assert value_or_error(lambda: decode_chunk_sizes(text)) is not None

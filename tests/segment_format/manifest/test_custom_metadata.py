@@ -72,7 +72,7 @@ def test_custom_metadata_round_trips(metadata: CustomMetadata) -> None:
         ("00 00", 1),  # bytes after the end
     ],
 )
-def test_broken_section_raises_with_position(data: str, position: int) -> None:
+def test_invalid_custom_metadata_raises_with_position(data: str, position: int) -> None:
     with pytest.raises(InvalidManifestError) as caught:
         parse_custom_metadata(bytes.fromhex(data))
     assert caught.value.position == position
@@ -86,7 +86,7 @@ def test_any_bytes_parse_or_raise(data: bytes) -> None:
 
 @settings(deadline=None)
 @given(fields.map(write_custom_metadata).filter(bool), st.data())
-def test_changed_section_parses_or_raises(section: bytes, data: st.DataObject) -> None:
+def test_changed_custom_metadata_parses_or_raises(section: bytes, data: st.DataObject) -> None:
     changed = bytearray(section)
     changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
     assert_value_or_positioned_error(

@@ -70,7 +70,7 @@ def test_wrapped_data_key_of_test_vector_is_decrypted(case: str) -> None:
     assert unwrap_data_key(wrapped, VECTOR_KEY).hex() == DATA_KEYS[case]
 
 
-def test_data_key_round_trips() -> None:
+def test_wrapped_data_key_round_trips() -> None:
     public = load_public_key(VECTOR_PUBLIC_PEM)
     wrapped = wrap_data_key(DATA_KEY, key_id="key1", public_key=public)
     again = wrap_data_key(DATA_KEY, key_id="key1", public_key=VECTOR_KEY.public_key)

@@ -81,13 +81,13 @@ def test_wrong_original_length_raises(
     assert caught.value.position == 300
 
 
-def test_frame_with_wrong_size_raises_before_decompression() -> None:
+def test_zstd_frame_with_wrong_size_raises_before_decompression() -> None:
     bomb = zstandard.ZstdCompressor(level=3).compress(bytes(1 << 30))
     with pytest.raises(ChunkError, match="states 1073741824 bytes, but the manifest states 16384"):
         restore_chunk(bomb, Chunk(0, 0, 16384, 0, len(bomb)), compression=True)
 
 
-def test_frame_with_false_content_size_raises() -> None:
+def test_zstd_frame_with_false_content_size_raises() -> None:
     # The frame states 16384 bytes but contains a megabyte: only the size field is changed.
     frame = bytearray(zstandard.ZstdCompressor(level=3).compress(bytes(1 << 20)))
     assert frame[4] == 0xA0  # single segment, four bytes of content size
@@ -101,7 +101,7 @@ def test_frame_with_false_content_size_raises() -> None:
         restore_chunk(bytes(frame), Chunk(0, 0, 80000, 0, len(frame)), compression=True)
 
 
-def test_unusual_frame_raises() -> None:
+def test_unusual_zstd_frame_raises() -> None:
     unsized = zstandard.ZstdCompressor(write_content_size=False).compress(TEXT)
     with pytest.raises(ChunkError, match="states no size"):
         restore_chunk(unsized, chunk_of(TEXT, unsized), compression=True)
@@ -132,7 +132,7 @@ def test_chunk_too_short_for_encryption_raises() -> None:
         restore_chunk(bytes(27), Chunk(0, 0, 1, 0, 27), compression=False, data_key=KEY, aad=AAD)
 
 
-def test_swapped_chunks_are_detected_only_by_their_length() -> None:
+def test_swapped_chunks_are_detected_only_if_their_lengths_differ() -> None:
     # The AAD contains no position, so swapped chunks of equal length pass. Batches are checked
     # later.
     first, second = (encrypt(text, data_key=KEY, aad=AAD) for text in (b"one", b"two"))

@@ -29,11 +29,15 @@ _Key = tuple["uuid.UUID", int, "uuid.UUID"]
 def known_segments(records: Iterable[MetadataRecord]) -> tuple[RemoteLogSegmentMetadata, ...]:
     """Applies the events and returns all segments that are not in DELETE_SEGMENT_FINISHED.
 
-    Events of one metadata partition must keep their order; the events of another
-    metadata partition may follow them. Ignores the same events as a broker: the first event of a
-    segment if its state is not COPY_SEGMENT_STARTED, a repeated first event after the segment left
-    that state, an update of an unknown segment, a transition that Kafka does not allow, and
-    snapshots (type 3). DELETE_PARTITION_FINISHED removes all segments of a partition.
+    Events of one metadata partition must keep their order. The order of events of different
+    metadata partitions is not important. DELETE_PARTITION_FINISHED removes all segments of a
+    partition. Ignores the same events as a broker:
+
+    * the first event of a segment, if its state is not COPY_SEGMENT_STARTED
+    * a repeated first event, if the segment is no longer in state COPY_SEGMENT_STARTED
+    * an update of an unknown segment
+    * a transition that Kafka does not allow
+    * snapshots (type 3)
 
     Args:
         records: Parsed events; events of other topics are allowed.

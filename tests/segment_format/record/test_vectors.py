@@ -74,7 +74,7 @@ def test_record_sets_decode_as_in_kafka(vector: dict[str, Any]) -> None:
             assert record.leader_epoch == (None if batch.leader_epoch < 0 else batch.leader_epoch)
 
 
-def test_record_sets_in_one_log_keep_positions() -> None:
+def test_record_sets_in_one_log_have_their_positions_in_the_log() -> None:
     sets = [bytes.fromhex(vector["hex"]) for vector in kafka_vectors()["batches"]]
     expected = [batch for vector in kafka_vectors()["batches"] for batch in vector["batches"]]
 

@@ -187,7 +187,7 @@ def test_indexes_match_kafka() -> None:
     assert write_leader_epoch_checkpoint([(0, 0), (2, 80)]) == FILES["leader-epoch"]
 
 
-def test_snapshots_match_kafka() -> None:
+def test_producer_snapshots_match_kafka() -> None:
     entries = [
         ProducerEntry(4242, 3, 10, 200, 0, 1700000000000, 5, 200),
         ProducerEntry(7, 0, 41, 321, 2, 1700000000100, -1, -1),
@@ -292,7 +292,7 @@ class ReplayedRandomness:
 
 
 def open_oaep(wrapped: bytes) -> tuple[bytes, bytes]:
-    """Returns the data key and the OAEP seed of a wrapped key (RFC 8017 §7.1.2)."""
+    """Returns two values: the data key and the OAEP seed of a wrapped key (RFC 8017 §7.1.2)."""
     key = load_pem_private_key((AIVEN / "keys" / "priv.pem").read_bytes(), None)
     assert isinstance(key, RSAPrivateKey)
     numbers = key.private_numbers()

@@ -76,7 +76,7 @@ def test_offset_gap_before_roll_belongs_to_previous_segment() -> None:
     ]
 
 
-def test_leader_epoch_without_records_is_not_in_checkpoint() -> None:
+def test_leader_epoch_without_records_is_omitted_in_checkpoint() -> None:
     builder = LogBuilder(leader_epoch=1)
     builder.append(ONE)
     builder.set_leader_epoch(2)
@@ -165,7 +165,7 @@ def test_transaction_index_has_last_stable_offset_of_open_transaction() -> None:
     assert entries == [(1, 0, 3, 1), (3, 2, 4, 1), (1, 6, 7, 8)]
 
 
-def test_sequences_continue_across_segments_and_restart_with_epoch() -> None:
+def test_sequence_numbers_continue_across_segments_and_restart_with_new_epoch() -> None:
     builder = LogBuilder()
     builder.append(ONE * 3, producer_id=7)
     builder.roll()
@@ -267,6 +267,8 @@ def plain_in_transaction(builder: LogBuilder) -> object:
         ),
     ],
 )
-def test_impossible_appends_raise(mistake: Callable[[LogBuilder], object], message: str) -> None:
+def test_log_builder_raises_for_content_that_brokers_never_write(
+    mistake: Callable[[LogBuilder], object], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         mistake(LogBuilder())

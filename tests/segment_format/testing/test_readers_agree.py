@@ -86,7 +86,7 @@ def meant_facts(rows: Sequence[ExpectedRow]) -> list[tuple[object, ...]]:
 
 @settings(UNHURRIED, max_examples=200)
 @given(batches() | message_sets())
-def test_entries_decode_to_expected_rows(case: BatchCase) -> None:
+def test_generated_entries_decode_to_expected_rows(case: BatchCase) -> None:
     decoded = list(iter_batches(case.data))
     assert [fact for batch in decoded for fact in read_facts(batch)] == meant_facts(case.rows)
     assert decoded[0].base_offset == case.base_offset
@@ -140,7 +140,7 @@ def test_isolation_levels_return_expected_rows(log: BuiltLog, data: st.DataObjec
 
 @settings(UNHURRIED, max_examples=100)
 @given(logs())
-def test_side_files_describe_the_log(log: BuiltLog) -> None:
+def test_side_files_of_generated_log_match_its_batches(log: BuiltLog) -> None:
     following = log.segments[0].base_offset
     for segment in log.segments:
         assert segment.base_offset == following

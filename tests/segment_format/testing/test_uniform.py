@@ -87,7 +87,7 @@ def key_of(offset: int, size: int) -> bytes:
 
 
 @pytest.mark.parametrize("codec", [name for name in CODEC_NUMBERS if name != "none"])
-def test_compressed_batches_have_the_same_payload(codec: str) -> None:
+def test_compressed_uniform_batches_match_log_builder(codec: str) -> None:
     fast = write_uniform_batches(
         batch_count=3, records_per_batch=70, value_size=90, codec=codec, payload="json"
     )

@@ -35,7 +35,7 @@ GUID = uuid.UUID("9a3cde12-0000-ffff-8001-0102030405ff")
         (b"\0\0\0\0", TOO_SHORT),
     ],
 )
-def test_header_is_read_or_refused_with_reason(
+def test_confluent_header_is_read_or_refused_with_a_reason(
     value: bytes, expected: tuple[int | str, int] | str
 ) -> None:
     assert header_or_reason(value) == expected
@@ -50,7 +50,7 @@ def header_or_reason(value: bytes) -> tuple[int | str, int] | str:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_headers_read_as_a_batch_equal_those_read_one_by_one(seed: int) -> None:
+def test_headers_of_an_array_equal_headers_that_are_read_one_by_one(seed: int) -> None:
     chance = random.Random(seed)
     max_byte = chance.choice([1, 2, 255])
     values = [
@@ -89,7 +89,7 @@ def test_empty_values_have_no_headers() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_missing_leading_bytes_of_short_values_are_zero(seed: int) -> None:
+def test_leading_bytes_of_short_values_are_zero(seed: int) -> None:
     chance = random.Random(seed)
     values = [
         None if chance.random() < 0.1 else chance.randbytes(chance.randrange(6))

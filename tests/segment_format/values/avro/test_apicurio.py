@@ -17,7 +17,7 @@ def framed(schema_id: int, content: bytes) -> bytes:
     return b"\0" + schema_id.to_bytes(8, "big", signed=True) + content
 
 
-def test_apicurio_values_decode_or_have_a_reason() -> None:
+def test_apicurio_values_decode_or_are_bad_rows_with_a_reason() -> None:
     decoder = FramedAvroDecoder(parse_avro('["null", "long"]'), SCHEMAS.__getitem__, APICURIO)
     assert decoder.type == pa.int64()
     cases: list[tuple[bytes | None, int | None, str]] = [
@@ -47,7 +47,7 @@ def test_apicurio_values_decode_or_have_a_reason() -> None:
         assert cases[row][2] in reason
 
 
-def test_apicurio_array_of_another_type_raises() -> None:
+def test_apicurio_input_that_is_not_binary_raises() -> None:
     decoder = FramedAvroDecoder(parse_avro('"int"'), SCHEMAS.__getitem__, APICURIO)
     with pytest.raises(TypeError, match="binary"):
         decoder.decode(pa.array(["x"]))

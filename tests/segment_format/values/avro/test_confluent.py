@@ -42,7 +42,7 @@ def schema_of(names: str) -> Schema:
     return parse_avro(json.dumps({"type": "record", "name": "R", "fields": fields}))
 
 
-def test_rows_of_many_writers_keep_their_order() -> None:
+def test_rows_of_many_writer_schemas_keep_their_order() -> None:
     random = Random(1)
     reader = schema_of("a b c")
     writers: dict[int | str, Schema] = {
@@ -142,7 +142,9 @@ BARE = [
 @pytest.mark.parametrize(
     "reader", ['"bytes"', '["null", "bytes"]', '{"type": "bytes", "logicalType": "unknown"}']
 )
-def test_confluent_bytes_without_length_decode(reader: str, schema_id: int | str) -> None:
+def test_values_of_confluent_bytes_schema_decode_without_length(
+    reader: str, schema_id: int | str
+) -> None:
     decoder = FramedAvroDecoder(
         parse_avro(reader), {schema_id: parse_avro('"bytes"')}.__getitem__, CONFLUENT
     )
@@ -155,7 +157,7 @@ def test_confluent_bytes_without_length_decode(reader: str, schema_id: int | str
         assert [bad.row for bad in result.bad] == ([] if values is rows else [0])
 
 
-def test_confluent_bytes_among_other_schemas_decode() -> None:
+def test_values_of_confluent_bytes_schema_decode_next_to_other_schemas() -> None:
     writers: dict[int | str, Schema] = {
         1: parse_avro('"bytes"'),
         2: parse_avro('"string"'),
@@ -174,6 +176,6 @@ def test_confluent_bytes_among_other_schemas_decode() -> None:
     assert not result.bad
 
 
-def test_plain_avro_bytes_have_a_length() -> None:
+def test_plain_avro_bytes_decode_with_their_length() -> None:
     result = AvroDecoder(parse_avro('"bytes"')).decode(pa.array([b"\x04ab"], pa.binary()))
     assert result.array.to_pylist() == [b"ab"]

@@ -54,7 +54,10 @@ def plain(array: pa.Array) -> list[Any]:
 def expected_of(
     writer: Schema, reader: Schema, values: list[bytes | None]
 ) -> tuple[list[Any], list[tuple[int, str]]]:
-    """Returns the rows and bad rows of the readable decoder."""
+    """Decodes `values` with the readable decoder.
+
+    Returns two values: the rows, and the number and the field path of each bad row.
+    """
     rows: list[Any] = []
     bad: list[tuple[int, str]] = []
     for number, value in enumerate(values):

@@ -84,7 +84,7 @@ def test_more_items_than_remaining_bytes_make_row_bad(count: int) -> None:
     ]
 
 
-def test_items_without_bytes_are_limited() -> None:
+def test_too_many_items_without_bytes_make_row_bad() -> None:
     nulls = {"type": "array", "items": "null"}
     too_many = "there are more items than the value has bytes for"
     assert decode(nulls, long(3) + b"\0", long(4_000_000) + b"\0") == [[None] * 3, too_many]
@@ -112,7 +112,7 @@ def test_items_without_bytes_are_skipped_quickly() -> None:
     assert [error.path for error in too_many.bad] == ["a"]
 
 
-def test_wrong_block_size_makes_row_bad() -> None:
+def test_wrong_size_of_an_array_block_makes_row_bad() -> None:
     assert decode({"type": "array", "items": "int"}, long(-2) + long(2) + b"\2\4\0") == [[1, 2]]
     reason = "a block of items does not have its stated size"
     assert decode({"type": "array", "items": "int"}, long(-2) + long(1) + b"\2\4\0") == [reason]
@@ -204,7 +204,7 @@ def test_duplicate_map_keys_keep_last_value() -> None:
     assert rows[3] == [("a", 1)]
 
 
-def test_batches_of_changing_sizes_decode() -> None:
+def test_batches_of_different_sizes_decode_with_one_decoder() -> None:
     random = Random(3)
     writer = parse_avro(json.dumps(Schemas(random).record(4)))
     decoder = AvroDecoder(writer)
@@ -233,6 +233,6 @@ def test_huge_value_does_not_enlarge_later_batches(monkeypatch: pytest.MonkeyPat
     assert sum(sizes) < 4 << 20
 
 
-def test_array_of_another_type_raises() -> None:
+def test_avro_input_that_is_not_binary_raises() -> None:
     with pytest.raises(TypeError, match="string"):
         AvroDecoder(parse_avro('"int"')).decode(pa.array(["a"]))

@@ -29,7 +29,7 @@ def is_object(value: bytes | None) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_json_objects_matches_python_loop(seed: int) -> None:
+def test_json_objects_finds_the_same_rows_as_a_python_loop(seed: int) -> None:
     chance = random.Random(seed)
     pieces = [TEXT, b'{"a":{}}', b"{}", b"{", b"}", b"", b" ", b"\xff", b"[{}]", b"{}}", None]
     values = [chance.choice(pieces) for _ in range(chance.randrange(1, 40))]
@@ -50,19 +50,19 @@ def test_json_objects_ignores_bytes_of_null_rows() -> None:
     assert json_objects(array) == [1]
 
 
-def test_avro_number_schemas_decode_json_text_of_equal_value() -> None:
+def test_json_text_that_is_valid_avro_decodes_as_avro_numbers() -> None:
     kind = {"type": "record", "name": "R", "fields": [dict(FIELDS[0], name=name) for name in "ab"]}
     result = AvroDecoder(parse_avro(json.dumps(kind))).decode(pa.array([b"{}"], pa.binary()))
     assert result.array.to_pylist() == [{"a": -62, "b": -63}]
     assert not result.bad
 
 
-def test_json_objects_ignores_too_deep_text() -> None:
+def test_json_objects_ignores_too_deeply_nested_text() -> None:
     deep = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
     assert json_objects(pa.array([deep, TEXT], pa.binary())) == [1]
 
 
-def test_json_text_makes_row_bad_in_both_decoders() -> None:
+def test_json_text_makes_row_bad_with_and_without_confluent_header() -> None:
     values = [NO_TEXT, TEXT, None, NO_TEXT, b'{"n":1}']
     alone = AvroDecoder(SCHEMA).decode(pa.array(values, pa.binary()))
     headed = [None if value is None else ID + value for value in values]

@@ -172,7 +172,7 @@ def test_defaults_of_every_type_are_read() -> None:
      ("boolean", 0), (["null", "int"], "x"), ({"type": "fixed", "name": "F", "size": 2}, "a"),
      ({"type": "array", "items": "int"}, [None]), ("float", 10**400)],
 )  # fmt: skip
-def test_default_of_another_type_raises(kind: Json, default: Json) -> None:
+def test_field_default_of_another_type_raises(kind: Json, default: Json) -> None:
     with pytest.raises(AvroSchemaError, match=r"'x'.*default"):
         read(record(), record(("x", kind, default)))
     deep = {"type": "map", "values": ["null", record(("x", kind, default), name="Q")]}
@@ -217,7 +217,7 @@ def test_unresolvable_schema_raises_with_field(writer: Json, reader: Json, reaso
         read(writer, reader)
 
 
-def test_unresolvable_branch_makes_its_rows_bad() -> None:
+def test_row_with_unresolvable_union_branch_is_bad() -> None:
     writer, reader = record(("a", ["null", "int", "string"])), record(("a", ["null", "long"]))
     rows = read(writer, reader, b"\0", b"\2\6", b"\4\2x", b"\6")
     assert rows[:2] == [{"a": None}, {"a": 3}]

@@ -249,7 +249,7 @@ def converted(value: Any, kind: pa.DataType, *, nullable: bool = True) -> Any:  
 
 
 def decoded(text: bytes | None, kind: pa.DataType) -> tuple[Any, bool]:
-    """Returns the decoded value, and True if the text is invalid for the type."""
+    """Returns two values: the decoded value, and whether the text is invalid for type `kind`."""
     if text is None:
         return None, False
     try:

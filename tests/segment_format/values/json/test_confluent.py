@@ -18,7 +18,7 @@ GOOD = [*HEADS[:2], b"\1" + bytes(16)]
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_confluent_json_matches_json_after_header(seed: int) -> None:
+def test_confluent_json_rows_match_json_rows_without_header(seed: int) -> None:
     chance = random.Random(seed)
     rows: list[tuple[bytes | None, bytes | None]] = []
     for _ in range(chance.randrange(40)):
@@ -43,7 +43,7 @@ def test_confluent_json_matches_json_after_header(seed: int) -> None:
     assert [error.row for error in result.bad] == sorted(bad)
 
 
-def test_confluent_json_reasons_name_the_missing_bytes() -> None:
+def test_reasons_of_bad_confluent_json_rows_describe_the_header() -> None:
     decoded = DECODER.decode(pa.array([*HEADS, None], pa.binary()))
     reasons = {error.row: error.reason for error in decoded.bad}
     assert "id 0" in reasons[2]
@@ -52,7 +52,7 @@ def test_confluent_json_reasons_name_the_missing_bytes() -> None:
     assert 6 not in reasons
 
 
-def test_confluent_json_array_of_another_type_raises() -> None:
+def test_confluent_json_input_that_is_not_binary_raises() -> None:
     with pytest.raises(TypeError, match="binary"):
         DECODER.decode(pa.array(["x"]))
     assert DECODER.decode(pa.array([], pa.binary())).array.type == DECODER.type

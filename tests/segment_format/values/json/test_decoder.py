@@ -159,7 +159,7 @@ def test_columns_keep_the_order_of_the_type() -> None:
     assert decoder.type == pa.struct(expected)
 
 
-def test_array_of_another_type_raises() -> None:
+def test_json_input_that_is_not_binary_raises() -> None:
     with pytest.raises(TypeError, match="string"):
         JsonDecoder(NESTED).decode(pa.array(["{}"]))
 
@@ -249,7 +249,7 @@ def test_map_of_many_equal_or_long_keys_decodes() -> None:
     assert len(result.array[1]) == 5000
 
 
-def test_many_new_keys_per_row_decode() -> None:
+def test_rows_with_many_different_keys_decode() -> None:
     rows = [b"{%s}" % b",".join(b'"%d":%d' % (i * r, i) for i in range(300)) for r in range(30)]
     result = JsonDecoder(pa.struct([("7", pa.int32())])).decode(pa.array(rows, pa.binary()))
     assert [value["7"] for value in result.array.to_pylist()] == [
@@ -271,7 +271,7 @@ def test_items_that_exceed_the_memory_of_a_batch_make_row_bad(
     assert len(result.array[2]) == 2
 
 
-def test_buffers_grow_within_a_row() -> None:
+def test_row_that_enlarges_buffers_decodes() -> None:
     """The buffers for items and for unescaped text are enlarged in the middle of a row."""
     rows = []
     for count in (0, 1, 70, 3000, 5, 20_000):

@@ -50,6 +50,8 @@ def test_infer_returns_type_of_samples(samples: list[bytes | None], ddl: str) ->
         ([b"[" * 100_000], "no sample is valid JSON"),
     ],
 )
-def test_infer_of_contradictory_samples_raises(samples: list[bytes | None], reason: str) -> None:
+def test_infer_raises_if_samples_have_no_usable_type(
+    samples: list[bytes | None], reason: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(reason)):
         infer(samples)

@@ -64,7 +64,7 @@ def test_doubles_of_many_digits_decode() -> None:
     check_doubles(texts)
 
 
-def test_doubles_near_halfway_round_correctly() -> None:
+def test_numbers_halfway_between_two_doubles_round_correctly() -> None:
     random = Random(3)
     values = [random.uniform(-1e6, 1e6) for _ in range(60)]
     values += [any_double(random) for _ in range(60)]
@@ -98,7 +98,7 @@ def test_doubles_at_range_limits_decode(text: str) -> None:
     check_doubles([text])
 
 
-def test_ambiguous_doubles_are_resolved() -> None:
+def test_double_that_needs_more_than_19_digits_rounds_correctly() -> None:
     """Decodes a number exactly between two doubles, and numbers just above and below it.
 
     These numbers differ only after the 19th digit.
@@ -113,14 +113,14 @@ def test_ambiguous_doubles_are_resolved() -> None:
     assert [error.row for error in result.bad] == [1]
 
 
-def test_many_ambiguous_doubles_are_resolved() -> None:
+def test_many_doubles_that_need_more_than_19_digits_round_correctly() -> None:
     texts = [f"9007199254740993.{'0' * 40}{number}" for number in range(1000)]
     value = f"[{','.join(texts)}]".encode()
     result = JsonDecoder(pa.list_(pa.float64())).decode(pa.array([value, value], pa.binary()))
     assert result.array.to_pylist() == [[float(text) for text in texts]] * 2
 
 
-def test_ambiguous_double_beyond_range_makes_row_bad() -> None:
+def test_double_that_rounds_beyond_the_range_makes_row_bad() -> None:
     border = str(2**1024 - 2**970)  # half way to the next double, which would exceed the range
     texts = [f"{border}.0", str(int(border) - 1), f"{border}e0", f"{border}.{'0' * 400}1"]
     check_doubles(texts)
@@ -159,7 +159,7 @@ def single_texts() -> list[str]:
     return texts
 
 
-def test_floats_are_rounded_once() -> None:
+def test_float32_is_rounded_directly_from_the_text() -> None:
     texts = single_texts()
     result = SINGLES.decode(pa.array([text.encode() for text in texts], pa.binary()))
     bad = {error.row for error in result.bad}
@@ -241,7 +241,7 @@ def test_number_ends_at_row_end() -> None:
     assert result.array.to_pylist() == [1, 2, None, 3, None, None, 5, None, float("3" * 40), 7]
 
 
-def test_error_of_stored_powers_of_five_is_below_one_unit() -> None:
+def test_stored_powers_of_five_differ_from_exact_values_by_at_most_one() -> None:
     fives = powers()[43:].tolist()
     for q in range(MIN_POWER, MAX_POWER + 1):
         high, low = fives[2 * (q - MIN_POWER)], fives[2 * (q - MIN_POWER) + 1]
@@ -253,6 +253,6 @@ def test_error_of_stored_powers_of_five_is_below_one_unit() -> None:
         assert min(abs(scaled - value), abs(scaled * 2 - value), abs(scaled / 2 - value)) <= 1
 
 
-def test_error_codes_are_at_most_last_code() -> None:
+def test_no_error_code_exceeds_last_code() -> None:
     codes = [value for name, value in vars(c).items() if name.startswith(("BAD_", "WRONG_"))]
     assert max(value for value in codes if value < 1 << 20) <= c.LAST_CODE

@@ -33,7 +33,8 @@ def name_of(schema_id: int | str, path: tuple[int, ...]) -> str:
 def readable(value: bytes) -> tuple[bytes, str]:
     """Removes the header of a value.
 
-    Returns the bytes of the message and an empty reason, or the reason why the header is invalid.
+    Returns two values: the bytes of the message, and the reason why the header is invalid. The
+    reason is empty if the header is valid; otherwise the bytes are empty.
     """
     if len(value) < 5:
         return b"", "the value is shorter than"
@@ -75,7 +76,7 @@ VALUES = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(VALUES, max_size=12), st.integers(0, 12), st.sampled_from((0, 1, 64)))
-def test_framed_values_match_plain_values(
+def test_values_with_confluent_header_match_plain_values(
     values: list[bytes | None], skip: int, max_heads: int
 ) -> None:
     decoder = decoder_of("proto3", "count", "id")
@@ -112,7 +113,7 @@ def test_default_message_index_is_taken_from_reader_schema() -> None:
     ]
 
 
-def test_header_lookup_is_cached_and_retried_per_batch_after_failure() -> None:
+def test_schema_lookup_is_cached_and_repeated_in_next_batch_after_failure() -> None:
     requests: list[tuple[int | str, tuple[int, ...]]] = []
 
     def counting(schema_id: int | str, path: tuple[int, ...]) -> str:

@@ -228,7 +228,7 @@ def test_slices_and_nulls_decode_and_other_types_raise() -> None:
         decoder.decode(pa.array([b""], pa.large_binary()))
 
 
-def test_decode_from_starts_at_the_given_positions() -> None:
+def test_decode_from_reads_each_message_from_its_start_position() -> None:
     decoder = decoder_of("proto3", "count")
     values = binary(b"xx\x18\x05", b"xx", None, b"xx", b"x\x18\x06")
     starts = np.array([2, 2, 9, 3, -1], np.int32)

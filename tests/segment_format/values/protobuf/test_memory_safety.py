@@ -30,9 +30,9 @@ MARKED = 64
 
 
 def run() -> int:
-    """Decodes all prefixes of a sample, and copies with one changed byte; returns their number.
+    """Decodes all prefixes of a sample, and copies of the sample with one changed byte.
 
-    Decodes each value alone, with and without a Confluent header.
+    Decodes each value alone, with and without a Confluent header. Returns the number of values.
     """
     decoders = {
         syntax: ProtobufDecoder(descriptor_set(sample_file(syntax)), "s.Order")

@@ -51,7 +51,7 @@ def _add(messages: Proto, name: str) -> Proto:
         ("F69", b"\x00\x00\x00\x00\x01\x02\x8e\x01"),
     ],
 )
-def test_values_of_confluent_serializer_decode(name: str, prefix: bytes) -> None:
+def test_message_index_of_confluent_serializer_names_the_message(name: str, prefix: bytes) -> None:
     """confluent-kafka 2.16.1 wrote these prefixes for the messages of this file."""
     file = descriptor_pb2.FileDescriptorProto(name="n.proto", package="n", syntax="proto3")
     _add(file.message_type, "A")

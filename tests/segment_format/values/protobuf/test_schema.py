@@ -24,7 +24,7 @@ def all_messages(descriptor: Proto) -> list[Proto]:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32 - 1))
-def test_fields_match_google_library(seed: int) -> None:
+def test_parsed_fields_of_random_messages_match_google_library(seed: int) -> None:
     file = random_file(Random(seed))
     pool = descriptor_pool.DescriptorPool()
     for well_known_file in WELL_KNOWN:
@@ -82,7 +82,7 @@ def test_truncated_or_changed_descriptor_parses_or_raises() -> None:
                 assert "not a usable Protobuf FileDescriptorSet" in str(error)  # noqa: PT017
 
 
-def test_editions_syntax_raises() -> None:
+def test_file_with_editions_syntax_raises() -> None:
     file = descriptor_pb2.FileDescriptorProto(
         name="e.proto", syntax="editions", edition=descriptor_pb2.EDITION_2023
     )

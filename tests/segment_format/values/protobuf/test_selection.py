@@ -84,7 +84,7 @@ def test_selected_fields_keep_the_order_of_the_message() -> None:
     assert decoder_of("proto3", "main.sku", "main").type == decoder_of("proto3", "main").type
 
 
-def test_unselected_oneof_member_clears_selected_member() -> None:
+def test_later_unselected_member_of_oneof_clears_selected_member() -> None:
     decoder = decoder_of("proto3", "by_cash")
     card = b"\x52\x03\x0a\x01c"
     values = binary(b"\x58\x05", b"\x58\x05" + card, card + b"\x58\x05", b"\x58\x05\x50\x01")
