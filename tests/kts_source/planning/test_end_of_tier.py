@@ -86,13 +86,13 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 def test_last_tiered_segment_with_missing_object_is_read_from_brokers(
     scene: Scene, suffix: str
 ) -> None:
-    for path in scene.find_objects(0, f"*6-*.{suffix}"):
+    for path in scene.find_objects(0, f"0*06-*.{suffix}"):
         path.unlink()
     assert scene.read_offsets() == list(range(9))
 
 
 def test_stored_plan_and_export_stop_at_end_of_damaged_tier(scene: Scene, tmp_path: Path) -> None:
-    for path in scene.find_objects(0, "*6-*.log"):
+    for path in scene.find_objects(0, "0*06-*.log"):
         path.unlink()
     source = {
         "path": str(scene.tier),
@@ -126,7 +126,7 @@ def test_segments_of_dead_branch_do_not_change_the_end_of_the_tier(scene: Scene)
 def test_unreadable_newest_manifest_raises_data_loss_error(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (manifest,) = scene.find_objects(0, "*6-*.rsm-manifest")
+    (manifest,) = scene.find_objects(0, "0*06-*.rsm-manifest")
     manifest.write_bytes(b"{}")
     with pytest.raises(DataLossError, match=rf"{manifest.name}.*remove tail=false"):
         scene.read_offsets()
