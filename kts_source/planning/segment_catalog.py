@@ -300,7 +300,8 @@ class DiscoveredTopic:
         partitions: Partitions that have complete or damaged segments, ascending by number.
         empty_partitions: Selected partitions that have no segment under this topic id: the user
             named them, or the tier has a folder for them.
-        parts: Objects in the empty partitions that belong to no complete segment.
+        parts: Objects in the empty partitions that belong to no complete segment, each with the
+            number of its partition.
         older_ids: Members of `other_ids` that have segments. They are older than `topic_id`, unless
             the user chose `topic_id`.
         others: Listed partitions that are not in `partitions`: partitions of other topic ids, and
@@ -312,7 +313,7 @@ class DiscoveredTopic:
     other_ids: tuple[str, ...]
     partitions: tuple[ListedPartition, ...]
     empty_partitions: tuple[int, ...]
-    parts: tuple[Orphan, ...]
+    parts: tuple[tuple[int, Orphan], ...]
     older_ids: frozenset[str]
     others: tuple[ListedPartition, ...]
 
@@ -339,7 +340,7 @@ class DiscoveredTopic:
         if self.parts:
             notes.append(
                 f"topic {self.topic}: not read, as no segment of the partition is complete:"
-                f" {some(map(str, self.parts))}"
+                f" {some(str(orphan) for _, orphan in self.parts)}"
             )
         return tuple(notes)
 
@@ -498,7 +499,7 @@ def discover_topic(
     held_numbers = {each.partition for each in held}
     empty = [number for number in wanted if number not in held_numbers]
     incomplete = [
-        orphan
+        (number, orphan)
         for number in empty
         if number in here
         for orphan in _incomplete_segments(options, here[number])

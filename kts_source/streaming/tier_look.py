@@ -547,8 +547,10 @@ def _check_parts(topic: DiscoveredTopic, position: TopicPosition, options: ScanO
         start = position.offsets.get(number, 0)
         incomplete = [
             orphan
-            for orphan in topic.parts
-            if orphan.base_offset is not None and orphan.base_offset >= start
+            for partition, orphan in topic.parts
+            if partition == number
+            and orphan.base_offset is not None
+            and orphan.base_offset >= start
         ]
         if len({orphan.base_offset for orphan in incomplete}) > 1 and options.fail_on_data_loss:
             raise DataLossError(

@@ -261,6 +261,28 @@ def test_unread_segments_without_manifest_raise_data_loss_error(tier: GrowingTie
     assert not stream.batch()
 
 
+def test_one_segment_without_manifest_in_each_partition_is_a_copy_in_progress(
+    tier: GrowingTier,
+) -> None:
+    folders = [tier.folder("txn", number) for number in (0, 1)]
+    stems = [tier.stems(folder) for folder in folders]
+    assert stems[0][1][:20] != stems[1][1][:20]
+    for folder, names in zip(folders, stems, strict=True):
+        tier.add(folder, names[:1])
+    stream = Running(tier.path, "txn")
+    stream.all()
+    for folder, names in zip(folders, stems, strict=True):
+        tier.remove(folder, names[:1])
+        tier.add(folder, names[1:2])
+        for manifest in tier.here(folder).glob("*.rsm-manifest"):
+            manifest.unlink()
+    assert not stream.batch()
+    for folder, names in zip(folders, stems, strict=True):
+        tier.add(folder, names)
+    stream.all()
+    assert_same_rows(stream.rows(), expected_table("txn", "read_committed"))
+
+
 def test_tier_end_below_read_offset_raises_data_loss_error(tier: GrowingTier) -> None:
     folder = tier.folder("codecs")
     stems = tier.stems(folder)
