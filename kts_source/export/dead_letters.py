@@ -165,8 +165,8 @@ def _settle(
 
 
 def _listed_files(target: TargetStore, letters: int) -> list[DeadLetterFile]:
-    """Returns the files in list number `letters`. Returns no files if the list does not exist,
-    because it was published or dropped before.
+    """Returns the files in list number `letters`. Returns no files if the list does not exist:
+    a list is deleted when its files have been published or dropped.
     """
     key = _list_key(letters)
     try:

@@ -293,7 +293,8 @@ def partition_values(
     times or booleans.
 
     Raises:
-        ValueError: Readers of the table would get another value, or null, instead of this value.
+        ValueError: Readers of the table would get another value, or null, for a partition value; or
+            the folder names are too long.
     """
     values: list[PartitionValue] = []
     for field, column in zip(fields, columns, strict=True):

@@ -132,12 +132,13 @@ def advance_ranges(
     for advance in advances:
         now = committed.get(advance.key)
         if (None if now is None else now.stop) != advance.expected:
-            planned = "nothing" if advance.expected is None else f"offset {advance.expected}"
-            actual = "nothing" if now is None else f"offsets [{now.start}, {now.stop})"
+            is_new = advance.expected is None
+            planned = "has no offsets" if is_new else f"ends at offset {advance.expected}"
+            actual = "no offsets" if now is None else f"offsets [{now.start}, {now.stop})"
             raise CommitConflictError(
-                f"{advance} was planned after {planned}, but the table has {actual} of topic id"
-                f" {advance.key.topic_id}: another export committed in the meantime. Run the export"
-                " again to continue after it",
+                f"{advance} was planned for a table that {planned}, but the table now has {actual}"
+                f" of topic id {advance.key.topic_id}: another export committed in the meantime."
+                " Run the export again to continue after it",
                 topic=advance.topic,
                 partition=advance.key.partition,
                 offset=advance.start,

@@ -248,8 +248,9 @@ class _Check:
         return bool(deferred)
 
     def compare(self) -> tuple[str, ...]:
-        """Compares the number of rows of each partition with the recorded number. Returns the
-        sentences for `verify`.
+        """Compares the number of rows of each partition with the number that its commits recorded.
+        Raises an error if rows are missing. Returns the result of `verify`: sentences that describe
+        what was compared and what was not.
         """
         rows = 0
         for owner, entry in sorted(self.recorded.items()):

@@ -579,7 +579,10 @@ def _check(options: ScanOptions, query: Query) -> None:
     if options.brokers is not None:
         named.append("kafka.bootstrap.servers")
     if named:
-        raise InvalidOptionError(f"a search reads only stores: remove {', '.join(named)}")
+        raise InvalidOptionError(
+            "a search reads no brokers and makes its own plan: remove option"
+            f" {' and option '.join(named)}"
+        )
 
 
 def _partition(task_slice: SegmentSlice) -> tuple[str, int]:

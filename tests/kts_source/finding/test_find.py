@@ -203,8 +203,8 @@ def test_certificate_is_available_only_after_a_completed_read() -> None:
         ({}, {}, "no condition"),
         ({"value_matches": "("}, {}, "not a valid regular expression"),
         ({"value_contains": "x"}, {"value.format": "utf8"}, "remove value.format"),
-        ({"keys": [b"x"]}, {"kafka.bootstrap.servers": "localhost:1"}, "remove kafka"),
-        ({"keys": [b"x"]}, {"planFile": "plan.json"}, "remove planFile"),
+        ({"keys": [b"x"]}, {"kafka.bootstrap.servers": "localhost:1"}, "remove option kafka"),
+        ({"keys": [b"x"]}, {"planFile": "plan.json"}, "remove option planFile"),
     ],
 )
 def test_find_refuses_invalid_conditions(
