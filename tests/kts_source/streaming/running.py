@@ -50,8 +50,8 @@ class Checkpointed:
         options: Options of the stream.
 
     Attributes:
-        served: Number of slices read from the tier, of ranges read from brokers, and of batches
-            that had both.
+        served: Three counters: slices read from the tier (`tier`), ranges read from brokers
+            (`brokers`), and batches with slices and ranges (`both`).
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:

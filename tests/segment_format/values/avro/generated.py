@@ -201,7 +201,7 @@ class Values:
         return self.long(len(data)) + data
 
     def of(self, schema: Schema) -> bytes:
-        """Returns a random encoded value."""
+        """Returns a random value of `schema` in Avro's binary encoding."""
         random = self.random
         match schema:
             case s.Record():
