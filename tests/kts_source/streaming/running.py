@@ -135,7 +135,7 @@ class Checkpointed:
         return True
 
     def all(self, *, at_most: int = 1000) -> int:
-        """Runs batches until no data is new, and returns their number."""
+        """Runs batches until there is no new batch. Returns the number of batches."""
         for count in range(at_most):
             if not self.batch():
                 return count

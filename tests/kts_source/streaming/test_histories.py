@@ -146,7 +146,10 @@ class HistoryStream:
 
 
 def transaction_ends(replica: Replica) -> dict[int, tuple[Entry, Entry | None]]:
-    """Maps each transactional offset to its batch and the marker that ends its transaction."""
+    """Returns two values for each transactional offset.
+
+    The values are its batch, and the marker that ends its transaction or `None`.
+    """
     ends: dict[int, tuple[Entry, Entry | None]] = {}
     open_batches: dict[int, list[Entry]] = {}
     for entry in replica.entries:

@@ -1,4 +1,8 @@
-"""Tests that numbers decode to the nearest double, or exactly, or make the row bad."""
+"""Tests the decoding of JSON numbers.
+
+Floating-point columns contain the nearest value. Integers and decimals are exact. All other numbers
+make the row bad.
+"""
 
 from __future__ import annotations
 
