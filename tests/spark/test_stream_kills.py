@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 KILLS = ("checkpoint/offsets/0", "sink/_spark_metadata/0", "checkpoint/offsets/2")
-"""The query is killed when one of these files is created; one file per run."""
+"""Files after whose creation the query is killed, one per run."""
 LAST_KILL = "checkpoint/commits/3"
 
 
