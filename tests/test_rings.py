@@ -193,7 +193,7 @@ def test_packages_do_not_import_tests_or_benchmarks() -> None:
     assert [str(entry) for entry in ALL_IMPORTS if top(entry.imported) in strangers] == []
 
 
-def test_ring_0_imports_only_allowed_modules() -> None:
+def test_segment_format_imports_only_allowed_modules() -> None:
     wrong = [
         str(entry)
         for entry in ALL_IMPORTS
@@ -208,7 +208,7 @@ def test_ring_0_imports_only_allowed_modules() -> None:
     assert wrong == []
 
 
-def test_ring_0_exceptions_are_all_used() -> None:
+def test_every_import_exception_of_segment_format_is_used() -> None:
     used = {(entry.importer, top(entry.imported)) for entry in ALL_IMPORTS}
     listed = {
         (name, module) for name, (modules, _) in RING_0_EXCEPTIONS.items() for module in modules
@@ -216,7 +216,7 @@ def test_ring_0_exceptions_are_all_used() -> None:
     assert {(name, module) for name, module in listed if is_module(name)} - used == set()
 
 
-def test_ring_0_opens_no_files() -> None:
+def test_segment_format_opens_no_files() -> None:
     calls = [
         f"{module_name(path)}:{node.lineno} calls {ast.unparse(node.func)}"
         for path in MODULES
