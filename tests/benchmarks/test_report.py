@@ -58,7 +58,7 @@ def test_report_written_as_json_is_read_back_unchanged(tmp_path: Path) -> None:
     assert [row.name for row in restored.missed] == ["small"]
 
 
-def test_results_pages_list_missed_goals_and_slower_peers(
+def test_result_pages_list_missed_goals_and_rows_slower_than_a_peer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "HERE", tmp_path)
@@ -104,7 +104,7 @@ def test_first_results_page_shows_headlines_with_value_and_upper_bound(
     assert f"| {audit.label} | **0.95 ×** | {audit.peer} | 1 × |" in text
 
 
-def test_first_results_page_embeds_picture_of_measured_rows(
+def test_first_results_page_embeds_picture_if_its_rows_were_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "HERE", tmp_path)

@@ -65,7 +65,7 @@ def test_troubleshooting_page_has_one_entry_per_error_class() -> None:
     assert set(entries) <= _error_classes()
 
 
-def test_error_classes_found_in_text_include_imported_classes() -> None:
+def test_error_classes_found_in_source_text_include_all_importable_ones() -> None:
     for module, root in (
         ("kts_source.errors", TieredKafkaError),
         ("segment_format.errors", SegmentFormatError),

@@ -154,7 +154,7 @@ def test_scan_decodes_logical_types_written_from_java_classes(serde: Serde, tmp_
     assert rows == [expected, {**expected, "seen": None}]
 
 
-def test_scan_of_values_with_eight_byte_ids_raises_error_naming_id_handler(
+def test_values_with_eight_byte_ids_raise_error_that_names_id_handler(
     serde: Serde, tmp_path: Path
 ) -> None:
     row = order(1)
@@ -178,7 +178,7 @@ HOLLOW = record("Hollow", **dict.fromkeys("abcd", NULLABLE), e="int", f="int")
 
 
 @pytest.mark.parametrize("which", ["globalId", "contentId"])
-def test_scan_of_values_with_ids_in_headers_raises_error_naming_setting(
+def test_values_with_ids_in_headers_raise_error_that_names_serializer_setting(
     serde: Serde, tmp_path: Path, which: str
 ) -> None:
     hollow = {**dict.fromkeys("abcd"), "e": -1, "f": 7}
@@ -209,7 +209,7 @@ def test_scan_of_values_with_ids_in_headers_raises_error_naming_setting(
 TEXT = record("Text", n="long", s="string")
 
 
-def test_scan_of_json_encoded_avro_raises_error_naming_encoding(
+def test_avro_values_in_json_encoding_raise_error_that_names_encoding(
     serde: Serde, tmp_path: Path
 ) -> None:
     as_json = {"apicurio.registry.avro.encoding": "JSON"}
@@ -236,7 +236,7 @@ def test_scan_of_json_encoded_avro_raises_error_naming_encoding(
     ]
 
 
-def test_scan_decodes_global_ids_only_after_confluent_api_is_set_to_global_ids(
+def test_scan_decodes_global_ids_only_if_the_registry_serves_global_ids(
     serde: Serde, tmp_path: Path
 ) -> None:
     rows = [order(3), order(4)]

@@ -286,7 +286,7 @@ def test_dump_log_segments_reports_wrong_offset_in_index(tmp_path: Path) -> None
     assert any("Mismatches" in line for line in dump.complaints)
 
 
-def test_dump_log_segments_decodes_payloads_in_frames_of_other_clients(tmp_path: Path) -> None:
+def test_dump_log_segments_decodes_batches_compressed_like_other_clients_do(tmp_path: Path) -> None:
     rows = [SimpleRecord(f"value{number}".encode() * 40) for number in range(9)]
     names: dict[str, str] = {}
     for codec in ("gzip", "snappy", "lz4", "zstd"):
@@ -305,7 +305,7 @@ def test_dump_log_segments_decodes_payloads_in_frames_of_other_clients(tmp_path:
         assert payloads == [row.value for row in rows], name
 
 
-def test_dump_log_segments_accepts_uniform_segments(tmp_path: Path) -> None:
+def test_dump_log_segments_finds_no_errors_in_segments_of_uniform_batches(tmp_path: Path) -> None:
     for codec in ("none", "zstd"):
         batches = write_uniform_batches(
             batch_count=400,

@@ -257,7 +257,7 @@ def test_scan_of_recreated_topic_raises_data_loss_error(world: tuple[Broker, Tie
     ]
 
 
-def test_read_after_tasks_closed_early_returns_rows_of_consumer(
+def test_scan_after_tasks_were_closed_early_returns_rows_of_consumer(
     world: tuple[Broker, TierFacts],
 ) -> None:
     broker, _ = world

@@ -146,7 +146,7 @@ def test_scan_after_delete_records_starts_at_new_log_start_even_inside_a_batch(
 
 
 @pytest.mark.parametrize("has_tier", [True, False])
-def test_scan_raises_or_skips_rows_that_delete_records_removes_meanwhile(
+def test_scan_raises_error_or_skips_rows_deleted_by_delete_records_during_it(
     cluster: Cluster, filler: Filler, has_tier: bool
 ) -> None:
     topic = f"passed-{has_tier}".lower()
@@ -180,7 +180,7 @@ def test_scan_raises_or_skips_rows_that_delete_records_removes_meanwhile(
         assert missing
 
 
-def test_scan_raises_or_skips_rows_that_retention_removes_meanwhile(
+def test_scan_raises_error_or_skips_rows_deleted_by_retention_during_it(
     cluster: Cluster, filler: Filler
 ) -> None:
     cluster.admin.create_topic("short")

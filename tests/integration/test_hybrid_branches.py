@@ -166,7 +166,7 @@ def test_scan_continues_after_leader_stops_or_dies(
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_scan_fetches_from_follower_in_its_rack_while_follower_lives(
+def test_scan_fetches_from_follower_in_its_rack_until_the_follower_dies(
     two_brokers: Cluster, dies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = f"racks-{dies}".lower()

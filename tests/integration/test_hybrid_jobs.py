@@ -78,7 +78,7 @@ def test_load_in_spark_returns_rows_of_consumer(broker: Broker, spark: SparkSess
     assert frame.limit(5).count() == 5
 
 
-def test_repeated_export_contains_each_offset_once_although_offsets_are_tiered(
+def test_repeated_export_writes_offsets_tiered_between_runs_only_once(
     broker: Broker, tmp_path: Path
 ) -> None:
     """Between runs, brokers tier offsets that earlier runs read from brokers."""

@@ -81,7 +81,7 @@ def no_listing(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_plans_of_changing_topics_match_metadata_records_without_listing(
+def test_plans_without_listing_match_metadata_records_of_changing_topics(
     cluster: Cluster, no_listing: pytest.MonkeyPatch
 ) -> None:
     seed = random.SystemRandom().randrange(1 << 31)

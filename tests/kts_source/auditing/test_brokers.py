@@ -131,7 +131,7 @@ def test_objects_of_deleted_segment_are_reported(world: World) -> None:
     assert finding_spans(run_audit(world)) == {("unknown-to-brokers", 12, None)}
 
 
-def test_overdue_retention_by_time_is_reported(world: World) -> None:
+def test_segments_older_than_retention_ms_are_reported(world: World) -> None:
     world.write_metadata()
     configs = world.cluster.configs
     configs["retention.ms"] = "86400000"
@@ -179,7 +179,7 @@ def segment_metadata(number: int, newest_ms: int, copied_ms: int = 100) -> Remot
         (Retention(), 0, 1 << 40, []),
     ],
 )
-def test_overdue_segments_are_the_oldest_beyond_the_retention_limits(
+def test_oldest_segments_beyond_the_retention_limits_are_overdue(
     retention: Retention, log_start: int, old_ms: int, overdue: list[int]
 ) -> None:
     live = [segment_metadata(2, 1 << 40), segment_metadata(0, 300), segment_metadata(1, 400)]
@@ -189,7 +189,7 @@ def test_overdue_segments_are_the_oldest_beyond_the_retention_limits(
     assert [segment.start_offset // 10 for segment in segments] == overdue
 
 
-def test_overdue_retention_by_size_is_reported(world: World) -> None:
+def test_segments_beyond_retention_bytes_are_reported(world: World) -> None:
     world.write_metadata()
     sizes = [len(files.log) for files in world.closed]
     for extra_bytes, stop in ((1, 12), (0, 24)):
@@ -310,7 +310,7 @@ def compare_snapshots(
 EPOCH_1 = EpochEntry(1, 10)
 
 
-def test_log_starts_of_leader_determine_holes_and_segments_below_log_start() -> None:
+def test_reported_holes_and_expired_segments_depend_on_start_offsets_of_leader() -> None:
     owned = {1: (0, 60)}
     # The leader's disk started at 30 before the listing: older offsets had been copied by then.
     assert (

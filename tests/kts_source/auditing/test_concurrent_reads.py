@@ -81,7 +81,7 @@ def test_all_threads_read_one_large_partition_concurrently(
     assert not run_audit(tier).findings
 
 
-def test_state_file_gets_several_lines_per_write_and_avoids_repeated_reads(
+def test_audit_writes_state_lines_in_groups_and_next_audit_repeats_no_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writes = []

@@ -41,7 +41,7 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS, cuts=st.lists(st.integers(0, 40), max_size=6))
-def test_digest_does_not_depend_on_how_the_batches_are_split(
+def test_digest_does_not_depend_on_how_batches_are_divided_into_segments(
     steps: list[tuple[int, int]], cuts: list[int]
 ) -> None:
     bases = list(itertools.accumulate(step for step, _ in steps))
@@ -75,7 +75,7 @@ def add_segments(store: CountingStore, segments: list[SegmentFiles]) -> Counting
     return store
 
 
-def test_digest_ignores_segments_that_are_not_served() -> None:
+def test_digest_ignores_duplicate_segments_and_segments_of_dead_branches() -> None:
     segments = healthy_segments()
     twice = audit_store(add_segments(write_store(segments), segments[1:3]))
     assert {finding.name for finding in twice.findings} == {"duplicate-upload"}

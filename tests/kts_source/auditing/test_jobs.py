@@ -70,7 +70,7 @@ class TextExecutor:
             yield outcome
 
 
-def test_audit_with_serialized_outcomes_has_the_same_report(tmp_path: Path) -> None:
+def test_audit_by_executor_that_serializes_results_has_the_same_report(tmp_path: Path) -> None:
     from kts_source.auditing.run import audit
 
     options = tier_options(("txn", "timeline"))
@@ -86,7 +86,7 @@ def test_audit_with_serialized_outcomes_has_the_same_report(tmp_path: Path) -> N
         audit(options, now_ms=NOW_MS, executor=TextExecutor(loses_first=True))
 
 
-def test_death_of_a_process_raises_store_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_death_of_a_worker_process_raises_store_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def dying(*_: object) -> Iterator[object]:
         raise BrokenProcessPool
 
@@ -95,7 +95,7 @@ def test_death_of_a_process_raises_store_error(monkeypatch: pytest.MonkeyPatch) 
         kts_source.audit(tier_options("txn"), jobs=2)
 
 
-def test_invalid_arguments_of_jobs_are_refused() -> None:
+def test_audit_refuses_zero_jobs_and_jobs_together_with_a_store() -> None:
     with pytest.raises(InvalidOptionError, match="one process or more"):
         kts_source.audit(tier_options("txn"), jobs=0)
     with pytest.raises(InvalidOptionError, match="remove argument store or jobs"):

@@ -95,7 +95,7 @@ def test_audit_with_state_skips_proven_segments(level: str, tmp_path: Path) -> N
     assert run_audit(store, None, level) == first
 
 
-def test_state_of_higher_level_is_used_for_lower_levels(tmp_path: Path) -> None:
+def test_audit_of_lower_level_uses_state_of_higher_level(tmp_path: Path) -> None:
     store, state = write_store(healthy_segments()), tmp_path / "state"
     run_audit(store, state, "bytes")
     for level in LEVELS:
@@ -107,7 +107,7 @@ def test_state_of_higher_level_is_used_for_lower_levels(tmp_path: Path) -> None:
     assert not store.read
 
 
-def test_audit_with_state_of_lower_level_reads_only_missing_objects(tmp_path: Path) -> None:
+def test_audit_with_state_of_lower_level_reads_only_objects_not_read_before(tmp_path: Path) -> None:
     store, state = write_store(healthy_segments()), tmp_path / "state"
     run_audit(store, state, "metadata")
     assert store.read == {"rsm-manifest": 5, "indexes": 5}
@@ -295,7 +295,9 @@ def audit_history(store: CountingStore, state: str | None) -> AuditReport | str:
         return str(error)
 
 
-def test_audits_of_random_histories_are_equal_with_and_without_state(tmp_path: Path) -> None:
+def test_audits_of_random_histories_have_equal_reports_with_and_without_state(
+    tmp_path: Path,
+) -> None:
     """Each audit of a changing tier has the same report with and without a state."""
     saved_reads = compared = 0
     for seed in range(12):

@@ -63,7 +63,7 @@ def run_audit(
     return kts_source.audit(options, level=level, store=store, now_ms=now_ms, state=state_path)
 
 
-def test_folder_copied_for_other_topic_is_reported(tmp_path: Path) -> None:
+def test_topic_folder_copied_under_another_topic_name_is_reported(tmp_path: Path) -> None:
     store, state = write_store(healthy_segments()), tmp_path / "state"
     assert not run_audit(store, state).findings
     for key, data in list(store.objects.items()):
@@ -134,7 +134,7 @@ def rewrite(state: Path, change: dict[str, str]) -> None:
     state.write_text("".join(kept))
 
 
-def test_state_drops_proof_of_damaged_segment(tmp_path: Path) -> None:
+def test_audit_removes_proof_from_state_if_segment_is_damaged(tmp_path: Path) -> None:
     # The store returns wrong bytes for a segment whose object versions are unchanged. The audit
     # reads the segment again because its served offsets differ from those in the proof.
     objects = write_store(healthy_segments()).objects
@@ -172,7 +172,7 @@ def test_state_with_truncated_header_is_ignored(tmp_path: Path) -> None:
         run_audit(store, state)
 
 
-def test_concatenated_states_are_ignored_or_refused(tmp_path: Path) -> None:
+def test_concatenated_state_files_are_ignored_or_refused(tmp_path: Path) -> None:
     # The second state belongs to a replica with the same segment ids and object versions.
     store, state = write_store(healthy_segments()), tmp_path / "state"
     run_audit(store, state)
@@ -192,7 +192,7 @@ def test_concatenated_states_are_ignored_or_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_continued", [False, True])
-def test_transaction_from_below_the_log_start_is_reported_with_and_without_state(
+def test_transaction_begun_below_log_start_is_reported_with_and_without_state(
     is_continued: bool, tmp_path: Path
 ) -> None:
     # The index need not contain an aborted transaction whose records were all deleted. The state
@@ -309,5 +309,7 @@ def compare_audits(seed: str, state: Path, rounds: int = 12) -> int:
     return saved_reads
 
 
-def test_audits_of_randomly_changed_tiers_are_equal_with_and_without_state(tmp_path: Path) -> None:
+def test_audits_of_randomly_changed_tiers_have_equal_reports_with_and_without_state(
+    tmp_path: Path,
+) -> None:
     assert sum(compare_audits(f"mischief {seed}", tmp_path / f"{seed}") for seed in range(15)) > 500

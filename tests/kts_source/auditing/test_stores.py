@@ -121,7 +121,7 @@ def test_audit_of_level_listing_reads_no_object() -> None:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize(("suffix", "name"), [("log", "crc"), ("indexes", "snapshot-invalid")])
-def test_audit_ignores_caches_with_older_bytes(
+def test_audit_ignores_cached_bytes_and_finds_damage_in_the_store(
     tmp_path: Path, suffix: str, name: str, jobs: int
 ) -> None:
     tier, cache = tmp_path / "tier", tmp_path / "cache"

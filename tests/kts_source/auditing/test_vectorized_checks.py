@@ -45,7 +45,7 @@ def check_single_batches(table: BatchTable, check: LogCheck, indexes: SegmentInd
         indexes.check(batch)
 
 
-def test_vectorized_audit_of_random_histories_equals_checks_of_single_batches(
+def test_vectorized_and_batch_by_batch_audits_of_random_histories_are_equal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     histories = [random_history(random.Random(f"at once {seed}")) for seed in range(20)]
@@ -54,7 +54,7 @@ def test_vectorized_audit_of_random_histories_equals_checks_of_single_batches(
     assert fast == [audit_history(World(history)) for history in histories]
 
 
-def test_vectorized_audit_of_flipped_bytes_equals_checks_of_single_batches(
+def test_vectorized_and_batch_by_batch_audits_of_flipped_bytes_are_equal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(3)
@@ -145,7 +145,7 @@ def audit_store(store: CountingStore) -> AuditReport:
     return kts_source.audit(options, level="bytes", store=store, now_ms=NOW_MS)
 
 
-def test_vectorized_audit_of_damaged_batches_equals_checks_of_single_batches(
+def test_vectorized_and_batch_by_batch_audits_of_damaged_batches_are_equal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kinds = set[str]()
@@ -159,7 +159,7 @@ def test_vectorized_audit_of_damaged_batches_equals_checks_of_single_batches(
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(log=strategies.logs(max_steps=30))
-def test_transactions_decoded_as_columns_equal_those_decoded_one_by_one(log: BuiltLog) -> None:
+def test_transaction_state_is_equal_for_vectorized_and_single_batches(log: BuiltLog) -> None:
     opened: Mapping[int, int] = {}
     for segment in log.segments:
         vectorized, single = Transactions(opened), Transactions(opened)

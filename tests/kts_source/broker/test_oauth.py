@@ -121,7 +121,7 @@ def test_token_is_reused_for_most_of_its_lifetime(
 @pytest.mark.parametrize(
     "lifetime", [{}, {"expires_in": "x"}, {"expires_in": -1}, {"expires_in": True}]
 )
-def test_token_of_unknown_lifetime_is_used_once(
+def test_token_of_unknown_lifetime_is_not_reused(
     endpoint: Endpoint, lifetime: dict[str, object]
 ) -> None:
     endpoint.answers += [token_response("t1", **lifetime), token_response("t2", **lifetime)]

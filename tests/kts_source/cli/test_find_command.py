@@ -87,7 +87,7 @@ def test_find_writes_certificate(
     assert json.loads(file.read_text())["complete"] is False
 
 
-def test_find_removes_previous_certificate(
+def test_find_deletes_previous_certificate_before_it_searches(
     capsys: pytest.CaptureFixture[str], tier: DamagedTier, tmp_path: Path
 ) -> None:
     file = tmp_path / "proof.json"
@@ -165,7 +165,9 @@ def test_find_reads_keys_from_file(
         ("length", b"\x7f\xff\xff\xff"),
     ],
 )
-def test_ambiguous_key_file_of_find_is_refused(tmp_path: Path, form: str, data: bytes) -> None:
+def test_find_refuses_key_file_with_ambiguous_content(
+    tmp_path: Path, form: str, data: bytes
+) -> None:
     file = tmp_path / "keys"
     file.write_bytes(data)
     with pytest.raises(InvalidOptionError):

@@ -151,7 +151,7 @@ def test_polars_limit_applies_before_the_predicate(engine: Any) -> None:  # noqa
 
 @pytest.mark.parametrize("engine", ["in-memory", "streaming"])
 @pytest.mark.parametrize(("threads", "target"), [(1, "32k"), (3, "32k"), (None, "1g")])
-def test_polars_reads_in_other_threads(
+def test_polars_scan_reads_tasks_in_other_threads(
     threads: int | None,
     target: str,
     engine: Any,  # noqa: ANN401  # Polars has its own Literal
@@ -244,7 +244,7 @@ def test_adapters_decode_only_selected_columns(monkeypatch: pytest.MonkeyPatch) 
     assert set(columns.pop()) == {"offset", "value"}
 
 
-def test_query_stopped_early_stops_reading(read: list[ScanTask]) -> None:
+def test_duckdb_query_with_limit_does_not_read_all_tasks(read: list[ScanTask]) -> None:
     base = create_scan("wide", targetPartitionBytes="8k")
     task_count = len(base.tasks)
     assert task_count > 20

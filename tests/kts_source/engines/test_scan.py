@@ -176,7 +176,7 @@ def test_tasks_start_slowly_only_for_readers_that_may_stop_early(
     assert starts_of(lambda: list(read_few_batches(first, base.task_reader.options))) == [False]
 
 
-def test_derived_scans_share_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scans_derived_from_one_scan_share_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[ScanPlan] = []
     real = planner.plan_scan
 
@@ -244,7 +244,7 @@ def test_notebooks_show_the_plan() -> None:
     assert "[0, " in scan._repr_html_()
 
 
-def test_dropped_reader_ends_its_threads() -> None:
+def test_closed_reader_ends_its_threads() -> None:
     base = create_scan(targetPartitionBytes="32k")
     for threads in (1, 3):
         reader = base.to_reader(threads=threads)
@@ -270,7 +270,7 @@ def test_scan_error_names_its_location(tmp_path: Path) -> None:
             kts_source.scan(source).to_table(threads=threads)
 
 
-def test_scan_converts_to_frames_and_streams() -> None:
+def test_scan_converts_to_pandas_and_arrow_streams() -> None:
     base = create_scan("codecs")
     expected = expected_table("codecs", "read_committed")
     frame = base.to_pandas()
@@ -292,7 +292,7 @@ def test_progress_reports_bytes_of_tasks() -> None:
     assert [done for done, _ in reports] == sorted(done for done, _ in reports)
 
 
-def test_stream_options_are_refused() -> None:
+def test_scan_refuses_options_that_only_streams_support() -> None:
     with pytest.raises(InvalidOptionError, match="latest"):
         create_scan(startingOffsets="latest")
 

@@ -113,7 +113,7 @@ def test_plan_file_that_overlaps_the_table_is_refused_without_resume(
 @pytest.mark.parametrize(
     "start", [{}, {"startingOffsets": offset_option(-2)}, {"startingTimestamp": str(T0)}]
 )
-def test_offsets_below_the_table_are_never_ignored(
+def test_requested_offsets_below_the_table_raise_or_are_reported_as_skipped(
     lake: Lake, tier: SmallTier, start: dict[str, str]
 ) -> None:
     lake.export(tier.options(startingOffsets=offset_option(20)))

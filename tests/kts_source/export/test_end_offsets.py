@@ -48,7 +48,7 @@ def test_scan_continues_at_end_offsets_of_the_table(lake: Lake, tmp_path: Path) 
     assert sorted([*table_offsets(lake), *remaining["offset"].to_pylist()]) == list(range(50))
 
 
-def test_table_and_stream_from_its_end_offsets_have_each_row_once(lake: Lake) -> None:
+def test_read_from_end_offsets_returns_exactly_the_rows_missing_in_the_table(lake: Lake) -> None:
     lake.export(source(endingOffsets='{"txn":{"0":1000,"1":2000}}'))
     starting = {"startingOffsets": json.dumps(ends(lake, source()))}
     stream = Checkpointed(source(**starting, maxSegmentsPerTrigger="3"))

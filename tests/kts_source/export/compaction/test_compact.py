@@ -202,7 +202,7 @@ def test_compaction_in_several_runs_equals_compaction_in_one_run(
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_table_records_the_newest_timestamp_of_all_read_records(
+def test_compacted_table_stores_the_newest_timestamp_of_all_read_records(
     tmp_path: Path, table_format: str
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -241,7 +241,7 @@ def test_compaction_killed_before_commit_changes_nothing(
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_merge_conflicts_with_another_writer_and_keeps_its_rows(
+def test_merge_raises_on_conflicting_commit_and_keeps_rows_of_other_writer(
     tmp_path: Path, table_format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -338,7 +338,7 @@ ROWS = st.lists(
 
 @settings(deadline=None)
 @given(ROWS, st.randoms(use_true_random=False))
-def test_latest_records_equal_those_of_a_dictionary(
+def test_latest_offset_per_key_equals_the_value_in_a_dictionary(
     rows: list[tuple[str, int, bytes]],
     random: Any,  # noqa: ANN401
 ) -> None:

@@ -147,7 +147,7 @@ def test_export_into_table_with_other_partitions_is_refused(lake: Lake) -> None:
         ([OFFSET, COUNTRY, {**COUNTRY, "name": "c", "nullable": False}], "column c must not be"),
     ],
 )
-def test_error_names_mismatching_columns(
+def test_table_with_mismatching_columns_raises_error_that_names_them(
     lake: Lake, fields: list[dict[str, Any]], match: str
 ) -> None:
     begin_table(lake, fields)

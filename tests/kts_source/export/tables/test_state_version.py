@@ -20,7 +20,7 @@ MODULES = {"parquet": "parquet_folder", "delta": "delta", "iceberg": "iceberg"}
 
 @pytest.mark.parametrize("version", [STATE_VERSION - 1, STATE_VERSION + 1])
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_state_of_another_version_is_refused(
+def test_table_with_state_of_another_format_version_is_refused(
     table_format: str, version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(tmp_path, table_format)

@@ -236,7 +236,9 @@ def target_of(url: str, server: S3Server) -> S3Target:
     return S3Target(url, storage_options_from(server.options))
 
 
-def test_create_reports_which_caller_was_first(url: str, s3_server: S3Server) -> None:
+def test_create_returns_true_only_for_the_first_content_of_a_key(
+    url: str, s3_server: S3Server
+) -> None:
     target = target_of(url, s3_server)
     assert target.create("a/b", b"first")
     assert not target.create("a/b", b"second")
@@ -248,7 +250,7 @@ def test_create_reports_which_caller_was_first(url: str, s3_server: S3Server) ->
     target.close()
 
 
-def test_publish_can_be_repeated(url: str, s3_server: S3Server) -> None:
+def test_repeated_publish_of_same_file_succeeds(url: str, s3_server: S3Server) -> None:
     target = target_of(url, s3_server)
     with target.open_output("draft") as file:
         file.write(b"12345")
@@ -326,7 +328,7 @@ def test_store_that_ignores_if_none_match_is_refused(
     target.close()
 
 
-def test_errors_and_texts_hide_secrets(s3_server: S3Server) -> None:
+def test_export_errors_and_repr_of_settings_hide_secrets(s3_server: S3Server) -> None:
     options = {**s3_server.options, "s3.secret-access-key": "wrong-secret-" + uuid.uuid4().hex}
     settings = export_settings(
         "s3://no-such-bucket-here/x", target_options=options, table_format="parquet"
