@@ -192,7 +192,7 @@ def test_concatenated_state_files_are_ignored_or_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("is_continued", [False, True])
-def test_transaction_begun_below_log_start_is_reported_with_and_without_state(
+def test_report_of_transaction_begun_below_log_start_does_not_depend_on_state(
     is_continued: bool, tmp_path: Path
 ) -> None:
     # The index need not contain an aborted transaction whose records were all deleted. The state
