@@ -1,4 +1,7 @@
-"""Tests the reports of benchmark runs (JSON files and pages) and the tiers that runs generate."""
+"""Tests the reports of benchmark runs and the generated tiers that benchmarks read.
+
+Reports are JSON files. Result pages are written from them.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Sets a new folder for generated tiers and returns it; the folder does not exist yet."""
+    """Makes benchmarks write generated tiers to a new folder; returns its path.
+
+    The folder does not exist yet.
+    """
     monkeypatch.setenv("KTS_BENCH_CACHE", str(tmp_path / "cache"))
     tiers.cache_folder.cache_clear()
     yield tmp_path / "cache"

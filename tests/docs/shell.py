@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 
 def run_shell(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs a block line by line; raises `AssertionError` if a command fails or is unknown."""
+    """Runs the shell commands in `text` line by line, with `folder` as the current folder.
+
+    Raises:
+        AssertionError: A command failed or is unknown.
+    """
     for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         if words:

@@ -22,7 +22,7 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 class Filler:
     """Sends random records to partitions of a cluster.
 
-    Equal seeds and equal calls send equal records.
+    Two fillers with the same seed and the same calls send the same records.
 
     Args:
         bootstrap: Address of the cluster.
