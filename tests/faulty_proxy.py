@@ -107,7 +107,8 @@ class FaultyProxy:
     If this entry is None or `faults` is empty, it forwards the request unchanged.
 
     Attributes:
-        choose: Returns the fault for a method and a path; if it is set, `faults` is ignored.
+        choose: Function that returns the fault for the method and the path of a request. If it is
+            set, `faults` is ignored.
         silence_seconds: How long `Stall` and `hang` keep an idle connection open.
         remembered: Cached responses by request. Set it only if the objects of the server do not
             change; None disables the cache.

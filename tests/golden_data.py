@@ -158,7 +158,10 @@ def expected_table(
 
 
 def in_order(table: pa.Table) -> pa.Table:
-    """Sorts rows by topic, partition and offset; ignores missing columns."""
+    """Sorts rows by topic, partition and offset.
+
+    If the table does not have all three columns, sorts by those that it has.
+    """
     keys = [
         (name, "ascending")
         for name in ("topic", "partition", "offset")

@@ -64,7 +64,10 @@ def _text(output: io.TextIOWrapper[io.BytesIO]) -> str:
 
 
 def _check_pip(arguments: list[str]) -> None:
-    """Asserts that the named package and extras exist in `pyproject.toml`; installs nothing."""
+    """Checks the arguments of a pip command without installing anything.
+
+    Asserts that `pyproject.toml` defines the package and the extras that the command names.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     command, *requirements = arguments
     assert command == "install"

@@ -2,8 +2,8 @@
 
 A trial draws a topic, an isolation level, the task size, kinds of faults and their rate. It plans
 and reads without Spark. It must return exactly the rows of the Kafka consumer, or raise a
-`TieredKafkaError`. If a fault hid a segment from the planner, only the rows of the planned offsets are
-compared.
+`TieredKafkaError`. If a fault hid a segment from the planner, only the rows of the planned offsets
+are compared.
 
 Some faults change bytes but not their number. They are injected only into logs, where checksums
 detect them. Base offsets in compacted logs are not changed, because no checksum covers them. Side
@@ -78,7 +78,10 @@ class Injector:
     injected: Counter[str] = field(default_factory=Counter)
 
     def draw(self, possible: Iterable[str]) -> str | None:
-        """Returns a random fault among `possible` for one request, or `None` for no fault."""
+        """Chooses the fault of one request; returns `None` if the request must not fail.
+
+        Chooses among the kinds of the trial that are also in `possible`.
+        """
         candidates = [kind for kind in self.kinds if kind in possible]
         if not candidates or self.random.random() >= self.rate:
             return None

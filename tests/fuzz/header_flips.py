@@ -67,7 +67,7 @@ class Flips:
 
 
 class FlippedTier:
-    """A tier without offset gaps whose batch headers are changed one bit at a time.
+    """A tier without offset gaps. `try_flip` changes one bit of a batch header in it.
 
     Args:
         source: Source of all random choices.

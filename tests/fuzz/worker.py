@@ -132,7 +132,7 @@ def limit_memory() -> None:
 
 
 def run_mutations(worker: Worker, seeds: list[bytes], seconds: float, seed: int) -> None:
-    """Runs the seeds, then mutated seeds until the time is over."""
+    """Runs all seeds. Then runs mutated inputs until `seconds` are over."""
     from tests.fuzz.mutate import Mutator
 
     deadline = time.monotonic() + seconds

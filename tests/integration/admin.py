@@ -72,7 +72,7 @@ class Offsets:
         latest: High watermark, which is the offset after the last readable record.
         last_stable: First offset of the oldest open transaction; `latest` if none is open.
         earliest_local: First offset on the leader's disk.
-        tiered: Offset after the last offset in the tier; 0 if the tier has no offset.
+        tiered: Offset after the last tiered offset; 0 if nothing is tiered.
     """
 
     earliest: int

@@ -1,7 +1,7 @@
 """Lists the cases of the differential test in which at least one source rejects the options.
 
-The sources are Spark's Kafka source and this product. If only one of them rejects the options, the
-case contains the reason.
+The sources are Spark's Kafka source and this product. If only one of them rejects the options,
+`Case.reason` explains why.
 """
 
 from __future__ import annotations

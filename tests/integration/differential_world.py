@@ -101,7 +101,10 @@ class World:
         return case_options(self.facts, name, level)
 
     def expected(self, name: str, level: str) -> pa.Table:
-        """Returns the rows of Spark's Kafka source that are before the end of the tier."""
+        """Returns the rows of case `name` that a scan of only the tier must return.
+
+        These are the rows of Spark's Kafka source before the end of the tier.
+        """
         table = self.spark_rows(name, level)
         limits = self.facts.limit(level)
         pairs = zip(table["topic"].to_pylist(), table["partition"].to_pylist(), strict=True)
@@ -109,7 +112,10 @@ class World:
         return table.filter(pc.less(table["offset"], ends))
 
     def spark_rows(self, name: str, level: str) -> pa.Table:
-        """Returns the rows of Spark's Kafka source for a case, without null headers."""
+        """Returns the rows of Spark's Kafka source for case `name`.
+
+        Null headers are replaced by empty lists.
+        """
         table = self.spark[read_name(name, level)].table
         assert table is not None
         return without_null_headers(table)

@@ -110,7 +110,7 @@ def assert_as_consumed(actual: Rows, expected: Rows) -> None:
 
 
 def group_by_partition(batches: Iterable[pa.RecordBatch]) -> Rows:
-    """Returns the rows of batches by partition, in order."""
+    """Returns the rows of each partition, in the order of the batches."""
     rows: Rows = defaultdict(list)
     for batch in batches:
         times = batch.column("timestamp").cast(pa.int64())

@@ -104,7 +104,7 @@ class RandomScan:
     Attributes:
         options: Options of the data source.
         columns: Names of the compared columns, in order.
-        fits: Returns whether a row satisfies the option `where`.
+        fits: Function that returns whether a row satisfies the option `where`.
         gone_before: Number of objects to remove from the tier before planning.
         gone_between: Number of objects to remove between planning and reading.
     """
@@ -365,7 +365,7 @@ def _row_values(batch: pa.RecordBatch, columns: tuple[str, ...]) -> list[RowValu
 
 
 def _link(tier: Path, tier_copy: Path) -> None:
-    """Creates a copy of a tier that consists of hard links to its files.
+    """Creates the folder `tier_copy` with hard links to all files of `tier`.
 
     Deleting a file of the copy does not change the tier.
     """

@@ -88,7 +88,10 @@ class MovingTopics:
         return self._offsets(OffsetSpec.earliest())
 
     def ends(self, level: str = "read_uncommitted") -> dict[PartitionKey, int]:
-        """Returns the offset of each partition where reads with isolation level `level` now end."""
+        """Returns the current end of each partition for reads with isolation level `level`.
+
+        This is the high watermark, or the last stable offset for `read_committed`.
+        """
         return self._offsets(OffsetSpec.latest(), level)
 
     def _offsets(

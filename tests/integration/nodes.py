@@ -104,7 +104,7 @@ class Node:
     def configure(
         self, tier: Path, controller_port: int, interval_ms: int, settings: Mapping[str, str]
     ) -> None:
-        """Writes the broker settings and the settings of its logger to the node's folder.
+        """Writes two files to the node's folder: broker settings and log settings.
 
         Args:
             tier: Folder of the tier, which all nodes share.

@@ -13,9 +13,9 @@ Row = tuple[str, int, int, int, bytes | None, bytes | None]
 
 
 def consume_until(broker: Broker, level: str, ends: dict[tuple[str, int], int]) -> list[Row]:
-    """Consumes all records of the partitions in `ends` whose offset is below the partition's end.
+    """Consumes each partition in `ends` from its log start to its end offset.
 
-    Returns the rows sorted by topic, partition and offset.
+    Returns the rows of all partitions, sorted by topic, partition and offset.
 
     Args:
         broker: The broker to read.
