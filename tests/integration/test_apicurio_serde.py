@@ -42,7 +42,11 @@ def serde() -> Iterator[Serde]:
 def read(
     root: Path, serde: Serde, values: Sequence[bytes | SimpleRecord | None], /, **more: str
 ) -> Any:  # noqa: ANN401  # untyped
-    """Writes values to a tier with topic `orders` and scans it with schemas of the registry."""
+    """Writes `values` to topic `orders` of a new tier and returns the rows of a scan.
+
+    The scan decodes the values with the schemas of the registry. `more` contains further options of
+    the scan. In their names, `__` stands for a dot.
+    """
     log = LogBuilder()
     log.append(
         [value if isinstance(value, SimpleRecord) else SimpleRecord(value) for value in values]
@@ -315,7 +319,7 @@ def test_scan_resolves_references_between_schemas(serde: Serde, tmp_path: Path) 
 
 
 def test_scan_decodes_tiered_values_of_java_producers(serde: Serde, cluster: Cluster) -> None:
-    """Java producers serialize and send values; the scan reads the tiered segments."""
+    """Java producers serialize and send the values. The scan reads them from the tier."""
     topic, kafka = "apicurio-orders", serde.classes.org.apache.kafka.clients.producer
     cluster.admin.create_topic(topic)
     common = {

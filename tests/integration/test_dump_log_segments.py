@@ -1,4 +1,4 @@
-"""Tests the writers in `segment_format.testing` with Kafka's own tool."""
+"""Tests with Kafka's tool `DumpLogSegments` that `segment_format.testing` writes valid segments."""
 
 from __future__ import annotations
 
@@ -68,7 +68,10 @@ def draw_many(strategy: st.SearchStrategy[Drawn], count: int) -> list[Drawn]:
 
 
 def store(folder: Path, segments: Sequence[SegmentFiles]) -> dict[str, list[str]]:
-    """Writes the files of segments with the names that brokers use; returns the names by suffix."""
+    """Writes the files of `segments` to the new folder `folder`, with the names that brokers use.
+
+    Returns the names of the written files by suffix. Each name begins with the name of `folder`.
+    """
     names: dict[str, list[str]] = {}
     folder.mkdir()
     for segment in segments:
@@ -87,7 +90,10 @@ def store(folder: Path, segments: Sequence[SegmentFiles]) -> dict[str, list[str]
 
 
 def dump_logs(built: Sequence[BuiltLog], folder: Path, version: str = KAFKA_VERSION) -> Dump:
-    """Dumps every file of every log. Skips empty files, for which the tool prints nothing."""
+    """Writes the segment files of all logs below `folder` and dumps each file with Kafka's tool.
+
+    Skips empty files, for which the tool prints nothing.
+    """
     names = [
         name
         for number, log in enumerate(built)

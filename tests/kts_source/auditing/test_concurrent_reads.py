@@ -1,4 +1,7 @@
-"""Tests that an audit reads with several threads, and how it writes its state file."""
+"""Tests that an audit reads with several threads, and how it writes its state file.
+
+Also tests that the garbage collector is disabled during an audit.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def run_audit(tier: SimulatedTier, state: Path | None = None) -> AuditReport:
 
 
 def call_on_manifests(monkeypatch: pytest.MonkeyPatch, note: Callable[[], object]) -> None:
-    """Makes every read of a manifest first call `note` in the thread that reads."""
+    """Patches the Aiven layout: a thread that reads a manifest calls `note` first."""
 
     def manifest(self: AivenLayout, *arguments: object) -> object:
         note()

@@ -1,4 +1,7 @@
-"""Audits of tiers that real brokers wrote report no errors, and only expected warnings."""
+"""Tests audits of tiers that real brokers wrote.
+
+The audits must report no errors, and only the expected warnings.
+"""
 
 from __future__ import annotations
 

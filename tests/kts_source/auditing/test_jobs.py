@@ -1,4 +1,7 @@
-"""An audit in several processes returns the same report as in one, with or without a state."""
+"""Tests that an audit in several processes returns the same report as an audit in one process.
+
+Some of these audits use a state file.
+"""
 
 from __future__ import annotations
 
@@ -50,10 +53,10 @@ def test_audit_in_several_processes_has_the_same_report_as_in_one(tmp_path: Path
 
 
 class TextExecutor:
-    """Runs tasks in this process and serializes each outcome to text, as Spark does.
+    """Runs audit tasks in this process. Serializes each outcome to text and parses it, as in Spark.
 
     Args:
-        loses_first: True to return no outcome for the first task.
+        loses_first: True to skip the first task, so that its outcome is missing.
     """
 
     is_near = False

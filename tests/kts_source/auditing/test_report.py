@@ -1,4 +1,7 @@
-"""Tests audit reports: values, exit codes, documented JSON schema, metrics, invalid options."""
+"""Tests the values of audit reports, exit codes, the documented JSON schema and metrics.
+
+Also tests that invalid options of audits are refused.
+"""
 
 from __future__ import annotations
 

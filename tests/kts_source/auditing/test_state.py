@@ -1,4 +1,8 @@
-"""An audit with a state reads only new, changed or damaged objects; its report is the same."""
+"""Tests audits with a state file.
+
+Such an audit reads only new, changed or damaged objects. Its report is the same as without a state
+file.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +44,11 @@ if TYPE_CHECKING:
 
 
 class CountingStore(MemoryStore):
-    """Counts reads by object suffix, and can interrupt the audit after a number of reads."""
+    """Store that counts reads by object suffix.
+
+    If `limit` is set, interrupts the audit after this number of reads. If `versioned` is false,
+    objects have no version.
+    """
 
     def __init__(self, objects: dict[str, bytes]) -> None:
         super().__init__(objects)
@@ -177,7 +185,7 @@ def _read_all(segments: list[SegmentFiles]) -> CountingStore:
 
 
 class AuditStateView:
-    """Counts the proven logs in a state file."""
+    """Counts the logs for which a state file contains a proof that they need not be read again."""
 
     def __init__(self, path: Path) -> None:
         lines = [line.split("\t") for line in path.read_text().splitlines()]

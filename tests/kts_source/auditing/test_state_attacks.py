@@ -1,4 +1,7 @@
-"""If the tier or the state file was changed, an audit reports the same as without a state."""
+"""Tests that an audit with a state file reports the same as an audit without one.
+
+Between the audits, the tier or the state file is changed on purpose.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class ForgedStore(CountingStore):
-    """Store whose object versions and storage classes can be replaced by a test."""
+    """Store in which tests can replace the version and the storage class of each object."""
 
     def __init__(self, objects: dict[str, bytes]) -> None:
         super().__init__(objects)
@@ -117,7 +120,9 @@ def test_clock_that_was_set_back_is_reported(tmp_path: Path) -> None:
 
 
 def rewrite(state: Path, change: dict[str, str]) -> None:
-    """Rewrites a state file: replaces texts in segment lines, and removes partition lines.
+    """Replaces texts in the segment lines of a state file and updates the checksums of these lines.
+
+    Removes the partition lines.
 
     Args:
         state: State file.
@@ -224,7 +229,7 @@ def test_report_of_transaction_begun_below_log_start_does_not_depend_on_state(
 
 
 class Adversary:
-    """Randomly changes a tier and the state of its audits."""
+    """Randomly changes the objects of a tier, and the lines of the state file of its audits."""
 
     def __init__(self, seed: str, state: Path) -> None:
         self.rng = random.Random(seed)
@@ -285,7 +290,10 @@ class Adversary:
 
 
 def compare_audits(seed: str, state: Path, rounds: int = 12) -> int:
-    """Compares audits with and without a state. Returns how many reads the state saved."""
+    """Repeatedly changes a tier and its state file, and audits the tier with and without the state.
+
+    Asserts that both reports are equal. Returns the number of reads that the state saved.
+    """
     saved_reads = 0
     adversary = Adversary(seed, state)
     rng, store = adversary.rng, adversary.store

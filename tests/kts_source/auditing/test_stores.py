@@ -42,7 +42,10 @@ def objects() -> dict[str, bytes]:
 
 
 class FailingStore(MemoryStore):
-    """Store in which one object of one segment raises an error, or has an archive storage class."""
+    """Store in which one object raises `error` when it is read, or has the class `storage_class`.
+
+    This is the object with suffix `suffix` of the segment with base offset `base`.
+    """
 
     def __init__(
         self,

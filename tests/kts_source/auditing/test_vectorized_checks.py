@@ -1,4 +1,4 @@
-"""Vectorized batch checks produce the same reports as checks of single batches."""
+"""Tests that vectorized checks of batches produce the same reports as checks of single batches."""
 
 from __future__ import annotations
 
@@ -91,7 +91,10 @@ def split_batches(log: bytes) -> list[bytearray]:
 
 
 def damage_segments(rng: random.Random) -> list[SegmentFiles]:
-    """Returns the healthy segments with one to three faults; most faults keep checksums valid."""
+    """Returns the healthy segments with one to three random faults.
+
+    Most of the changed batches have valid checksums.
+    """
     segments = healthy_segments()
     for _ in range(rng.randint(1, 3)):
         number = rng.randrange(len(segments))
@@ -128,7 +131,10 @@ def damage_segments(rng: random.Random) -> list[SegmentFiles]:
 
 
 def check_damage(seed: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Asserts that vectorized and single checks report the same; returns the kinds of errors."""
+    """Asserts that vectorized and single-batch checks of damaged segments return the same report.
+
+    Returns the names of the errors in the report.
+    """
     rng = random.Random(seed)
     store = write_store(damage_segments(rng))
     with monkeypatch.context() as patched:

@@ -1,5 +1,6 @@
-"""Tests that a fetch keeps only complete batches and no aborted rows, wherever a response is
-cut.
+"""Tests that a fetch drops incomplete batches and aborted rows.
+
+The tests cut responses at random positions.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tests.kts_source.broker.fake_log import FakeLog, fake_log
 
 
 def _random_log(source: random.Random) -> tuple[FakeLog, set[int]]:
-    """Returns a log without open transactions, and the offsets of its committed rows."""
+    """Returns two values: a log without open transactions, and offsets of its committed rows."""
     builder = LogBuilder()
     for _ in range(source.randint(1, 60)):
         producer = source.randrange(4)

@@ -1,5 +1,7 @@
-"""Tests that a fetch from failing brokers ends before its deadline, and returns all rows or raises
-an error that names the cause.
+"""Tests fetches from failing brokers.
+
+A fetch must end before its deadline. It must return all rows, or raise an error that names the
+cause.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ def _little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Scene:
-    """Two brokers and a client. The only partition has 20 batches of three records each."""
+    """Two brokers and a client. The brokers have one partition with 20 batches of three records."""
 
     def __init__(self) -> None:
         builder = LogBuilder()
@@ -68,13 +70,21 @@ class Scene:
         return BrokerRange("t", self.topic_id, 0, 0, 0, END, False, 1)
 
     def offsets(self, broker_range: BrokerRange | None = None, **changed: Any) -> list[int]:  # noqa: ANN401
-        """Reads a range and returns its offsets; `changed` replaces client settings."""
+        """Reads `broker_range` and returns the offsets of its rows.
+
+        Reads the entire partition by default.
+
+        `changed` replaces client settings.
+        """
         settings = dataclasses.replace(SETTINGS, **changed)
         rows = read_range(broker_range or self.broker_range, self.cluster, settings)
         return [offset for batch in rows for offset in batch["offset"].to_pylist()]
 
     def elect(self, *, keeps: int = END) -> None:
-        """Elects the other broker. Its epoch 1 begins at offset `keeps`, after epoch 0."""
+        """Elects broker 1.
+
+        Its leader epoch 1 begins at offset `keeps`; earlier offsets have epoch 0.
+        """
         self.partition.leader, self.partition.epoch = 1, 1
         self.partition.log.epochs = [(0, 0), (1, keeps)]
 

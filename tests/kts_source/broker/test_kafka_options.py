@@ -25,7 +25,10 @@ SERVERS = {"kafka.bootstrap.servers": "broker:9092"}
 
 
 def parse_settings(**changes: str) -> BrokerSettings:
-    """Parses `bootstrap.servers` and the options in `changes`, with `__` in place of each dot."""
+    """Parses the options in `changes` together with `bootstrap.servers`.
+
+    In the names of `changes`, `__` stands for a dot.
+    """
     parsed, _ = broker_settings(SERVERS | prefix_options(changes))
     assert parsed is not None
     return parsed

@@ -1,4 +1,4 @@
-"""Tests the names and signatures of kafka-python that we use although they are not public."""
+"""Tests that private parts of kafka-python have the names and signatures that we rely on."""
 
 from __future__ import annotations
 

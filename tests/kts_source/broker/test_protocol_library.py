@@ -1,4 +1,7 @@
-"""Only kafka-python's message classes are loaded; other code can still import the full package."""
+"""Tests that this product loads only the message classes of kafka-python.
+
+Other code must still be able to import the full package.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ HEAVY = "'kafka.consumer.group' in sys.modules, 'kafka.admin' in sys.modules"
 
 
 def run(*lines: str, **environment: str) -> str:
-    """Returns the output of a program that runs in a new process."""
+    """Runs a program in a new process and returns its output.
+
+    The program consists of `LOAD` and `lines`. `environment` adds environment variables.
+    """
     program = "\n".join((LOAD, *lines))
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -43,7 +43,7 @@ def start_login(mechanism: str, credentials: Login, host: str = "broker") -> Sas
 
 
 class ScramServer:
-    """Server side of RFC 5802, like Kafka's `ScramSaslServer`."""
+    """Server side of SCRAM logins (RFC 5802), like Kafka's `ScramSaslServer`."""
 
     def __init__(self, mechanism: str, users: dict[str, str], iterations: int = 4096) -> None:
         self.hash = HASHES[mechanism]
@@ -260,7 +260,10 @@ def test_aws_login_is_signed_for_the_region_of_the_broker(monkeypatch: pytest.Mo
 
 
 def _signature(message: dict[str, str], secret: str) -> str:
-    """Returns the signature that botocore computes for the same request as a URL."""
+    """Returns the signature of `message` that botocore computes.
+
+    To let botocore sign it, converts the message to a URL with the same parameters.
+    """
     key, _, region, service, _ = message["x-amz-credential"].split("/")
     token = message.get("x-amz-security-token")
     request = AWSRequest("GET", f"https://{message['host']}/", params={"Action": message["action"]})
@@ -312,7 +315,10 @@ def test_error_of_missing_kafka_package_names_the_extra(monkeypatch: pytest.Monk
 
 
 class GssapiRecorder(types.ModuleType):
-    """Replaces the `gssapi` package: records context arguments and simulates a ticket exchange."""
+    """Replaces the `gssapi` package and simulates a ticket exchange.
+
+    Records the arguments of the newest security context in `contexts`.
+    """
 
     NameType = types.SimpleNamespace(hostbased_service="service", user="user")
     MechType = types.SimpleNamespace(kerberos="krb5")

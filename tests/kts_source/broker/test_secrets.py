@@ -1,4 +1,4 @@
-"""Credentials are stored only in `Secret`; they never appear in a repr or an error message."""
+"""Tests that credentials are stored only in `Secret` and never appear in a repr or an error."""
 
 from __future__ import annotations
 
@@ -115,7 +115,10 @@ secrets = st.text(
 
 @st.composite
 def random_options(draw: st.DrawFn) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Draws options with secrets in valid or invalid places. Returns the options and secrets."""
+    """Draws options that contain secrets, some of them at invalid positions.
+
+    Returns two values: the options, and the secrets.
+    """
     hidden = tuple(draw(st.lists(secrets, min_size=1, max_size=3)))
     mechanism = draw(st.sampled_from(MECHANISMS))
     pairs = draw(

@@ -1,5 +1,7 @@
-"""Tests TLS handshakes with a loopback server: trusted certificates, client certificates,
-versions.
+"""Tests TLS handshakes with a loopback server.
+
+Tests which server certificates are trusted, which client certificates are sent, and which TLS
+versions are used.
 """
 
 from __future__ import annotations
@@ -48,9 +50,10 @@ def serve_tls(
     asks_for_certificate: bool = False,
     newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3,
 ) -> Iterator[int]:
-    """Runs a server and yields its port.
+    """Runs a TLS server and yields its port.
 
-    The server sends the common name of the client certificate, then closes the connection.
+    The server sends the common name of the client certificate and the TLS version. Then it closes
+    the connection.
     """
     pem = folder / "server.pem"
     pem.write_text(identity.key_pem() + identity.chain_pem)
