@@ -1,5 +1,5 @@
-"""Checks that the cache serves repeated reads of an object version, and that all other reads go to
-the store.
+"""Checks that the cache serves repeated reads of the same bytes of an object version. All other
+reads go to the store.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ KEEP = CacheLimits(None, None)
 
 
 class SlowStore:
-    """A slow store with one object. Each request appends a line to a file, for all processes."""
+    """A store with one object, which delays each read by `seconds`. Each request of any process
+    appends a line to the file `requests`.
+    """
 
     def __init__(self, requests: Path, data: bytes = bytes(range(256)), seconds: float = 0) -> None:
         self._requests = requests
@@ -85,7 +87,7 @@ class SlowStore:
 
 
 class Cached:
-    """Reads side files of a slow store through the caches of a tier."""
+    """Reads ranges of objects of `store` as side files, through the caches of a tier."""
 
     def __init__(self, store: ObjectStore, settings: CacheSettings, scope: str = "") -> None:
         self._store = store
@@ -216,7 +218,7 @@ def test_cache_does_not_wait_for_a_killed_process(tmp_path: Path) -> None:
 
 
 class CountingStore(LocalStore):
-    """Counts the reads of segment bytes."""
+    """Counts the range reads of `.log` objects."""
 
     log_reads = 0
 
@@ -276,7 +278,9 @@ def test_second_scan_without_chunk_cache_reads_only_log_objects(tmp_path: Path) 
 
 
 def encrypted_values(table: pa.Table) -> list[bytes]:
-    """Returns the values of uncompressed batches, as stored in the segment."""
+    """Returns all values of a table that are longer than 20 bytes. The cache must not contain them,
+    because the batches are encrypted but not compressed.
+    """
     values = [value for value in table["value"].to_pylist() if value and len(value) > 20]
     assert values
     return values

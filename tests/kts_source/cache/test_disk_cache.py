@@ -1,4 +1,4 @@
-"""Tests cache entries on disk: integrity, size and age limits, file permissions, locks."""
+"""Tests the entries of a disk cache: integrity, size and age limits, file permissions, locks."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_cache_drops_the_least_recently_used_entries_first(tmp_path: Path) -> No
 
 
 def pass_time(folder: Path, seconds: int = 5) -> None:
-    """Moves the timestamps of all cache files into the past."""
+    """Moves the modification times of all cache files `seconds` into the past."""
     for path in entries(folder):
         then = path.stat().st_mtime_ns - seconds * 1_000_000_000
         os.utime(path, ns=(then, then))
@@ -284,7 +284,9 @@ def test_lock_of_a_killed_holder_is_released(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["link", "folder"])
 def test_cache_does_not_use_a_replaced_folder(tmp_path: Path, how: str) -> None:
-    """The new folder could contain another user's entries with valid checksums."""
+    """If the cache used the new folder, it could return entries that another user wrote. Their
+    checksums would be valid.
+    """
     cache = DiskCache(tmp_path / "c", UNBOUNDED)
     cache.put("own", b"own")
     planted = DiskCache(tmp_path / "planted", UNBOUNDED)

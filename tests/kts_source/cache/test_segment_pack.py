@@ -1,5 +1,5 @@
-"""Checks that cached segment descriptions are unchanged, and that unreadable ones are created
-again.
+"""Checks that the cache returns segment descriptions unchanged. Unreadable cache entries are
+misses, so the descriptions are created again.
 """
 
 from __future__ import annotations
@@ -196,7 +196,9 @@ def slices_of(plan: ScanPlan) -> list[SegmentSlice]:
 
 
 def planned_at_once(folder: Path, planners: int) -> list[tuple[int, str]]:
-    """Starts several planners at once. Returns the requests and the plan of each process."""
+    """Starts `planners` processes that plan a scan at the same time, with the same cache folder.
+    Returns, for each process, the number of store requests and the planned slices as text.
+    """
     context = multiprocessing.get_context("spawn")
     together, results = context.Barrier(planners), context.Queue()
     processes = [

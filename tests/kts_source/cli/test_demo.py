@@ -1,4 +1,4 @@
-"""Tests the errors of `kts demo` if there is no tier, and its start through `python -m`."""
+"""Tests the errors of `kts demo` if no tier exists, and its start with `python -m`."""
 
 from __future__ import annotations
 

@@ -23,7 +23,9 @@ KEYS = (b"a", b"\xc3\xa9", b"", None, b"\x00\xff")
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[int], str]:
-    """Runs `kts find`. Returns the exit code, the printed offsets, and standard error."""
+    """Runs `kts find`. Returns three values: the exit code, the printed offsets, and the text on
+    standard error.
+    """
     code = main(["find", *arguments])
     out, err = capsys.readouterr()
     return code, [json.loads(line)["offset"] for line in out.splitlines()], err
@@ -31,7 +33,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[
 
 @pytest.fixture
 def tier(tmp_path: Path) -> DamagedTier:
-    """Writes a tier in which offset n has key n % 5 of `KEYS`."""
+    """Writes a tier in which the record at offset n has the key `KEYS[n % 5]`."""
     builder = LogBuilder()
     for number in range(2):
         records = [

@@ -1,4 +1,4 @@
-"""Tests the command line: options, output for people and programs, and exit codes."""
+"""Tests the commands of `kts`: options, output as text and as JSON, and exit codes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests `end_offsets`, which returns the `startingOffsets` of a read that continues after a
-table.
+"""Tests `end_offsets`, which returns `startingOffsets` for a read that continues where a table
+ends.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def test_end_offsets_stay_the_same_if_their_segments_expire(lake: Lake, tmp_path
     assert ends(lake, tier.options()) == {"t": {"0": 20}}
 
 
-def test_end_offsets_of_unknown_topic_fail(lake: Lake, tmp_path: Path) -> None:
+def test_end_offsets_fail_if_table_has_no_offsets_of_export(lake: Lake, tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(1)
     with pytest.raises(ExportError, match="has no offsets of topic id"):
         ends(lake, tier.options())

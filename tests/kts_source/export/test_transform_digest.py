@@ -1,5 +1,5 @@
-"""Checks that different transforms have different fingerprints, and that all processes compute the
-same fingerprint for a transform.
+"""Checks the fingerprints of transforms. Different transforms must have different fingerprints, and
+all processes must compute the same one for the same transform.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def test_values_bound_by_a_function_change_the_digest(kind: str) -> None:
     assert_different_digests(KINDS[kind], [lambda: 1, lambda: 2])
 
 
-def test_values_of_any_kind_have_different_digests() -> None:
+def test_transforms_with_different_bound_values_have_different_digests() -> None:
     assert_different_digests(closure, list(VALUES.values()))
 
 

@@ -1,4 +1,6 @@
-"""Tests exports of decoded keys and values: nested columns, partitions by fields, dead letters."""
+"""Tests exports of decoded keys and values: nested columns, partitions by fields, and dead
+letters.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,15 @@ def damaged(tmp_path: Path) -> dict[str, str]:
 
 
 def rows_of(table: pa.Table, *names: str) -> list[tuple[Any, ...]]:
-    """Returns (partition, offset, columns `names`) of every row, sorted by partition and offset."""
+    """Returns a tuple for each row: partition, offset, and the columns in `names`. Sorts by
+    partition and offset.
+    """
     columns = [table[name].to_pylist() for name in ("partition", "offset", *names)]
     return sorted(zip(*columns, strict=True), key=lambda row_values: row_values[:2])
 
 
 def select_known_fields(value: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Returns the value with only those fields that `row` writes."""
+    """Returns `value` with only the fields that `row` contains; returns `None` for a null value."""
     return value and {name: value[name] for name in row(0)}
 
 
@@ -261,7 +265,7 @@ def test_permissive_mode_exports_malformed_rows_with_a_reason(
 
 
 def flat(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Transforms decoded rows."""
+    """A transform of decoded rows. Returns the offset and the field `amount` of the value."""
     amounts = batch.column("value").field("amount")
     return pa.RecordBatch.from_arrays([batch["offset"], amounts], names=["offset", "amount"])
 
@@ -289,7 +293,7 @@ def test_export_of_typed_columns_into_table_of_bytes_raises(
 
 
 def one_field(kind: object) -> str:
-    """Returns an Avro schema, as JSON, of a record with one field of this type."""
+    """Returns, as JSON, the Avro schema of a record with one field `a` of type `kind`."""
     return json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": kind}]})
 
 
@@ -320,7 +324,7 @@ def test_export_of_duration_field_raises_only_if_the_field_is_selected(tmp_path:
 
 
 class Unchanged:
-    """A row transform that returns its rows unchanged."""
+    """A `RowTransform` that returns its rows unchanged."""
 
     fingerprint = "unchanged"
 

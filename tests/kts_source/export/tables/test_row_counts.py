@@ -1,4 +1,4 @@
-"""Tests the row counts that a table accumulates over its commits."""
+"""Tests the row counts of a table, which are added over its commits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Checks that a table whose state has another version is refused; the error names the version."""
+"""Checks that an export refuses a table if its state was written in another format version. The
+error names the version.
+"""
 
 from __future__ import annotations
 
