@@ -185,7 +185,7 @@ def _read_all(segments: list[SegmentFiles]) -> CountingStore:
 
 
 class AuditStateView:
-    """Counts the logs for which a state file contains a proof that they need not be read again."""
+    """Counts the logs with a proof in a state file. Later audits do not read these logs again."""
 
     def __init__(self, path: Path) -> None:
         lines = [line.split("\t") for line in path.read_text().splitlines()]

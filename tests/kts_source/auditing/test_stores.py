@@ -42,7 +42,7 @@ def objects() -> dict[str, bytes]:
 
 
 class FailingStore(MemoryStore):
-    """Store in which one object raises `error` when it is read, or has the class `storage_class`.
+    """Store in which reading one object raises `error`, or one object has `storage_class`.
 
     This is the object with suffix `suffix` of the segment with base offset `base`.
     """

@@ -136,7 +136,7 @@ class FakeCluster:
             self.faults[kind].extend(faults * times)
 
     def of_kind(self, kind: str) -> int:
-        """Returns the number of received requests of a kind."""
+        """Returns how many requests of kind `kind` the brokers received."""
         return sum(request_kind == kind for request_kind, _ in self.asked)
 
     def _next_fault(self, kind: str, node: int) -> Fault:
@@ -146,7 +146,7 @@ class FakeCluster:
         return Fault()
 
     def answer(self, kind: str, node: int, request: Any) -> tuple[Any, Fault]:  # noqa: ANN401
-        """Returns the response to a request and the fault to apply to it."""
+        """Returns two values: the response to a request, and the fault to apply to the response."""
         with self.lock:
             self.asked.append((kind, node))
             fault = self._next_fault(kind, node)
