@@ -6,8 +6,9 @@ and reads without Spark. It must return exactly the rows of the Kafka consumer, 
 are compared.
 
 Some faults change bytes but not their number. They are injected only into logs, where checksums
-detect them. Base offsets in compacted logs are not changed, because no checksum covers them. Side
-files and manifests of plain segments are not changed either: only TLS and the store protect them.
+detect them. They never flip a bit in a base offset of a compacted log, because no checksum covers
+it. Side files and manifests of plain segments have no checksum. Only TLS and the store itself
+protect them.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ _TRANSACTIONS = 3
 
 
 class RandomWork:
-    """Sends random batches with every codec, some of them in transactions that overlap.
+    """Sends random batches with every codec. Some belong to transactions, which may overlap.
 
     Args:
         bootstrap: Address of the cluster.

@@ -158,7 +158,7 @@ class Broker:
         return sorted(int(path.stem) for path in logs)
 
     def wait_until_tiered(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Waits until all segments that can be tiered are in the tier and no longer on disk.
+        """Waits until all closed segments below the last stable offset are only in the tier.
 
         Raises:
             TimeoutError: Some segments are not tiered after `SETTLE_SECONDS`.

@@ -1,4 +1,4 @@
-"""Runs a Kafka cluster with tiered storage in a folder: KRaft, on free local ports.
+"""Runs a KRaft cluster of Kafka with tiered storage, in one folder and on free local ports.
 
 Node 1 is broker and controller and has the internal topics. A cluster with `replicas` > 1 has
 additional brokers for user topics, so tests can stop any of them.

@@ -50,7 +50,7 @@ class Filler:
         return self._producers[name]
 
     def transactional(self, name: str) -> Producer:
-        """Returns the producer with this transactional id, ready to begin a transaction."""
+        """Returns the producer with the transactional id `name`; it can begin a transaction."""
         is_new = name not in self._producers
         settings: dict[str, str | int] = {
             "transactional.id": name,
