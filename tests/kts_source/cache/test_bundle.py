@@ -1,5 +1,5 @@
-"""Checks that a bundle stores several values in one cache entry, and that an unreadable entry is a
-cache miss.
+"""Tests bundles, which store several values in one cache entry. An unreadable entry counts as an
+empty bundle.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Tests `kts cat` of decoded values, which prints one JSON object per record."""
+"""Tests `kts cat`, `kts schema` and `kts verify` with typed values, and the conversion of typed
+values to JSON.
+"""
 
 from __future__ import annotations
 

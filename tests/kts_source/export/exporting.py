@@ -53,7 +53,7 @@ class InThisProcess:
 
 @dataclass(frozen=True)
 class Lake:
-    """The target table of exports, in the folder `folder`."""
+    """The target table of exports, stored in `folder`."""
 
     folder: Path
     table_format: str

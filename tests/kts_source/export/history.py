@@ -356,12 +356,11 @@ class Exporting:
     def _raise_if_ambiguous(self, error: DataLossError) -> None:
         """Handles an error that may be caused by a damaged leader-epoch checkpoint.
 
-        Returns if the message does not report that segments would be skipped because of a
-        checkpoint.
+        Returns if the message of the error reports another cause.
 
         Raises:
             _AmbiguousTierError: A tier with a damaged checkpoint could look like this tier.
-            DataLossError: Otherwise, raises `error` itself.
+            DataLossError: `error` itself, if no such tier is possible.
         """
         if "Segments would be skipped because of it" in str(error):
             if not truth_of(self._world)[error.partition or 0].is_start_unsure:

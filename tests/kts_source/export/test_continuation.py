@@ -231,7 +231,9 @@ def test_continued_export_reads_only_a_few_manifests(
 # -- offsets skipped with failOnDataLoss=false
 
 
-def test_report_contains_offsets_outside_the_tier(folder_lake: Lake, tier: SmallTier) -> None:
+def test_report_lists_skipped_requested_offsets_outside_the_tier(
+    folder_lake: Lake, tier: SmallTier
+) -> None:
     tier.expire(0)
     report = folder_lake.export(
         tier.options(

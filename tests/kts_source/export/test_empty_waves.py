@@ -144,7 +144,7 @@ class Numbers:
 
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("keys", EMPTY_WAVES.values(), ids=EMPTY_WAVES)
-def test_export_continues_if_transform_returns_no_types_for_empty_batches(
+def test_export_continues_if_transform_returns_other_types_for_empty_batches(
     lake: Lake, tmp_path: Path, keys: tuple[bytes, ...], fails: bool
 ) -> None:
     tier = make_tier(tmp_path, keys)

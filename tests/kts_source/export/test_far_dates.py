@@ -32,7 +32,9 @@ def tier(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("compact", [False, True])
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_rows_with_far_dates_are_written(table_format: str, compact: bool, tmp_path: Path) -> None:
+def test_rows_with_timestamps_beyond_python_datetime_are_written(
+    table_format: str, compact: bool, tmp_path: Path
+) -> None:
     lake = Lake(tmp_path, table_format)
     report = lake.export(tier(tmp_path / "tier"), compact=compact)
     assert report.rows == 6
@@ -64,7 +66,7 @@ def with_far_column(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.select(["offset", "timestamp"]).append_column("far", far)
 
 
-def test_partition_bounds_are_right_if_another_column_has_far_dates(
+def test_partition_bounds_are_right_if_another_column_is_beyond_year_9999(
     tmp_path: Path,
 ) -> None:
     lake = Lake(tmp_path, "iceberg")

@@ -85,7 +85,9 @@ def followed(lake: Lake, tier: SmallTier, calls: Calls) -> list[RoundMetrics]:
 # A file opened just before the signal is closed by the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_follow_survives_signal_at_any_step(tmp_path: Path, table_format: str) -> None:
+def test_export_after_signal_at_any_step_of_follow_completes_table(
+    tmp_path: Path, table_format: str
+) -> None:
     tier = SmallTier(tmp_path / "tier").grow(3)
     expected = Calls(None)
     (tmp_path / "whole").mkdir()

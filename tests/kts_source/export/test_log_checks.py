@@ -326,7 +326,7 @@ def test_export_into_folder_that_lost_its_commit_log_raises(tmp_path: Path) -> N
     assert lake.export(tier.options(), partition_by=["topic"], export_id="again").rows == 20
 
 
-def test_files_of_an_export_with_a_longer_id_are_ignored(tmp_path: Path) -> None:
+def test_export_ignores_files_of_export_whose_id_has_same_prefix(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     tier = SmallTier(tmp_path / "tier").grow(1)
     lake.export(tier.options(), export_id="kts-all")

@@ -48,7 +48,9 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
     return Lake(tmp_path, request.param)
 
 
-def test_topics_without_ids_continue_at_their_end_offsets(lake: Lake, tmp_path: Path) -> None:
+def test_exports_of_topics_without_ids_continue_at_their_end_offsets(
+    lake: Lake, tmp_path: Path
+) -> None:
     root = tmp_path / "disk"
     for counts in ({"a": 10, "b": 4}, {"a": 12, "b": 12}, {"a": 12, "b": 12, "c": 3}):
         lake.export(write_disk(root, **counts))

@@ -93,7 +93,7 @@ def test_partition_by_field_adds_a_column(
     assert folders == (hive if table_format == "parquet" else set())
 
 
-def test_iceberg_has_bounds_of_fields_and_their_partitions(
+def test_iceberg_scan_prunes_files_by_field_bounds_and_field_partitions(
     good: dict[str, str], tmp_path: Path
 ) -> None:
     lake = Lake(tmp_path, "iceberg")
@@ -127,7 +127,7 @@ def test_files_are_sorted_by_a_field(
     assert checked == 30
 
 
-def test_fields_have_statistics_in_the_file_and_in_delta(
+def test_parquet_files_and_delta_log_have_statistics_of_fields(
     good: dict[str, str], tmp_path: Path
 ) -> None:
     lake = Lake(tmp_path, "delta")
@@ -152,7 +152,9 @@ def test_fields_have_statistics_in_the_file_and_in_delta(
         assert columns["value.tags.key_value.value.list.element"].statistics is None
 
 
-def test_delta_skips_files_by_a_field(good: dict[str, str], tmp_path: Path) -> None:
+def test_delta_filter_on_a_field_returns_matching_rows(
+    good: dict[str, str], tmp_path: Path
+) -> None:
     from deltalake import DeltaTable
 
     lake = Lake(tmp_path, "delta")
@@ -171,7 +173,9 @@ def test_keys_decoded_as_text_are_exported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_far_times_of_fields_are_written(table_format: str, tmp_path: Path) -> None:
+def test_fields_with_times_beyond_python_datetime_are_written(
+    table_format: str, tmp_path: Path
+) -> None:
     schema = {
         "type": "record",
         "name": "R",

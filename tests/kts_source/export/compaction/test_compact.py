@@ -150,7 +150,9 @@ RUNS = {"compacted": (300, 301, 900, 1700, 2968), "txn": (500, 1200, 3000, 3671)
 
 
 class Watched(LocalExecutor):
-    """Runs tasks, and appends each slice that they read to `read`."""
+    """Runs tasks. Records in `read` which slices they read: topic, partition, start and stop
+    offset.
+    """
 
     def __init__(self) -> None:
         super().__init__(1)

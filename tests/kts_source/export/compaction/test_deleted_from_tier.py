@@ -163,7 +163,7 @@ def test_merge_without_matching_new_records_keeps_rows_of_deleted_partition(
     assert topic_keys(lake) == rows((IDS[0], "ab"))
 
 
-def test_table_without_timestamp_column_is_merged(tier: Tier, lake: Lake) -> None:
+def test_compaction_merges_into_table_without_timestamp_column(tier: Tier, lake: Lake) -> None:
     options = tier.options("key,value,topic,partition,offset")
     tier.grow("oa", "ab")
     lake.export(options, compact=True)

@@ -166,7 +166,7 @@ def test_polars_reads_partition_values_of_a_delta_table(tmp_path: Path) -> None:
     assert lake.read().sort_by("offset")["country"].to_pylist() == texts
 
 
-def test_polars_reads_numbers_and_days_of_a_delta_table(tmp_path: Path) -> None:
+def test_polars_reads_number_and_date_partitions_of_delta_table(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     source = tier_of(tmp_path / "tier", ["a"])
     columns = ["topic", "partition", "date(timestamp)"]
