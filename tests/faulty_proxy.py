@@ -34,7 +34,7 @@ class Answer:
     dropped: bool = False
 
     def error(self, status: int, code: str) -> Self:
-        """Replaces status, headers and body, so that the response is an S3 error."""
+        """Replaces status, headers and body with those of an S3 error."""
         self.status = status
         self.body = f"<Error><Code>{code}</Code><Message>by the proxy</Message></Error>".encode()
         self.headers = {"Content-Type": "application/xml"}
@@ -42,7 +42,7 @@ class Answer:
 
 
 def status(number: int, code: str) -> Callable[[Answer], object]:
-    """Returns a fault that replaces the response by an S3 error with status `number`."""
+    """Returns a fault: the client gets an S3 error with status `number` and error code `code`."""
     return lambda answer: answer.error(number, code)
 
 
@@ -87,11 +87,14 @@ def change(**headers: str | None) -> Callable[[Answer], None]:
 
 
 class IgnoreRange:
-    """Fault: returns the entire object with status 200, like a server without range requests."""
+    """A fault: the proxy returns the entire object with status 200.
+
+    Servers that do not support range requests respond this way.
+    """
 
 
 class Stall:
-    """Fault: sends no response until the proxy closes or `silence_seconds` are over."""
+    """A fault: the proxy sends no response until it closes or `silence_seconds` are over."""
 
 
 Fault = Callable[[Answer], object] | IgnoreRange | Stall
@@ -99,12 +102,13 @@ Fault = Callable[[Answer], object] | IgnoreRange | Stall
 
 @dataclass
 class FaultyProxy:
-    """A running proxy. Each request removes the first entry of `faults` and applies it.
+    """A running proxy. For each request, it removes the first entry of `faults` and applies it.
 
-    A request is forwarded unchanged if its entry is None or `faults` is empty.
+    If this entry is None or `faults` is empty, it forwards the request unchanged.
 
     Attributes:
-        choose: Returns the fault for a method and a path; if it is set, `faults` is ignored.
+        choose: Function that returns the fault for the method and the path of a request. If it is
+            set, `faults` is ignored.
         silence_seconds: How long `Stall` and `hang` keep an idle connection open.
         remembered: Cached responses by request. Set it only if the objects of the server do not
             change; None disables the cache.

@@ -1,8 +1,8 @@
 """Compresses payloads as Kafka clients other than the Java producer do.
 
-librdkafka, sarama, franz-go and other clients write frames that the Java producer does not write:
-with content sizes or checksums, with other block sizes, or several in a row. Kafka accepts and
-stores all of these frames.
+librdkafka, sarama, franz-go and other clients write compressed frames that the Java producer does
+not write: frames with a content size or a checksum, frames with other block sizes, and several
+frames in one payload. Kafka accepts and stores all of these frames.
 """
 
 from __future__ import annotations

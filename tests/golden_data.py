@@ -103,8 +103,8 @@ def topic_summary(topic: str, incarnation: int = 0) -> dict[str, Any]:
 
     Args:
         topic: Name of the topic.
-        incarnation: 0 for the current topic. 1 for a deleted topic with the same name, which
-            exists only for `recreated`.
+        incarnation: 0 for the current topic. 1 for the deleted topic that had the same name; only
+            the topic `recreated` has one.
     """
     entries = [entry for entry in summary()["topics"] if entry["topic"] == topic]
     if not entries:
@@ -120,18 +120,24 @@ def partition_summaries(topic: str) -> Mapping[int, dict[str, Any]]:
 
 @functools.cache
 def expected_records(name: str, folder: Path = EXPECTED) -> pa.Table:
-    """Reads `expected/<name>.parquet`: all records, with leader epochs and visibility columns."""
+    """Reads `expected/<name>.parquet`, which contains all records of a topic.
+
+    Additional columns contain each record's leader epoch, and which readers must return it (see
+    `tests/golden/README.md`).
+    """
     return pq.read_table(folder / f"{name}.parquet")
 
 
 def expected_table(
     name: str, isolation_level: IsolationLevel, *, folder: Path = EXPECTED
 ) -> pa.Table:
-    """Returns the expected rows in `SPARK_SCHEMA`, ordered by partition and offset.
+    """Returns the rows that a read of the tier must return, ordered by partition and offset.
+
+    The table has the schema `SPARK_SCHEMA`.
 
     Args:
         name: A topic, or `recreated-previous` for the deleted topic named `recreated`.
-        isolation_level: Selects the visible rows.
+        isolation_level: Isolation level of the read.
         folder: Folder of the Parquet files.
     """
     records = expected_records(name, folder)
@@ -152,7 +158,10 @@ def expected_table(
 
 
 def in_order(table: pa.Table) -> pa.Table:
-    """Sorts rows by topic, partition and offset; ignores missing columns."""
+    """Sorts rows by topic, partition and offset.
+
+    If the table does not have all three columns, sorts by those that it has.
+    """
     keys = [
         (name, "ascending")
         for name in ("topic", "partition", "offset")

@@ -33,7 +33,7 @@ class SegmentFileName(NamedTuple):
 
 
 def parse_object_key(key: str, *, prefix: str) -> ObjectKey:
-    """Splits the key of an object that Aiven's plugin writes."""
+    """Returns the parts of an object key that Aiven's plugin writes. `prefix` is the key prefix."""
     assert key.startswith(prefix)
     directory, partition, name = key[len(prefix) :].split("/")
     topic = parse_topic_directory(directory)
@@ -46,7 +46,7 @@ def parse_object_key(key: str, *, prefix: str) -> ObjectKey:
 def parse_segment_file_name(
     name: str, suffixes: tuple[str, ...] = SUFFIXES
 ) -> SegmentFileName | None:
-    """Splits a file name; returns None if it is invalid."""
+    """Returns the parts of a segment file name, or None if `name` is invalid."""
     match = _FILE.fullmatch(name)
     if match is None or match[3] not in suffixes or int(match[1]) >= 2**63:
         return None
@@ -54,5 +54,5 @@ def parse_segment_file_name(
 
 
 def parse_local_file_name(name: str) -> SegmentFileName | None:
-    """Splits the name of a file of `LocalTieredStorage`; returns None if it is invalid."""
+    """Returns the parts of a file name of `LocalTieredStorage`, or None if `name` is invalid."""
     return parse_segment_file_name(name, LOCAL_SUFFIXES)

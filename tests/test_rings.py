@@ -197,7 +197,7 @@ def test_packages_do_not_import_tests_or_benchmarks() -> None:
     assert [str(entry) for entry in all_imports() if top(entry.imported) in strangers] == []
 
 
-def test_ring_0_imports_only_allowed_modules() -> None:
+def test_segment_format_imports_only_allowed_modules() -> None:
     wrong = [
         str(entry)
         for entry in all_imports()
@@ -212,7 +212,7 @@ def test_ring_0_imports_only_allowed_modules() -> None:
     assert wrong == []
 
 
-def test_ring_0_exceptions_are_all_used() -> None:
+def test_every_import_exception_of_segment_format_is_used() -> None:
     used = {(entry.importer, top(entry.imported)) for entry in all_imports()}
     listed = {
         (name, module) for name, (modules, _) in RING_0_EXCEPTIONS.items() for module in modules
@@ -220,7 +220,7 @@ def test_ring_0_exceptions_are_all_used() -> None:
     assert {(name, module) for name, module in listed if is_module(name)} - used == set()
 
 
-def test_ring_0_opens_no_files() -> None:
+def test_segment_format_opens_no_files() -> None:
     calls = [
         f"{module_name(path)}:{node.lineno} calls {ast.unparse(node.func)}"
         for path in MODULES

@@ -44,7 +44,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Creates an environment with the wheel and its locked dependencies, without pyspark."""
+    """Installs the wheel and its locked dependencies into a new environment without pyspark.
+
+    Returns the Python interpreter of the environment.
+    """
     home = tmp_path_factory.mktemp("environment")
     run(UV, "venv", "--quiet", "--python", sys.executable, home / "venv", cwd=home)
     interpreter = home / "venv" / "bin" / "python"

@@ -51,7 +51,10 @@ _TEXT = (
 
 @dataclass(frozen=True, slots=True)
 class UniformBatches:
-    """Consecutive batches with the same number of records of the same sizes.
+    """Consecutive batches of equal shape.
+
+    All batches have the same number of records. All keys have the same
+    size, and all values have the same size.
 
     Attributes:
         data: Bytes of all batches, in order.

@@ -1,4 +1,7 @@
-"""Tests the reports of benchmark runs (JSON files and pages) and the tiers that runs generate."""
+"""Tests the reports of benchmark runs and the generated tiers that benchmarks read.
+
+Reports are JSON files. Result pages are written from them.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Sets a new folder for generated tiers and returns it; the folder does not exist yet."""
+    """Makes benchmarks write generated tiers to a new folder; returns its path.
+
+    The folder does not exist yet.
+    """
     monkeypatch.setenv("KTS_BENCH_CACHE", str(tmp_path / "cache"))
     tiers.cache_folder.cache_clear()
     yield tmp_path / "cache"
@@ -58,7 +64,7 @@ def test_report_written_as_json_is_read_back_unchanged(tmp_path: Path) -> None:
     assert [row.name for row in restored.missed] == ["small"]
 
 
-def test_results_pages_list_missed_goals_and_slower_peers(
+def test_result_pages_list_missed_goals_and_rows_slower_than_a_peer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "HERE", tmp_path)
@@ -104,7 +110,7 @@ def test_first_results_page_shows_headlines_with_value_and_upper_bound(
     assert f"| {audit.label} | **0.95 ×** | {audit.peer} | 1 × |" in text
 
 
-def test_first_results_page_embeds_picture_of_measured_rows(
+def test_first_results_page_embeds_picture_if_its_rows_were_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "HERE", tmp_path)

@@ -1,6 +1,7 @@
-"""Contains assertions about the results of the examples in the docs, by page.
+"""Contains assertions about the results of the examples in the docs.
 
-They are not part of the pages, because users do not need them.
+`CHECKS` maps the name of each page to its assertions. Tests evaluate them after the examples of the
+page ran. They are not part of the page, because users do not need them.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _FENCE: Final = re.compile(r"\s*(?P<marks>`{3,}|~{3,})(?P<info>.*)")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block.
+    """A fenced block of a documentation page.
 
     Attributes:
         language: The first word after the opening fence; may be empty.

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 
 def run_shell(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs a block line by line; raises `AssertionError` if a command fails or is unknown."""
+    """Runs the shell commands in `text` line by line, with `folder` as the current folder.
+
+    Raises:
+        AssertionError: A command failed or is unknown.
+    """
     for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         if words:
@@ -60,7 +64,10 @@ def _text(output: io.TextIOWrapper[io.BytesIO]) -> str:
 
 
 def _check_pip(arguments: list[str]) -> None:
-    """Asserts that the named package and extras exist in `pyproject.toml`; installs nothing."""
+    """Checks the arguments of a pip command without installing anything.
+
+    Asserts that `pyproject.toml` defines the package and the extras that the command names.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     command, *requirements = arguments
     assert command == "install"

@@ -1,4 +1,4 @@
-"""Tests that `CHECKS` names only pages with examples, and that modules named in the docs exist."""
+"""Tests that every page in `CHECKS` has examples, and that modules named in the docs exist."""
 
 from __future__ import annotations
 

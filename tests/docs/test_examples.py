@@ -64,7 +64,10 @@ def aws(filled: S3Server) -> dict[str, str]:
 def run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aws: dict[str, str]
 ) -> Callable[[Path, dict[str, Any]], None]:
-    """Returns a function that runs all examples of a page in order; they share their variables."""
+    """Returns a function that runs all examples of a page in order.
+
+    The Python examples of a page share their variables.
+    """
     for name, value in aws.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_PROFILE", raising=False)
@@ -143,7 +146,7 @@ def test_examples_run_with_spark(
 
 
 def _restore(spark: SparkSession, before: Mapping[str, str]) -> None:
-    """Restores the Spark settings that were saved before the examples of a page ran."""
+    """Resets the Spark settings to `before`: the settings before the examples of a page ran."""
     for name in spark.conf.getAll.keys() - before.keys():
         spark.conf.unset(name)
     for name, value in before.items():

@@ -1,4 +1,7 @@
-"""Tests that the docs name every error, flag and public name, and that links and figures match."""
+"""Tests that the docs are complete and agree with the code and the benchmark results.
+
+The docs must name every error class, flag and public name. Link anchors must match headings.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ def test_troubleshooting_page_has_one_entry_per_error_class() -> None:
     assert set(entries) <= _error_classes()
 
 
-def test_error_classes_found_in_text_include_imported_classes() -> None:
+def test_error_classes_found_in_source_text_include_all_importable_ones() -> None:
     for module, root in (
         ("kts_source.errors", TieredKafkaError),
         ("segment_format.errors", SegmentFormatError),
@@ -75,7 +78,7 @@ def test_error_classes_found_in_text_include_imported_classes() -> None:
 
 
 def _own_flags(command: click.Command) -> set[str]:
-    """Returns the flags that belong to the command itself, not to the data source."""
+    """Returns the flags of a command, except `--help` and flags that set data source options."""
     shared = {f"--{option.name}" for option in OPTIONS} | {"-o", "--option", "-h", "--help"}
     return {
         flag

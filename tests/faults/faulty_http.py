@@ -35,7 +35,7 @@ def _slow(answer: Answer) -> None:
 
 
 def _xml(answer: Answer) -> None:
-    """Replaces the response by an S3 error document with status 200."""
+    """Replaces the response with an S3 error document, but with status 200."""
     answer.error(200, "InternalError")
 
 

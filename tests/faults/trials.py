@@ -2,11 +2,13 @@
 
 A trial draws a topic, an isolation level, the task size, kinds of faults and their rate. It plans
 and reads without Spark. It must return exactly the rows of the Kafka consumer, or raise a
-`TieredKafkaError`.
+`TieredKafkaError`. If a fault hid a segment from the planner, only the rows of the planned offsets
+are compared.
 
-Faults that change bytes but not their number are injected only where Kafka or the plugin has a
-checksum: in logs, except in the base offsets of batches, which no CRC covers. Side files and
-manifests of plain segments have no checksum; only TLS and the store itself protect them.
+Some faults change bytes but not their number. They are injected only into logs, where checksums
+detect them. They never flip a bit in a base offset of a compacted log, because no checksum covers
+it. Side files and manifests of plain segments have no checksum. Only TLS and the store itself
+protect them.
 """
 
 from __future__ import annotations
@@ -77,7 +79,10 @@ class Injector:
     injected: Counter[str] = field(default_factory=Counter)
 
     def draw(self, possible: Iterable[str]) -> str | None:
-        """Returns a random fault among `possible` for one request, or `None` for no fault."""
+        """Chooses the fault of one request; returns `None` if the request must not fail.
+
+        Chooses among the kinds of the trial that are also in `possible`.
+        """
         candidates = [kind for kind in self.kinds if kind in possible]
         if not candidates or self.random.random() >= self.rate:
             return None
@@ -95,7 +100,10 @@ class Tally:
     slowest: float = 0.0
 
     def table(self) -> str:
-        """Returns a table of trials by fault and outcome. A trial may have several faults."""
+        """Returns a text with the number of trials for each fault and outcome.
+
+        A trial with several kinds of faults is counted for each of them.
+        """
         outcomes = sorted(self.outcomes)
         faults = sorted({fault for fault, _ in self.by_fault})
         lines = [f"{sum(self.outcomes.values())} scans, slowest {self.slowest:.1f} s"]
@@ -127,8 +135,8 @@ def run_trials(
         count: Number of trials; each has its own seed.
         seconds: Time after which no trial starts.
         kinds: All kinds of faults that the store can have.
-        open_faulty: Returns the path and the store of a trial.
-        first_seed: Seed of the first trial.
+        open_faulty: Called with the injector of a trial; returns its path and its store.
+        first_seed: Seed of the first trial; each later trial adds one.
         min_trials: Number of trials that run even if the time is over.
     """
     tally = Tally()
@@ -189,7 +197,7 @@ def _trial(
 
 
 def _within(expected: pa.Table, plan: ScanPlan) -> pa.Table:
-    """Returns the expected rows whose offsets the plan covers."""
+    """Returns the rows of `expected` in the offset ranges of `plan`."""
     ranges = [
         expected.filter(
             pc.and_(
@@ -207,10 +215,10 @@ def _within(expected: pa.Table, plan: ScanPlan) -> pa.Table:
 
 @cache
 def unprotected(key: str) -> frozenset[int]:
-    """Returns the byte positions of an object where readers cannot detect a flipped bit.
+    """Returns the positions of bytes in an object in which readers cannot detect a flipped bit.
 
-    These are the base offsets of the batches in a compacted log, because no checksum covers them.
-    In other logs, readers notice that a wrong base offset does not fit the neighboring batches.
+    In a compacted log, these are the base offsets of the batches, because no checksum covers them.
+    Other logs have no such bytes: a wrong base offset does not fit the neighboring batches.
     """
     if "/compacted-" not in f"/{key}":
         return frozenset()
@@ -219,7 +227,14 @@ def unprotected(key: str) -> frozenset[int]:
 
 
 def flipped(data: bytes, key: str, start: int, source: random.Random) -> bytes:
-    """Flips one bit of the data at a position that is not in `unprotected`."""
+    """Returns a copy of `data` with one flipped bit, in a byte that is not in `unprotected(key)`.
+
+    Args:
+        data: Bytes of the object `key`.
+        key: Object key.
+        start: Position of `data` in the object.
+        source: Source of all random choices.
+    """
     while True:
         position = source.randrange(len(data))
         if start + position not in unprotected(key):
@@ -230,9 +245,11 @@ def flipped(data: bytes, key: str, start: int, source: random.Random) -> bytes:
 
 
 def repeated(data: bytes, source: random.Random) -> bytes:
-    """Repeats some bytes of the data and cuts the result to the size of the data.
+    """Returns a copy of `data` in which some bytes occur twice in a row.
 
-    Data below 400 bytes is replaced by 0xff bytes."""
+    The copy is cut to the size of `data`. If `data` has fewer than 400 bytes, returns as many
+    bytes 0xff.
+    """
     if len(data) < 400:
         return data[:0] + b"\xff" * len(data)
     size = source.randrange(1, 200)

@@ -1,7 +1,7 @@
 """Defines fuzz targets that compare the compiled kernels with the pure Python decoder.
 
-Each input is stored directly before or directly after a memory page without access rights. A kernel
-that reads beyond that end of the input crashes the process.
+Each input is stored directly before or directly after a memory page without access rights. If a
+kernel reads a byte of this page, the process crashes.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class GuardedMemory:
         self._buffer = memoryview(view).cast("B")[page : page + self._size]
 
     def at_end(self, data: bytes) -> memoryview:
-        """Copies `data` to the end of the buffer."""
+        """Copies `data` to the end of the buffer and returns a view of the copy."""
         copy = self._buffer[self._size - len(data) :]
         copy[:] = data
         return copy.toreadonly()
 
     def at_start(self, data: bytes) -> memoryview:
-        """Copies `data` to the start of the buffer."""
+        """Copies `data` to the start of the buffer and returns a view of the copy."""
         copy = self._buffer[: len(data)]
         copy[:] = data
         return copy.toreadonly()
@@ -67,7 +67,14 @@ _guarded = GuardedMemory(MAX_OUTPUT)
 
 
 def _compare(data: bytes, mode: int) -> str:
-    """Asserts that kernels and pure Python decoder return the same rows or the same error class."""
+    """Decodes `data` with the kernels and with the pure Python decoder, and compares the results.
+
+    Asserts that both return the same rows or raise the same error class.
+
+    Args:
+        data: A log, which may be invalid.
+        mode: Bits that select the options of the decoders and the location of the input.
+    """
     start, stop = _BOUNDS[(mode >> 2) % len(_BOUNDS)]
     cut = _CUTS[(mode >> 4) % len(_CUTS)]
     options = {
@@ -94,7 +101,11 @@ def _kernels(data: bytes) -> str:
 
 
 def _payloads(data: bytes) -> str:
-    """Compares both decoders for a batch with a valid header, a random codec and this payload."""
+    """Compares both decoders for a batch with a valid header.
+
+    The first four bytes of `data` select the mode, the codec, the number of records and the
+    attributes. The other bytes are the payload of the batch.
+    """
     if len(data) < 4:
         return VALUE
     mode, codec, count, attributes = data[:4]
@@ -117,7 +128,15 @@ def _narrow_columns(data: bytes) -> str:
 
 
 def _compare_narrow(rest: bytes, column: str, all_columns: yardstick.Outcome) -> str:
-    """Asserts that decoding one column returns the same values as decoding all columns."""
+    """Asserts that decoding only `column` returns the same values as decoding all columns.
+
+    It may succeed if decoding all columns fails, because it does not parse the other columns.
+
+    Args:
+        rest: The log to decode.
+        column: Name of the column.
+        all_columns: Result of decoding all columns: rows or the name of an error class.
+    """
     index = yardstick.ALL_COLUMNS.index(column)
     decoder = RecordDecoder(
         columns=(column,), start_offset=yardstick.START, max_batch_bytes=MAX_OUTPUT

@@ -67,7 +67,7 @@ class Flips:
 
 
 class FlippedTier:
-    """A tier without offset gaps whose batch headers are changed one bit at a time.
+    """A tier without offset gaps. `try_flip` changes one bit of a batch header in it.
 
     Args:
         source: Source of all random choices.
@@ -98,11 +98,11 @@ class FlippedTier:
         assert _scan(self._options) == self._rows, "wrong rows before the first flip"
 
     def try_flip(self, number: int) -> tuple[str, str, bool]:
-        """Flips a random bit, reads a random offset range, and restores the bit.
+        """Flips a random bit of a batch header, reads a random offset range, and restores the bit.
 
         Returns:
-            The outcome, a description of the read, and whether the read returned wrong rows
-            without an error.
+            Three values: the outcome (see `Flips.outcomes`), a description of the flip and the
+            read, and whether the read returned wrong rows without an error.
         """
         choose = self._random
         start, stop = sorted(choose.sample(range(self.first, self.stop + 1), 2))
@@ -132,7 +132,7 @@ class FlippedTier:
     def _reads(
         self, start: int, stop: int, number: int
     ) -> Iterator[tuple[str, Callable[[], list[Row] | int]]]:
-        """Yields functions that read the offsets [start, stop), each with its name."""
+        """Yields a name and a function for each way to read the offsets [start, stop)."""
         bounds = {
             "startingOffsets": f'{{"{TOPIC}": {{"0": {start}}}}}',
             "endingOffsets": f'{{"{TOPIC}": {{"0": {stop}}}}}',
@@ -162,9 +162,11 @@ class FlippedTier:
 
 
 def check_flips(total: int, seed: int, first: int = 0) -> Flips:
-    """Tries the flips with numbers [first, total).
+    """Tries the flips with the numbers `first` to `total - 1` and returns their results.
 
-    Every `FLIPS_PER_TIER` flips use a new tier; `first` is rounded down to the start of a tier."""
+    Each tier is used for `FLIPS_PER_TIER` flips. If `first` is not the first flip of a tier, also
+    tries the earlier flips of this tier.
+    """
     result = Flips()
     for block in range(first // FLIPS_PER_TIER, -(-total // FLIPS_PER_TIER)):
         with tempfile.TemporaryDirectory() as folder:
@@ -179,7 +181,16 @@ def check_flips(total: int, seed: int, first: int = 0) -> Flips:
 
 
 def _build(source: random.Random, first: int, name: str) -> tuple[list[Row], list[SegmentFiles]]:
-    """Builds a log without offset gaps; returns its rows and its two or three segments."""
+    """Builds a log without offset gaps, which begins at the offset `first`.
+
+    Args:
+        source: Source of all random choices.
+        first: First offset of the log.
+        name: Name of a record format in `FORMATS`.
+
+    Returns:
+        Two values: all rows of the log, and its two or three segments.
+    """
     magic, codec = FORMATS[name]
     log = LogBuilder(
         start_offset=first, codec=codec, index_interval_bytes=source.choice([1, 150, 4096])
@@ -201,7 +212,7 @@ def _build(source: random.Random, first: int, name: str) -> tuple[list[Row], lis
 
 
 def _boundary_entries(data: bytes, start: int, stop: int) -> list[Entry]:
-    """Returns the first and last entry of a log and the entries near `start` and `stop`."""
+    """Returns the first and the last batch of a log and the batches near `start` and `stop`."""
     entries = list(iter_entries(data))
     chosen = {0, len(entries) - 1}
     for offset in (start, stop - 1):

@@ -56,7 +56,7 @@ class Mutator:
 
     @property
     def corpus_size(self) -> int:
-        """Returns the number of inputs that can be mutated."""
+        """Returns the number of inputs in the corpus."""
         return len(self._corpus)
 
     def mutated(self) -> bytes:
@@ -68,9 +68,12 @@ class Mutator:
         return bytes(data[:MAX_INPUT])
 
     def learn(self, data: bytes, outcome: str) -> None:
-        """Adds an input to the corpus if its outcome is new.
+        """Adds `data` to the corpus if no earlier input had the same `outcome`.
 
-        Outcomes that differ only in numbers or quoted values count as equal."""
+        Does not add it if the corpus is full. The worker passes outcomes through
+        `without_numbers` first, so that error messages that differ only in numbers or quoted
+        values count as equal.
+        """
         if outcome in self._seen:
             return
         self._seen.add(outcome)

@@ -9,7 +9,10 @@ import google_crc32c
 
 
 def repaired_batches(data: bytes) -> bytes:
-    """Corrects the CRCs of record batches, up to the first batch with an invalid length."""
+    """Returns a copy of a log in which the CRC of each record batch is correct.
+
+    Stops at the first batch with an invalid length; the bytes from there on are not changed.
+    """
     changed = bytearray(data)
     position = 0
     while position + 17 <= len(changed):
@@ -29,7 +32,7 @@ def repaired_batches(data: bytes) -> bytes:
 
 
 def repaired_snapshot(data: bytes) -> bytes:
-    """Corrects the CRC of a producer snapshot."""
+    """Returns a copy of a producer snapshot in which the CRC is correct."""
     if len(data) < 6:
         return data
     return data[:2] + struct.pack(">I", google_crc32c.value(data[6:])) + data[6:]

@@ -93,7 +93,11 @@ def run_target(
 def _watch(
     process: subprocess.Popen[bytes], work: Path, seconds: float, hang_seconds: float
 ) -> str | None:
-    """Waits for a worker process; returns an error description, or None if it succeeded."""
+    """Waits until a worker process ends or takes too long.
+
+    Returns `None` if the process ended with exit code 0. Otherwise, returns a description of the
+    error, for example that one input took more than `hang_seconds`.
+    """
     last_number, started = 0, time.monotonic()
     while True:
         try:
@@ -111,7 +115,10 @@ def _watch(
 
 
 def _current_input(work: Path) -> tuple[int, bytes]:
-    """Returns number and bytes of the input that the worker runs, or (0, b"") before the first."""
+    """Returns two values: the number and the bytes of the input that the worker runs.
+
+    Returns (0, b"") if the worker has not started its first input.
+    """
     try:
         data = (work / CURRENT).read_bytes()
     except FileNotFoundError:
@@ -159,7 +166,7 @@ def _result(
 
 
 def shares(chosen: Sequence[Target], seconds: float) -> Mapping[str, float]:
-    """Divides the time among targets in proportion to their weights; returns seconds by name."""
+    """Divides `seconds` among targets in proportion to their weights; returns seconds by name."""
     total = sum(target.weight for target in chosen)
     return {target.name: seconds * target.weight / total for target in chosen}
 

@@ -30,7 +30,10 @@ _CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
 def seeds(target: str) -> list[bytes]:
-    """Returns the initial inputs of a target. The first byte of most inputs selects the mode."""
+    """Returns the initial inputs of a target.
+
+    The first byte of most inputs is the mode: it selects how the target parses the other bytes.
+    """
     if target.startswith("broken-"):
         return [b"0123456789"]
     inputs = {

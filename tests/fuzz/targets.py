@@ -1,9 +1,12 @@
 """Defines the fuzz targets: parsers of untrusted bytes, as functions of one byte string.
 
-The first byte of an input selects how the rest is parsed. A target returns an outcome: a word,
-which is counted, and for errors a colon and their text. A target fails if it raises an exception
-other than `SegmentFormatError` or if the position in an error is outside the input. It also fails
-if two readers return different results, or if a reader does not return what a writer wrote.
+The first byte of an input selects how the rest is parsed. A target returns an outcome. If the input
+was parsed, the outcome is a word, such as `value`. If the parser raised a `SegmentFormatError`, the
+outcome is the name of the error class, a colon and the message. A target fails in these cases:
+
+* The parser raises another exception, or the position in an error is outside the input.
+* Two readers return different results.
+* A reader does not return what a writer wrote.
 """
 
 from __future__ import annotations
@@ -69,9 +72,14 @@ class Target:
 
 
 def _checked(function: Callable[[bytes, int], object], data: bytes, *, located: bool) -> str:
-    """Calls `function(rest, mode)`, where `mode` is the first byte of the data.
+    """Calls a parser and returns the outcome, as the module describes it.
 
-    If `located` is true, fails if an error has no position."""
+    Args:
+        function: Parser that is called with two values: all bytes of `data` except the first one,
+            and the first byte as a number.
+        data: The input.
+        located: If true, an error without a byte position fails the target.
+    """
     mode, rest = (data[0], data[1:]) if data else (0, b"")
     try:
         function(rest, mode)
@@ -252,7 +260,7 @@ PARSERS: Final = (
 
 
 def targets() -> tuple[Target, ...]:
-    """Returns all targets. Takes seconds at first, because it imports the compiled kernels."""
+    """Returns all targets. The first call takes seconds, because it imports the kernels."""
     from tests.fuzz.compiled import COMPILED
 
     return (*PARSERS, *COMPILED)

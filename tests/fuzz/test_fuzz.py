@@ -41,7 +41,7 @@ def test_parsers_return_value_or_format_error_for_seeds_and_mutations(target: Ta
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_kernels_decode_some_of_the_seeds(name: str) -> None:
+def test_each_kernel_decodes_at_least_one_seed_input(name: str) -> None:
     target = target_named(name)
     assert "value" in {target.run(data) for data in seeds(name)}
 

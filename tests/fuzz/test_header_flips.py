@@ -16,7 +16,7 @@ FLIPS = int(os.environ.get("KTS_FLIPS", "150"))
 
 
 @pytest.mark.fuzz
-def test_reads_after_header_flips_never_return_wrong_rows() -> None:
+def test_scans_after_bit_flips_in_headers_never_return_wrong_rows() -> None:
     seed = random.SystemRandom().randrange(1 << 31)
     result = check_flips(FLIPS, seed)
     print(f"seed {seed}: {dict(result.outcomes)}")  # noqa: T201  # for pytest -rP
@@ -26,7 +26,7 @@ def test_reads_after_header_flips_never_return_wrong_rows() -> None:
     assert 0 < result.outcomes[RIGHT] < FLIPS
 
 
-def test_flips_with_same_seed_have_same_outcomes() -> None:
+def test_bit_flips_with_the_same_seed_have_the_same_outcomes() -> None:
     first, second = check_flips(10, 5), check_flips(10, 5)
     assert first.tried == second.tried == 10
     assert first.outcomes == second.outcomes

@@ -99,7 +99,11 @@ class Worker:
         return word + self._without_numbers(text) if colon else word
 
     def report(self) -> None:
-        """Writes the numbers of inputs and outcomes to a JSON file."""
+        """Writes a JSON file with the current results.
+
+        It contains the number of inputs, the number of inputs by outcome, the time of the slowest
+        input and the largest increase of memory.
+        """
         self._reported = time.monotonic()
         facts = {
             "inputs": self._inputs,
@@ -128,7 +132,7 @@ def limit_memory() -> None:
 
 
 def run_mutations(worker: Worker, seeds: list[bytes], seconds: float, seed: int) -> None:
-    """Runs the seeds, then mutated seeds until the time is over."""
+    """Runs all seeds. Then runs mutated inputs until `seconds` are over."""
     from tests.fuzz.mutate import Mutator
 
     deadline = time.monotonic() + seconds
@@ -150,7 +154,10 @@ def run_mutations(worker: Worker, seeds: list[bytes], seconds: float, seed: int)
 
 
 def run_coverage(worker: Worker, seeds: list[bytes], seconds: float, seed: int) -> NoReturn:
-    """Runs libFuzzer through atheris, guided by the coverage of the readable code."""
+    """Runs the target with inputs that libFuzzer creates from `seeds`.
+
+    atheris measures which Python code an input runs. libFuzzer prefers inputs that run new code.
+    """
     import atheris
 
     corpus = worker._folder / "corpus"

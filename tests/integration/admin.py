@@ -72,7 +72,7 @@ class Offsets:
         latest: High watermark, which is the offset after the last readable record.
         last_stable: First offset of the oldest open transaction; `latest` if none is open.
         earliest_local: First offset on the leader's disk.
-        tiered: Offset after the last offset in the tier; 0 if the tier has no offset.
+        tiered: Offset after the last tiered offset; 0 if nothing is tiered.
     """
 
     earliest: int
@@ -240,7 +240,7 @@ class Admin:
         self._settle(self.client().create_acls(bindings))
 
     def elect_unclean(self, topic: str, partition: int = 0) -> None:
-        """Elects an out-of-sync replica as leader. Records that it does not have are lost."""
+        """Elects an out-of-sync replica as leader. Records that this replica lacks are lost."""
         partitions = [TopicPartition(topic, partition)]
         future = self.client().elect_leaders(ElectionType.UNCLEAN, partitions)
         for topic_partition, error in future.result(WAIT_SECONDS).items():
@@ -318,7 +318,16 @@ class Admin:
         return last[0]
 
     def _list_by_protocol(self, topic: str, partition: int, timestamp: int) -> int:
-        """Returns the offset for a special timestamp, which librdkafka cannot request."""
+        """Returns the offset of a partition for a special timestamp.
+
+        Sends the request without librdkafka, which rejects these timestamps. Retries until the
+        partition has a leader that responds.
+
+        Args:
+            topic: Name of the topic.
+            partition: Number of the partition.
+            timestamp: `EARLIEST_LOCAL` or `LATEST_TIERED`.
+        """
         offsets: list[int] = []
 
         def ask() -> bool:
@@ -375,7 +384,7 @@ class Admin:
 
 
 def _tiered(version: str) -> dict[str, str]:
-    """Returns the settings `TIERED` with the names that this Kafka version uses.
+    """Returns the topic settings in `TIERED`, with the names that Kafka `version` uses.
 
     Before 4.0, Kafka has `segment.bytes` instead of `internal.segment.bytes`."""
     if not version.startswith("3."):

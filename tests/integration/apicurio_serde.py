@@ -40,7 +40,7 @@ class Serde(NamedTuple):
         return self.url.replace("/apis/ccompat/v7", "/apis/registry/v2")
 
     def settings(self, **more: str) -> dict[str, str]:
-        """Returns the settings of a serializer; `more` overrides defaults."""
+        """Returns settings for a serializer that registers schemas; `more` overrides them."""
         own = {"apicurio.registry.url": self.api, "apicurio.registry.auto-register": "true"}
         return own | more
 
@@ -58,8 +58,8 @@ class Serde(NamedTuple):
 
         Args:
             schema: Avro schema of the row.
-            row: Values by field, as in Avro's JSON encoding. A string in the nullable field `note`
-                may be a plain string.
+            row: Values by field, as in Avro's JSON encoding. In this encoding, the nullable field
+                `note` would be `{"string": "text"}`; here it may also be just `"text"`.
         """
         parsed, avro = self.schema(schema), self.classes.org.apache.avro
         if isinstance(row.get("note"), str):
@@ -84,7 +84,7 @@ class Serde(NamedTuple):
 def apicurio_serde() -> Iterator[Serde]:
     """Runs serializer and registry during a `with` block.
 
-    Skips the calling test if java or mvn is missing; fails it if the run requires all tools.
+    If java or mvn is missing, skips the calling test, or fails it if `KTS_CI_FULL=1`.
     """
     class_path = class_path_of((SERDE,))
     with apicurio() as url, java(class_path) as classes:
@@ -93,7 +93,11 @@ def apicurio_serde() -> Iterator[Serde]:
 
 @contextlib.contextmanager
 def global_ids(serde: Serde) -> Iterator[None]:
-    """Makes the Confluent-compatible API use global schema ids during a `with` block."""
+    """Makes the Confluent-compatible API use global schema ids during a `with` block.
+
+    By default it uses content ids. A schema that is registered twice has one content id and two
+    global ids.
+    """
     name = "registry.ccompat.legacy-id-mode.enabled"
     url = f"{serde.api}/admin/config/properties/{name}"
     headers = {"Content-Type": "application/json"}

@@ -1,4 +1,8 @@
-"""Contains Avro records for a serializer and the rows that a reader must return for them."""
+"""Contains Avro schemas and test values.
+
+A value is a row as the serializers of the tests accept it, mostly in Avro's JSON encoding.
+`BASKETS` contains pairs: a value and the row that a reader must return for it.
+"""
 
 from __future__ import annotations
 

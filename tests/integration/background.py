@@ -16,7 +16,7 @@ _TRANSACTIONS = 3
 
 
 class RandomWork:
-    """Sends random batches with every codec, some of them in transactions that overlap.
+    """Sends random batches with every codec. Some belong to transactions, which may overlap.
 
     Args:
         bootstrap: Address of the cluster.
@@ -71,9 +71,10 @@ class Background:
     """Runs random work in a thread during a `with` block.
 
     Args:
-        work: Work whose steps the thread runs.
+        work: The thread calls `work.step()` repeatedly.
         records_per_second: Maximum average rate.
-        leaves_open: If true, open transactions stay open at the end of the block.
+        leaves_open: If true, open transactions stay open at the end of the block. Otherwise they
+            are committed or aborted.
     """
 
     def __init__(
@@ -92,7 +93,12 @@ class Background:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stops the thread; raises `RuntimeError` if a step failed."""
+        """Stops the thread, which ends open transactions unless `leaves_open` is true.
+
+        Raises:
+            RuntimeError: A step failed.
+            TimeoutError: The thread did not end within 120 s.
+        """
         self._stopped.set()
         self._thread.join(120)
         if self._thread.is_alive():

@@ -36,7 +36,11 @@ _UNSETTLED = frozenset(
 
 
 def retry_until_leader(request: Callable[[], T]) -> T:
-    """Repeats a request until the broker, which has just started, leads the partitions."""
+    """Calls `request` until it succeeds, and returns its result.
+
+    A broker that has just started returns errors until it leads its partitions. Repeats the request
+    after such errors for up to 30 seconds; raises all other errors.
+    """
     deadline = time.monotonic() + 30
     while True:
         try:
@@ -90,10 +94,10 @@ class Broker:
             future.result()
 
     def offsets(self, when: str) -> PartitionOffsets:
-        """Returns one offset of every partition of every user topic, as the broker reports it.
+        """Returns an offset that the broker reports, for each partition of each user topic.
 
         Args:
-            when: Which offset: `earliest`, `latest`, `latest-tiered` or `earliest-local`.
+            when: Kind of offset: `earliest`, `latest`, `latest-tiered` or `earliest-local`.
         """
         run = subprocess.run(
             [
@@ -124,9 +128,10 @@ class Broker:
         return retry_until_leader(list_offsets)
 
     def console_offsets(self, topic: str, partition: int, start: int, isolation: str) -> list[int]:
-        """Runs Kafka's console consumer from `start` on; returns the offsets of its records.
+        """Reads a partition from offset `start` on with Kafka's console consumer.
 
-        The consumer stops when it has received no record for 15 s.
+        Returns the offsets of the received records. The consumer stops when it has received no
+        record for 15 s.
         """
         run = subprocess.run(
             [
@@ -153,7 +158,7 @@ class Broker:
         return sorted(int(path.stem) for path in logs)
 
     def wait_until_tiered(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Waits until all segments that can be tiered are in the tier and no longer on disk.
+        """Waits until all closed segments below the last stable offset are only in the tier.
 
         Raises:
             TimeoutError: Some segments are not tiered after `SETTLE_SECONDS`.
@@ -174,15 +179,23 @@ class Broker:
             time.sleep(0.3)
 
     def _has_copied_segments(self, pair: tuple[str, int], stable: int) -> bool:
-        """Returns whether the broker's disk has a closed segment below the last stable offset."""
+        """Returns whether the broker's disk has a closed segment that ends at or below `stable`.
+
+        Brokers copy such segments to the tier and then delete them from the disk.
+
+        Args:
+            pair: Topic and partition.
+            stable: Last stable offset of the partition.
+        """
         return any(following <= stable for following in self.local_bases(*pair)[1:])
 
     def tier_stable_offsets(self, tier_ends: PartitionOffsets) -> PartitionOffsets:
-        """Returns where read_committed reads of the tier alone end, by partition.
+        """Returns the last stable offset of the tier for each partition.
 
-        This is the first offset of the oldest transaction that is still open at the end of the
-        tier, or the end of the tier if no transaction is open. The open transactions are read from
-        the producer snapshot of the last tiered segment.
+        A read_committed scan that reads only the tier ends there. If a transaction is open at the
+        end of the tier, this is the first offset of the oldest open transaction. Otherwise it is
+        the end of the tier. The producer snapshot of the last tiered segment lists the open
+        transactions.
 
         Args:
             tier_ends: Offset after the last tiered offset, by partition; 0 if nothing is tiered.

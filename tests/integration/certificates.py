@@ -65,7 +65,11 @@ class Certificates:
 
 
 def make_certificates(folder: Path) -> Certificates:
-    """Creates an authority with a broker and a client certificate, and an unrelated authority."""
+    """Creates an authority and writes the PEM files to `folder`.
+
+    The authority signs a certificate for a broker and one for a client. Also creates a second
+    authority, which signs neither of them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     key, authority = _authority("tests")
     _, other = _authority("others")

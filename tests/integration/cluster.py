@@ -1,4 +1,4 @@
-"""Runs a Kafka cluster with tiered storage in a folder: KRaft, on free local ports.
+"""Runs a KRaft cluster of Kafka with tiered storage, in one folder and on free local ports.
 
 Node 1 is broker and controller and has the internal topics. A cluster with `replicas` > 1 has
 additional brokers for user topics, so tests can stop any of them.
@@ -42,7 +42,8 @@ class ClusterSpec:
         certificates: If set, the brokers also listen on SASL_SSL (SCRAM and PLAIN) and SSL.
         passwords: Passwords of the users that may log in with SASL mechanism PLAIN.
             `Admin.add_scram_user` creates users for SCRAM.
-        has_acls: Whether users that log in need ACLs. Plaintext clients never need them.
+        has_acls: If true, users that log in need permissions (ACLs). Clients of the plaintext
+            listener never need them.
         has_racks: If true, node n is in rack `rack-n`, and consumers may fetch from the replica in
             their own rack.
         interval_ms: Interval of the brokers' tiering and retention tasks, in milliseconds.
@@ -97,7 +98,7 @@ class Cluster:
         return ",".join(node.bootstrap for node in self.nodes.values())
 
     def address(self, listener: str) -> str:
-        """Returns the addresses of a listener: `PLAINTEXT`, `SASL_SSL` or `SSL`."""
+        """Returns the addresses of all nodes for a listener: `PLAINTEXT`, `SASL_SSL` or `SSL`."""
         return ",".join(f"127.0.0.1:{node.ports[listener]}" for node in self.nodes.values())
 
     def replica_nodes(self) -> list[int]:

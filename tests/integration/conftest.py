@@ -25,7 +25,9 @@ HERE = Path(__file__).parent
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Assigns tests that share a broker to one xdist worker.
 
-    These are all tests that use the fixture `differential`, and otherwise the tests of a file."""
+    All tests that use the fixture `differential` form one group. The other tests form one group
+    per file.
+    """
     for item in items:
         if item.path.is_relative_to(HERE):
             is_differential = "differential" in getattr(item, "fixturenames", ())

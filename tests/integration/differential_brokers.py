@@ -1,7 +1,7 @@
-"""Contains the cases of the differential test that this product reads from brokers.
+"""Contains the cases in which this product reads brokers and is compared with Spark's Kafka source.
 
-Also lists the cases in which its result differs from that of Spark's Kafka source. The table in
-`docs/kafka-source.md` has a row for each difference; `ROWS` lists the cases of each row.
+The table in `docs/kafka-source.md` has a row for each difference between the two sources. `ROWS`
+maps each row of the table to the cases that show the difference.
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ SHORT_TIMEOUTS: Final = {
 
 
 def offsets_near_tier_end(facts: TierFacts, topics: str, of_tier: int) -> str:
-    """Returns JSON with an offset of each partition: the end of its tier plus `of_tier`.
+    """Returns JSON with an offset near the end of the tier for each partition.
 
-    Offsets before the log start or after the last stable offset are replaced by these limits."""
+    It is the last stable offset of the tier plus `of_tier`, but at least the log start and at most
+    the last stable offset of the log.
+    """
     named: dict[str, dict[str, int]] = {}
     for topic in topics.split(","):
         for number in range(EVERY[topic]):
@@ -51,7 +53,7 @@ def offsets_near_tier_end(facts: TierFacts, topics: str, of_tier: int) -> str:
 
 
 def end_offsets_json(facts: TierFacts, topics: str, more: int = 0) -> str:
-    """Returns JSON with an offset of each partition: the end of its log plus `more`."""
+    """Returns JSON with an offset for each partition: the high watermark plus `more`."""
     return json.dumps(
         {
             topic: {str(n): facts.latest[topic, n] + more for n in range(EVERY[topic])}
@@ -63,7 +65,9 @@ def end_offsets_json(facts: TierFacts, topics: str, more: int = 0) -> str:
 def times_near_tier_end(facts: TierFacts, topic: str, of_tier: int) -> str:
     """Returns JSON with a create time for each partition of a topic.
 
-    It is the time of the record whose offset is the end of the tier plus `of_tier`."""
+    This is the create time of the record with the offset `tier_end + of_tier`, where `tier_end` is
+    the offset after the last tiered offset of the partition.
+    """
     keys = [(topic, number) for number in range(EVERY[topic])]
     return json.dumps(
         {topic: {str(n): time_of(facts.tier_ends[name, n] + of_tier) for name, n in keys}}

@@ -1,4 +1,7 @@
-"""Defines the cases of the differential test, and functions that build their options for a tier."""
+"""Defines the type of a case of the differential test, and functions that build its options.
+
+The differential test compares this product with Spark's Kafka source.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ class Case:
     """A combination of options, without the isolation level.
 
     Attributes:
-        options: Returns the options for a tier with these offsets.
+        options: Function that returns the options, given the offsets of the broker and of the tier.
         verdict: Expected relation between the results of the two sources.
         reason: Why the results differ; empty if they are the same.
     """
@@ -46,14 +49,15 @@ class Case:
 
 
 def offsets_json(facts: TierFacts, topics: str, share: float, **special: int) -> str:
-    """Returns JSON with an offset of each partition, at the fraction `share` of its tier.
+    """Returns JSON with an offset for each partition, somewhere between start and end of its tier.
 
     Args:
-        facts: Start and end of each partition's tier.
+        facts: Offsets of each partition.
         topics: Topics, separated by commas.
-        share: 0 means the log start; 1 means the end of a read_committed read of the tier.
-        special: Offsets that replace the computed ones. Names are topic and partition, as in
-            `plain_sparse_1`.
+        share: Position of the offset: 0 for the log start, 1 for the last stable offset of the
+            tier, 0.5 for the offset halfway between.
+        special: Offsets that replace the computed ones. A name consists of topic and partition:
+            `plain_sparse_1` is partition 1 of the topic `plain-sparse`.
     """
     named: PartitionNumbers = {}
     for topic in topics.split(","):
@@ -66,9 +70,13 @@ def offsets_json(facts: TierFacts, topics: str, share: float, **special: int) ->
 
 
 def timestamps_json(topics: str, *seconds: int) -> str:
-    """Returns JSON with a create time for each partition: the time of record `seconds[i]`.
+    """Returns JSON with a timestamp for each partition: the create time of a record.
 
-    If there are fewer numbers than partitions, the numbers repeat."""
+    Args:
+        topics: Topics, separated by commas.
+        seconds: Record numbers (see `time_of`), one for each partition, ordered by topic and
+            partition. If there are fewer numbers than partitions, the numbers repeat.
+    """
     every = itertools.cycle(seconds)
     return json.dumps(
         {
@@ -86,14 +94,20 @@ def time_of(second: float) -> int:
 
 
 def fixed_options(**options: str) -> Callable[[TierFacts], Options]:
-    """Returns a function with a constant result: these options, with `.` for `_` in names."""
+    """Returns a function for `Case.options` that ignores its argument and returns `options`.
+
+    In the names of the options, each `_` is replaced by `.`.
+    """
     return lambda _facts: {name.replace("_", "."): value for name, value in options.items()}
 
 
 def timed_options(**seconds: float) -> Callable[[TierFacts], Options]:
-    """Returns a function with a constant result: options such as `startingTimestamp`.
+    """Returns a function for `Case.options` that returns options such as `startingTimestamp`.
 
-    The arguments are record numbers; the options are the create times of these records."""
+    Args:
+        seconds: Record number for each option. The value of the option is the create time of this
+            record (see `time_of`).
+    """
     return fixed_options(
         subscribe=TIMED, **{name: str(time_of(at)) for name, at in seconds.items()}
     )

@@ -1,5 +1,7 @@
-"""Lists differential cases that Spark's Kafka source, this product, or both reject, and the
-reasons.
+"""Lists the cases of the differential test in which at least one source rejects the options.
+
+The sources are Spark's Kafka source and this product. If only one of them rejects the options,
+`Case.reason` explains why.
 """
 
 from __future__ import annotations

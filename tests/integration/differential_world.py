@@ -68,14 +68,18 @@ class Ours:
 
 @dataclass(frozen=True)
 class World:
-    """Results of both sources from reads of a running broker, and the tier after it stopped.
+    """Results of reading one broker with Spark's Kafka source and with this product.
 
     Attributes:
+        facts: Offsets of the broker and of its tier.
+        tier: Folder of the tier, which remains after the broker stopped.
         spark: Results of Spark's Kafka source, by `read_name`.
-        ours: Results of this product's Python API with brokers, by storage and `read_name`.
-        through_spark: Results of this product as a Spark data source, by storage and case; also
-            for the tier without brokers.
-        spark_counts: Row counts of a DataFrame of Spark's Kafka source whose topic grows.
+        ours: Results of this product's Python API, by storage and `read_name`. The storage is tier
+            and brokers, or only brokers.
+        through_spark: Results of this product as a Spark data source, by storage and case. Here the
+            storage can also be only the tier.
+        spark_counts: Row counts of a DataFrame of Spark's Kafka source. Its topic grows between
+            the counts.
         our_counts: The same counts for a DataFrame of this product.
     """
 
@@ -97,7 +101,10 @@ class World:
         return case_options(self.facts, name, level)
 
     def expected(self, name: str, level: str) -> pa.Table:
-        """Returns the rows of Spark's Kafka source that are before the end of the tier."""
+        """Returns the rows of case `name` that a scan of only the tier must return.
+
+        These are the rows of Spark's Kafka source before the end of the tier.
+        """
         table = self.spark_rows(name, level)
         limits = self.facts.limit(level)
         pairs = zip(table["topic"].to_pylist(), table["partition"].to_pylist(), strict=True)
@@ -105,14 +112,20 @@ class World:
         return table.filter(pc.less(table["offset"], ends))
 
     def spark_rows(self, name: str, level: str) -> pa.Table:
-        """Returns the rows of Spark's Kafka source for a case, without null headers."""
+        """Returns the rows of Spark's Kafka source for case `name`.
+
+        Null headers are replaced by empty lists.
+        """
         table = self.spark[read_name(name, level)].table
         assert table is not None
         return without_null_headers(table)
 
 
 def case_options(facts: TierFacts, name: str, level: str) -> dict[str, str]:
-    """Returns the options of case `name`, with the level unless the case tests the default."""
+    """Returns the options of case `name`, including the isolation level `level`.
+
+    The case that tests the default isolation level gets no level.
+    """
     chosen = {} if name == DEFAULT_LEVEL else {LEVEL_OPTION: level}
     return {**chosen, **CASES[name].options(facts)}
 
@@ -130,7 +143,7 @@ def without_null_headers(table: pa.Table) -> pa.Table:
 
 
 def read_name(name: str, level: str) -> str:
-    """Returns the name under which results of a case and an isolation level are stored."""
+    """Returns the key under which the results of a case with an isolation level are stored."""
     return f"{list(CASES).index(name):03d}-{level}"
 
 
@@ -146,7 +159,7 @@ def isolation_levels_of(name: str) -> tuple[IsolationLevel, ...]:
 
 
 def run_comparison(folder: Path) -> World:
-    """Fills a broker, reads it with both sources, and stops it."""
+    """Fills a broker, reads all cases with both sources, stops the broker; returns the results."""
     spark_kafka_jars()  # skips before anything has started
     with running_broker(folder / "broker") as broker, ThreadPoolExecutor(1) as pool:
         print(f"KTS_DIFFERENTIAL_SEED={SEED}")  # noqa: T201  # shown if a test fails

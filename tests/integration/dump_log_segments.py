@@ -33,7 +33,8 @@ class Dump:
     """Output of the tool.
 
     Attributes:
-        lines: Lines of standard output by file; file names are relative to the folder.
+        lines: Lines of standard output by file. File paths are relative to the folder that was
+            passed to `dump_log_segments`.
         complaints: Lines of the standard error stream.
     """
 

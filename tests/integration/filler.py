@@ -22,7 +22,7 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 class Filler:
     """Sends random records to partitions of a cluster.
 
-    Equal seeds and equal calls send equal records.
+    Two fillers with the same seed and the same calls send the same records.
 
     Args:
         bootstrap: Address of the cluster.
@@ -50,7 +50,7 @@ class Filler:
         return self._producers[name]
 
     def transactional(self, name: str) -> Producer:
-        """Returns the producer with this transactional id, ready to begin a transaction."""
+        """Returns the producer with the transactional id `name`; it can begin a transaction."""
         is_new = name not in self._producers
         settings: dict[str, str | int] = {
             "transactional.id": name,

@@ -67,8 +67,8 @@ class FollowingConsumer:
         """Waits until the consumer has read all offsets below `ends`, by partition.
 
         Raises:
-            AssertionError: The broker deleted records before the consumer read them. Its rows are
-                then not usable as a reference.
+            AssertionError: The broker deleted records before the consumer read them. In this case,
+                `rows` is not complete.
         """
         wait_until(
             lambda: bool(self._refused) or all(self._reached[key] >= ends[key] for key in ends)

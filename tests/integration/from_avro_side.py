@@ -6,7 +6,8 @@ This script imports nothing of the product. Its only argument is a JSON file:
     calls      maps names to `{"schema", "value" (hex), "options"}`
     out        folder for the result
 
-It writes `found.json`, which maps names to `{"type", "value"}` or `{"error"}`. Structs are lists.
+It writes `found.json`, which maps names to `{"type", "value"}` or `{"error"}`. A struct is written
+as the list of its values.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _COLUMNS = "topic,partition,offset,timestamp,timestampType,key,value,headers"
 
 
 def hybrid_options(bootstrap: str, tier: object = None, **more: str) -> dict[str, str]:
-    """Returns options that read from brokers and, if `tier` is set, also from this tier.
+    """Returns options for a scan of brokers and, if `tier` is set, also of the tier at this path.
 
     Names in `more` contain `__` instead of `.`."""
     options = {"kafka.bootstrap.servers": bootstrap, "columns": _COLUMNS, **more}
@@ -47,7 +47,8 @@ def read_rows(
 ) -> Rows:
     """Runs all tasks of a plan and returns their rows by partition, in the order of the tasks.
 
-    Appends the metrics of each task to `ended`."""
+    If `ended` is set, appends the metrics of each task to it.
+    """
     parsed = parse_options(options)
     take = (ended if ended is not None else []).append
     batches = [batch for task in plan.tasks for batch in run_task(task, parsed, on_end=take)]
@@ -55,7 +56,7 @@ def read_rows(
 
 
 def consume_rows(bootstrap: str, plan: ScanPlan, isolation: str) -> Rows:
-    """Reads the offsets that a plan covers with a consumer; returns the rows by partition."""
+    """Uses a consumer to read all offsets in `plan`; returns the rows by partition."""
     return {
         (planned_partition.topic, planned_partition.partition): consume_range(
             bootstrap,
@@ -82,9 +83,9 @@ def consume_rows_after_start(bootstrap: str, plan: ScanPlan, isolation: str) -> 
 
 
 def wait_checkpointed(node: Node, ends: Mapping[tuple[str, int], int]) -> None:
-    """Waits until the high watermarks in the checkpoint on a node's disk are at least `ends`.
+    """Waits until a node has written high watermarks of at least `ends` to its checkpoint file.
 
-    Brokers write the checkpoint periodically. Readers of the disk skip records above these offsets.
+    Brokers write this file periodically. Scans of the node's disk end at the high watermarks in it.
     """
 
     def pending() -> dict[tuple[str, int], int]:
@@ -109,7 +110,7 @@ def assert_as_consumed(actual: Rows, expected: Rows) -> None:
 
 
 def group_by_partition(batches: Iterable[pa.RecordBatch]) -> Rows:
-    """Returns the rows of batches by partition, in order."""
+    """Returns the rows of each partition, in the order of the batches."""
     rows: Rows = defaultdict(list)
     for batch in batches:
         times = batch.column("timestamp").cast(pa.int64())

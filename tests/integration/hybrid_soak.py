@@ -6,8 +6,11 @@ Producers write with every codec, commit, abort, and keep transactions open for 
 uploads segments and deletes its local copies; retention and DeleteRecords move log starts. The
 reader uses a copy of the tier, from which some objects are removed before or after planning.
 
-A scan must return the consumer's rows of the planned offsets. It may raise a data-loss error only
-if the log start has moved past a planned offset.
+A scan must return the same rows as a consumer that reads the planned offsets. It may raise an error
+only in two cases:
+
+* The log start has moved past a planned offset.
+* A task starts or ends inside a segment, and the offset index of this segment was removed.
 """
 
 from __future__ import annotations
@@ -83,8 +86,8 @@ class SoakResult:
     Attributes:
         scans: Number of scans.
         rows: Number of compared rows.
-        outcomes: Number of scans by result, and total numbers of tasks, slices, ranges and missing
-            objects, by name.
+        outcomes: Counts by name. The names are the results of scans, such as "equal", and things
+            that are counted over all scans, such as "tasks" and "objects missing".
         failures: Descriptions of failed scans: options and error.
     """
 
@@ -101,7 +104,7 @@ class RandomScan:
     Attributes:
         options: Options of the data source.
         columns: Names of the compared columns, in order.
-        fits: Returns whether a row satisfies the option `where`.
+        fits: Function that returns whether a row satisfies the option `where`.
         gone_before: Number of objects to remove from the tier before planning.
         gone_between: Number of objects to remove between planning and reading.
     """
@@ -283,10 +286,14 @@ class Soak:
         return rows
 
     def _compare(self, planned: PartitionPlan, scan: RandomScan, actual: list[RowValues]) -> bool:
-        """Asserts that the rows equal those of a consumer from the current log start on.
+        """Asserts that a consumer returns the same rows of a partition as the scan.
+
+        If the log start moved past planned offsets, compares only the rows from the new log start
+        on.
 
         Returns:
-            False if the log start moved into the planned offsets, so that not all were compared."""
+            True if the rows of all planned offsets were compared.
+        """
         key = planned.topic, planned.partition
         start = planned.start
         for attempt in range(_ATTEMPTS):
@@ -335,7 +342,10 @@ class Soak:
 
 
 def _row_values(batch: pa.RecordBatch, columns: tuple[str, ...]) -> list[RowValues]:
-    """Converts a batch to rows with the value types of `Row`: milliseconds and header tuples."""
+    """Converts a batch to rows that can be compared with those of a consumer.
+
+    Values have the same types as in `Row`: timestamps are milliseconds, headers are tuples.
+    """
     columns_of_values: list[list[object]] = []
     for name in columns:
         column = batch.column(name)
@@ -355,7 +365,10 @@ def _row_values(batch: pa.RecordBatch, columns: tuple[str, ...]) -> list[RowValu
 
 
 def _link(tier: Path, tier_copy: Path) -> None:
-    """Creates hard links to all files of the tier; deleting a link does not change the tier."""
+    """Creates the folder `tier_copy` with hard links to all files of `tier`.
+
+    Deleting a file of the copy does not change the tier.
+    """
     for folder, _, names in os.walk(tier):
         target = tier_copy / os.path.relpath(folder, tier)
         target.mkdir(parents=True, exist_ok=True)

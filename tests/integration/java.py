@@ -21,7 +21,7 @@ def java(class_path: str) -> Iterator[Any]:
 
     For example, `jvm.java.util.HashMap()` creates a Java object.
 
-    Skips the calling test if java is missing; fails it if the run requires all tools.
+    If java is missing, skips the calling test, or fails it if `KTS_CI_FULL=1`.
 
     Args:
         class_path: Class path of the JVM.

@@ -72,7 +72,7 @@ _SETTINGS = """<settings>
 def kafka_class_path(version: str = KAFKA_VERSION) -> str:
     """Returns a class path with Kafka's broker, its tools and `LocalTieredStorage`.
 
-    Skips the calling test if java or mvn is missing; fails it if the run requires all tools.
+    If java or mvn is missing, skips the calling test, or fails it if `KTS_CI_FULL=1`.
 
     Args:
         version: Kafka version of the broker.
@@ -103,7 +103,7 @@ def release_of(version: str) -> tuple[int, ...]:
 def class_path(artifacts: tuple[str, ...]) -> str:
     """Returns a class path with these Maven artifacts and their dependencies.
 
-    Skips the calling test if java or mvn is missing; fails it if the run requires all tools.
+    If java or mvn is missing, skips the calling test, or fails it if `KTS_CI_FULL=1`.
 
     Args:
         artifacts: `group:artifact:version` or `group:artifact:version:classifier`.
@@ -112,20 +112,20 @@ def class_path(artifacts: tuple[str, ...]) -> str:
 
 
 def spark_kafka_jars(spark: str = "4.0") -> tuple[Path, ...]:
-    """Returns the jars that this Spark version needs for `format("kafka")` besides PySpark's.
+    """Returns the jars that `format("kafka")` needs in addition to the jars of PySpark.
 
-    Skips the calling test if java or mvn is missing; fails it if the run requires all tools.
+    If java or mvn is missing, skips the calling test, or fails it if `KTS_CI_FULL=1`.
 
     Args:
-        spark: A version in `SPARK_KAFKA`.
+        spark: Spark version; a key of `SPARK_KAFKA`.
     """
     return _spark_jars(SPARK_KAFKA[spark])
 
 
 def spark_avro_jars() -> tuple[Path, ...]:
-    """Returns the jars that Spark 4.0 needs for `from_avro` besides PySpark's.
+    """Returns the jars that `from_avro` of Spark 4.0 needs in addition to the jars of PySpark.
 
-    Skips the calling test if java or mvn is missing; fails it if the run requires all tools."""
+    If java or mvn is missing, skips the calling test, or fails it if `KTS_CI_FULL=1`."""
     return _spark_jars(SPARK_AVRO)
 
 
@@ -135,30 +135,35 @@ def _spark_jars(artifact: str) -> tuple[Path, ...]:
 
 
 def spark_lake_jars() -> tuple[Path, ...]:
-    """Returns the jars with which Spark 4.0 reads Delta tables and Iceberg tables.
+    """Returns the jars that Spark 4.0 needs to read Delta tables and Iceberg tables.
 
     One of the jars reads the SQLite catalog of Iceberg tables.
 
-    Skips the calling test if java or mvn is missing; fails it if the run requires all tools.
+    If java or mvn is missing, skips the calling test, or fails it if `KTS_CI_FULL=1`.
     """
     folder = _jars(_pom(SPARK_LAKE, SPARK_PROVIDES_ALL), "-DincludeScope=runtime")
     return tuple(sorted(folder.glob("*.jar")))
 
 
 def spark_delta_jars(spark: str) -> tuple[Path, ...]:
-    """Returns the jars with which this Spark version writes Delta tables.
+    """Returns the jars that Spark needs to write Delta tables.
 
-    Skips the calling test if java or mvn is missing; fails it if the run requires all tools.
+    If java or mvn is missing, skips the calling test, or fails it if `KTS_CI_FULL=1`.
 
     Args:
-        spark: A version in `SPARK_DELTA`.
+        spark: Spark version; a key of `SPARK_DELTA`.
     """
     folder = _jars(_pom((SPARK_DELTA[spark],), SPARK_PROVIDES_ALL), "-DincludeScope=runtime")
     return tuple(sorted(folder.glob("*.jar")))
 
 
 def _jars(pom: str, *options: str) -> Path:
-    """Returns a folder with the dependencies of a POM; the first call downloads them."""
+    """Returns a folder with the jars of all dependencies of a POM; the first call downloads them.
+
+    Args:
+        pom: Content of the POM (Maven's project file).
+        options: Additional options of mvn.
+    """
     needs("java", "mvn")
     folder = CACHE / hashlib.sha256(pom.encode()).hexdigest()[:16]
     with build_lock("kafka-jars"):

@@ -1,4 +1,4 @@
-"""Reads a Delta and an Iceberg table in a Spark session with the Java readers of these formats.
+"""Reads a Delta table and an Iceberg table with Spark and the Java readers of these formats.
 
 This script runs in a separate environment with the oldest supported Spark and imports nothing of
 the product. Its only argument is a JSON file:
@@ -10,9 +10,12 @@ the product. Its only argument is a JSON file:
     queries    optional; maps names to SQL queries
     out        folder for the results
 
-It writes `<name>.parquet` with the rows of each table and query. The column `_file` of tables names
-the file of each row. `pruned.json` lists, for each condition, the files of the Delta table that
-Spark reads. `bounds.json` contains the column bounds of each file in Iceberg's manifests.
+It writes these files to `out`:
+
+    <name>.parquet  rows of a table or a query. The rows of a table have an additional column
+                    `_file` with the name of their data file
+    pruned.json     a list for each condition: the files of the Delta table that Spark reads for it
+    bounds.json     row count and column bounds of each file, from Iceberg's manifests
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from {}.files
 
 
 def main(spec: dict[str, Any]) -> None:
-    """Reads both tables and their file metadata."""
+    """Runs all reads that `spec` describes and writes the result files."""
     out = Path(spec["out"])
     spark = other_spark(out, jars=spec["jars"], cores=2, settings=spec["settings"])
     for name, table in spec["tables"].items():

@@ -13,7 +13,7 @@ _TIMEOUT_SECONDS = 10
 
 
 class ListOffsetsError(RuntimeError):
-    """The broker answered a ListOffsets request with an error.
+    """Raised if a broker responds to a ListOffsets request with an error.
 
     Attributes:
         code: Error code of the Kafka protocol.
@@ -25,7 +25,7 @@ class ListOffsetsError(RuntimeError):
 
 
 def list_offset(address: str, topic: str, partition: int, timestamp: int) -> int:
-    """Returns the offset of a partition for a special timestamp.
+    """Returns the offset that the leader of a partition reports for a special timestamp.
 
     Args:
         address: `host:port` of the leader's plaintext listener.

@@ -1,4 +1,8 @@
-"""Makes leaders lose records whose segments stay in the tier (a lost branch)."""
+"""Makes the leader of a partition lose records that are already in the tier.
+
+The log then continues at a lower offset. The tier still has the segments of the lost records, which
+are no longer part of the log. These segments are a lost branch.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +24,14 @@ _CHECKPOINTS = (
 
 
 def lose_branch(cluster: Cluster, topic: str, partition: int = 0) -> int:
-    """Restarts node 1 with only the first half of the first segment of a partition on its disk.
+    """Stops node 1, deletes records of a partition from its disk, and starts it again.
 
-    This simulates a disk that lost its last writes. The tier is unchanged. The topic must keep its
-    segments on disk (`local_retention_bytes="-2"`, `retention_ms="-1"`) and have several tiered
-    segments.
+    Only the first half of the first segment remains, as if the disk had lost its last writes. The
+    tier is unchanged. The topic must keep its segments on disk (`local_retention_bytes="-2"`,
+    `retention_ms="-1"`) and have several tiered segments.
 
     Returns:
-        The new end of the log: the offset that the next record gets, in a new leader epoch.
+        The new end of the log. The next record gets this offset, in a new leader epoch.
     """
     node = cluster.nodes[1]
     node.stop()
@@ -50,19 +54,20 @@ def lose_branch(cluster: Cluster, topic: str, partition: int = 0) -> int:
 def elect_unclean(
     cluster: Cluster, topic: str, lost: Callable[[], None], partition: int = 0
 ) -> tuple[int, int]:
-    """Makes the follower of a partition its leader, although it does not have the newest records.
+    """Kills the leader of a partition and elects a follower that lacks the newest records.
 
-    Afterwards the old leader is stopped. After `Cluster.start_node`, it becomes a follower and
-    truncates its log.
+    The old leader is not running when the function returns. If `Cluster.start_node` starts it
+    again, it becomes a follower and truncates its log.
 
     Args:
         cluster: A cluster with two replicas.
         topic: Name of a topic with `replicas=(2, 3)`, in any order.
-        lost: Called while the follower is stopped; writes the records that will be lost.
+        lost: Function that writes the records that will be lost. It is called while the follower is
+            stopped.
         partition: Number of the partition.
 
     Returns:
-        Node ids of the old leader and of the new leader.
+        Two values: the node id of the old leader and that of the new leader.
     """
     old = cluster.admin.leader(topic, partition)
     (new,) = {number for number in cluster.replica_nodes() if number != old}
@@ -78,7 +83,10 @@ def elect_unclean(
 
 
 def _cut_in_half(log: Path) -> int:
-    """Truncates a log file after half of its batches; returns the offset after the last record."""
+    """Removes the second half of the batches of a log file.
+
+    Returns the offset after the last remaining record.
+    """
     data = log.read_bytes()
     ends: list[tuple[int, int]] = []
     position = 0

@@ -1,4 +1,7 @@
-"""Changes topics while tests read them: writes, tiering, DeleteRecords and retention."""
+"""Changes topics while tests read them.
+
+Threads write records and call DeleteRecords. The broker tiers segments and deletes old ones.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ _KEPT_ROWS = 6000
 
 
 class MovingTopics:
-    """Topics to which threads write, and whose log starts they move, during a `with` block.
+    """Topics that change during a `with` block: threads write records and move the log starts.
 
     Args:
         cluster: A cluster of one node.
@@ -49,7 +52,11 @@ class MovingTopics:
         self.trimmed = 0
 
     def __enter__(self) -> Self:
-        """Creates the topics, writes some segments and starts the threads."""
+        """Creates the topics and starts the threads.
+
+        Before it starts the threads, it writes records until every partition has more than three
+        tiered segments.
+        """
         admin = self.cluster.admin
         admin.create_topic("keep", 2)
         # Retention of this topic deletes tiered segments.
@@ -69,7 +76,7 @@ class MovingTopics:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stops the threads; raises their errors."""
+        """Stops the threads; raises `RuntimeError` if one of them failed."""
         self._stopped.set()
         self._trims.join(WAIT_SECONDS)
         self._work.__exit__()
@@ -81,7 +88,10 @@ class MovingTopics:
         return self._offsets(OffsetSpec.earliest())
 
     def ends(self, level: str = "read_uncommitted") -> dict[PartitionKey, int]:
-        """Returns the offset at which reads of each partition with this isolation level end now."""
+        """Returns the current end of each partition for reads with isolation level `level`.
+
+        This is the high watermark, or the last stable offset for `read_committed`.
+        """
         return self._offsets(OffsetSpec.latest(), level)
 
     def _offsets(

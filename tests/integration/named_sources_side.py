@@ -4,10 +4,12 @@ This script runs in a separate environment with a Spark version that supports na
 only argument is a JSON file:
 
     jars     list of paths for `spark.jars`
-    queries  maps the folder of each query to its sources. Sources are a map from name to format
-             and options. A query writes the union of its sources as Parquet to `table` in its
-             folder, and uses `checkpoint` in the same folder
+    queries  maps the folder of each query to its sources. The sources of a query are a map from
+             name to a pair of format and options
     out      folder for Spark's own files
+
+A query reads the union of its sources. It writes the rows as Parquet files to the subfolder `table`
+of its folder; its checkpoint is the subfolder `checkpoint`.
 """
 
 from __future__ import annotations

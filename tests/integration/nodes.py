@@ -104,7 +104,7 @@ class Node:
     def configure(
         self, tier: Path, controller_port: int, interval_ms: int, settings: Mapping[str, str]
     ) -> None:
-        """Writes the files with the settings of the broker and of its logging.
+        """Writes two files to the node's folder: broker settings and log settings.
 
         Args:
             tier: Folder of the tier, which all nodes share.
@@ -130,7 +130,10 @@ class Node:
         (self.folder / "log4j2.properties").write_text(_LOG4J2)
 
     def begin_format(self, cluster_id: str) -> subprocess.Popen[bytes]:
-        """Starts a process that formats the disk. Wait for its exit code 0 before `start`."""
+        """Starts a process that formats the disk, and returns it.
+
+        Before you call `start`, wait until the process has ended with exit code 0.
+        """
         command = ("kafka.tools.StorageTool", "format", "-t", cluster_id.rstrip("="))
         return self._java("-Xmx128m", *command, "-c", str(self._properties))
 
@@ -149,10 +152,10 @@ class Node:
         self._end(signal.SIGKILL)
 
     def checkpoint(self, name: str) -> dict[tuple[str, int], int]:
-        """Returns the offsets in a checkpoint file, by topic and partition.
+        """Returns the offsets in the checkpoint file `name`, by topic and partition.
 
-        The broker writes these files periodically, for example `replication-offset-checkpoint`. If
-        the file does not exist yet, the result is empty.
+        An example of a name is `replication-offset-checkpoint`. The broker writes these files
+        periodically. Returns an empty map if the file does not exist yet.
         """
         path = self.logs / name
         return parse_offset_checkpoint(path.read_bytes()) if path.exists() else {}

@@ -1,4 +1,7 @@
-"""Reads ranges of offsets with librdkafka's consumer. Tests compare scans with these rows."""
+"""Reads ranges of offsets with librdkafka's consumer.
+
+Tests compare the rows of scans with the rows of this consumer.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ class Row(NamedTuple):
     Attributes:
         offset: Offset of the record in its partition.
         timestamp: Milliseconds since 1970-01-01 UTC.
-        timestamp_type: 0: CreateTime, 1: LogAppendTime.
-        key: None for null.
-        value: None for null.
+        timestamp_type: 0 for CreateTime, 1 for LogAppendTime.
+        key: Bytes of the key; None if the key is null.
+        value: Bytes of the value; None if the value is null.
         headers: Pairs of name and value in the order of the record; may be empty.
     """
 
@@ -34,7 +37,7 @@ class Row(NamedTuple):
 
 
 def to_row(message: Message) -> Row:
-    """Converts a received message, which must not be an error, to a row."""
+    """Converts a received message to a row. The message must not be an error."""
     offset = message.offset()
     assert offset is not None
     kind, timestamp = message.timestamp()

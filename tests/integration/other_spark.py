@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 def other_spark(
     out: Path, *, jars: Sequence[str], cores: int, settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Starts a local Spark session without log output; Parquet timestamps have microseconds.
+    """Starts a local Spark session without log output.
+
+    It stores timestamps in Parquet files in microseconds.
 
     Args:
         out: Folder for Spark's own files.

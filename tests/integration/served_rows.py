@@ -1,4 +1,4 @@
-"""Reads the records that a restarted broker serves from a disk."""
+"""Reads all records that a broker returns to a consumer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ Row = tuple[str, int, int, int, bytes | None, bytes | None]
 
 
 def consume_until(broker: Broker, level: str, ends: dict[tuple[str, int], int]) -> list[Row]:
-    """Consumes all partitions in `ends` up to these exclusive offsets; returns the rows sorted."""
+    """Consumes each partition in `ends` from its log start to its end offset.
+
+    Returns the rows of all partitions, sorted by topic, partition and offset.
+
+    Args:
+        broker: The broker to read.
+        level: Isolation level.
+        ends: Exclusive end offset of each partition, by topic and partition.
+    """
     consumer = Consumer(
         {
             "bootstrap.servers": broker.bootstrap,
@@ -59,10 +67,11 @@ def _without_more_rows(
     ends: dict[tuple[str, int], int],
     level: str,
 ) -> set[tuple[str, int]]:
-    """Asserts that the broker has no more rows of the silent partitions; returns these partitions.
+    """Asserts that the broker has no more rows of the partitions in `silent`; returns `silent`.
 
-    The consumer's position ignores records that it never returns, such as markers. If the position
-    is below the expected end, the console consumer of Kafka checks that no row follows it.
+    `consumer` no longer receives records of these partitions. Its position does not show whether
+    rows are missing: records that it never returns, such as markers, do not advance it. If the
+    position is below the expected end, Kafka's console consumer reads the offsets in between.
     """
     stable = broker.last_stable_offsets(sorted(silent))
     positions = {

@@ -1,4 +1,7 @@
-"""Runs Spark, by default 4.0, in a separate process and environment; returns the results."""
+"""Runs scripts with Spark in a separate process and Python environment; returns their results.
+
+The default Spark version is 4.0, the oldest supported one.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,13 @@ class Outcome:
 
 
 class Counts(NamedTuple):
-    """Row counts of one DataFrame. After each action, its topic gets another record.
+    """Numbers of rows that three actions on the same DataFrame returned, one after the other.
+
+    After each action, the script writes another record to the topic of the DataFrame.
 
     Attributes:
         collected: Number of rows of the first `collect`.
-        again: Number of rows of a second `collect`.
+        again: Number of rows of the second `collect`.
         counted: Result of `count`, which Spark plans as a new query.
     """
 
@@ -65,7 +70,7 @@ def run_script(script: Path, spec: Mapping[str, Any], folder: Path, spark: str =
 
     Args:
         script: Script to run.
-        spec: Argument of the script, which gets it as the path of a JSON file.
+        spec: Input of the script. It is written to a JSON file, whose path is the only argument.
         folder: Current folder of the script, in which the JSON file and the log are written.
         spark: Spark version, such as `4.0`.
 
@@ -112,7 +117,8 @@ def run_reads(
         reads: Options of each batch read, by name.
         folder: Folder for the results, empty or missing.
         options: Additional options of every read and stream.
-        growing: Options of a DataFrame whose row counts `read_counts` returns; empty to skip it.
+        growing: Options of a DataFrame whose rows are counted while its topic grows; empty for
+            none. `read_counts` returns the counts.
         streams: Options of each streaming query, by name. Queries use `Trigger.AvailableNow`.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -135,7 +141,7 @@ def run_reads(
 
 
 def read_counts(folder: Path) -> Counts:
-    """Returns the row counts of the DataFrame with the options `growing` of `run_reads`."""
+    """Returns the counts for `growing` that an earlier `run_reads` wrote to `folder`."""
     return Counts(*json.loads((folder / "counts.json").read_text()))
 
 

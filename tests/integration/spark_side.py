@@ -12,7 +12,7 @@ product's data source automatically. Its only argument is a JSON file:
     out        folder for the results
 
 It writes `<name>.parquet` with the rows of each read. `outcomes.json` maps names to `null` or an
-error. `counts.json` contains the row counts of the DataFrame `growing`.
+error message. `counts.json` contains the three row counts of the DataFrame `growing`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ THREADS = 4
 
 
 def main(spec: dict[str, Any]) -> None:
-    """Runs the reads concurrently, because they spend most of their time waiting for brokers."""
+    """Runs all reads and streams of `spec` and writes their results.
+
+    Runs them concurrently, because they spend most of their time waiting for brokers.
+    """
     out = Path(spec["out"])
     spark = other_spark(out, jars=spec["jars"], cores=THREADS)
     if spec["format"] == "tiered-kafka":

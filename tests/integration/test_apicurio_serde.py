@@ -42,7 +42,11 @@ def serde() -> Iterator[Serde]:
 def read(
     root: Path, serde: Serde, values: Sequence[bytes | SimpleRecord | None], /, **more: str
 ) -> Any:  # noqa: ANN401  # untyped
-    """Writes values to a tier with topic `orders` and scans it with schemas of the registry."""
+    """Writes `values` to topic `orders` of a new tier and returns the rows of a scan.
+
+    The scan decodes the values with the schemas of the registry. `more` contains further options of
+    the scan. In their names, `__` stands for a dot.
+    """
     log = LogBuilder()
     log.append(
         [value if isinstance(value, SimpleRecord) else SimpleRecord(value) for value in values]
@@ -154,7 +158,7 @@ def test_scan_decodes_logical_types_written_from_java_classes(serde: Serde, tmp_
     assert rows == [expected, {**expected, "seen": None}]
 
 
-def test_scan_of_values_with_eight_byte_ids_raises_error_naming_id_handler(
+def test_values_with_eight_byte_ids_raise_error_that_names_id_handler(
     serde: Serde, tmp_path: Path
 ) -> None:
     row = order(1)
@@ -178,7 +182,7 @@ HOLLOW = record("Hollow", **dict.fromkeys("abcd", NULLABLE), e="int", f="int")
 
 
 @pytest.mark.parametrize("which", ["globalId", "contentId"])
-def test_scan_of_values_with_ids_in_headers_raises_error_naming_setting(
+def test_values_with_ids_in_headers_raise_error_that_names_serializer_setting(
     serde: Serde, tmp_path: Path, which: str
 ) -> None:
     hollow = {**dict.fromkeys("abcd"), "e": -1, "f": 7}
@@ -209,7 +213,7 @@ def test_scan_of_values_with_ids_in_headers_raises_error_naming_setting(
 TEXT = record("Text", n="long", s="string")
 
 
-def test_scan_of_json_encoded_avro_raises_error_naming_encoding(
+def test_avro_values_in_json_encoding_raise_error_that_names_encoding(
     serde: Serde, tmp_path: Path
 ) -> None:
     as_json = {"apicurio.registry.avro.encoding": "JSON"}
@@ -236,7 +240,7 @@ def test_scan_of_json_encoded_avro_raises_error_naming_encoding(
     ]
 
 
-def test_scan_decodes_global_ids_only_after_confluent_api_is_set_to_global_ids(
+def test_scan_decodes_global_ids_only_if_the_registry_serves_global_ids(
     serde: Serde, tmp_path: Path
 ) -> None:
     rows = [order(3), order(4)]
@@ -315,7 +319,7 @@ def test_scan_resolves_references_between_schemas(serde: Serde, tmp_path: Path) 
 
 
 def test_scan_decodes_tiered_values_of_java_producers(serde: Serde, cluster: Cluster) -> None:
-    """Java producers serialize and send values; the scan reads the tiered segments."""
+    """Java producers serialize and send the values. The scan reads them from the tier."""
     topic, kafka = "apicurio-orders", serde.classes.org.apache.kafka.clients.producer
     cluster.admin.create_topic(topic)
     common = {

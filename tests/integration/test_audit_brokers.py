@@ -1,6 +1,7 @@
-"""Audits a tier whose brokers are running.
+"""Tests audits of tiers whose brokers are running.
 
-Tests that audits report no false findings, and that they report findings that need brokers.
+Audits must report no false findings. They must also report findings that they can detect only with
+the help of the brokers.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ NOTHING: frozenset[str] = frozenset()
 
 @pytest.fixture(scope="module")
 def wait_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the path of a file; while it exists, deletes in the tier do not end."""
+    """Returns the path of a file.
+
+    While the file exists, brokers cannot finish deleting segments from the tier.
+    """
     return tmp_path_factory.mktemp("wait-file") / "wait"
 
 
@@ -57,8 +61,8 @@ def wait_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster(tmp_path_factory: pytest.TempPathFactory, wait_file: Path) -> Iterator[Cluster]:
     """Runs two brokers for user topics.
 
-    Each broker has one thread that finds and deletes expired segments. While one of its deletes
-    waits, the thread deletes no other segments.
+    Each broker has one thread that finds and deletes expired segments. While `wait_file` exists,
+    this thread waits in its current delete and deletes no other segments.
     """
     needs("java", "javac", "mvn")
     classes = tmp_path_factory.mktemp("classes")
@@ -281,8 +285,16 @@ def run_audit(
     brokers: bool = True,
     grace_ms: int = 3_600_000,
 ) -> AuditReport:
-    """Audits topics at this level with this grace period. Compares with the brokers if `brokers` is
-    true.
+    """Audits `topics` at `level` and returns the report.
+
+    Args:
+        cluster: Cluster with the topics.
+        topics: Names of the topics.
+        level: Level of the audit.
+        tier: Folder of the tier; by default the tier of the cluster.
+        brokers: True to compare the tier with the brokers.
+        grace_ms: Age limit in ms. Younger objects of an incomplete segment are reported as a copy
+            that is under way.
     """
     options = {
         "path": str(tier or cluster.tier),
@@ -295,7 +307,7 @@ def run_audit(
 
 
 def list_alarms(report: AuditReport) -> set[Alarm]:
-    """Returns the findings with severity warning or error; asserts that each occurs once."""
+    """Returns the findings with severity warning or error. Asserts that each occurs only once."""
     alarm_list = [
         (
             finding.name,
@@ -344,13 +356,13 @@ def _wait_tiered(cluster: Cluster, topic: str, partition: int = 0) -> None:
 
 
 def _newest_ms(cluster: Cluster, topic: str, spans: list[Span]) -> list[int]:
-    """Returns the newest timestamp of the records in each offset range, in milliseconds."""
+    """Returns the newest timestamp in ms of the records in each offset range of `spans`."""
     rows = consume_range(cluster.bootstrap, topic, 0, spans[0][0], spans[-1][1])
     return [max(row.timestamp for row in rows if low <= row.offset < high) for low, high in spans]
 
 
 def _count_deleting_segments(cluster: Cluster, topic: str) -> int:
-    """Returns the number of segments whose deletion brokers have begun but not finished."""
+    """Returns the number of segments that brokers are deleting from the tier."""
     catalog = {"catalog": "metadata-topic", "subscribe": topic}
     plan = make_plan(hybrid_options(cluster.bootstrap, cluster.tier, **catalog))
     return sum(
@@ -359,7 +371,7 @@ def _count_deleting_segments(cluster: Cluster, topic: str) -> int:
 
 
 def _spans(segments: list[TieredSegment], end: int) -> list[Span]:
-    """Returns the offsets [start, stop) of each segment; the last segment ends at `end`."""
+    """Returns the offset range [start, stop) of each segment. The last segment stops at `end`."""
     bases = [segment.base_offset for segment in segments]
     return list(zip(bases, [*bases[1:], end], strict=True))
 
@@ -373,7 +385,7 @@ def _union(keys: list[frozenset[str]]) -> frozenset[str]:
 
 
 def _with_id(path: Path, segment_id: str) -> str:
-    """Returns the name of an object with its segment id replaced by `segment_id`."""
+    """Returns the name of the object `path`, with its segment id replaced by `segment_id`."""
     base, suffix = path.name.split("-", 1)[0], path.name.split(".", 1)[1]
     return f"{base}-{segment_id}.{suffix}"
 

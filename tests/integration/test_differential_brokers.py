@@ -1,7 +1,8 @@
-"""Tests that this product, with brokers, returns the same rows and errors as Spark's Kafka source.
+"""Tests that this product and Spark's Kafka source return the same rows and errors.
 
-Both read from the same running broker. This product reads once with and once without the tier.
-`STILL_DIFFERENT` contains the differences, which the table in `docs/kafka-source.md` lists.
+Both read from the same running broker. This product reads each case twice: from tier and broker,
+and from the broker alone. `STILL_DIFFERENT` contains the cases with different results. A table in
+`docs/kafka-source.md` lists these differences.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Tests that equal options return the same rows and errors as Spark's Kafka source.
+"""Tests that equal options have the same result in this product and in Spark's Kafka source.
+
+The result consists of the rows, or is an error.
 
 Spark's source reads from a broker that has tiered all closed segments. This product reads only the
-tier, after the broker stopped. The active segment is never tiered, so the tests compare only rows
-before the end of the tier, which the broker reported.
+tier, after the broker stopped. The active segment is never tiered. The tests therefore compare only
+the rows before the end of the tier. The broker reported this offset before it stopped.
 """
 
 from __future__ import annotations

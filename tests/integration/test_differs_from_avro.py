@@ -33,7 +33,7 @@ MALFORMED = "malformed"
 
 
 def record(kind: object, name: str = "a") -> str:
-    """Returns the schema of a record with one field."""
+    """Returns the JSON schema of an Avro record. Its only field has the type `kind`."""
     return json.dumps({"type": "record", "name": "R", "fields": [{"name": name, "type": kind}]})
 
 
@@ -169,7 +169,12 @@ def _type_of(schema: str) -> str:
 
 
 def _structs_as_lists(value: object) -> object:
-    """Converts a struct and its structs to lists; keeps maps, which have no key `member0`."""
+    """Converts the struct `value` to a list of its field values.
+
+    Also converts each field that is a union's struct, which has a key `member0`. Fields without
+    this key are maps or plain values and stay unchanged. Returns `value` unchanged if it is not a
+    struct.
+    """
     if not isinstance(value, dict):
         return value
     return [

@@ -62,8 +62,8 @@ class Disks(NamedTuple):
 def disks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Disks:
     """Kills broker 2, writes more records, and stops or kills the other brokers.
 
-    Broker 2 then lacks the newest records of topic `three`. Of topic `two`, it has records on a
-    dead branch, because broker 3 became leader of `two` without having them.
+    Broker 2 then lacks the newest records of topic `three`. Its replica of topic `two` has records
+    on a dead branch, because broker 3 became leader of `two` without having these records.
     """
     needs("java", "mvn")
     folder = tmp_path_factory.mktemp(f"replicas-{request.param}")
@@ -107,7 +107,7 @@ def disks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def _write(cluster: Cluster) -> None:
-    """Writes random work to both topics and ends its transactions."""
+    """Writes random records to both topics and ends all transactions."""
     seed = random.SystemRandom().randrange(1 << 31)
     print(f"seed {seed}")  # noqa: T201  # shown if the test fails
     work = RandomWork(cluster.bootstrap, [(topic, 0) for topic in TOPICS], seed)
@@ -120,7 +120,10 @@ def _write(cluster: Cluster) -> None:
 
 
 def _options(disks: Disks, level: str, *, is_alone: bool) -> dict[str, str]:
-    """Returns options for tier and disks or, if `is_alone` is true, for topic `two` on disks."""
+    """Returns options for a scan of both topics in the tier and on the disks.
+
+    If `is_alone` is true, the options read only the disks, and only topic `two`.
+    """
     options = hybrid_options("", disks.folder / "tier", isolationLevel=level)
     del options["kafka.bootstrap.servers"]
     folder = str(disks.folder / "disks")

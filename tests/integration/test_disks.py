@@ -1,10 +1,10 @@
-"""Tests that scans of a broker's disk return the rows that a broker serves after restarting on it.
+"""Tests that scans of a broker's disk return the rows that the broker serves after a restart.
 
-The log directory is copied during transactions. Killing a broker would not lose writes, because the
-page cache of the operating system survives. To simulate a crash of the machine, tests truncate,
-zero or flip random bytes of logs and indexes after the recovery point. The restarted broker writes
-transaction markers, so read_committed rows are compared only up to the last stable offset that the
-disk had before.
+The log directory is copied while transactions are open. Killing a broker would not lose writes,
+because the page cache of the operating system survives. To simulate a crash of the machine, tests
+truncate, zero or flip random bytes of logs and indexes after the recovery point. The restarted
+broker writes transaction markers. Rows of read_committed scans are therefore compared only up to
+the last stable offset that the disk had before the restart.
 
 `python -m tools.soak --only disks` runs more crashes.
 """
@@ -112,7 +112,7 @@ def disks(tmp_path_factory: pytest.TempPathFactory, seed: int) -> list[Path]:
 
 
 def _load(broker: Broker, source: random.Random) -> Iterator[None]:
-    """Yields endlessly; before each yield, writes records or ends a transaction.
+    """At each step, writes random records or ends a transaction, and then yields. Never ends.
 
     Transactions stay open over several steps.
     """
@@ -173,7 +173,10 @@ def _write_decided_transactions(writer: Producer) -> None:
 
 
 def _copy(disk: Path, target_folder: Path) -> None:
-    """Copies files one after the other while they change; skips files deleted in the meantime."""
+    """Copies the files of `disk` one after the other while the broker changes them.
+
+    Skips files that the broker deletes in the meantime.
+    """
     for path in sorted(disk.rglob("*")):
         if path.is_dir():
             (target_folder / path.relative_to(disk)).mkdir(parents=True, exist_ok=True)
@@ -188,7 +191,10 @@ def _copy(disk: Path, target_folder: Path) -> None:
 
 
 def _crash(disk: Path, source: random.Random) -> Counter[str]:
-    """Damages random files after the recovery point; counts damages by file type and kind."""
+    """Damages random files of segments that begin at or after the recovery point.
+
+    Returns the number of damaged files by file suffix and kind of damage.
+    """
     done: Counter[str] = Counter()
     points = parse_offset_checkpoint((disk / "recovery-point-offset-checkpoint").read_bytes())
     for folder in sorted(disk.glob("*-[0-9]*")):
@@ -228,10 +234,10 @@ def _damage(path: Path, source: random.Random, *, is_log: bool) -> str:
 
 
 def _checksummed_position(data: bytes | bytearray, position: int) -> int:
-    """Returns `position`, or a later position in the same batch that the batch's CRC covers.
+    """Returns a position in the batch at `position` that the CRC of the batch covers.
 
-    The CRC does not cover the first header fields, such as the base offset. A broker accepts any
-    value in these fields and then misreads the log.
+    Returns `position` itself if the CRC covers it. The CRC does not cover the first header fields,
+    such as the base offset. A broker accepts any value in these fields and then misreads the log.
     """
     start = 0
     while (stop := start + LOG_OVERHEAD + int.from_bytes(data[start + 8 : start + 12])) <= position:
@@ -242,7 +248,10 @@ def _checksummed_position(data: bytes | bytearray, position: int) -> int:
 def _scan_disk(
     disk: Path, level: str, **more: str
 ) -> tuple[list[Row], dict[tuple[str, int], tuple[int, int, int]]]:
-    """Scans a disk; returns rows, and log start, end and last stable offset by partition."""
+    """Scans `disk` and returns two values: the rows, and the bounds of each partition.
+
+    The bounds are the log start, the end and the last stable offset.
+    """
     options = {
         "path": str(disk),
         "layout": "kafka-logs",
@@ -269,7 +278,7 @@ def _scan_disk(
 
 
 def _watermarks(broker: Broker, pairs: list[tuple[str, int]]) -> tuple[Offsets, Offsets]:
-    """Returns the log starts and ends that the broker reports."""
+    """Returns two values: the log start and the log end of each partition in `pairs`."""
     consumer = Consumer(
         {
             "bootstrap.servers": broker.bootstrap,
@@ -292,7 +301,10 @@ def _watermarks(broker: Broker, pairs: list[tuple[str, int]]) -> tuple[Offsets, 
 
 
 def _compare(disk: Path, broker_folder: Path, **more: str) -> int:
-    """Asserts that scans at both levels return a restarted broker's rows; returns their number."""
+    """Asserts that scans of `disk` return the rows of a broker that restarts on `broker_folder`.
+
+    Compares the rows of both isolation levels, and returns the number of compared rows.
+    """
     scanned = {level: _scan_disk(disk, level, **more) for level in LEVELS}
     with running_broker(broker_folder, settings=RESTARTED) as broker:
         pairs = [(topic, number) for topic, count in TOPICS.items() for number in range(count)]

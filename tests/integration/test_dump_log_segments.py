@@ -1,4 +1,4 @@
-"""Tests the writers in `segment_format.testing` with Kafka's own tool."""
+"""Tests with Kafka's tool `DumpLogSegments` that `segment_format.testing` writes valid segments."""
 
 from __future__ import annotations
 
@@ -68,7 +68,10 @@ def draw_many(strategy: st.SearchStrategy[Drawn], count: int) -> list[Drawn]:
 
 
 def store(folder: Path, segments: Sequence[SegmentFiles]) -> dict[str, list[str]]:
-    """Writes the files of segments with the names that brokers use; returns the names by suffix."""
+    """Writes the files of `segments` to the new folder `folder`, with the names that brokers use.
+
+    Returns the names of the written files by suffix. Each name begins with the name of `folder`.
+    """
     names: dict[str, list[str]] = {}
     folder.mkdir()
     for segment in segments:
@@ -87,7 +90,10 @@ def store(folder: Path, segments: Sequence[SegmentFiles]) -> dict[str, list[str]
 
 
 def dump_logs(built: Sequence[BuiltLog], folder: Path, version: str = KAFKA_VERSION) -> Dump:
-    """Dumps every file of every log. Skips empty files, for which the tool prints nothing."""
+    """Writes the segment files of all logs below `folder` and dumps each file with Kafka's tool.
+
+    Skips empty files, for which the tool prints nothing.
+    """
     names = [
         name
         for number, log in enumerate(built)
@@ -286,7 +292,7 @@ def test_dump_log_segments_reports_wrong_offset_in_index(tmp_path: Path) -> None
     assert any("Mismatches" in line for line in dump.complaints)
 
 
-def test_dump_log_segments_decodes_payloads_in_frames_of_other_clients(tmp_path: Path) -> None:
+def test_dump_log_segments_decodes_batches_compressed_like_other_clients_do(tmp_path: Path) -> None:
     rows = [SimpleRecord(f"value{number}".encode() * 40) for number in range(9)]
     names: dict[str, str] = {}
     for codec in ("gzip", "snappy", "lz4", "zstd"):
@@ -305,7 +311,7 @@ def test_dump_log_segments_decodes_payloads_in_frames_of_other_clients(tmp_path:
         assert payloads == [row.value for row in rows], name
 
 
-def test_dump_log_segments_accepts_uniform_segments(tmp_path: Path) -> None:
+def test_dump_log_segments_finds_no_errors_in_segments_of_uniform_batches(tmp_path: Path) -> None:
     for codec in ("none", "zstd"):
         batches = write_uniform_batches(
             batch_count=400,

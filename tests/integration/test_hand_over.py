@@ -1,6 +1,7 @@
-"""Tests that another reader can continue where an exported table or a stream of the tier ends.
+"""Tests that another reader can continue where an exported table or a stream ends.
 
-Both together must read every row that a consumer of the cluster receives, exactly once.
+Together, the two must return each row that a consumer of the cluster receives, and each row only
+once.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def expected_offsets(cluster: Cluster, topic: str, level: str) -> list[int]:
 
 
 def tier_only_options(cluster: Cluster, topic: Topic, level: str) -> dict[str, str]:
-    """Writes until a scan of the tier returns rows; returns options that read only the tier."""
+    """Writes until a scan of the tier returns rows. Returns options that read only the tier."""
     options = hybrid_options("", cluster.tier, subscribe=topic.name, isolationLevel=level)
     del options["kafka.bootstrap.servers"]
     topic.write(3)
@@ -153,7 +154,9 @@ def run_named(
 
     Args:
         folder: Folder for the files of the script.
-        queries: Sources of each query, by the folder of its output."""
+        queries: Maps the output folder of each query to its sources. The sources map a name to a
+            format and options.
+    """
     spec = {
         "jars": [str(path) for path in spark_kafka_jars("4.2")],
         "queries": {str(query): dict(sources) for query, sources in queries.items()},

@@ -1,4 +1,4 @@
-"""Scans tier and broker together and compares the result with the rows of a consumer."""
+"""Tests that scans of tier and broker return the same rows as a consumer."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ EVERY = ",".join(TOPICS)
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, TierFacts]]:
-    """Runs a broker whose closed segments are tiered; yields it and its offsets."""
+    """Runs a broker that has tiered all closed segments.
+
+    Yields two values: the broker and its offsets.
+    """
     needs("java", "mvn")
     with running_broker(tmp_path_factory.mktemp("hybrid") / "broker") as broker:
         yield broker, fill(broker)
@@ -257,7 +260,7 @@ def test_scan_of_recreated_topic_raises_data_loss_error(world: tuple[Broker, Tie
     ]
 
 
-def test_read_after_tasks_closed_early_returns_rows_of_consumer(
+def test_scan_after_tasks_were_closed_early_returns_rows_of_consumer(
     world: tuple[Broker, TierFacts],
 ) -> None:
     broker, _ = world

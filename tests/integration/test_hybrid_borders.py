@@ -1,5 +1,6 @@
-"""Tests scans with a transaction that crosses the end of the tier, and scans while the log start
-moves.
+"""Tests scans if a transaction crosses the end of the tier.
+
+Also tests scans while DeleteRecords or retention increases the log start.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def test_scan_after_delete_records_starts_at_new_log_start_even_inside_a_batch(
 
 
 @pytest.mark.parametrize("has_tier", [True, False])
-def test_scan_raises_or_skips_rows_that_delete_records_removes_meanwhile(
+def test_scan_raises_error_or_skips_rows_deleted_by_delete_records_during_it(
     cluster: Cluster, filler: Filler, has_tier: bool
 ) -> None:
     topic = f"passed-{has_tier}".lower()
@@ -180,7 +181,7 @@ def test_scan_raises_or_skips_rows_that_delete_records_removes_meanwhile(
         assert missing
 
 
-def test_scan_raises_or_skips_rows_that_retention_removes_meanwhile(
+def test_scan_raises_error_or_skips_rows_deleted_by_retention_during_it(
     cluster: Cluster, filler: Filler
 ) -> None:
     cluster.admin.create_topic("short")
@@ -223,8 +224,10 @@ def _rows(plan: ScanPlan, options: dict[str, str]) -> Generator[pa.RecordBatch]:
 
 
 def _check(cluster: Cluster, partition: int, folder: Path) -> None:
-    """Compares the rows of two scans with the rows of a consumer. Before the second scan, one log
-    of the tier is deleted.
+    """Compares scans of the tier and the broker with a consumer, at each isolation level.
+
+    Then deletes the `.log` object of one random segment from a copy of the tier, and compares
+    again.
     """
     tier_copy = shutil.copytree(cluster.tier, folder / "tier", dirs_exist_ok=True)
     try:
@@ -264,15 +267,20 @@ def _roll(cluster: Cluster, filler: Filler, partition: int) -> None:
 
 
 def _fill_up(cluster: Cluster, filler: Filler, partition: int) -> None:
-    """Sends 40 records, so that a following batch of `segment.bytes` starts a new segment."""
+    """Sends 40 records to the active segment.
+
+    A batch of `segment.bytes` bytes then no longer fits into the segment and starts a new one.
+    """
     filler.send(filler.plain("none"), TOPIC, partition, 40)
 
 
 def _tiered(cluster: Cluster, partition: int, open_from: int | None = None) -> Offsets:
     """Waits until the tier has all segments that the broker can copy.
 
-    These are all closed segments. If a transaction is open, it must begin at `open_from`, and only
-    segments up to that offset can be copied.
+    Returns the partition's offsets.
+
+    Without an open transaction, the broker can copy all closed segments. If `open_from` is the
+    first offset of an open transaction, it can copy only the segments that end before this offset.
     """
     bases = cluster.admin.local_bases(1, TOPIC, partition)
     until = max(base for base in bases if open_from is None or base <= open_from)

@@ -166,7 +166,7 @@ def test_scan_continues_after_leader_stops_or_dies(
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_scan_fetches_from_follower_in_its_rack_while_follower_lives(
+def test_scan_fetches_from_follower_in_its_rack_until_the_follower_dies(
     two_brokers: Cluster, dies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = f"racks-{dies}".lower()
@@ -212,7 +212,10 @@ def test_scan_fetches_from_follower_in_its_rack_while_follower_lives(
 
 
 def _stored(plan: ScanPlan, options: dict[str, str], folder: Path) -> dict[str, str]:
-    """Stores a plan and returns options that read it."""
+    """Stores `plan` in a file.
+
+    Returns `options` with the option `planFile`, so that scans use the file.
+    """
     file = folder / "plan.json"
     file.write_text(plan.to_json())
     return {**options, "planFile": str(file)}
@@ -224,7 +227,10 @@ def _replay_fails(plan: ScanPlan, options: dict[str, str], folder: Path) -> None
 
 
 def _end_leader(cluster: Cluster, topic: str, *, is_clean: bool) -> int:
-    """Stops or kills the leader and waits for a new leader; returns the id of the old leader."""
+    """Stops the leader if `is_clean` is true; otherwise kills it. Then waits for a new leader.
+
+    Returns the id of the old leader.
+    """
     wait_until(lambda: cluster.admin.in_sync(topic) == [2, 3])
     leader = cluster.admin.leader(topic)
     node = cluster.nodes[leader]
@@ -251,7 +257,10 @@ def _assert_equal(cluster: Cluster, topic: str) -> list[ScanPlan]:
 
 
 def _write(cluster: Cluster, topic: str, *, segments: int = 0, records: int = 0) -> None:
-    """Writes at least `segments` new segments and `records` records; ends all transactions."""
+    """Writes records until there are at least `records` new records and `segments` new segments.
+
+    Ends all transactions.
+    """
     work = RandomWork(cluster.bootstrap, [(topic, 0)], _seed())
     leader = cluster.admin.leader(topic)
     min_segments = len(cluster.admin.local_bases(leader, topic)) + segments

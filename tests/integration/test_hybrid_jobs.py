@@ -1,4 +1,7 @@
-"""Compares what Spark, `kts cat` and exports read from tier and brokers with a consumer."""
+"""Tests that Spark, `kts cat` and exports return the rows that a consumer receives.
+
+They read from tier and brokers.
+"""
 
 from __future__ import annotations
 
@@ -78,10 +81,10 @@ def test_load_in_spark_returns_rows_of_consumer(broker: Broker, spark: SparkSess
     assert frame.limit(5).count() == 5
 
 
-def test_repeated_export_contains_each_offset_once_although_offsets_are_tiered(
+def test_repeated_export_writes_offsets_tiered_between_runs_only_once(
     broker: Broker, tmp_path: Path
 ) -> None:
-    """Between runs, brokers tier offsets that earlier runs read from brokers."""
+    """Between two runs, brokers tier offsets that the earlier run read from the brokers."""
     options = hybrid_options(broker.bootstrap, broker.tier, subscribe="orders")
     target = tmp_path / "table"
     from_brokers = _broker_offsets(options)

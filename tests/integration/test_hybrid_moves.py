@@ -136,7 +136,7 @@ def test_scan_of_recreated_topic_ignores_tiered_segments_of_old_topic(
         assert rows != old_rows
 
 
-def test_scan_denied_access_to_log_objects_reads_from_brokers(
+def test_scan_reads_from_brokers_if_access_to_log_objects_is_denied(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = Topic(cluster, "refused")

@@ -1,4 +1,7 @@
-"""Tests that scans continue or raise if brokers are slow, throttle, restart or reject logins."""
+"""Tests scans while brokers are slow, throttle clients, restart or reject logins.
+
+The scans must wait and continue, or raise an error.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ _MODULES = {
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """Creates certificates for brokers and clients, and an unrelated authority."""
+    """Creates certificates for brokers and clients, and an authority that signed none of them."""
     return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
@@ -58,7 +61,10 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 def secured(
     tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
 ) -> Iterator[Cluster]:
-    """Runs one node with a partly tiered topic; only its plaintext listener needs no login."""
+    """Runs one node with a partly tiered topic.
+
+    Clients need no login on the plaintext listener; they need one on every other listener.
+    """
     needs("java", "mvn")
     users = {"reader": PASSWORD, "describer": PASSWORD, "nobody": PASSWORD}
     # Measure quotas over only two seconds, so that a client exceeds its quota quickly.

@@ -1,4 +1,4 @@
-"""Runs random scans of changing topics for a short time.
+"""Runs random scans for a short time while the topics change.
 
 `python -m tools.soak --only hybrid` runs them longer.
 """

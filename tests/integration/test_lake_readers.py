@@ -35,13 +35,13 @@ CATALOG = "spark.sql.catalog.lake"
 
 @dataclass(frozen=True)
 class Read:
-    """What Spark read from the exported tables.
+    """Results of the Spark script that read the exported tables.
 
     Attributes:
         rows: Rows by table format. Column `_file` contains the file of each row.
-        pruned: For each offset in `OFFSETS`, the files of the Delta table that a query of this
-            offset reads.
-        bounds: Column bounds of each file in Iceberg's manifests.
+        pruned: For each offset in `OFFSETS`, the files of the Delta table that Spark reads to find
+            this offset.
+        bounds: Column bounds of each file, as Iceberg's manifests contain them.
     """
 
     rows: Mapping[str, pa.Table]
@@ -92,7 +92,7 @@ def _path(uri: str) -> str:
 
 
 def _files(rows: pa.Table) -> dict[str, dict[str, int]]:
-    """Returns, by file, the number of rows and the bounds of their offsets and timestamps."""
+    """Maps each file to its number of rows and to the bounds of their offsets and timestamps."""
     microseconds = rows["timestamp"].cast(pa.timestamp("us")).cast(pa.int64())
     grouped = (
         rows.select(["_file", "offset"])

@@ -81,7 +81,7 @@ def no_listing(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_plans_of_changing_topics_match_metadata_records_without_listing(
+def test_plans_without_listing_match_metadata_records_of_changing_topics(
     cluster: Cluster, no_listing: pytest.MonkeyPatch
 ) -> None:
     seed = random.SystemRandom().randrange(1 << 31)
@@ -220,7 +220,10 @@ def _options(cluster: Cluster, **more: str) -> dict[str, str]:
 
 
 def _read_all_records(cluster: Cluster) -> list[list[tuple[int, bytes]]]:
-    """Returns all records of the metadata topic by partition, as pairs of offset and value."""
+    """Returns, for each partition of the metadata topic, a list of its records.
+
+    Each record is a pair of offset and value.
+    """
     consumer = Consumer(
         {"bootstrap.servers": cluster.bootstrap, "group.id": "none", "enable.auto.commit": "false"}
     )

@@ -1,4 +1,4 @@
-"""Tests that streams of tier and brokers return each row that a consumer receives once."""
+"""Tests that streams of tier and brokers return the rows of a consumer, and each row only once."""
 
 from __future__ import annotations
 
@@ -50,10 +50,13 @@ class Follower(Checkpointed):
         super().__init__(all_options)
 
     def check(self, cluster: Cluster) -> int:
-        """Reads to the end of the topic and asserts that all rows equal a consumer's.
+        """Reads to the end of the topic.
+
+        Asserts that all rows of the stream equal a consumer's rows.
 
         Returns:
-            Number of rows since the start of the stream."""
+            Number of rows since the start of the stream.
+        """
         self.all()
         batches = [batch for table in self.batches.values() for batch in table.to_batches()]
         scan = {name: text for name, text in self.options.items() if "Trigger" not in name}
@@ -64,7 +67,7 @@ class Follower(Checkpointed):
 
 @pytest.fixture
 def opened() -> Iterator[ExitStack]:
-    """Returns a stack of streams, which are closed after the test."""
+    """Yields a stack to which the test adds its streams. Closes the streams after the test."""
     with ExitStack() as stack:
         yield stack
 
@@ -115,7 +118,10 @@ def test_replayed_batch_returns_same_rows_after_its_offsets_are_tiered(
 
 
 def _next_rows(cluster: Cluster, topic: Topic, follower: Follower) -> tuple[int, pa.Table]:
-    """Reads batches until one has rows; returns its number and rows without committing it."""
+    """Writes records and reads batches until a batch has rows. Does not commit this batch.
+
+    Returns two values: the number of the batch and its rows.
+    """
     while True:
         read = follower.last["topics"][topic.name]["p"]["0"]
         while cluster.admin.offsets(topic.name).latest < read + 9:

@@ -48,11 +48,12 @@ RECORDS_PER_SECOND = 150.0
 
 
 class LiveRun:
-    """Runs queries on a cluster that changes.
+    """Starts and kills streaming queries on a cluster that changes.
 
     Args:
         cluster: A cluster of one node.
-        queries: Cases and their queries. Only one query runs at a time, to limit the CPU load.
+        queries: Pairs of a case and its query. Only one query runs at a time, to limit the CPU
+            load.
         source: Source of all random choices.
         seed: Seed of the written records.
 
@@ -75,7 +76,7 @@ class LiveRun:
         self._sent = 0
 
     def run(self, seconds: float) -> None:
-        """For `seconds`, writes records, restarts the broker, and starts and kills queries."""
+        """Runs for `seconds`: writes records, restarts the broker, and starts and kills queries."""
         started = time.monotonic()
         restart = self._random.uniform(0.3, 0.6) * min(seconds, 60)
         for turn, (case, query) in enumerate(itertools.cycle(self._queries)):
@@ -101,7 +102,7 @@ class LiveRun:
         self._cluster.admin.alter_topic(SHORT, retention_ms="-1")
 
     def ends(self, level: str) -> dict[tuple[str, int], int]:
-        """Returns the offset at which reads of each partition with this isolation level end now."""
+        """Returns the offset of each partition at which reads with isolation level `level` end."""
         name = "last_stable" if level == "read_committed" else "latest"
         offsets = {key: self._cluster.admin.offsets(*key) for key in PARTITIONS}
         return {key: getattr(offsets[key], name) for key in PARTITIONS}
@@ -118,9 +119,10 @@ class LiveRun:
 
 
 def chosen_cases(source: random.Random) -> list[Case]:
-    """Returns one case per isolation level with a random Spark version and sink.
+    """Returns one case for each isolation level, with a random Spark version and a random sink.
 
-    In a soak, returns one case per isolation level and Spark version."""
+    In a soak (`LONG`), returns one case for each isolation level and each Spark version.
+    """
     sparks = source.sample(sorted(interpreters()), len(interpreters()) if LONG else 1)
     sinks = source.sample(SINKS, 2)
     return [

@@ -124,7 +124,7 @@ def tail_options(stopped_cluster: StoppedCluster, level: str, **more: str) -> di
 
 
 def count_disk_slices(plan: ScanPlan) -> Counter[bool]:
-    """Returns the number of slices that a plan reads from disks (True) and the tier (False)."""
+    """Returns how many slices `plan` reads from disks (key True) and from the tier (key False)."""
     return Counter(
         is_beside(task_slice.objects.log.key) for task in plan.tasks for task_slice in task.slices
     )

@@ -36,7 +36,10 @@ WHERE = "value.country = 'DE' and value.amount > 4"
 
 
 def _spark_job(lakes: dict[str, Lake]) -> dict[str, Any]:
-    """Returns settings, tables, conditions and queries for the script that reads the tables."""
+    """Returns the input of the script that reads the tables in Spark.
+
+    The input contains Spark settings, tables, conditions and queries.
+    """
     tables = {
         "delta": f"delta.`{lakes['delta'].target}`",
         "iceberg": f"lake.{ICEBERG_TABLE}",
@@ -72,7 +75,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pa.Table]:
     """Exports tables, reads them with Spark, and scans the topic.
 
     Returns:
-        Spark's output folder and the rows of the scan."""
+        Two values: the folder with Spark's output, and the rows of the scan.
+    """
     jars = spark_lake_jars()
     folder = tmp_path_factory.mktemp("typed")
     registry = folder / "schemas"

@@ -43,10 +43,11 @@ class Topic:
         self._cluster.admin.wait_stable(self.name)
 
     def settle(self) -> int:
-        """Waits until all closed segments are in the tier and deleted from disk.
+        """Waits until all closed segments are in the tier and deleted from the broker's disk.
 
         Returns:
-            Offset after the last tiered offset."""
+            Offset after the last tiered offset.
+        """
         admin, active = self._cluster.admin, self._active()
         admin.wait_tiered(self.name, 0, active)
         admin.wait_local_deleted(self.name, 0, active)

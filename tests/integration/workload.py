@@ -46,7 +46,7 @@ class TierFacts:
         latest: High watermark of each partition.
         stable: Last stable offset of each partition.
         tier_ends: Offset after the last tiered offset of each partition; 0 if nothing is tiered.
-        tier_stable: Offset at which read_committed reads of the tier end, of each partition.
+        tier_stable: For each partition, the offset at which read_committed reads of the tier end.
     """
 
     bootstrap: str
@@ -57,12 +57,15 @@ class TierFacts:
     tier_stable: PartitionOffsets
 
     def limit(self, isolation_level: str) -> PartitionOffsets:
-        """Returns where reads of the tier with this isolation level end, by partition."""
+        """Returns the offset of each partition at which reads of the tier end.
+
+        The offset depends on `isolation_level`.
+        """
         return self.tier_stable if isolation_level == "read_committed" else self.tier_ends
 
 
 def fill(broker: Broker) -> TierFacts:
-    """Creates and fills the topics; waits until their closed segments are tiered."""
+    """Creates and fills the topics. Waits until their closed segments are tiered."""
     created = {name: TOPICS[name] for name in TOPICS if name != "append"}
     broker.create_topics({**created, **UNTIERED})
     broker.create_topics({"append": 1}, message_timestamp_type="LogAppendTime")

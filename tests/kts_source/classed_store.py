@@ -1,4 +1,4 @@
-"""Provides a local store that returns storage classes in its listing."""
+"""Provides a store of the golden tier that lists objects with storage classes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ClassedStore(LocalStore):
-    """Store that returns storage classes in its listing, as S3 does.
+    """Reads the golden tier, and lists each object with a storage class, as S3 does.
 
     Args:
         classes: Maps the suffix of a key to a storage class; the default is STANDARD.

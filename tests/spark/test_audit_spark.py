@@ -1,4 +1,7 @@
-"""Audits as Spark jobs return the same report as in one process; the driver keeps the state."""
+"""Checks that an audit with Spark jobs returns the same report as an audit in one process.
+
+A second audit with the same `state` file must read nothing.
+"""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_batch_infers_json_schema(spark: SparkSession, tmp_path: Path) -> None:
 def stream_rows(
     spark: SparkSession, options: Mapping[str, str], folder: Path, *columns: str
 ) -> list[Row]:
-    """Streams with one segment per batch and returns the rows by offset."""
+    """Runs a stream with one segment per batch. Returns its rows in the order of offsets."""
     limit = {"maxSegmentsPerTrigger": "1"}
     frame = spark.readStream.format("tiered-kafka").options(**options, **limit).load()
     query = (

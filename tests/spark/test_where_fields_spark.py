@@ -176,7 +176,10 @@ def rows(seed: int, count: int) -> list[dict[str, Any] | None]:
 
 
 def matches(condition: str) -> Column:
-    """Returns a column that is true for matching rows; quotes `offset`, which may be a keyword."""
+    """Returns a Spark column that is true for rows that match `condition`.
+
+    Quotes `offset`, because it may be a keyword.
+    """
     from pyspark.sql import functions as f
 
     return f.coalesce(f.expr(f"({condition.replace('offset', '`offset`')})"), f.lit(False))

@@ -36,9 +36,9 @@ _OFFSET = re.compile(r"(?<![`\w])offset(?![`\w])")
 
 
 def for_spark(condition: str) -> str:
-    """Translates a condition to Spark: replaces `header` and quotes `offset`.
+    """Translates a condition to Spark SQL: replaces the function `header` and quotes `offset`.
 
-    Some Spark versions parse an unquoted `offset` after WHERE as a clause.
+    Without quotes, some Spark versions parse `offset` after WHERE as an OFFSET clause.
     """
     last = r"try_element_at(filter(headers, h -> h.key = \1), -1).value"
     return _OFFSET.sub("`offset`", _HEADER.sub(last, condition))
@@ -201,7 +201,7 @@ def conditions_of(topic: str, count: int) -> list[str]:
 
 
 def evaluated_by_spark(frame: DataFrame, conditions: Sequence[str]) -> pa.Table:
-    """Returns the key columns of each row and a boolean column per condition."""
+    """Returns the columns `ROW_KEY` of each row, and one boolean column per condition."""
     from pyspark.sql import functions as f
 
     results = [

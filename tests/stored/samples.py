@@ -111,7 +111,7 @@ class TableSample:
         return self.rows(expected_rows(self.topics, first=first))
 
     def source(self, tier: Path) -> dict[str, str]:
-        """Returns the options of the source."""
+        """Returns the data source options that read the topics of the table from `tier`."""
         return {
             "path": tier.as_uri(),
             "keyPrefix": TABLE_KEY_PREFIX,
@@ -194,7 +194,7 @@ class ScanSample:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def source(self, path: str) -> dict[str, str]:
-        """Returns the options of the source."""
+        """Returns the data source options that read the topics of the sample from `path`."""
         layout = (
             {"layout": "local-tiered-storage"}
             if self.store == "local-tier"

@@ -39,7 +39,10 @@ class Partition:
     """A partition of the tier.
 
     Attributes:
+        topic: Topic name.
+        partition: Partition number.
         first_segments: Number of segments that were tiered at the first export.
+        log: Log with all segments of the partition.
     """
 
     topic: str

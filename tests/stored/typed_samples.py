@@ -163,7 +163,7 @@ def _rows(
 
 
 class TypedSample(TableSample):
-    """A table with typed columns; see `TableSample`."""
+    """A `TableSample` whose table has typed columns."""
 
     def expected(self, *, first: bool = False) -> dict[RowPosition, Values]:
         """Returns the expected rows after the first export if `first`, else after all exports."""

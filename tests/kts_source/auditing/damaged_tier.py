@@ -29,11 +29,15 @@ ABORT_MARKER, STOP = 81, 203
 
 
 def healthy_segments(rolls: tuple[int, ...] = (0, 1, 2, 3, 4)) -> list[SegmentFiles]:
-    """Returns the files of five segments with entries in each index.
+    """Returns the files of five segments with entries in the offset and time indexes.
 
     A transaction that begins in the first segment is aborted in the second. The third segment
-    begins a new leader epoch. A segment ends after each of the five groups of batches whose number
-    is in `rolls`; with fewer numbers, fewer segments contain the same batches.
+    begins a new leader epoch.
+
+    Args:
+        rolls: The batches are written in five groups, which are numbered from 0. A segment ends
+            after each group whose number is in `rolls`. With fewer numbers, fewer segments contain
+            the same batches.
     """
     builder = LogBuilder(index_interval_bytes=300)
     clock = DEFAULT_TIMESTAMP_MS
@@ -67,48 +71,60 @@ class DamagedTier:
     root: Path
 
     def path(self, number: int, suffix: str) -> Path:
-        """Returns the path of the object of segment `number` with this suffix."""
+        """Returns the path of an object, given its segment number and suffix."""
         (path,) = self.root.rglob(f"{BASES[number]:020d}-*.{suffix}")
         return path
 
     def key(self, number: int, suffix: str) -> str:
-        """Returns the key of the object of segment `number` with this suffix."""
+        """Returns the key of an object, given its segment number and suffix."""
         return self.path(number, suffix).relative_to(self.root).as_posix()
 
     def flip(self, number: int, suffix: str, position: int, mask: int = 1) -> None:
-        """Flips the bits `mask` of one byte; a negative position counts from the end."""
+        """Flips the bits in `mask` of the byte at `position` of an object.
+
+        A negative position counts from the end.
+        """
         path = self.path(number, suffix)
         data = bytearray(path.read_bytes())
         data[position] ^= mask
         path.write_bytes(data)
 
     def lose(self, number: int, *suffixes: str) -> None:
-        """Deletes the objects of segment `number` with these suffixes."""
+        """Deletes the objects of segment `number` whose suffixes are in `suffixes`."""
         for suffix in suffixes:
             self.path(number, suffix).unlink()
 
     def resize(self, number: int, suffix: str, by: int) -> None:
-        """Appends `by` zero bytes to an object; if `by` is negative, removes bytes from its end."""
+        """Appends `by` zero bytes to an object.
+
+        If `by` is negative, removes bytes from the object's end.
+        """
         path = self.path(number, suffix)
         data = path.read_bytes()
         path.write_bytes(data[: len(data) + by] if by < 0 else data + bytes(by))
 
     def swap(self, number: int, other: int, suffix: str) -> None:
-        """Swaps the contents of the objects of two segments with this suffix."""
+        """Swaps the contents of two objects with suffix `suffix`.
+
+        The objects belong to the segments `number` and `other`.
+        """
         first, second = self.path(number, suffix), self.path(other, suffix)
         a, b = first.read_bytes(), second.read_bytes()
         first.write_bytes(b)
         second.write_bytes(a)
 
     def edit_manifest(self, number: int, change: Callable[[dict[str, Any]], object]) -> None:
-        """Lets `change` edit the parsed manifest of segment `number` and stores the result."""
+        """Parses the manifest of segment `number`, calls `change` with it, and stores it."""
         path = self.path(number, "rsm-manifest")
         manifest = json.loads(path.read_text())
         change(manifest)
         path.write_text(json.dumps(manifest, separators=(",", ":")))
 
     def positions(self, number: int) -> list[int]:
-        """Returns the byte position of each batch in a log that is not compressed or encrypted."""
+        """Returns the byte position of each batch in the log of segment `number`.
+
+        The log must not be compressed or encrypted.
+        """
         data = self.path(number, "log").read_bytes()
         positions, position = [], 0
         while position < len(data):
@@ -128,7 +144,7 @@ def write_tier(
     topic_id: str = TOPIC_ID,
     seed: int = 5,
 ) -> DamagedTier:
-    """Writes segments in the layout of the Aiven plugin. The seed determines the segment ids."""
+    """Writes `segments` in the layout of the Aiven plugin. `seed` determines the segment ids."""
     writer = AivenTierWriter(
         str(root),
         topic=TOPIC,
@@ -144,7 +160,7 @@ def write_tier(
 
 
 def replace_files(number: int, **fields: Any) -> list[SegmentFiles]:  # noqa: ANN401
-    """Returns the healthy segments; segment `number` gets the files in `fields`."""
+    """Returns the healthy segments, but with the files in `fields` for segment `number`."""
     segments = healthy_segments()
     segments[number] = replace(segments[number], **fields)
     return segments
@@ -162,5 +178,5 @@ def finding_spans(report: AuditReport) -> set[tuple[str, int | None, int | None]
 
 
 def encryption() -> EncryptionKey:
-    """Returns the public key `key1` of the golden tier, which encrypts data keys."""
+    """Returns the golden tier's public key `key1`, which encrypts the data keys of segments."""
     return EncryptionKey("key1", (KEYS / "key1.public.pem").read_bytes())

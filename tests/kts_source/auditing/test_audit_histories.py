@@ -49,11 +49,12 @@ FAMILIES: Final = {
 
 
 def run_audit(world: World) -> AuditReport | None:
-    """Audits the tier of a world.
+    """Audits the tier of `world`.
 
     Returns:
-        The report, or `None` if the tier has no segments or it is unknown which of several topic
-        ids is the newest."""
+        The report. `None` if the tier has no segments, or if it has several topic ids and does not
+        show which of them is the newest.
+    """
     options = {"path": "memory://", "subscribe": TOPIC}
     if world.shape.local:
         options["layout"] = "local-tiered-storage"
@@ -97,7 +98,10 @@ def check_statement(
     *,
     is_damaged: bool,
 ) -> None:
-    """Asserts that the report about a partition matches the truth, which the history determines."""
+    """Asserts that the report about one partition matches `truth`, which follows from the history.
+
+    Adds the outcome of the comparison to `outcomes`.
+    """
     errors = [error for error in report.errors if error.partition == statement.partition]
     # If checkpoint and log are missing, the branch of a segment is unknown and scans fail.
     if world.shape.local and is_in_doubt(world, times=False):
@@ -132,14 +136,15 @@ def check_statement(
 
 
 def check(history: History, outcomes: Counter[str], *, is_exact: bool = True) -> None:
-    """Audits the tier that a history leaves and compares the report with the truth.
+    """Audits the tier that results from `history` and compares the report with the truth.
 
     Args:
         history: The event sequence.
         outcomes: Counts comparisons by outcome; this function adds to it.
-        is_exact: True if the report must contain exactly the expected findings and offsets. False
-            if, for damaged tiers, it only must not call a partition with losses complete. If the
-            newest copy of a segment is damaged, the end of an older copy may be unknown.
+        is_exact: True if the report must contain exactly the expected findings and offsets. If
+            false, reports about damaged tiers and about partitions with losses must meet only one
+            condition: they do not call a partition complete if it lost offsets. The reason is that
+            the end of an older copy of a segment may be unknown if the newest copy is damaged.
     """
     world = World(history)
     report = run_audit(world)
@@ -189,7 +194,7 @@ def reported_files(errors: Iterable[Finding]) -> set[tuple[int | None, int | Non
 
 
 def damaged_uploads(world: World, topic_id: str, partition: int) -> set[tuple[int, int, str]]:
-    """Returns start offset, end offset and kind of each damaged file that an audit can detect."""
+    """Returns the start offset, end offset and kind of each damaged file that audits can detect."""
     files = set()
     for copy in world.incarnations[topic_id][partition].complete():
         for name in copy.spoiled:
@@ -250,7 +255,7 @@ def test_missing_segment_of_newest_epoch_is_reported_as_data_loss() -> None:
         scan_plan(world)
 
 
-def test_audit_with_damaged_checkpoint_does_not_join_two_branches() -> None:
+def test_audit_with_damaged_checkpoint_keeps_transactions_of_two_branches_apart() -> None:
     # A marker of the new branch must not end a transaction of the replaced branch.
     steps = (
         *(Step("send", 1), Step("settle", b=14), *COPIED, Step("elect_unclean", 1, 6)),

@@ -1,6 +1,7 @@
 """Tests audits that compare the tier with brokers.
 
-They report segments that only the tier or only the brokers have, and use the leader's log start.
+The audits report segments that only the tier or only the brokers have. They use the log start that
+the leader reports.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def test_objects_of_deleted_segment_are_reported(world: World) -> None:
     assert finding_spans(run_audit(world)) == {("unknown-to-brokers", 12, None)}
 
 
-def test_overdue_retention_by_time_is_reported(world: World) -> None:
+def test_segments_older_than_retention_ms_are_reported(world: World) -> None:
     world.write_metadata()
     configs = world.cluster.configs
     configs["retention.ms"] = "86400000"
@@ -151,7 +152,10 @@ def test_overdue_retention_by_time_is_reported(world: World) -> None:
 
 
 def segment_metadata(number: int, newest_ms: int, copied_ms: int = 100) -> RemoteLogSegmentMetadata:
-    """Returns metadata of segment `number`: offsets from 10 * number on, ten offsets, 50 bytes."""
+    """Returns metadata of segment `number`.
+
+    It has ten offsets, from 10 * `number` on, and 50 bytes.
+    """
     segment_id = RemoteLogSegmentId(TopicIdPartition("t", ID, 0), uuid.UUID(int=number + 1))
     start = 10 * number
     return RemoteLogSegmentMetadata(
@@ -179,7 +183,7 @@ def segment_metadata(number: int, newest_ms: int, copied_ms: int = 100) -> Remot
         (Retention(), 0, 1 << 40, []),
     ],
 )
-def test_overdue_segments_are_the_oldest_beyond_the_retention_limits(
+def test_oldest_segments_beyond_the_retention_limits_are_overdue(
     retention: Retention, log_start: int, old_ms: int, overdue: list[int]
 ) -> None:
     live = [segment_metadata(2, 1 << 40), segment_metadata(0, 300), segment_metadata(1, 400)]
@@ -189,7 +193,7 @@ def test_overdue_segments_are_the_oldest_beyond_the_retention_limits(
     assert [segment.start_offset // 10 for segment in segments] == overdue
 
 
-def test_overdue_retention_by_size_is_reported(world: World) -> None:
+def test_segments_beyond_retention_bytes_are_reported(world: World) -> None:
     world.write_metadata()
     sizes = [len(files.log) for files in world.closed]
     for extra_bytes, stop in ((1, 12), (0, 24)):
@@ -280,7 +284,11 @@ def broker_snapshot(
     *epochs: EpochEntry,
     retention: Retention = Retention(),  # noqa: B008  # frozen
 ) -> BrokerSnapshot:
-    """Returns the state of a leader whose only tiered segment has the offsets [10, 30)."""
+    """Returns a snapshot of brokers with one partition and one tiered segment.
+
+    The segment has the offsets [10, 30) and the leader epochs `epochs`. `owned` maps each leader
+    epoch to the offsets [start, stop) that it has in the leader's log.
+    """
     log = BrokerLog("t", TOPIC_ID, 0, 9, log_start, 60, 60, 60, local_start)
     segment_id = RemoteLogSegmentId(TopicIdPartition("t", ID, 0), ID)
     metadata = RemoteLogSegmentMetadata(segment_id, 10, 29, 5, 1, 20, epochs, 100)
@@ -310,7 +318,7 @@ def compare_snapshots(
 EPOCH_1 = EpochEntry(1, 10)
 
 
-def test_log_starts_of_leader_determine_holes_and_segments_below_log_start() -> None:
+def test_reported_holes_and_expired_segments_depend_on_start_offsets_of_leader() -> None:
     owned = {1: (0, 60)}
     # The leader's disk started at 30 before the listing: older offsets had been copied by then.
     assert (
@@ -416,7 +424,10 @@ def test_metadata_response_without_a_partition_raises_broker_unavailable_error(
 
 
 def with_higher_start(log_start: int) -> BuiltLog:
-    """Builds four closed segments; only the checkpoint of the last one has the new log start."""
+    """Builds four closed segments.
+
+    Only the checkpoint of the last closed segment contains the log start `log_start`.
+    """
     builder = LogBuilder()
     for segment in range(5):
         for number in range(6):

@@ -1,4 +1,7 @@
-"""Tests that an audit reads with several threads, and how it writes its state file."""
+"""Tests that an audit reads with several threads, and how it writes its state file.
+
+Also tests that the garbage collector is disabled during an audit.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def run_audit(tier: SimulatedTier, state: Path | None = None) -> AuditReport:
 
 
 def call_on_manifests(monkeypatch: pytest.MonkeyPatch, note: Callable[[], object]) -> None:
-    """Makes every read of a manifest first call `note` in the thread that reads."""
+    """Patches the Aiven layout: a thread that reads a manifest calls `note` first."""
 
     def manifest(self: AivenLayout, *arguments: object) -> object:
         note()
@@ -81,7 +84,7 @@ def test_all_threads_read_one_large_partition_concurrently(
     assert not run_audit(tier).findings
 
 
-def test_state_file_gets_several_lines_per_write_and_avoids_repeated_reads(
+def test_audit_writes_state_lines_in_groups_and_next_audit_repeats_no_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writes = []

@@ -48,12 +48,12 @@ STOPS = (12, 24)
 
 
 class ChangingStore(MemoryStore):
-    """Store that calls a function before an object is read for the first time.
+    """Store that calls `change` just before the object `first` is read for the first time.
 
     Args:
-        world: World whose objects are read.
-        first: Key of that object.
-        change: The function, which changes the world.
+        world: World with the objects.
+        first: Key of the object.
+        change: Function that changes the world.
     """
 
     def __init__(self, world: World, first: str, change: Callable[[], None]) -> None:
@@ -80,7 +80,11 @@ def remove(world: World, numbers: Iterable[int]) -> None:
 
 
 def delete(world: World, numbers: Iterable[int]) -> None:
-    """Deletes segments as brokers do: writes events, moves the log start and deletes objects."""
+    """Deletes the segments with these numbers as brokers do.
+
+    Writes records about the deletes to the metadata topic, moves the log start and deletes the
+    objects.
+    """
     for number in numbers:
         files, name = world.closed[number], world.segment_ids[number]
         world.records[number] = [*copied(world.place, files, name, FINISHED, DELETING, DELETED)]
@@ -184,10 +188,16 @@ def test_log_start_that_moves_during_audit_causes_no_findings(
 
 
 def compare_with(last: BrokerSnapshot, start: int, digest: str | None = None) -> tuple[object, ...]:
-    """Applies the last broker snapshot to a report with one finding about a segment.
+    """Calls `without_deleted` for a report with one finding, which is about the segment [10, 30).
+
+    Args:
+        last: Broker snapshot of the end of the audit.
+        start: Start offset of the partition in the report.
+        digest: Digest of the partition in the report.
 
     Returns:
-        Start offset of the partition in the report, and the number of remaining findings.
+        Two values: the start offset of the partition after the call, and the number of remaining
+        findings.
     """
     entry = SegmentEntry("t", TOPIC_ID, 0, 10, TOPIC_ID, "k", (("log", ObjectInfo("k", 5, "1")),))
     objects = PartitionObjects("t", TOPIC_ID, 0, (entry,), ())

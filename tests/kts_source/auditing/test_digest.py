@@ -1,4 +1,8 @@
-"""Tests the digest of a partition: its definition, its independence of splits, and its rows."""
+"""Tests which changes of a partition change its digest.
+
+A changed bit of a served batch changes the digest. Another layout, or another division of the
+batches into segments, does not change it.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +45,7 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS, cuts=st.lists(st.integers(0, 40), max_size=6))
-def test_digest_does_not_depend_on_how_the_batches_are_split(
+def test_digest_does_not_depend_on_how_batches_are_divided_into_segments(
     steps: list[tuple[int, int]], cuts: list[int]
 ) -> None:
     bases = list(itertools.accumulate(step for step, _ in steps))
@@ -75,7 +79,7 @@ def add_segments(store: CountingStore, segments: list[SegmentFiles]) -> Counting
     return store
 
 
-def test_digest_ignores_segments_that_are_not_served() -> None:
+def test_digest_ignores_duplicate_segments_and_segments_of_dead_branches() -> None:
     segments = healthy_segments()
     twice = audit_store(add_segments(write_store(segments), segments[1:3]))
     assert {finding.name for finding in twice.findings} == {"duplicate-upload"}
@@ -101,7 +105,7 @@ def test_digest_does_not_depend_on_the_layout() -> None:
 
 @pytest.mark.parametrize("number", range(5))
 def test_digest_changes_if_a_bit_of_a_batch_changes(number: int) -> None:
-    """The batch has a valid checksum, so only the digest shows the change."""
+    """The changed batch gets a valid checksum, so only the digest shows the change."""
     rng = random.Random(number)
     for _ in range(4):
         segments = healthy_segments()

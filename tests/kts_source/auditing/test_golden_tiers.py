@@ -1,4 +1,7 @@
-"""Audits of tiers that real brokers wrote report no errors, and only expected warnings."""
+"""Tests audits of tiers that real brokers wrote.
+
+The audits must report no errors, and only the expected warnings.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def test_golden_tier_has_only_expected_warnings(level: str) -> None:
     assert other_kinds == (set() if level == "listing" else open_transactions)
 
 
-def test_audit_states_the_same_facts_as_the_broker() -> None:
+def test_audit_reports_the_same_offsets_and_row_counts_as_the_broker() -> None:
     report = kts_source.audit(tier_options(TOPICS), level="bytes", now_ms=NOW_MS)
     expected = {
         (topic["topic"], topic["topicId"], partition["partition"]): (

@@ -1,4 +1,7 @@
-"""An audit in several processes returns the same report as in one, with or without a state."""
+"""Tests that an audit in several processes returns the same report as an audit in one process.
+
+Some of these audits use a state file.
+"""
 
 from __future__ import annotations
 
@@ -50,10 +53,10 @@ def test_audit_in_several_processes_has_the_same_report_as_in_one(tmp_path: Path
 
 
 class TextExecutor:
-    """Runs tasks in this process and serializes each outcome to text, as Spark does.
+    """Runs audit tasks in this process. Serializes each outcome to text and parses it, as in Spark.
 
     Args:
-        loses_first: True to return no outcome for the first task.
+        loses_first: True to skip the first task, so that its outcome is missing.
     """
 
     is_near = False
@@ -70,7 +73,7 @@ class TextExecutor:
             yield outcome
 
 
-def test_audit_with_serialized_outcomes_has_the_same_report(tmp_path: Path) -> None:
+def test_audit_by_executor_that_serializes_results_has_the_same_report(tmp_path: Path) -> None:
     from kts_source.auditing.run import audit
 
     options = tier_options(("txn", "timeline"))
@@ -86,7 +89,7 @@ def test_audit_with_serialized_outcomes_has_the_same_report(tmp_path: Path) -> N
         audit(options, now_ms=NOW_MS, executor=TextExecutor(loses_first=True))
 
 
-def test_death_of_a_process_raises_store_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_death_of_a_worker_process_raises_store_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def dying(*_: object) -> Iterator[object]:
         raise BrokenProcessPool
 
@@ -95,7 +98,7 @@ def test_death_of_a_process_raises_store_error(monkeypatch: pytest.MonkeyPatch) 
         kts_source.audit(tier_options("txn"), jobs=2)
 
 
-def test_invalid_arguments_of_jobs_are_refused() -> None:
+def test_audit_refuses_zero_jobs_and_jobs_together_with_a_store() -> None:
     with pytest.raises(InvalidOptionError, match="one process or more"):
         kts_source.audit(tier_options("txn"), jobs=0)
     with pytest.raises(InvalidOptionError, match="remove argument store or jobs"):

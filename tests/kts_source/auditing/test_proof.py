@@ -1,4 +1,7 @@
-"""Tests when an audit may trust the stored proof of a segment instead of reading it again."""
+"""Tests when an audit may use the stored proof of a segment instead of reading the segment again.
+
+The proof contains the results of an earlier audit that read the segment.
+"""
 
 from __future__ import annotations
 

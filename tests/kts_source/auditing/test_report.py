@@ -1,4 +1,7 @@
-"""Tests audit reports: values, exit codes, documented JSON schema, metrics, invalid options."""
+"""Tests the values of audit reports, exit codes, the documented JSON schema and metrics.
+
+Also tests that invalid options of audits are refused.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +98,7 @@ def conforms(value: Any, schema: dict[str, Any]) -> bool:  # noqa: ANN401
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_json_matches_the_schema_of_the_docs(tmp_path: Path, level: str) -> None:
+def test_json_report_matches_the_schema_in_the_docs(tmp_path: Path, level: str) -> None:
     (text,) = re.findall(r"^```json\n(.*?)^```", PAGE, re.M | re.S)
     schema = json.loads(text)
     tier = write_tier(tmp_path, healthy_segments())
@@ -149,7 +152,7 @@ def test_docs_list_the_prices_of_storage() -> None:
     assert documented == S3_STORAGE
 
 
-def test_hostile_topic_names_are_escaped() -> None:
+def test_hostile_topic_names_are_escaped_in_metrics_and_json() -> None:
     hostile = 'a"b\\c\nkts_audit_whole{} 1'
     text = to_prometheus(
         create_report(create_finding("crc", hostile), create_finding("crc", hostile, 7))
@@ -163,7 +166,7 @@ def test_hostile_topic_names_are_escaped() -> None:
     assert "\x9b" not in create_report(create_finding("crc", "\x9b2J")).to_json()
 
 
-def test_metrics_skip_missing_values(tmp_path: Path) -> None:
+def test_prometheus_metrics_omit_values_that_the_audit_did_not_compute(tmp_path: Path) -> None:
     write_tier(tmp_path, healthy_segments())
     options = {"path": str(tmp_path), "subscribe": TOPIC}
     listing = to_prometheus(kts_source.audit(options, level="listing"))

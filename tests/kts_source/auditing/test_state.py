@@ -1,4 +1,8 @@
-"""An audit with a state reads only new, changed or damaged objects; its report is the same."""
+"""Tests audits with a state file.
+
+Such an audit reads only new, changed or damaged objects. Its report is the same as without a state
+file.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +44,11 @@ if TYPE_CHECKING:
 
 
 class CountingStore(MemoryStore):
-    """Counts reads by object suffix, and can interrupt the audit after a number of reads."""
+    """Store that counts reads by object suffix.
+
+    If `limit` is set, interrupts the audit after this number of reads. If `versioned` is false,
+    objects have no version.
+    """
 
     def __init__(self, objects: dict[str, bytes]) -> None:
         super().__init__(objects)
@@ -95,7 +103,7 @@ def test_audit_with_state_skips_proven_segments(level: str, tmp_path: Path) -> N
     assert run_audit(store, None, level) == first
 
 
-def test_state_of_higher_level_is_used_for_lower_levels(tmp_path: Path) -> None:
+def test_audit_of_lower_level_uses_state_of_higher_level(tmp_path: Path) -> None:
     store, state = write_store(healthy_segments()), tmp_path / "state"
     run_audit(store, state, "bytes")
     for level in LEVELS:
@@ -107,7 +115,7 @@ def test_state_of_higher_level_is_used_for_lower_levels(tmp_path: Path) -> None:
     assert not store.read
 
 
-def test_audit_with_state_of_lower_level_reads_only_missing_objects(tmp_path: Path) -> None:
+def test_audit_with_state_of_lower_level_reads_only_objects_not_read_before(tmp_path: Path) -> None:
     store, state = write_store(healthy_segments()), tmp_path / "state"
     run_audit(store, state, "metadata")
     assert store.read == {"rsm-manifest": 5, "indexes": 5}
@@ -177,7 +185,7 @@ def _read_all(segments: list[SegmentFiles]) -> CountingStore:
 
 
 class AuditStateView:
-    """Counts the proven logs in a state file."""
+    """Counts the logs with a proof in a state file. Later audits do not read these logs again."""
 
     def __init__(self, path: Path) -> None:
         lines = [line.split("\t") for line in path.read_text().splitlines()]
@@ -295,7 +303,9 @@ def audit_history(store: CountingStore, state: str | None) -> AuditReport | str:
         return str(error)
 
 
-def test_audits_of_random_histories_are_equal_with_and_without_state(tmp_path: Path) -> None:
+def test_audits_of_random_histories_have_equal_reports_with_and_without_state(
+    tmp_path: Path,
+) -> None:
     """Each audit of a changing tier has the same report with and without a state."""
     saved_reads = compared = 0
     for seed in range(12):

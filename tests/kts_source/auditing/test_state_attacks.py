@@ -1,4 +1,7 @@
-"""If the tier or the state file was changed, an audit reports the same as without a state."""
+"""Tests that an audit with a state file reports the same as an audit without one.
+
+Between the audits, the tier or the state file is changed on purpose.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class ForgedStore(CountingStore):
-    """Store whose object versions and storage classes can be replaced by a test."""
+    """Store in which tests can replace the version and the storage class of each object."""
 
     def __init__(self, objects: dict[str, bytes]) -> None:
         super().__init__(objects)
@@ -63,7 +66,7 @@ def run_audit(
     return kts_source.audit(options, level=level, store=store, now_ms=now_ms, state=state_path)
 
 
-def test_folder_copied_for_other_topic_is_reported(tmp_path: Path) -> None:
+def test_topic_folder_copied_under_another_topic_name_is_reported(tmp_path: Path) -> None:
     store, state = write_store(healthy_segments()), tmp_path / "state"
     assert not run_audit(store, state).findings
     for key, data in list(store.objects.items()):
@@ -117,7 +120,9 @@ def test_clock_that_was_set_back_is_reported(tmp_path: Path) -> None:
 
 
 def rewrite(state: Path, change: dict[str, str]) -> None:
-    """Rewrites a state file: replaces texts in segment lines, and removes partition lines.
+    """Replaces texts in the segment lines of a state file and updates the checksums of these lines.
+
+    Removes the partition lines.
 
     Args:
         state: State file.
@@ -134,7 +139,7 @@ def rewrite(state: Path, change: dict[str, str]) -> None:
     state.write_text("".join(kept))
 
 
-def test_state_drops_proof_of_damaged_segment(tmp_path: Path) -> None:
+def test_audit_removes_proof_from_state_if_segment_is_damaged(tmp_path: Path) -> None:
     # The store returns wrong bytes for a segment whose object versions are unchanged. The audit
     # reads the segment again because its served offsets differ from those in the proof.
     objects = write_store(healthy_segments()).objects
@@ -172,7 +177,7 @@ def test_state_with_truncated_header_is_ignored(tmp_path: Path) -> None:
         run_audit(store, state)
 
 
-def test_concatenated_states_are_ignored_or_refused(tmp_path: Path) -> None:
+def test_concatenated_state_files_are_ignored_or_refused(tmp_path: Path) -> None:
     # The second state belongs to a replica with the same segment ids and object versions.
     store, state = write_store(healthy_segments()), tmp_path / "state"
     run_audit(store, state)
@@ -192,7 +197,7 @@ def test_concatenated_states_are_ignored_or_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_continued", [False, True])
-def test_transaction_from_below_the_log_start_is_reported_with_and_without_state(
+def test_report_of_transaction_begun_below_log_start_does_not_depend_on_state(
     is_continued: bool, tmp_path: Path
 ) -> None:
     # The index need not contain an aborted transaction whose records were all deleted. The state
@@ -224,7 +229,7 @@ def test_transaction_from_below_the_log_start_is_reported_with_and_without_state
 
 
 class Adversary:
-    """Randomly changes a tier and the state of its audits."""
+    """Randomly changes the objects of a tier, and the lines of the state file of its audits."""
 
     def __init__(self, seed: str, state: Path) -> None:
         self.rng = random.Random(seed)
@@ -285,7 +290,10 @@ class Adversary:
 
 
 def compare_audits(seed: str, state: Path, rounds: int = 12) -> int:
-    """Compares audits with and without a state. Returns how many reads the state saved."""
+    """Repeatedly changes a tier and its state file, and audits the tier with and without the state.
+
+    Asserts that both reports are equal. Returns the number of reads that the state saved.
+    """
     saved_reads = 0
     adversary = Adversary(seed, state)
     rng, store = adversary.rng, adversary.store
@@ -309,5 +317,7 @@ def compare_audits(seed: str, state: Path, rounds: int = 12) -> int:
     return saved_reads
 
 
-def test_audits_of_randomly_changed_tiers_are_equal_with_and_without_state(tmp_path: Path) -> None:
+def test_audits_of_randomly_changed_tiers_have_equal_reports_with_and_without_state(
+    tmp_path: Path,
+) -> None:
     assert sum(compare_audits(f"mischief {seed}", tmp_path / f"{seed}") for seed in range(15)) > 500

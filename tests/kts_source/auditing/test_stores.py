@@ -42,7 +42,10 @@ def objects() -> dict[str, bytes]:
 
 
 class FailingStore(MemoryStore):
-    """Store in which one object of one segment raises an error, or has an archive storage class."""
+    """Store in which reading one object raises `error`, or one object has `storage_class`.
+
+    This is the object with suffix `suffix` of the segment with base offset `base`.
+    """
 
     def __init__(
         self,
@@ -121,7 +124,7 @@ def test_audit_of_level_listing_reads_no_object() -> None:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize(("suffix", "name"), [("log", "crc"), ("indexes", "snapshot-invalid")])
-def test_audit_ignores_caches_with_older_bytes(
+def test_audit_ignores_cached_bytes_and_finds_damage_in_the_store(
     tmp_path: Path, suffix: str, name: str, jobs: int
 ) -> None:
     tier, cache = tmp_path / "tier", tmp_path / "cache"

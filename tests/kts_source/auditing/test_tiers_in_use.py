@@ -212,7 +212,7 @@ def test_other_topic_id_and_stray_object_are_reported(tmp_path: Path) -> None:
         assert len(by_name["other-topic-id"].objects) == 3 * len(BASES)
 
 
-def test_impossible_event_times_are_reported(tmp_path: Path) -> None:
+def test_event_times_in_the_future_or_before_the_records_are_reported(tmp_path: Path) -> None:
     newest = healthy_segments()[4:]
     future = write_tier(tmp_path / "a", newest, event_timestamp_ms=NOW_MS * 2)
     assert finding_spans(run_audit(future)) == {("clock", 163, STOP)}

@@ -1,4 +1,4 @@
-"""Vectorized batch checks produce the same reports as checks of single batches."""
+"""Tests that vectorized checks of batches produce the same reports as checks of single batches."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_single_batches(table: BatchTable, check: LogCheck, indexes: SegmentInd
         indexes.check(batch)
 
 
-def test_vectorized_audit_of_random_histories_equals_checks_of_single_batches(
+def test_vectorized_and_batch_by_batch_audits_of_random_histories_are_equal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     histories = [random_history(random.Random(f"at once {seed}")) for seed in range(20)]
@@ -54,7 +54,7 @@ def test_vectorized_audit_of_random_histories_equals_checks_of_single_batches(
     assert fast == [audit_history(World(history)) for history in histories]
 
 
-def test_vectorized_audit_of_flipped_bytes_equals_checks_of_single_batches(
+def test_vectorized_and_batch_by_batch_audits_of_flipped_bytes_are_equal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(3)
@@ -91,7 +91,10 @@ def split_batches(log: bytes) -> list[bytearray]:
 
 
 def damage_segments(rng: random.Random) -> list[SegmentFiles]:
-    """Returns the healthy segments with one to three faults; most faults keep checksums valid."""
+    """Returns the healthy segments with one to three random faults.
+
+    Most of the changed batches have valid checksums.
+    """
     segments = healthy_segments()
     for _ in range(rng.randint(1, 3)):
         number = rng.randrange(len(segments))
@@ -128,7 +131,10 @@ def damage_segments(rng: random.Random) -> list[SegmentFiles]:
 
 
 def check_damage(seed: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Asserts that vectorized and single checks report the same; returns the kinds of errors."""
+    """Asserts that vectorized and single-batch checks of damaged segments return the same report.
+
+    Returns the names of the errors in the report.
+    """
     rng = random.Random(seed)
     store = write_store(damage_segments(rng))
     with monkeypatch.context() as patched:
@@ -145,7 +151,7 @@ def audit_store(store: CountingStore) -> AuditReport:
     return kts_source.audit(options, level="bytes", store=store, now_ms=NOW_MS)
 
 
-def test_vectorized_audit_of_damaged_batches_equals_checks_of_single_batches(
+def test_vectorized_and_batch_by_batch_audits_of_damaged_batches_are_equal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kinds = set[str]()
@@ -159,7 +165,7 @@ def test_vectorized_audit_of_damaged_batches_equals_checks_of_single_batches(
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(log=strategies.logs(max_steps=30))
-def test_transactions_decoded_as_columns_equal_those_decoded_one_by_one(log: BuiltLog) -> None:
+def test_transaction_state_is_equal_for_vectorized_and_single_batches(log: BuiltLog) -> None:
     opened: Mapping[int, int] = {}
     for segment in log.segments:
         vectorized, single = Transactions(opened), Transactions(opened)

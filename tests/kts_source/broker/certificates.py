@@ -66,7 +66,11 @@ class Identity:
 def create_identity(
     name: str, issuer: Identity | None = None, *, is_authority: bool = False, hosts: str = ""
 ) -> Identity:
-    """Creates an identity for host names or addresses, signed by `issuer` or self-signed."""
+    """Creates a key and a certificate with the common name `name`.
+
+    The certificate is signed by `issuer`, or self-signed without an issuer. `hosts` is a
+    comma-separated list of the host names and IP addresses of the certificate.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -130,7 +134,7 @@ def server() -> Identity:
 
 @cache
 def client() -> Identity:
-    """Returns an identity that an intermediate authority signed.
+    """Returns an identity for clients. An intermediate authority signed its certificate.
 
     The client must send the intermediate certificate too, because servers trust only the root.
     """
@@ -155,7 +159,10 @@ def jks(
     version: int = 2,
     key_chain: Sequence[bytes] = (),
 ) -> bytes:
-    """Returns a JKS store with an optional key and its chain, followed by trusted certificates."""
+    """Returns the bytes of a JKS store in which `certificates` are trusted.
+
+    If `key_chain` is not empty, the store begins with a private key and this certificate chain.
+    """
 
     def utf(text: str) -> bytes:
         return struct.pack(">H", len(text)) + text.encode()

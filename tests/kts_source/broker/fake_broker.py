@@ -47,9 +47,10 @@ class FakePartition:
     """A partition and its leader.
 
     Attributes:
-        followers: Maps a rack to its preferred read replica.
-        reports_log_start: True if OFFSET_OUT_OF_RANGE responses contain the log start. Real
-            brokers return −1 instead (`ReplicaManager.createLogReadResult`).
+        followers: Maps a client's rack to the id of the node that the leader recommends to the
+            client as preferred read replica.
+        reports_log_start: True if OFFSET_OUT_OF_RANGE responses contain the log start. Real brokers
+            return −1 instead (`ReplicaManager.createLogReadResult`).
     """
 
     log: FakeLog
@@ -64,14 +65,14 @@ class FakeCluster:
 
     Attributes:
         topics: Maps a topic name to its id and partitions.
-        faults: Maps a request kind to the faults of the next requests.
-        asked: Kind and node of each received request.
+        faults: Maps a request kind to a queue with the faults of the next requests.
+        asked: Kind of each received request, and id of the node that received it.
         versions: Maps a request kind to the maximum version that the brokers support. Kinds that
             are not listed have the default maximum.
         opened: Number of accepted connections.
         configs: Config values by name, the same for every topic.
         old_nodes: Ids of the nodes that behave like Kafka 3.9.
-        fetches: Node, offset, isolation level and rack of each fetch request.
+        fetches: Node id, fetch offset, isolation level and rack of each fetch request.
     """
 
     def __init__(self, nodes: int = 1, *, versions: dict[str, int] | None = None) -> None:
@@ -101,7 +102,7 @@ class FakeCluster:
     def create(
         self, topic: str, partitions: list[FakePartition], topic_id: uuid.UUID | None = None
     ) -> str:
-        """Creates or replaces a topic and returns its id."""
+        """Creates the topic, or replaces it if it exists. Returns the topic id."""
         created_id = topic_id or uuid.uuid4()
         self.topics[topic] = created_id, partitions
         return uuid_to_text(created_id)
@@ -112,7 +113,10 @@ class FakeCluster:
         return ",".join(f"127.0.0.1:{node.port}" for node in self._nodes)
 
     def settings(self, **changes: Any) -> BrokerSettings:  # noqa: ANN401
-        """Returns client settings for these brokers, with short timeouts."""
+        """Returns client settings for these brokers, with short timeouts.
+
+        `changes` replaces settings.
+        """
         defaults: dict[str, Any] = {
             "bootstrap": tuple(("127.0.0.1", node.port) for node in self._nodes),
             "security": Secret(Security()),
@@ -127,12 +131,12 @@ class FakeCluster:
         self._nodes[number].stop()
 
     def fail(self, kind: str, *faults: Fault, times: int = 1) -> None:
-        """Queues the sequence of faults `times` times for the next requests of a kind."""
+        """Appends `faults` to the queue of the request kind `kind`, `times` times."""
         with self.lock:
             self.faults[kind].extend(faults * times)
 
     def of_kind(self, kind: str) -> int:
-        """Returns the number of received requests of a kind."""
+        """Returns how many requests of kind `kind` the brokers received."""
         return sum(request_kind == kind for request_kind, _ in self.asked)
 
     def _next_fault(self, kind: str, node: int) -> Fault:
@@ -142,7 +146,7 @@ class FakeCluster:
         return Fault()
 
     def answer(self, kind: str, node: int, request: Any) -> tuple[Any, Fault]:  # noqa: ANN401
-        """Returns the response to a request and the fault to apply to it."""
+        """Returns two values: the response to a request, and the fault to apply to the response."""
         with self.lock:
             self.asked.append((kind, node))
             fault = self._next_fault(kind, node)

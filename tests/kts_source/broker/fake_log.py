@@ -1,5 +1,6 @@
-"""Simulates a partition's log as a broker stores it: batches, transactions, leader epochs,
-bounds.
+"""Simulates the log of a partition as a broker stores it.
+
+The log consists of batches, transactions, leader epochs and offset bounds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """A batch with offsets [base, stop) and its bytes."""
+    """The bytes of a batch with the offsets [base, stop)."""
 
     base: int
     stop: int
@@ -33,8 +34,8 @@ class FakeLog:
     """The log of a partition's leader.
 
     Attributes:
-        batches: All batches by offset, including batches below the log start.
-        transactions: Transactions with data, by first offset.
+        batches: All batches, sorted by offset, including batches below the log start.
+        transactions: Transactions that contain data, sorted by first offset.
         epochs: Leader epochs and their first offsets.
         dates: Maps an offset to its timestamp in ms, for ListOffsets.
         log_start: First offset that consumers can read.
@@ -42,7 +43,7 @@ class FakeLog:
         reach: Number of offsets after the returned bytes. Responses also list the aborted
             transactions of these offsets, because real brokers round the end of a response up to
             the next entry of their sparse offset index.
-        holes: Offset ranges [start, stop) for which the brokers' tier lost the segment.
+        holes: Offset ranges [start, stop) of segments that the brokers lost in their tier.
     """
 
     batches: Sequence[StoredBatch]
@@ -55,7 +56,7 @@ class FakeLog:
     holes: Sequence[tuple[int, int]] = ()
 
     def serves(self, offset: int) -> bool:
-        """Returns true if the log can serve a fetch at the offset."""
+        """Returns true if a fetch at `offset` succeeds."""
         is_in_hole = any(start <= offset < stop for start, stop in self.holes)
         return self.log_start <= offset <= self.end and not is_in_hole
 
@@ -75,7 +76,7 @@ class FakeLog:
         return min(open_, default=self.end)
 
     def epoch_end(self, epoch: int) -> tuple[int, int]:
-        """Returns the latest epoch of the log that is not after `epoch`, and its end offset."""
+        """Returns two values: the log's latest epoch up to `epoch`, and the epoch's end offset."""
         earlier = [candidate for candidate, _ in self.epochs if candidate <= epoch]
         if not earlier:
             # For an epoch before its first one, the leader returns the requested epoch
@@ -98,10 +99,10 @@ class FakeLog:
     def read(
         self, offset: int, max_bytes: int, *, committed: bool
     ) -> tuple[bytes, list[tuple[int, int]] | None]:
-        """Returns log bytes and the aborted transactions that a fetch response lists.
+        """Returns two values: log bytes, and the aborted transactions that a fetch response lists.
 
-        The bytes begin with the batch that contains `offset`. They are cut after `max_bytes`, but
-        the first batch is always complete.
+        The bytes begin with the batch that contains `offset`. They end after `max_bytes`, but the
+        first batch is always complete. The second value is `None` if `committed` is false.
         """
         limit = self.stable if committed else self.end
         parts: list[bytes] = []
@@ -135,7 +136,10 @@ class FakeLog:
 def fake_log(
     log: BuiltLog, *, log_start: int = 0, epochs: Sequence[tuple[int, int]] | None = None
 ) -> FakeLog:
-    """Returns the log of all segments that `LogBuilder` built."""
+    """Returns a `FakeLog` with the batches, transactions and timestamps of all segments of `log`.
+
+    If `epochs` is `None`, uses the leader epochs of the batches.
+    """
     batches: list[StoredBatch] = []
     for files in log.segments:
         for entry in iter_entries(memoryview(files.log)):
@@ -165,5 +169,5 @@ def empty_log() -> FakeLog:
 
 
 def with_log_start(log: FakeLog, offset: int) -> FakeLog:
-    """Returns a copy of the log with another log start, as after DeleteRecords."""
+    """Returns a copy of `log` with the log start `offset`, as after DeleteRecords."""
     return replace(log, log_start=offset)

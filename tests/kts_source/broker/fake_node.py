@@ -42,17 +42,18 @@ API_VERSIONS_KEY: Final = 18
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault for one request.
+    """A fault that a fake broker injects into its response to one request.
 
     Attributes:
         code: Error code of every partition in the response.
         change: Function called before the response is created, for example to elect a leader.
-        alter: Function that receives the response with its size prefix, and returns other bytes.
+        alter: Function that receives the response with its size prefix, and returns the bytes to
+            send instead.
         edit: Function that changes the response message in place.
         hang_up: True if the connection is closed after the response.
         pause: Delay in seconds before the response.
         drip: Delay in seconds after each byte of the response.
-        node: Id of the node whose request gets the fault; −1 means any node.
+        node: Id of the node that injects the fault; −1 means any node.
     """
 
     code: int = 0

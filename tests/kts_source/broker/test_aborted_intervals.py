@@ -1,5 +1,6 @@
-"""Tests that a fetch keeps only complete batches and no aborted rows, wherever a response is
-cut.
+"""Tests that a fetch drops incomplete batches and aborted rows.
+
+The tests cut responses at random positions.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tests.kts_source.broker.fake_log import FakeLog, fake_log
 
 
 def _random_log(source: random.Random) -> tuple[FakeLog, set[int]]:
-    """Returns a log without open transactions, and the offsets of its committed rows."""
+    """Returns two values: a log without open transactions, and offsets of its committed rows."""
     builder = LogBuilder()
     for _ in range(source.randint(1, 60)):
         producer = source.randrange(4)
@@ -36,7 +37,7 @@ def _random_log(source: random.Random) -> tuple[FakeLog, set[int]]:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_committed_rows_are_kept_wherever_responses_are_cut(seed: int) -> None:
+def test_committed_rows_are_kept_for_any_size_of_fetch_responses(seed: int) -> None:
     source = random.Random(seed)
     log, committed = _random_log(source)
     log.reach = source.choice((0, 5, 1000))
@@ -63,7 +64,7 @@ def test_committed_rows_are_kept_wherever_responses_are_cut(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_whole_batches_returns_only_complete_batches_wherever_the_data_is_cut(seed: int) -> None:
+def test_whole_batches_returns_only_complete_batches_of_truncated_data(seed: int) -> None:
     log, _ = _random_log(random.Random(seed))
     batches = log.batches[:8]
     data = b"".join(batch.data for batch in batches)

@@ -72,7 +72,7 @@ def test_interleaved_reads_in_one_thread_use_separate_connections() -> None:
         assert cluster.of_kind(FETCH) - asked == 3 * alone
 
 
-def test_number_of_idle_clusters_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_idle_cluster_clients_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_idle", [])
     for port in range(1, 40):
         with borrowed_cluster(_settings(port)):

@@ -1,5 +1,7 @@
-"""Tests that a fetch from failing brokers ends before its deadline, and returns all rows or raises
-an error that names the cause.
+"""Tests fetches from failing brokers.
+
+A fetch must end before its deadline. It must return all rows, or raise an error that names the
+cause.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ def _little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Scene:
-    """Two brokers and a client. The only partition has 20 batches of three records each."""
+    """Two brokers and a client. The brokers have one partition with 20 batches of three records."""
 
     def __init__(self) -> None:
         builder = LogBuilder()
@@ -68,13 +70,21 @@ class Scene:
         return BrokerRange("t", self.topic_id, 0, 0, 0, END, False, 1)
 
     def offsets(self, broker_range: BrokerRange | None = None, **changed: Any) -> list[int]:  # noqa: ANN401
-        """Reads a range and returns its offsets; `changed` replaces client settings."""
+        """Reads `broker_range` and returns the offsets of its rows.
+
+        Reads the entire partition by default.
+
+        `changed` replaces client settings.
+        """
         settings = dataclasses.replace(SETTINGS, **changed)
         rows = read_range(broker_range or self.broker_range, self.cluster, settings)
         return [offset for batch in rows for offset in batch["offset"].to_pylist()]
 
     def elect(self, *, keeps: int = END) -> None:
-        """Elects the other broker. Its epoch 1 begins at offset `keeps`, after epoch 0."""
+        """Elects broker 1.
+
+        Its leader epoch 1 begins at offset `keeps`; earlier offsets have epoch 0.
+        """
         self.partition.leader, self.partition.epoch = 1, 1
         self.partition.log.epochs = [(0, 0), (1, keeps)]
 
@@ -125,7 +135,9 @@ TEMPORARY = {
 
 @pytest.mark.parametrize("name", TEMPORARY)
 @pytest.mark.parametrize("requests_before", only(1, [2, 0]))
-def test_temporary_failures_lose_no_row(scene: Scene, name: str, requests_before: int) -> None:
+def test_fetch_returns_all_rows_after_temporary_failures(
+    scene: Scene, name: str, requests_before: int
+) -> None:
     scene.brokers.fail(FETCH, *[Fault()] * requests_before, TEMPORARY[name], TEMPORARY[name])
     assert scene.offsets() == list(range(END))
     assert not scene.brokers.faults[FETCH]
@@ -152,7 +164,7 @@ def test_permanent_failure_raises_broker_unavailable_error_before_the_deadline(
     assert time.monotonic() - began < 15
 
 
-def test_fetch_reaches_its_end_if_compaction_removed_the_last_records(scene: Scene) -> None:
+def test_fetch_ends_if_compaction_removed_the_last_requested_records(scene: Scene) -> None:
     # A read_committed fetch returns no batch for the removed offsets. The client must not mistake
     # this for a broker that is still loading.
     builder = LogBuilder()
@@ -223,12 +235,12 @@ def test_fetch_continues_from_a_new_leader(scene: Scene, has_died: bool) -> None
     assert scene.offsets() == list(range(END))
 
 
-def test_fetch_follows_the_leader_after_a_failed_disk(scene: Scene) -> None:
+def test_fetch_continues_from_a_new_leader_after_a_storage_error(scene: Scene) -> None:
     scene.brokers.fail(FETCH, Fault(), Fault(56, change=scene.elect))
     assert scene.offsets() == list(range(END))
 
 
-def test_new_leader_without_the_records_raises_data_loss_error(scene: Scene) -> None:
+def test_new_leader_that_lacks_planned_records_raises_data_loss_error(scene: Scene) -> None:
     scene.brokers.fail(FETCH, Fault(), Fault(change=lambda: scene.elect(keeps=30)))
     with pytest.raises(DataLossError, match="unclean election"):
         scene.offsets()
@@ -244,7 +256,9 @@ def test_recreated_topic_raises_data_loss_error(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("reports_log_start", [False, True])
-def test_moved_log_start_raises_data_loss_error(scene: Scene, reports_log_start: bool) -> None:
+def test_log_start_that_moves_during_fetch_raises_data_loss_error(
+    scene: Scene, reports_log_start: bool
+) -> None:
     # Real brokers do not return the log start in an OFFSET_OUT_OF_RANGE response. The log start is
     # inside a batch, and consumers do not see the rows of the batch that are below it.
     def move() -> None:
@@ -273,7 +287,7 @@ def test_fetch_prefers_follower_in_client_rack(scene: Scene, is_dead: bool) -> N
     assert any(node == 1 for node, *_ in scene.brokers.fetches) is not is_dead
 
 
-def test_follower_without_data_is_replaced_by_leader(scene: Scene) -> None:
+def test_fetch_uses_the_leader_if_the_follower_returns_no_data(scene: Scene) -> None:
     scene.partition.followers = {"here": 1}
     scene.cluster = Cluster(scene.brokers.settings(partition_fetch_bytes=300, rack="here"))
     scene.brokers.fail(FETCH, Fault(edit=_empty, node=1), times=100)
@@ -294,7 +308,7 @@ def test_next_request_is_sent_before_batches_are_returned(scene: Scene) -> None:
     assert scene.offsets() == list(range(END))
 
 
-def test_connections_are_reused(scene: Scene) -> None:
+def test_fetches_reuse_open_connections(scene: Scene) -> None:
     scene.offsets()
     opened = scene.brokers.opened
     for _ in range(3):
@@ -312,7 +326,7 @@ def test_worker_authenticates_once_for_metadata_and_fetch(scene: Scene) -> None:
     assert scene.brokers.opened == 2
 
 
-def test_slow_consumer_sends_no_extra_requests(scene: Scene) -> None:
+def test_fetch_for_a_slow_caller_sends_no_extra_requests(scene: Scene) -> None:
     # The next response is in the socket buffer while the consumer is slow. The client must not
     # count this time as a broker timeout.
     fetcher = RangeFetcher(scene.cluster, scene.broker_range, max_batch_bytes=1 << 20)
@@ -326,7 +340,7 @@ def test_slow_consumer_sends_no_extra_requests(scene: Scene) -> None:
     assert fetcher.requests == responses
 
 
-def test_committed_read_of_tiered_offsets_from_old_broker_raises_broker_error(scene: Scene) -> None:
+def test_read_committed_fetch_of_tiered_offsets_from_old_broker_raises_error(scene: Scene) -> None:
     """Brokers before Kafka 4.0 do not list all aborted transactions of the tier (KAFKA-17801)."""
     scene.brokers.versions = {"ListOffsets": 9}
     committed = dataclasses.replace(scene.broker_range, read_committed=True)
@@ -348,7 +362,7 @@ def test_committed_read_of_tiered_offsets_from_old_broker_raises_broker_error(sc
     assert scene.offsets(committed) == list(range(END))
 
 
-def test_old_follower_is_not_used_for_committed_rows(scene: Scene) -> None:
+def test_read_committed_fetch_does_not_use_an_old_follower(scene: Scene) -> None:
     scene.brokers.versions = {"ListOffsets": 9}
     scene.partition.followers = {"here": 1}
     scene.cluster = Cluster(scene.brokers.settings(partition_fetch_bytes=300, rack="here"))
@@ -360,7 +374,7 @@ def test_old_follower_is_not_used_for_committed_rows(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("kind", [FETCH, LIST_OFFSETS])
-def test_only_brokers_before_kafka_3_1_are_refused(scene: Scene, kind: str) -> None:
+def test_fetch_refuses_brokers_before_kafka_3_1_but_not_kafka_3_1(scene: Scene, kind: str) -> None:
     scene.brokers.versions = {FETCH: 12, LIST_OFFSETS: 7} if kind == FETCH else {LIST_OFFSETS: 7}
     committed = dataclasses.replace(scene.broker_range, read_committed=True)
     if kind == FETCH:
@@ -371,7 +385,7 @@ def test_only_brokers_before_kafka_3_1_are_refused(scene: Scene, kind: str) -> N
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_message_set_across_range_end_is_read_after_empty_responses(
+def test_message_set_that_crosses_range_end_is_read_after_empty_responses(
     scene: Scene, magic: int
 ) -> None:
     """The offset field of a compressed message set is the offset of its last record."""
@@ -391,7 +405,7 @@ def test_message_set_across_range_end_is_read_after_empty_responses(
     assert offsets == list(range(15))
 
 
-def test_begins_at_or_after_compares_the_first_record_of_a_message_set() -> None:
+def test_begins_at_or_after_uses_the_first_offset_of_a_message_set() -> None:
     records = [SimpleRecord(b"v", timestamp=number) for number in range(3)]
     batch = LogBuilder()
     batch.append(records)
@@ -407,7 +421,7 @@ def test_begins_at_or_after_compares_the_first_record_of_a_message_set() -> None
 
 
 @pytest.mark.parametrize("holes", [[(3, 6)], [(3, 6), (9, 12)], [(54, 60)], [(0, 60)], [(4, 47)]])
-def test_offsets_lost_by_the_brokers_tier_are_skipped_if_loss_is_allowed(
+def test_offsets_missing_in_the_tier_of_brokers_are_skipped_if_loss_is_allowed(
     scene: Scene, holes: list[tuple[int, int]]
 ) -> None:
     scene.partition.log.holes = holes
@@ -422,7 +436,7 @@ def test_offsets_lost_by_the_brokers_tier_are_skipped_if_loss_is_allowed(
         scene.offsets(dataclasses.replace(scene.broker_range, start_offset=holes[0][0]))
 
 
-def test_end_of_hole_in_brokers_tier_is_found_by_bisection(
+def test_fetch_finds_the_end_of_a_hole_in_the_brokers_tier_by_bisection(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch_range, "_MAX_PROBES", 4)
@@ -439,14 +453,14 @@ def test_search_for_end_of_hole_stops_at_local_start_of_leader(scene: Scene) -> 
     assert {offset for _, offset, _, _ in scene.brokers.fetches if 3 <= offset <= 6} == {3, 4, 5, 6}
 
 
-def test_temporary_out_of_range_error_loses_no_row(scene: Scene) -> None:
+def test_fetch_returns_all_rows_after_a_temporary_out_of_range_error(scene: Scene) -> None:
     """A broker that is still loading its tier metadata may refuse an offset of its log."""
     scene.brokers.fail(FETCH, Fault(), Fault(1))
     assert scene.offsets(fail_on_data_loss=False) == list(range(END))
 
 
 @pytest.mark.parametrize("leader", [0, 1])
-def test_committed_rows_come_from_the_leader_if_versions_are_mixed(
+def test_read_committed_fetch_uses_the_leader_if_broker_versions_are_mixed(
     scene: Scene, leader: int
 ) -> None:
     """During a rolling upgrade, the leader may be newer or older than the follower."""
@@ -473,7 +487,7 @@ def test_committed_rows_come_from_the_leader_if_versions_are_mixed(
 
 
 @pytest.mark.parametrize("listed", [(), ((7, 0),), ((7, 2), (8, 2)), ((7, 2), (7, 9))])
-def test_wrong_aborted_transactions_raise_corrupt_segment_error(
+def test_wrong_list_of_aborted_transactions_raises_corrupt_segment_error(
     scene: Scene, listed: tuple[tuple[int, int], ...]
 ) -> None:
     builder = LogBuilder()

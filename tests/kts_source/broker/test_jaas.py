@@ -31,7 +31,9 @@ def quote_value(value: str, quote: str) -> str:
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("prefix", ["", "kafkashaded.", "shadedmskiam."])
 @pytest.mark.parametrize("flag", ["required", "REQUIRED", "optional"])
-def test_jaas_login_modules_have_mechanisms(name: str, prefix: str, flag: str) -> None:
+def test_jaas_login_module_is_mapped_to_its_sasl_mechanisms(
+    name: str, prefix: str, flag: str
+) -> None:
     module = parse_jaas(f"{prefix}{name} {flag};")
     assert module.mechanisms == OTHERS[name]
     assert module.options == {}

@@ -25,7 +25,10 @@ SERVERS = {"kafka.bootstrap.servers": "broker:9092"}
 
 
 def parse_settings(**changes: str) -> BrokerSettings:
-    """Parses `bootstrap.servers` and the options in `changes`, with `__` in place of each dot."""
+    """Parses the options in `changes` together with `bootstrap.servers`.
+
+    In the names of `changes`, `__` stands for a dot.
+    """
     parsed, _ = broker_settings(SERVERS | prefix_options(changes))
     assert parsed is not None
     return parsed
@@ -47,7 +50,7 @@ def test_kafka_options_without_servers_are_ignored() -> None:
     assert broker_settings({}) == (None, ())
 
 
-def test_broker_settings_defaults_match_the_table() -> None:
+def test_broker_settings_have_the_defaults_listed_in_plain_options() -> None:
     parsed = parse_settings()
     assert parsed.bootstrap == (("broker", 9092),)
     assert parsed.security.reveal() == Security("PLAINTEXT")
@@ -110,7 +113,7 @@ def test_invalid_bootstrap_servers_are_refused(text: str) -> None:
     assert "entry 2" in problem
 
 
-def test_bootstrap_servers_without_broker_or_with_other_protocol_are_refused() -> None:
+def test_empty_bootstrap_servers_or_servers_with_a_protocol_are_refused() -> None:
     assert "contains no broker address" in refusal_message(bootstrap__servers=" , ")
     assert "security.protocol" in refusal_message(bootstrap__servers="SASL_SSL://a:1")
 
@@ -125,7 +128,7 @@ def test_invalid_numbers_in_kafka_options_are_refused(option: str, text: str) ->
     assert f"'kafka.{option}' must be a whole number" in problem
 
 
-def test_fetch_max_wait_must_be_below_the_request_timeout() -> None:
+def test_fetch_max_wait_not_below_the_request_timeout_is_refused() -> None:
     assert "less than kafka.request.timeout.ms" in refusal_message(
         fetch__max__wait__ms="1000", request__timeout__ms="1000"
     )
@@ -175,7 +178,7 @@ def test_option_without_effect_is_ignored(name: str) -> None:
     assert broker_settings({**SERVERS, option: "x", **sasl})[1] == (option,)
 
 
-def test_options_unused_by_the_protocol_are_ignored() -> None:
+def test_security_options_are_ignored_if_protocol_is_plaintext() -> None:
     idle = {"kafka.ssl.truststore.location": "/gone", "kafka.sasl.jaas.config": "nonsense"}
     parsed, ignored = broker_settings({**SERVERS, **idle, "kafka.security.protocol": "plaintext"})
     assert parsed is not None
@@ -184,7 +187,7 @@ def test_options_unused_by_the_protocol_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("option", ["ssl__truststore__location", "sasl__mechanism"])
-def test_security_options_without_their_protocol_are_refused(option: str) -> None:
+def test_security_options_without_security_protocol_are_refused(option: str) -> None:
     assert "needs kafka.security.protocol" in refusal_message(**{option: "x"})
 
 
@@ -194,7 +197,7 @@ def test_unknown_security_protocol_is_refused() -> None:
     assert "hunter2" not in problem
 
 
-def test_docs_tables_name_every_option_exactly_once() -> None:
+def test_tables_in_docs_list_every_option_exactly_once() -> None:
     names = [name for name, _, _ in (*PLAIN_OPTIONS, *SECURITY_OPTIONS)]
     assert len(names) == len(COUNTED)
     assert not COUNTED & {*REFUSED, *WITHOUT_EFFECT}

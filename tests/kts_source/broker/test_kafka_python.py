@@ -1,4 +1,4 @@
-"""Tests the names and signatures of kafka-python that we use although they are not public."""
+"""Tests that private parts of kafka-python have the names and signatures that we rely on."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_sasl_mechanism_has_expected_methods(name: str) -> None:
     assert list(inspect.signature(mechanism.receive).parameters) == ["self", "auth_bytes"]
 
 
-def test_token_provider_has_only_the_token_method() -> None:
+def test_abstract_token_provider_requires_only_the_method_token() -> None:
     assert AbstractTokenProvider.__abstractmethods__ == {"token"}
     with pytest.raises(Exception, match="must implement"):
         SaslMechanismOAuth(sasl_oauth_token_provider=object())
@@ -45,7 +45,7 @@ def test_msk_client_has_expected_signature() -> None:
     assert callable(AwsMskIamClient.first_message)
 
 
-def test_gssapi_mechanism_uses_only_fields_that_we_set() -> None:
+def test_gssapi_mechanism_uses_only_fields_that_our_subclass_sets() -> None:
     """Our subclass replaces `__init__`, so it must set each field that inherited methods use."""
     used = set()
     for method in (

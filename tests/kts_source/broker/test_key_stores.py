@@ -1,4 +1,7 @@
-"""Key and trust stores are opened as Java opens them; any invalid file raises `KeyStoreError`."""
+"""Tests that key stores and trust stores are opened in the same way as Java opens them.
+
+Every invalid file must raise `KeyStoreError`.
+"""
 
 from __future__ import annotations
 

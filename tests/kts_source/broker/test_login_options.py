@@ -1,4 +1,4 @@
-"""Tests SASL options: logins of each mechanism are parsed, invalid combinations are refused."""
+"""Tests SASL options: logins of each mechanism are parsed, and invalid combinations are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tests OAuth tokens of a loopback endpoint: RFC 6749 requests, reuse, renewal and errors."""
+"""Tests how OAuth tokens are requested (RFC 6749), reused and renewed, and which errors are raised.
+
+The token endpoint is an HTTP server on the loopback interface.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ SECRET = "hunter2+/ ü"
 
 
 class Endpoint(http.server.ThreadingHTTPServer):
-    """An HTTP server that sends the queued `answers` and records each request in `asked`."""
+    """A token endpoint that sends the responses in `answers`. Records each request in `asked`."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -121,7 +124,7 @@ def test_token_is_reused_for_most_of_its_lifetime(
 @pytest.mark.parametrize(
     "lifetime", [{}, {"expires_in": "x"}, {"expires_in": -1}, {"expires_in": True}]
 )
-def test_token_of_unknown_lifetime_is_used_once(
+def test_token_of_unknown_lifetime_is_not_reused(
     endpoint: Endpoint, lifetime: dict[str, object]
 ) -> None:
     endpoint.answers += [token_response("t1", **lifetime), token_response("t2", **lifetime)]

@@ -1,4 +1,7 @@
-"""Only kafka-python's message classes are loaded; other code can still import the full package."""
+"""Tests that this product loads only the message classes of kafka-python.
+
+Other code must still be able to import the full package.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ HEAVY = "'kafka.consumer.group' in sys.modules, 'kafka.admin' in sys.modules"
 
 
 def run(*lines: str, **environment: str) -> str:
-    """Returns the output of a program that runs in a new process."""
+    """Runs a program in a new process and returns its output.
+
+    The program consists of `LOAD` and `lines`. `environment` adds environment variables.
+    """
     program = "\n".join((LOAD, *lines))
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -27,7 +33,7 @@ def run(*lines: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-def test_load_messages_does_not_import_consumer_and_admin() -> None:
+def test_load_messages_imports_neither_consumer_nor_admin_modules() -> None:
     assert run(f"print({HEAVY})") == "False False"
 
 
@@ -44,11 +50,11 @@ def test_full_kafka_package_is_imported_if_tuning_is_off() -> None:
         "from kafka import *; print(KafkaConsumer.__module__)",
     ],
 )
-def test_access_to_another_kafka_attribute_imports_the_full_package(program: str) -> None:
+def test_access_to_kafka_consumer_imports_the_full_kafka_package(program: str) -> None:
     assert run(program) == "kafka.consumer.group"
 
 
-def test_kafka_package_is_complete_after_messages_were_loaded() -> None:
+def test_full_kafka_package_is_importable_after_load_messages() -> None:
     text = run(
         "import kafka, types, kafka.protocol.consumer as ours, kafka.errors",
         "before = ours.FetchRequest",
@@ -76,7 +82,7 @@ def test_concurrent_threads_can_import_kafka_messages() -> None:
     assert text == "8 {'KafkaProducer'}"
 
 
-def test_already_imported_kafka_package_is_unchanged() -> None:
+def test_load_messages_does_not_change_an_imported_kafka_package() -> None:
     text = run(
         "import importlib",
         "for name in [name for name in sys.modules if name.split('.')[0] == 'kafka']:",

@@ -43,7 +43,7 @@ def start_login(mechanism: str, credentials: Login, host: str = "broker") -> Sas
 
 
 class ScramServer:
-    """Server side of RFC 5802, like Kafka's `ScramSaslServer`."""
+    """Server side of SCRAM logins (RFC 5802), like Kafka's `ScramSaslServer`."""
 
     def __init__(self, mechanism: str, users: dict[str, str], iterations: int = 4096) -> None:
         self.hash = HASHES[mechanism]
@@ -98,7 +98,7 @@ def test_scram_login_with_wrong_password_is_rejected_by_the_server() -> None:
         server.final(client.auth_bytes())
 
 
-def test_scram_matches_rfc_7677_example(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scram_messages_equal_the_example_in_rfc_7677(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uuid.uuid4", lambda: "rOprNGfwEbeRWgbNEkqO")
     client = start_login("SCRAM-SHA-256", Password("user", "pencil"))
     assert client.auth_bytes() == b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO"
@@ -151,7 +151,7 @@ def test_too_few_scram_iterations_are_refused(iterations: int) -> None:
 
 
 @pytest.mark.parametrize("answer", [b"v=c2lnbmF0dXJl", b"e=other-error", b"", b"v=?"])
-def test_scram_server_without_the_password_is_refused(answer: bytes) -> None:
+def test_scram_login_refuses_server_that_does_not_prove_the_password(answer: bytes) -> None:
     server = ScramServer("SCRAM-SHA-512", {"alice": "hunter2"})
     client = start_login("SCRAM-SHA-512", Password("alice", "hunter2"))
     client.receive(server.first(client.auth_bytes()))
@@ -161,7 +161,7 @@ def test_scram_server_without_the_password_is_refused(answer: bytes) -> None:
     assert not client.is_done()
 
 
-def test_plain_sends_name_and_password() -> None:
+def test_plain_login_sends_name_and_password() -> None:
     client = start_login("PLAIN", Password("älice", "hunter2"))
     assert client.auth_bytes().split(b"\0")[1:] == ["älice".encode(), b"hunter2"]
     client.receive(b"")
@@ -172,7 +172,7 @@ def return_token() -> str:
     return "header.payload.signature-_~+/=="
 
 
-def test_login_fails_after_too_many_responses() -> None:
+def test_login_fails_if_the_server_sends_too_many_responses() -> None:
     client = start_login("OAUTHBEARER", TokenCallback(f"{__name__}:return_token", ()))
     for _ in range(16):
         client.auth_bytes()
@@ -193,7 +193,7 @@ def fail() -> str:
     raise RuntimeError("hunter2")
 
 
-def test_oauth_sends_token_and_extensions() -> None:
+def test_oauth_login_sends_token_and_extensions() -> None:
     source = TokenCallback(f"{__name__}:return_token", (("logicalCluster", "lkc-1"), ("pool", "p")))
     client = start_login("OAUTHBEARER", source)
     token = return_token()
@@ -204,7 +204,7 @@ def test_oauth_sends_token_and_extensions() -> None:
     assert client.is_done()
 
 
-def test_rejection_of_oauth_token_is_acknowledged() -> None:
+def test_client_acknowledges_rejection_of_an_oauth_token() -> None:
     client = start_login("OAUTHBEARER", TokenCallback(f"{__name__}:return_token", ()))
     client.auth_bytes()
     client.receive(b'{"status":"invalid_token"}')
@@ -240,7 +240,7 @@ def no_aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_aws")
-def test_aws_signs_for_the_region_of_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aws_login_is_signed_for_the_region_of_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "session")
@@ -260,7 +260,10 @@ def test_aws_signs_for_the_region_of_the_broker(monkeypatch: pytest.MonkeyPatch)
 
 
 def _signature(message: dict[str, str], secret: str) -> str:
-    """Returns the signature that botocore computes for the same request as a URL."""
+    """Returns the signature of `message` that botocore computes.
+
+    To let botocore sign it, converts the message to a URL with the same parameters.
+    """
     key, _, region, service, _ = message["x-amz-credential"].split("/")
     token = message.get("x-amz-security-token")
     request = AWSRequest("GET", f"https://{message['host']}/", params={"Action": message["action"]})
@@ -312,7 +315,10 @@ def test_error_of_missing_kafka_package_names_the_extra(monkeypatch: pytest.Monk
 
 
 class GssapiRecorder(types.ModuleType):
-    """Replaces the `gssapi` package: records context arguments and simulates a ticket exchange."""
+    """Replaces the `gssapi` package and simulates a ticket exchange.
+
+    Records the arguments of the newest security context in `contexts`.
+    """
 
     NameType = types.SimpleNamespace(hostbased_service="service", user="user")
     MechType = types.SimpleNamespace(kerberos="krb5")

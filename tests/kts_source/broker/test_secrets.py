@@ -1,4 +1,4 @@
-"""Credentials are stored only in `Secret`; they never appear in a repr or an error message."""
+"""Tests that credentials are stored only in `Secret` and never appear in a repr or an error."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def secret_options(folder: Path) -> dict[str, str]:
     }
 
 
-def test_broker_settings_hide_secrets_and_pickle(tmp_path: Path) -> None:
+def test_broker_settings_hide_secrets_and_can_be_pickled(tmp_path: Path) -> None:
     options = parse_options({"path": "/t", "subscribe": "a", **secret_options(tmp_path)})
     assert options.brokers is not None
     security = options.brokers.security.reveal()
@@ -103,7 +103,7 @@ def test_broker_settings_hide_secrets_and_pickle(tmp_path: Path) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_security_values_have_no_repr(value: object) -> None:
+def test_repr_of_security_values_contains_no_secret(value: object) -> None:
     assert SECRET not in f"{value} {value!r} {[value]}"
     assert pickle.loads(pickle.dumps(value)) == value
 
@@ -115,7 +115,10 @@ secrets = st.text(
 
 @st.composite
 def random_options(draw: st.DrawFn) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Draws options with secrets in valid or invalid places. Returns the options and secrets."""
+    """Draws options that contain secrets, some of them at invalid positions.
+
+    Returns two values: the options, and the secrets.
+    """
     hidden = tuple(draw(st.lists(secrets, min_size=1, max_size=3)))
     mechanism = draw(st.sampled_from(MECHANISMS))
     pairs = draw(
@@ -156,7 +159,7 @@ def random_options(draw: st.DrawFn) -> tuple[dict[str, str], tuple[str, ...]]:
 
 
 @given(random_options())
-def test_option_errors_hide_secrets_in_any_option(
+def test_option_errors_show_no_secret_of_any_option(
     case: tuple[dict[str, str], tuple[str, ...]],
 ) -> None:
     options, hidden = case
@@ -178,7 +181,7 @@ def test_option_errors_hide_secrets_in_any_option(
 
 @pytest.mark.parametrize("name", sorted(COUNTED - {"client.id", "client.rack"}))
 @pytest.mark.parametrize("protocol", ["SSL", "SASL_SSL"])
-def test_secret_that_is_repeated_in_another_option_is_not_shown(
+def test_secret_used_as_value_of_another_option_is_not_shown(
     name: str, protocol: str, tmp_path: Path
 ) -> None:
     base = secret_options(tmp_path) | {"kafka.security.protocol": protocol}
@@ -198,7 +201,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
-def test_docs_examples_are_accepted(example: str, tmp_path: Path) -> None:
+def test_option_examples_in_the_docs_are_accepted(example: str, tmp_path: Path) -> None:
     """The examples are used as documented, except that their file paths are replaced."""
     from tests.kts_source.broker.certificates import jks
 

@@ -1,5 +1,7 @@
-"""Tests TLS handshakes with a loopback server: trusted certificates, client certificates,
-versions.
+"""Tests TLS handshakes with a loopback server.
+
+Tests which server certificates are trusted, which client certificates are sent, and which TLS
+versions are used.
 """
 
 from __future__ import annotations
@@ -48,9 +50,10 @@ def serve_tls(
     asks_for_certificate: bool = False,
     newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3,
 ) -> Iterator[int]:
-    """Runs a server and yields its port.
+    """Runs a TLS server and yields its port.
 
-    The server sends the common name of the client certificate, then closes the connection.
+    The server sends the common name of the client certificate and the TLS version. Then it closes
+    the connection.
     """
     pem = folder / "server.pem"
     pem.write_text(identity.key_pem() + identity.chain_pem)
@@ -165,7 +168,7 @@ def test_tls_without_trust_store_uses_system_authorities(tmp_path: Path) -> None
         read_greeting(parse_security({}), port)
 
 
-def test_empty_endpoint_identification_skips_only_the_host_name_check(
+def test_empty_endpoint_identification_option_skips_only_the_host_name_check(
     tmp_path: Path,
 ) -> None:
     options = {**TRUST_STORES["JKS"](tmp_path), "endpoint.identification.algorithm": ""}
@@ -223,7 +226,9 @@ def test_tls_client_certificate_is_sent(
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-def test_key_file_is_private_and_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_key_file_is_private_and_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(os, "memfd_create", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     created_files = []
@@ -266,7 +271,7 @@ def test_tls_version_follows_options(options: dict[str, str], version: str, tmp_
         assert read_greeting(client_security, port) == f"hello [] {version}"
 
 
-def test_tls_version_that_is_not_allowed_is_not_used(tmp_path: Path) -> None:
+def test_tls_connection_fails_if_server_has_no_allowed_version(tmp_path: Path) -> None:
     client_security = parse_security(
         {**TRUST_STORES["JKS"](tmp_path), "enabled.protocols": "TLSv1.3"}
     )
@@ -320,7 +325,7 @@ def test_tls_option_errors_explain_the_fix(options: dict[str, str], message: str
     assert "BEGIN PRIVATE" not in problem
 
 
-def test_tls_file_with_wrong_password_or_content_is_refused(tmp_path: Path) -> None:
+def test_tls_file_with_wrong_password_size_or_content_is_refused(tmp_path: Path) -> None:
     password = {"keystore.password": "wr0ng-secret"}
     for problem in (
         refusal_message(KEY_STORES["PKCS12"](tmp_path) | password),

@@ -1,5 +1,5 @@
-"""Checks that a bundle stores several values in one cache entry, and that an unreadable entry is a
-cache miss.
+"""Tests bundles, which store several values in one cache entry. An unreadable entry counts as an
+empty bundle.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def cache(tmp_path: Path) -> DiskCache:
     return DiskCache(tmp_path / "cache", CacheLimits(None, None))
 
 
-def test_bundle_values_round_trip_independently(cache: DiskCache) -> None:
+def test_saved_bundle_returns_the_last_value_of_each_key(cache: DiskCache) -> None:
     bundle = Bundle(cache, "p")
     bundle.put("a", b"one\n")
     bundle.put("b", b"")
@@ -36,7 +36,7 @@ def test_bundle_values_round_trip_independently(cache: DiskCache) -> None:
     assert (last.get("a"), last.get("b")) == (b"one\n", b"\x00two")
 
 
-def test_unchanged_cache_value_is_not_written(cache: DiskCache, tmp_path: Path) -> None:
+def test_unchanged_bundle_is_not_written_again(cache: DiskCache, tmp_path: Path) -> None:
     bundle = Bundle(cache, "p")
     bundle.save()
     assert cache.get("p") is None
@@ -61,7 +61,7 @@ def test_unchanged_cache_value_is_not_written(cache: DiskCache, tmp_path: Path) 
         lambda data: b"",
     ],
 )
-def test_unreadable_cache_value_is_a_miss(
+def test_unreadable_cache_entry_counts_as_empty_bundle(
     spoil: Callable[[bytes], bytes], cache: DiskCache
 ) -> None:
     bundle = Bundle(cache, "p")

@@ -1,5 +1,5 @@
-"""Checks that the cache serves repeated reads of an object version, and that all other reads go to
-the store.
+"""Checks that the cache serves repeated reads of the same bytes of an object version. All other
+reads go to the store.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ KEEP = CacheLimits(None, None)
 
 
 class SlowStore:
-    """A slow store with one object. Each request appends a line to a file, for all processes."""
+    """A store with one object, which delays each read by `seconds`. Each request of any process
+    appends a line to the file `requests`.
+    """
 
     def __init__(self, requests: Path, data: bytes = bytes(range(256)), seconds: float = 0) -> None:
         self._requests = requests
@@ -85,7 +87,7 @@ class SlowStore:
 
 
 class Cached:
-    """Reads side files of a slow store through the caches of a tier."""
+    """Reads ranges of objects of `store` as side files, through the caches of a tier."""
 
     def __init__(self, store: ObjectStore, settings: CacheSettings, scope: str = "") -> None:
         self._store = store
@@ -106,7 +108,7 @@ def requested(tmp_path: Path) -> list[str]:
     return SlowStore(tmp_path / "requests").requested
 
 
-def test_cache_serves_the_second_read_of_a_version(tmp_path: Path) -> None:
+def test_second_read_of_same_object_version_comes_from_the_cache(tmp_path: Path) -> None:
     for _ in range(2):
         store = cached(tmp_path)
         assert store.get_range("a", 3, 9, version="1") == bytes(range(3, 9))
@@ -190,7 +192,7 @@ def test_two_processes_read_a_range_only_once(tmp_path: Path) -> None:
     assert requested(tmp_path) == ["a:3-9"]
 
 
-def test_cache_waiter_fetches_after_the_timeout(tmp_path: Path) -> None:
+def test_process_that_waits_for_the_cache_fetches_after_the_timeout(tmp_path: Path) -> None:
     read_in_two_processes(tmp_path, patience=0.01)
     assert requested(tmp_path) == ["a:3-9"] * 2
 
@@ -199,7 +201,7 @@ def _read_and_hang(tmp_path: Path) -> None:
     cached(tmp_path, seconds=600).get_range("a", 3, 9, version="1")
 
 
-def test_cache_does_not_wait_for_a_killed_fetcher(tmp_path: Path) -> None:
+def test_cache_does_not_wait_for_a_killed_process(tmp_path: Path) -> None:
     hanging = multiprocessing.get_context("spawn").Process(target=_read_and_hang, args=(tmp_path,))
     hanging.start()
     deadline = time.monotonic() + 60
@@ -216,7 +218,7 @@ def test_cache_does_not_wait_for_a_killed_fetcher(tmp_path: Path) -> None:
 
 
 class CountingStore(LocalStore):
-    """Counts the reads of segment bytes."""
+    """Counts the range reads of `.log` objects."""
 
     log_reads = 0
 
@@ -265,7 +267,7 @@ def test_cached_chunks_serve_a_second_scan(topic: str, tmp_path: Path) -> None:
     assert log_reads(tier) == 0
 
 
-def test_second_scan_without_chunk_cache_reads_only_data(tmp_path: Path) -> None:
+def test_second_scan_without_chunk_cache_reads_only_log_objects(tmp_path: Path) -> None:
     options = tier_options("codecs", includeHeaders="true")
     for number in range(2):
         tier = golden(tmp_path, chunks=False)
@@ -276,13 +278,15 @@ def test_second_scan_without_chunk_cache_reads_only_data(tmp_path: Path) -> None
 
 
 def encrypted_values(table: pa.Table) -> list[bytes]:
-    """Returns the values of uncompressed batches, as stored in the segment."""
+    """Returns all values of a table that are longer than 20 bytes. The cache must not contain them,
+    because the batches are encrypted but not compressed.
+    """
     values = [value for value in table["value"].to_pylist() if value and len(value) > 20]
     assert values
     return values
 
 
-def test_cache_keeps_encrypted_data_encrypted(tmp_path: Path) -> None:
+def test_cache_stores_encrypted_chunks_without_decrypting_them(tmp_path: Path) -> None:
     options = tier_options("encrypted", includeHeaders="true")
     tier = golden(tmp_path)
     table = run(plan_scan(parse_options(options), tier), options, tier)
@@ -367,7 +371,7 @@ def test_read_of_a_replaced_object_is_a_cache_miss(tmp_path: Path) -> None:
 # -- default folder of the cache
 
 
-def test_default_cache_folders_follow_the_environment(
+def test_default_cache_folders_depend_on_environment_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))

@@ -1,4 +1,4 @@
-"""Tests cache entries on disk: integrity, size and age limits, file permissions, locks."""
+"""Tests the entries of a disk cache: integrity, size and age limits, file permissions, locks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def aged(path: Path, seconds: float) -> None:
     os.utime(path, (then, then))
 
 
-def test_second_cache_object_reads_entries_of_the_first(tmp_path: Path) -> None:
+def test_entries_are_readable_by_another_cache_instance(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path / "c", UNBOUNDED)
     assert cache.get("a") is None
     for name, data in {"a": b"data", "ä/b": b"", "big": bytes(3 << 20)}.items():
@@ -60,7 +60,7 @@ def test_truncated_or_damaged_cache_entry_is_a_miss(tmp_path: Path) -> None:
     assert cache.get("name") == b"0123456789"
 
 
-def test_cache_entry_with_the_name_of_another_is_a_miss(tmp_path: Path) -> None:
+def test_cache_entry_with_bytes_of_another_entry_is_a_miss(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, UNBOUNDED)
     cache.put("one", b"1")
     (path,) = entries(tmp_path)
@@ -117,13 +117,13 @@ def test_cache_drops_the_least_recently_used_entries_first(tmp_path: Path) -> No
 
 
 def pass_time(folder: Path, seconds: int = 5) -> None:
-    """Moves the timestamps of all cache files into the past."""
+    """Moves the modification times of all cache files `seconds` into the past."""
     for path in entries(folder):
         then = path.stat().st_mtime_ns - seconds * 1_000_000_000
         os.utime(path, ns=(then, then))
 
 
-def test_reused_cache_entries_survive_a_large_scan(tmp_path: Path) -> None:
+def test_cache_keeps_reused_entries_while_many_new_entries_are_added(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, CacheLimits(64 << 10, None))
     often = [f"often {number}" for number in range(16)]
     for name in often:
@@ -139,7 +139,7 @@ def test_reused_cache_entries_survive_a_large_scan(tmp_path: Path) -> None:
     assert cache.peek("once 400") is None
 
 
-def test_reused_cache_entries_are_dropped_when_they_become_old(tmp_path: Path) -> None:
+def test_cache_drops_the_oldest_of_many_reused_entries(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, CacheLimits(64 << 10, None))
     for number in range(200):
         cache.put(f"{number}", bytes(1 << 10))
@@ -155,7 +155,7 @@ def test_reused_cache_entries_are_dropped_when_they_become_old(tmp_path: Path) -
     assert all(cache.peek(f"new {number}") is not None for number in range(3, 14))
 
 
-def test_cache_deletes_abandoned_files(tmp_path: Path) -> None:
+def test_cache_sweep_deletes_old_temporary_and_lock_files(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, UNBOUNDED)
     young, old = tmp_path / "1.new", tmp_path / "2.new"
     lock, foreign = tmp_path / "3.lock", tmp_path / "keep.txt"
@@ -211,7 +211,7 @@ def test_disk_error_of_the_cache_is_a_miss(
 # -- locks: only one process fetches an object
 
 
-def test_only_one_thread_holds_the_lock(tmp_path: Path) -> None:
+def test_only_one_thread_at_a_time_holds_the_cache_lock(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, UNBOUNDED)
     inside: list[int] = []
     counts: list[int] = []
@@ -232,7 +232,7 @@ def test_only_one_thread_holds_the_lock(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*.lock")) == []
 
 
-def test_fetch_continues_without_the_lock_after_the_timeout(tmp_path: Path) -> None:
+def test_lock_is_not_acquired_if_the_timeout_expires(tmp_path: Path) -> None:
     with locked([f"{tmp_path}/a.lock"], 1) as first:
         assert first
         with locked([f"{tmp_path}/a.lock"], 0.01) as second:
@@ -284,7 +284,9 @@ def test_lock_of_a_killed_holder_is_released(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["link", "folder"])
 def test_cache_does_not_use_a_replaced_folder(tmp_path: Path, how: str) -> None:
-    """The new folder could contain another user's entries with valid checksums."""
+    """If the cache used the new folder, it could return entries that another user wrote. Their
+    checksums would be valid.
+    """
     cache = DiskCache(tmp_path / "c", UNBOUNDED)
     cache.put("own", b"own")
     planted = DiskCache(tmp_path / "planted", UNBOUNDED)

@@ -1,5 +1,5 @@
-"""Checks that cached segment descriptions are unchanged, and that unreadable ones are created
-again.
+"""Checks that the cache returns segment descriptions unchanged. Unreadable cache entries are
+misses, so the descriptions are created again.
 """
 
 from __future__ import annotations
@@ -69,11 +69,13 @@ def check_round_trip(
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_cached_descriptions_of_golden_segments_are_equal(topic: str, cache: DiskCache) -> None:
+def test_cached_segment_descriptions_equal_those_read_from_golden_tier(
+    topic: str, cache: DiskCache
+) -> None:
     check_round_trip(cache, *AIVEN, topic)
 
 
-def test_cached_descriptions_of_local_tiered_storage_are_equal(cache: DiskCache) -> None:
+def test_cached_segment_descriptions_equal_those_read_from_local_tier(cache: DiskCache) -> None:
     layout, store = LocalTieredLayout(), LocalStore(LOCAL_TIER / "tier")
     topics = {folder.topic for folder in layout.topic_folders(store, "", None)}
     assert topics
@@ -93,7 +95,7 @@ def packed(cache: DiskCache) -> tuple[list[SegmentEntry], SegmentPack]:
 
 @pytest.mark.parametrize("changed", [{"version": "other"}, {"size": 1}, {"version": None}])
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_changed_object_makes_the_cached_description_a_miss(
+def test_cached_description_of_segment_with_changed_object_is_not_used(
     which: int, changed: dict[str, object], cache: DiskCache
 ) -> None:
     listed, pack = packed(cache)
@@ -120,7 +122,7 @@ def test_objects_without_version_are_not_cached(cache: DiskCache) -> None:
     assert cache.get("p") is None
 
 
-def test_cache_drops_descriptions_of_unlisted_segments(cache: DiskCache) -> None:
+def test_cache_drops_descriptions_of_segments_that_are_no_longer_listed(cache: DiskCache) -> None:
     listed, pack = packed(cache)
     layout, store, _ = AIVEN
     pack.add(listed[0], layout.describe(store, listed[0]))
@@ -156,7 +158,7 @@ def test_unreadable_cached_description_is_a_miss(
     assert all(pack.find(entry) is None for entry in listed)
 
 
-def test_lookup_without_a_cache_finds_no_description() -> None:
+def test_segment_pack_without_cache_stores_no_descriptions() -> None:
     layout, store, prefix = AIVEN
     entry = entries(layout, store, prefix, "codecs")[0]
     pack = SegmentPack(None, "")
@@ -194,7 +196,9 @@ def slices_of(plan: ScanPlan) -> list[SegmentSlice]:
 
 
 def planned_at_once(folder: Path, planners: int) -> list[tuple[int, str]]:
-    """Starts several planners at once. Returns the requests and the plan of each process."""
+    """Starts `planners` processes that plan a scan at the same time, with the same cache folder.
+    Returns, for each process, the number of store requests and the planned slices as text.
+    """
     context = multiprocessing.get_context("spawn")
     together, results = context.Barrier(planners), context.Queue()
     processes = [
@@ -209,7 +213,7 @@ def planned_at_once(folder: Path, planners: int) -> list[tuple[int, str]]:
     return answers
 
 
-def test_concurrent_planners_write_complete_cache_entries(tmp_path: Path) -> None:
+def test_concurrent_planning_processes_write_complete_cache_entries(tmp_path: Path) -> None:
     first, second = planned_at_once(tmp_path, 2)
     assert first[1] == second[1]
     # Each process reads the manifest of each segment once, and for each partition the leader

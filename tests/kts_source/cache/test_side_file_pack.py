@@ -1,5 +1,5 @@
-"""Checks that cached side files are returned unchanged, and that the size of their cache entry is
-limited.
+"""Checks that cached ranges of side files are returned unchanged, and that the size of the cache
+entry that contains them is limited.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def content(name: str, start: int, stop: int) -> bytes:
     return random.Random(name).randbytes(4096)[start:stop]
 
 
-def test_cached_side_files_serve_the_next_plan(cache: DiskCache) -> None:
+def test_saved_side_file_ranges_are_returned_by_another_pack(cache: DiskCache) -> None:
     spans = [("a", 10, 60), ("a", 100, 140), ("b", 0, 4096), ("c", 5, 5)]
     pack = SideFilePack(cache, "p")
     for name, start, stop in spans:
@@ -70,7 +70,7 @@ def test_unchanged_side_files_are_not_written_again(cache: DiskCache, tmp_path: 
     assert entry.stat().st_ino == stored  # a write would create another file
 
 
-def test_full_cache_drops_the_least_recently_used_entries(cache: DiskCache) -> None:
+def test_full_side_file_pack_drops_least_recently_used_files(cache: DiskCache) -> None:
     file_size = MAX_PACK_BYTES // 4
     for plan in range(5):  # each plan reads one file and uses the first again
         pack = SideFilePack(cache, "p")
@@ -87,7 +87,7 @@ def test_full_cache_drops_the_least_recently_used_entries(cache: DiskCache) -> N
     assert len(data) < MAX_PACK_BYTES + 1000
 
 
-def test_size_of_cached_side_files_is_limited(cache: DiskCache) -> None:
+def test_side_file_pack_ignores_files_beyond_its_size_limit(cache: DiskCache) -> None:
     pack = SideFilePack(cache, "p")
     file_size = MAX_PACK_BYTES // 2 - 1
     for name in "abc":

@@ -1,4 +1,6 @@
-"""Tests two users of a machine with the same cache folder."""
+"""Tests that two users of a machine can scan with the same `cacheDir`. The second user does not use
+the cache of the first one.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ FIRST_USER, SECOND_USER = 10_001, 10_002
 
 @pytest.fixture
 def machine() -> Iterator[Path]:
-    """Creates a folder that every user can write to, with a copy of the golden tier."""
+    """Yields a folder that every user can write to. It contains a copy of the golden tier."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o1777)

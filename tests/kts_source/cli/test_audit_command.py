@@ -67,7 +67,7 @@ def test_audit_usage_errors_return_exit_code_2(
     assert run(capsys, "audit", path, "u")[0] == 1
 
 
-def test_grace_minutes_determine_which_copies_count_as_incomplete(
+def test_audit_reports_copy_as_incomplete_after_grace_minutes(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     tier = write_tier(tmp_path, healthy_segments())

@@ -1,4 +1,4 @@
-"""Tests the errors of `kts demo` if there is no tier, and its start through `python -m`."""
+"""Tests the errors of `kts demo` if no tier exists, and its start with `python -m`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_demo_without_sample_tier_explains_the_path_option(
+def test_demo_without_sample_tier_prints_hint_about_path_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo, "SAMPLE_TIER", tmp_path / "no" / "tier")
@@ -37,7 +37,7 @@ def test_demo_without_tier_fails_without_traceback(
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
-def test_python_m_runs_the_demo_command(
+def test_demo_module_can_be_run_with_python_m(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["demo", "--path", str(tmp_path), "--key-prefix", "tiered/"]

@@ -49,11 +49,13 @@ def tier(folder: Path, *times_ms: int) -> dict[str, str]:
         (-62167219200001, "-0001-12-31T23:59:59.999+00:00"),
     ],
 )
-def test_times_of_any_year_are_formatted(milliseconds: int, text: str) -> None:
+def test_times_before_year_1_and_after_year_9999_are_formatted(
+    milliseconds: int, text: str
+) -> None:
     assert time_text(milliseconds * 1000) == text
 
 
-def test_cat_shows_rows_with_times_beyond_datetime(
+def test_cat_shows_rows_with_times_beyond_python_datetime(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tier(tmp_path, *TIMES_MS)
@@ -64,7 +66,7 @@ def test_cat_shows_rows_with_times_beyond_datetime(
 
 
 @pytest.mark.parametrize("time_ms", [MOST_MS + 1, LEAST_MS - 1, 2**63 - 1, -(2**63)])
-def test_time_beyond_microseconds_raises_error_that_names_the_record(
+def test_time_that_microseconds_cannot_store_raises_error_that_names_record(
     time_ms: int, tmp_path: Path
 ) -> None:
     options = tier(tmp_path, 0, time_ms)
@@ -76,7 +78,7 @@ def test_time_beyond_microseconds_raises_error_that_names_the_record(
     assert error.offset == (0 if time_ms == 2**63 - 1 else 1)
 
 
-def test_ranges_and_conditions_accept_times_beyond_datetime(tmp_path: Path) -> None:
+def test_options_select_records_with_times_beyond_python_datetime(tmp_path: Path) -> None:
     options = tier(tmp_path, *TIMES_MS)
 
     def times(**source_options: str) -> list[int]:
@@ -98,7 +100,9 @@ def test_ranges_and_conditions_accept_times_beyond_datetime(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("zone", ["UTC", "+18:00", "-18:00", "Europe/Zurich"])
 @pytest.mark.parametrize("day", ["0001-01-01", "9999-12-31"])
-def test_first_and_last_possible_days_are_parsed(zone: str, day: str, tmp_path: Path) -> None:
+def test_first_and_last_day_of_python_datetime_are_parsed_in_conditions(
+    zone: str, day: str, tmp_path: Path
+) -> None:
     options = tier(tmp_path, 0)
     for where in (
         f"timestamp >= DATE '{day}'",

@@ -23,7 +23,9 @@ KEYS = (b"a", b"\xc3\xa9", b"", None, b"\x00\xff")
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[int], str]:
-    """Runs `kts find`. Returns the exit code, the printed offsets, and standard error."""
+    """Runs `kts find`. Returns three values: the exit code, the printed offsets, and the text on
+    standard error.
+    """
     code = main(["find", *arguments])
     out, err = capsys.readouterr()
     return code, [json.loads(line)["offset"] for line in out.splitlines()], err
@@ -31,7 +33,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[
 
 @pytest.fixture
 def tier(tmp_path: Path) -> DamagedTier:
-    """Writes a tier in which offset n has key n % 5 of `KEYS`."""
+    """Writes a tier in which the record at offset n has the key `KEYS[n % 5]`."""
     builder = LogBuilder()
     for number in range(2):
         records = [
@@ -87,7 +89,7 @@ def test_find_writes_certificate(
     assert json.loads(file.read_text())["complete"] is False
 
 
-def test_find_removes_previous_certificate(
+def test_find_deletes_previous_certificate_before_it_searches(
     capsys: pytest.CaptureFixture[str], tier: DamagedTier, tmp_path: Path
 ) -> None:
     file = tmp_path / "proof.json"
@@ -165,7 +167,9 @@ def test_find_reads_keys_from_file(
         ("length", b"\x7f\xff\xff\xff"),
     ],
 )
-def test_ambiguous_key_file_of_find_is_refused(tmp_path: Path, form: str, data: bytes) -> None:
+def test_find_refuses_key_file_with_ambiguous_content(
+    tmp_path: Path, form: str, data: bytes
+) -> None:
     file = tmp_path / "keys"
     file.write_bytes(data)
     with pytest.raises(InvalidOptionError):

@@ -1,4 +1,4 @@
-"""Tests the command line: options, output for people and programs, and exit codes."""
+"""Tests the commands of `kts`: options, output as text and as JSON, and exit codes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(
     return code, out, err
 
 
-def test_topics_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_topics_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "topics", "--json")
     rows_by_partition = {(row["topic"], row["partition"]): row for row in json.loads(out)}
     assert code == 0
@@ -46,14 +46,14 @@ def test_topics_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
                 assert row["last_stable_offset"] == summary["tier_last_stable_offset"]
 
 
-def test_topics_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_topics_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "topics", "--subscribe", "txn")
     assert code == 0
     assert "3,675" in out
     assert "open transaction of producer 6 since offset 3675" in out
 
 
-def test_segments_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_segments_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "segments", "--subscribe", "crashed", "--json")
     rows = json.loads(out)
     assert code == 0
@@ -67,7 +67,9 @@ def test_segments_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(row["segment"] in out for row in rows)
 
 
-def test_plan_prints_text_or_plan_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_plan_command_prints_text_or_a_plan_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     code, out, _ = run(capsys, "plan", "--subscribe", "codecs")
     assert code == 0
     assert "requests for" in out
@@ -87,7 +89,7 @@ def test_plan_prints_text_or_plan_file(capsys: pytest.CaptureFixture[str], tmp_p
     assert [json.loads(line)["offset"] for line in out.splitlines()] == [0, 1, 2]
 
 
-def test_cat_prints_every_record_with_its_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cat_command_prints_every_record_with_its_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "cat", "--subscribe", "epochs", "--includeHeaders", "true")
     assert code == 0
     expected = expected_table("epochs", "read_committed").to_pylist()
@@ -106,7 +108,7 @@ def test_cat_prints_raw_values(capfdbinary: pytest.CaptureFixture[bytes]) -> Non
     assert out == b"".join(value + b"\n" for value in values[:5])
 
 
-def test_verify_counts_records_and_reports_corruption(
+def test_verify_command_counts_records_and_reports_corruption(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     code, out, _ = run(capsys, "verify", "--subscribe", "appendtime,epochs", "--json")
@@ -173,7 +175,7 @@ def test_export_that_follows_the_topic_stops_at_a_signal(
     assert again[:2] == (0, "")
 
 
-def test_export_compacts_in_several_commits(
+def test_export_command_supports_commit_bytes_and_compact(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     keyed = ("--where", "key is not null")
@@ -197,7 +199,7 @@ def test_export_compacts_in_several_commits(
     assert run(capsys, "export", str(plain), *where, "--compact")[0] == 1
 
 
-def test_clean_removes_only_files_of_dead_attempts(
+def test_export_clean_removes_only_files_of_dead_attempts(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     target = tmp_path / "lake"
@@ -255,7 +257,7 @@ def test_commands_return_exit_codes(
         ("matplotlib", "plot", ["--png", "report.png"]),
     ],
 )
-def test_command_names_missing_extra_before_any_work(
+def test_missing_extra_is_reported_before_the_command_does_any_work(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -285,7 +287,7 @@ def test_commands_accept_every_option_of_the_source(
         assert f"--{option.name}" in out
 
 
-def test_path_and_topic_may_be_arguments(
+def test_commands_accept_path_and_topic_as_positional_arguments(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     more = WHERE[2:]
@@ -308,7 +310,7 @@ def test_path_and_topic_may_be_arguments(
     assert main(["export", "a", "b", "c", "d"]) == 2
 
 
-def test_topics_names_the_missing_encryption_key(
+def test_topics_command_reports_names_of_missing_encryption_keys(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def rows(*more: str) -> dict[tuple[str, int], dict[str, Any]]:
@@ -363,6 +365,6 @@ sys.exit(max(main(command) for command in {commands!r}))
 
 
 @pytest.mark.parametrize("name", sorted(kts.commands))
-def test_flags_of_commands_do_not_hide_source_options(name: str) -> None:
+def test_flags_and_source_options_of_a_command_have_distinct_names(name: str) -> None:
     flags = [flag for parameter in kts.commands[name].params for flag in parameter.opts]
     assert len(flags) == len(set(flags))

@@ -1,4 +1,4 @@
-"""Tests text output: tables, sizes, byte strings."""
+"""Tests how tables, sizes and byte strings are printed."""
 
 from __future__ import annotations
 

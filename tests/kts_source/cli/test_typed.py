@@ -1,4 +1,6 @@
-"""Tests `kts cat` of decoded values, which prints one JSON object per record."""
+"""Tests `kts cat`, `kts schema` and `kts verify` with typed values, and the conversion of typed
+values to JSON.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def test_cat_prints_fields_of_values(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "--format raw needs values as bytes" in capsys.readouterr().err
 
 
-def test_schema_of_json_is_inferred_and_used(
+def test_schema_command_infers_json_schema_that_cat_accepts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     values: list[bytes | None] = [b'{"id": 1, "tags": ["a"]}', b'{"id": 2, "x y": {"z": 1.5}}']
@@ -70,7 +72,7 @@ def test_schema_of_json_is_inferred_and_used(
     assert capsys.readouterr().out == "id bigint not null\n"
 
 
-def test_schema_prints_types_of_other_formats(
+def test_schema_command_prints_types_of_binary_avro_and_utf8(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = write(tmp_path / "tier", [[avro(0)]])
@@ -109,7 +111,7 @@ def test_schema_command_fails_if_no_schema_can_be_inferred(
     assert "needs option 'value.schema': no type can be inferred" in capsys.readouterr().err
 
 
-def test_verify_checks_records_but_not_values(
+def test_verify_command_accepts_values_that_cannot_be_decoded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = write(tmp_path / "tier", [[avro(0), b"\x05"]])
@@ -119,7 +121,7 @@ def test_verify_checks_records_but_not_values(
     assert json.loads(capsys.readouterr().out)["records"] == 2
 
 
-def test_json_output_supports_values_beyond_python_types() -> None:
+def test_json_output_supports_values_that_python_types_cannot_represent() -> None:
     far = pa.array([2**62, None], pa.int64())
     assert json_values(far.view(pa.timestamp("us", tz="UTC"))) == [
         "+148108-07-06T14:00:27.387904+00:00",

@@ -1,4 +1,6 @@
-"""Polars and DuckDB queries of a scan return all matching rows and read only needed bytes."""
+"""Checks that Polars and DuckDB queries of a scan return all matching rows, and read only the
+needed tasks and columns.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def create_scan(topic: str = "txn", **options: str) -> kts_source.Scan:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[ScanTask]:
-    """Returns a list to which each started task is appended."""
+    """Returns a list to which every task is appended when its read starts."""
     tasks: list[ScanTask] = []
     real = base_scan.TaskRun._read
 
@@ -73,7 +75,9 @@ def test_adapters_return_all_rows(topic: str, level: IsolationLevel) -> None:
 
 
 def _spark_types(frame: pl.DataFrame) -> pa.Table:
-    """Converts a Polars frame to the types of the table; Polars has only large string types."""
+    """Converts a Polars frame to the column types of the golden tables. Polars itself has only
+    large string types.
+    """
     return frame.to_arrow().cast(expected_table("txn", "read_committed").schema)
 
 
@@ -133,7 +137,7 @@ def test_pushed_conditions_return_the_same_rows_as_filters_in_memory(
 
 
 @pytest.mark.parametrize("engine", ["in-memory", "streaming"])
-def test_polars_limit_applies_before_the_predicate(engine: Any) -> None:  # noqa: ANN401  # Polars has its own Literal
+def test_polars_applies_limit_and_filter_in_query_order(engine: Any) -> None:  # noqa: ANN401  # Polars has its own Literal
     all_rows = create_scan().to_polars()
     lazy = create_scan().to_lazy()
     odd = pl.col("offset") % 2 == 1
@@ -151,7 +155,7 @@ def test_polars_limit_applies_before_the_predicate(engine: Any) -> None:  # noqa
 
 @pytest.mark.parametrize("engine", ["in-memory", "streaming"])
 @pytest.mark.parametrize(("threads", "target"), [(1, "32k"), (3, "32k"), (None, "1g")])
-def test_polars_reads_in_other_threads(
+def test_polars_scan_reads_tasks_in_other_threads(
     threads: int | None,
     target: str,
     engine: Any,  # noqa: ANN401  # Polars has its own Literal
@@ -244,7 +248,7 @@ def test_adapters_decode_only_selected_columns(monkeypatch: pytest.MonkeyPatch) 
     assert set(columns.pop()) == {"offset", "value"}
 
 
-def test_query_stopped_early_stops_reading(read: list[ScanTask]) -> None:
+def test_duckdb_query_with_limit_does_not_read_all_tasks(read: list[ScanTask]) -> None:
     base = create_scan("wide", targetPartitionBytes="8k")
     task_count = len(base.tasks)
     assert task_count > 20

@@ -1,4 +1,4 @@
-"""A reader that stops early does not wait for pending responses of a store."""
+"""Checks that a reader that stops early does not wait for pending responses of the store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LATE_SECONDS = 4.0
 
 
 class DelayedResponses:
-    """Delays the responses of segment requests, except the first three."""
+    """Delays the responses to GET requests of `.log` objects, except the first three."""
 
     def __init__(self) -> None:
         self.undelayed = 3

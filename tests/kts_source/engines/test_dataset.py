@@ -1,4 +1,6 @@
-"""`Scan.to_dataset()` equals an in-memory pyarrow dataset of the same rows, or raises an error."""
+"""Checks that `Scan.to_dataset()` returns the same results as an in-memory pyarrow dataset of the
+same rows, or raises an error.
+"""
 
 from __future__ import annotations
 
@@ -302,7 +304,7 @@ REFUSED: dict[str, Callable[[ds.Dataset, Path], object]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_dataset_functions_that_need_files_raise(
+def test_unsupported_or_invalid_dataset_calls_raise(
     name: str, scan: kts_source.Scan, tmp_path: Path
 ) -> None:
     plain = scan.select(["offset", "partition"]).to_dataset()

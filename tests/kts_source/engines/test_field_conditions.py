@@ -1,4 +1,6 @@
-"""Conditions of Polars and DuckDB on fields of typed values return all matching rows."""
+"""Checks that Polars and DuckDB return all rows that match conditions on fields of typed values,
+and push down the supported conditions.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def pushed(monkeypatch: pytest.MonkeyPatch) -> list[Predicate]:
 
 
 def terms(condition: Predicate) -> frozenset[Predicate]:
-    """Returns the terms of an AND as a set, because engines push them down in any order."""
+    """Returns the terms of an AND, or `condition` itself, as a set. Engines may push terms down in
+    any order.
+    """
     return frozenset(condition.terms if isinstance(condition, And) else (condition,))
 
 
@@ -171,7 +175,7 @@ SCHEMA = pa.schema(
         (("key", "n"), Op.EQ, 1),
     ],
 )
-def test_uncertain_field_conditions_are_not_pushed_down(
+def test_unsupported_field_comparisons_are_not_pushed_down(
     names: tuple[str, ...], op: Op, literal: int | str
 ) -> None:
     assert field_comparison(SCHEMA, names, op, literal) is None

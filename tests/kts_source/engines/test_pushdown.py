@@ -1,4 +1,6 @@
-"""Engines request only the necessary bytes. A proxy of an S3 server counts requests and bytes."""
+"""Checks that engines request only the necessary bytes. A proxy in front of an S3 server counts
+requests and bytes.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ ODD = "octet_length(value) % 3 = 1"
 
 
 class Wire:
-    """Counts requests and response bytes of the proxy."""
+    """Counts the requests that pass the proxy, and the bytes of their responses."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,7 +46,9 @@ class Wire:
         return counted
 
     def cost(self, action: Callable[[], object]) -> tuple[int, int]:
-        """Returns the requests and bytes of an action."""
+        """Runs `action`. Returns two values: the number of its requests and of its response
+        bytes.
+        """
         before = self.requests, self.bytes
         action()
         return self.requests - before[0], self.bytes - before[1]
@@ -59,7 +63,9 @@ def wire() -> Wire:
 def options(
     s3_server: S3Server, wire: Wire, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, str]]:
-    """Returns options of a scan with many tasks."""
+    """Yields scan options that read topic `txn` through the proxy. Small partitions cause many
+    tasks.
+    """
     root = tmp_path_factory.mktemp("txn")
     (folder,) = (TIER / KEY_PREFIX).glob("txn-*")
     shutil.copytree(folder, root / KEY_PREFIX / folder.name)
@@ -73,7 +79,7 @@ def options(
 
 @pytest.fixture(scope="module")
 def tier(options: dict[str, str], wire: Wire) -> kts_source.Scan:
-    """Returns a planned scan with many tasks."""
+    """Returns a scan that is already planned, so that tests measure only the reads."""
     scan = kts_source.scan(options)
     assert wire.cost(lambda: scan.plan) > (0, 0)
     return scan
@@ -81,7 +87,7 @@ def tier(options: dict[str, str], wire: Wire) -> kts_source.Scan:
 
 @pytest.fixture(scope="module")
 def full_cost(tier: kts_source.Scan, wire: Wire) -> tuple[int, int]:
-    """Returns the number of requests and bytes for reading all rows.
+    """Reads all rows. Returns two values: the number of requests and of response bytes.
 
     Each task reads its bytes once, plus at most 10% at chunk boundaries. With `read_committed`, a
     task that ends inside a segment also reads up to the markers of its open transactions.
@@ -103,7 +109,9 @@ def test_read_uncommitted_scan_requests_each_byte_only_once(
 
 
 def is_partial(cost: tuple[int, int], full_cost: tuple[int, int]) -> bool:
-    """Returns true if requests and bytes are above zero and below a third of the full cost."""
+    """Returns true if both numbers of `cost` are above zero and below a third of those in
+    `full_cost`.
+    """
     return 0 < cost[0] < full_cost[0] / 3 and 0 < cost[1] < full_cost[1] / 3
 
 

@@ -1,4 +1,4 @@
-"""Tests Ray datasets of a scan. The tests need Ray (`.ci/engines_env`)."""
+"""Tests Ray datasets of a scan. The tests need Ray, which `.ci/engines_env` installs."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ def test_ray_pushes_conditions_and_columns_down(tmp_path: Path) -> None:
     )
 
 
-def test_ray_applies_conditions_that_cannot_be_pushed_down() -> None:
+def test_ray_applies_filters_that_are_python_functions() -> None:
     expected = expected_table("txn", "read_committed")
     result = create_scan("txn").to_ray().filter(lambda row: len(row["value"] or b"") % 3 == 1)
     lengths = (len(value or b"") for value in expected["value"].to_pylist())
     assert result.count() == sum(length % 3 == 1 for length in lengths)
 
 
-def test_ray_applies_pushed_conditions_that_cannot_be_translated() -> None:
+def test_ray_applies_expressions_that_the_scan_cannot_translate() -> None:
     from ray.data.expressions import col
 
     condition = (col("offset") + col("partition") * 2 > 3000) | col("key").is_null()

@@ -1,4 +1,6 @@
-"""`kts_source.scan` returns the rows of a Kafka consumer as Arrow tables, without Spark."""
+"""Checks that `kts_source.scan` returns the same rows as a Kafka consumer, as Arrow tables and
+without Spark.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,7 @@ def test_where_returns_only_matching_rows(
     assert_same_rows(base.to_table(), expected)
 
 
-def test_where_conditions_are_combined() -> None:
+def test_several_where_conditions_are_combined_with_and() -> None:
     base = create_scan(where="offset >= 100")
     table = base.where("offset < 300").where("partition = 0").select(["offset"]).to_table()
     expected = expected_table("txn", "read_committed")
@@ -140,7 +142,7 @@ def test_limit_returns_the_first_rows_and_reads_little() -> None:
         base.limit(5).where("offset > 1")
 
 
-def test_limit_does_not_wait_for_later_rows(tmp_path: Path) -> None:
+def test_task_of_limited_scan_ends_after_the_last_requested_row(tmp_path: Path) -> None:
     base = create_scan(metricsPath=tmp_path.as_uri())
     assert base.limit(10).to_table().num_rows == 10
     (task,) = base.tasks[:1]
@@ -148,7 +150,7 @@ def test_limit_does_not_wait_for_later_rows(tmp_path: Path) -> None:
     assert [task.rows for task in metrics.summary(str(tmp_path)).tasks] == [10, 10]
 
 
-def test_tasks_start_slowly_only_for_readers_that_may_stop_early(
+def test_slow_start_is_used_only_by_reads_that_may_end_early(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slow_starts: list[bool] = []
@@ -176,7 +178,7 @@ def test_tasks_start_slowly_only_for_readers_that_may_stop_early(
     assert starts_of(lambda: list(read_few_batches(first, base.task_reader.options))) == [False]
 
 
-def test_derived_scans_share_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scans_derived_from_one_scan_share_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[ScanPlan] = []
     real = planner.plan_scan
 
@@ -236,7 +238,7 @@ def test_tasks_contain_no_credentials() -> None:
     )
 
 
-def test_notebooks_show_the_plan() -> None:
+def test_html_of_scan_shows_the_plan_once_it_exists() -> None:
     scan = create_scan()
     assert "txn-0" not in scan._repr_html_()
     _ = scan.plan
@@ -244,7 +246,7 @@ def test_notebooks_show_the_plan() -> None:
     assert "[0, " in scan._repr_html_()
 
 
-def test_dropped_reader_ends_its_threads() -> None:
+def test_closed_reader_ends_its_threads() -> None:
     base = create_scan(targetPartitionBytes="32k")
     for threads in (1, 3):
         reader = base.to_reader(threads=threads)
@@ -270,7 +272,7 @@ def test_scan_error_names_its_location(tmp_path: Path) -> None:
             kts_source.scan(source).to_table(threads=threads)
 
 
-def test_scan_converts_to_frames_and_streams() -> None:
+def test_scan_converts_to_pandas_and_arrow_streams() -> None:
     base = create_scan("codecs")
     expected = expected_table("codecs", "read_committed")
     frame = base.to_pandas()
@@ -292,7 +294,7 @@ def test_progress_reports_bytes_of_tasks() -> None:
     assert [done for done, _ in reports] == sorted(done for done, _ in reports)
 
 
-def test_stream_options_are_refused() -> None:
+def test_scan_refuses_options_that_only_streams_support() -> None:
     with pytest.raises(InvalidOptionError, match="latest"):
         create_scan(startingOffsets="latest")
 

@@ -1,4 +1,6 @@
-"""Concurrent readers return all rows and acquire locks in a consistent order (no deadlocks)."""
+"""Checks that concurrent readers return all rows. They must acquire locks in a consistent order, so
+that no deadlock is possible.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ SECONDS = 6
 
 
 class LockOrders:
-    """Records which locks threads acquire while they hold another; a lock is named by its line."""
+    """Records which locks threads acquire while they hold another one. The name of a lock is the
+    file and line that created it.
+    """
 
     def __init__(self) -> None:
         self._held = threading.local()
@@ -57,7 +61,9 @@ class LockOrders:
             stack.reverse()
 
     def cycles(self) -> list[str]:
-        """Returns the locks that threads acquire in contradicting orders, which may deadlock."""
+        """Returns the names of locks that threads acquired in contradicting orders, which can cause
+        a deadlock.
+        """
 
         def reached(start: str) -> set[str]:
             visited: set[str] = set()
@@ -106,7 +112,9 @@ class WatchedLock:
 
 @pytest.fixture
 def orders(monkeypatch: pytest.MonkeyPatch) -> LockOrders:
-    """Records in which order threads acquire the locks that our code creates during the test."""
+    """Replaces the lock classes during the test. Records in which order threads acquire the locks
+    that `kts_source` and `segment_format` create.
+    """
     lock_orders = LockOrders()
 
     def watched(make: Any) -> Any:  # noqa: ANN401
@@ -140,7 +148,7 @@ def test_watchdog_detects_inconsistent_lock_orders() -> None:
 
 
 class Reader(threading.Thread):
-    """Reads random scans until a deadline."""
+    """Reads random scans until the deadline, partly or completely, and checks the rows."""
 
     def __init__(self, number: int, deadline: float, locations: list[dict[str, str]]) -> None:
         super().__init__(name=f"reader {number}", daemon=True)
@@ -187,7 +195,7 @@ class Reader(threading.Thread):
 
 
 @pytest.mark.s3
-def test_concurrent_readers_take_locks_in_one_order(
+def test_concurrent_readers_acquire_locks_in_consistent_order(
     orders: LockOrders, s3_server: S3Server, tmp_path: Path
 ) -> None:
     cached = {"cacheDir": str(tmp_path / "cache"), "chunkCacheBytes": "50m"}

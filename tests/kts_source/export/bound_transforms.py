@@ -1,4 +1,6 @@
-"""Defines a transform as a closure, a partial, a method and so on, and values to bind to it."""
+"""Defines functions that build a transform with a bound value, for example as a closure, partial or
+method. Also defines values to bind.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a backfill through Spark Connect; the arguments are FOLDER and FORMAT."""
+"""Runs a backfill through Spark Connect. Its command line arguments are FOLDER and FORMAT."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from tests.kts_source.export.exporting import Lake, source
 
 
 def main(folder: str, table_format: str) -> None:
-    """Runs the backfill twice with a Spark Connect server in local mode; prints both row counts."""
+    """Runs the same backfill twice, with a Spark Connect server in local mode. Prints the number of
+    written rows after each run.
+    """
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 

@@ -1,4 +1,4 @@
-"""Exports golden topics, and reads the tables with the libraries of their formats."""
+"""Exports golden topics. Reads the tables with the library of each table format."""
 
 from __future__ import annotations
 
@@ -34,13 +34,17 @@ ICEBERG_TABLE = "lake.rows"
 
 
 def source(topics: str | Iterable[str] = "txn", **options: str) -> dict[str, str]:
-    """Returns options that cut a golden topic into several tasks."""
+    """Returns options that read golden topics in several small tasks. `options` overrides the
+    defaults.
+    """
     defaults = {"targetPartitionBytes": "100k", "includeHeaders": "true", **options}
     return tier_options(topics, **defaults)
 
 
 class InThisProcess:
-    """Executor that runs tasks in this process, because starting a process takes a second."""
+    """Runs tasks in this process. `LocalExecutor` would start a process for them, which takes a
+    second.
+    """
 
     def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
         for task in tasks:
@@ -49,7 +53,7 @@ class InThisProcess:
 
 @dataclass(frozen=True)
 class Lake:
-    """The target table of an export, in `folder`."""
+    """The target table of exports, stored in `folder`."""
 
     folder: Path
     table_format: str
@@ -91,7 +95,9 @@ class Lake:
         )
 
     def read(self) -> pa.Table:
-        """Reads the table with the library of its format; returns no rows if it does not exist."""
+        """Reads the table with the library of its format. Returns an empty Arrow table if a Delta
+        or Iceberg table does not exist.
+        """
         if self.table_format == "delta":
             if not DeltaTable.is_deltatable(self.target):
                 return pa.table({})
@@ -107,7 +113,7 @@ class Lake:
         return ds.dataset(self.target, format="parquet", partitioning="hive").to_table()
 
     def duckdb_rows(self) -> list[tuple[Any, ...]]:
-        """Returns (topic, partition, offset) of every row that DuckDB reads, sorted."""
+        """Returns the sorted (topic, partition, offset) of all rows that a DuckDB query returns."""
         connection = duckdb.connect()
         if self.table_format == "parquet":
             files = f"read_parquet('{self.target}/**/*.parquet', hive_partitioning=true)"
@@ -123,7 +129,9 @@ def assert_holds(
     topics: Iterable[str],
     isolation_level: Any = "read_committed",  # noqa: ANN401
 ) -> None:
-    """Asserts that the table contains each row of the golden topics once, and no other row."""
+    """Asserts that the table contains each visible row of the golden `topics` once, and no other
+    row.
+    """
     row_count = 0
     for topic in topics:
         expected = expected_table(topic, isolation_level)

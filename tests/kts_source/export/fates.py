@@ -1,4 +1,6 @@
-"""Defines the events of random export histories, and a model of the expected table."""
+"""Defines the events of random export histories, and the state that the table is expected to
+have.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ FATES: Final = (
 
 
 def random_export_history(source: random.Random) -> History:
-    """Returns a random history of a topic with two to six exports, then a final export."""
+    """Returns a random history of a topic. It contains two to six exports at random steps, and a
+    last export at the end.
+    """
     drawn = random_history(source)
     # Damaged objects are tested by the scan histories; exports handle their errors alike.
     shape = replace(drawn.shape, local=False)
@@ -65,9 +69,9 @@ class TableState:
 
     Attributes:
         ranges: Maps topic id and partition to the exported offsets [start, stop).
-        rows: Number of occurrences of each row.
-        logs: Maps topic id and partition to the batches of the log when it was exported.
-        topic_id: Topic id of the last commit.
+        rows: Maps each row to the number of its occurrences.
+        logs: Maps topic id and partition to the batches that the log had at the last export.
+        topic_id: Topic id of the last commit, or an empty text.
     """
 
     ranges: dict[PartitionKey, tuple[int, int]] = field(default_factory=dict)
@@ -81,6 +85,8 @@ class Expected:
     """Offsets [first, stop) that a run should write for a partition.
 
     Attributes:
+        key: Topic id and partition.
+        truth: Expected content of the partition.
         first: First offset to write.
         stop: One past the last offset to write.
     """
@@ -92,12 +98,12 @@ class Expected:
 
 
 class Dying:
-    """A table whose process dies before or after a commit.
+    """Wraps a table. Simulates a process that is killed before or after a commit.
 
     Args:
         table: The real table.
-        number: Number of commits that succeed before the process dies.
-        after: True to die after the commit, False to die before it.
+        number: Number of commits that succeed before the fatal one.
+        after: True to die after the fatal commit, False to die before it.
     """
 
     def __init__(self, table: Any, number: int, *, after: bool) -> None:  # noqa: ANN401
@@ -117,10 +123,11 @@ class Dying:
 
 
 def without_answers(table: Any, number: int, *, is_error: bool) -> Any:  # noqa: ANN401
-    """Makes one commit succeed although the library reports a conflict or an error.
+    """Changes `table` so that one commit succeeds, although the library reports a conflict or
+    error.
 
     Args:
-        table: The table to commit to.
+        table: The table to commit to. It is also the return value.
         number: Index of this commit, from 0.
         is_error: True if the library raises an error, False if it reports a conflict.
     """
@@ -141,10 +148,13 @@ def without_answers(table: Any, number: int, *, is_error: bool) -> Any:  # noqa:
 
 
 def rolled_back(lake: Lake, choice: int) -> bool:
-    """Restores an earlier state of a Delta or Iceberg table with its library.
+    """Restores an earlier state of a Delta or Iceberg table with the library of its format.
+
+    Args:
+        choice: Selects the earlier state.
 
     Returns:
-        True if a commit was undone.
+        False if the table has no earlier state.
     """
     if lake.table_format == "delta":
         if not DeltaTable.is_deltatable(lake.target):
@@ -174,8 +184,8 @@ def rolled_back(lake: Lake, choice: int) -> bool:
 
 
 class Between(LocalExecutor):
-    """Calls a function once: before the tasks of the first commit, or between these tasks and the
-    commit.
+    """Runs tasks, and calls `act` once: before the tasks of the first commit if `before`, otherwise
+    after these tasks and before the commit.
     """
 
     def __init__(self, act: Callable[[], object], *, before: bool) -> None:
@@ -192,7 +202,9 @@ class Between(LocalExecutor):
 
 @contextmanager
 def memory_tier(world: World) -> Iterator[None]:
-    """Replaces the store of every tier that is opened by the current tier of the history."""
+    """Inside the `with` block, every opened tier reads `world.store`, with the keys that the
+    history has uploaded so far.
+    """
 
     def opened(_options: object) -> Tier:
         modified = {
@@ -214,7 +226,7 @@ def memory_tier(world: World) -> Iterator[None]:
 
 
 def table_rows(lake: Lake) -> Counter[Row]:
-    """Returns how often each row is in the table."""
+    """Returns a map from each row of the table to the number of its occurrences."""
     if lake.table_format == "parquet" and not Path(lake.target).exists():
         return Counter()
     table = lake.read()

@@ -1,4 +1,4 @@
-"""Follows a tier until a signal arrives: `python -m … FOLDER FORMAT`."""
+"""Follows a tier until a signal arrives. Run it with `python -m … FOLDER FORMAT WORKERS`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Slow:
-    """A transform that changes nothing, but is slow, so that a signal arrives during a round.
+    """A transform that returns its rows unchanged. It is slow, so that a signal arrives during a
+    round.
 
     Attributes:
-        fingerprint: Empty, so that the table may be continued without a transform.
+        fingerprint: Empty, so that later exports without a transform can continue the table.
     """
 
     fingerprint: str = ""
@@ -34,13 +35,13 @@ class Slow:
 
 
 def print_round(metrics: RoundMetrics) -> None:
-    """Prints one line per round on standard output."""
+    """Prints the metrics of a round as one line of JSON on standard output."""
     sys.stdout.write(f"{metrics.to_json()}\n")
     sys.stdout.flush()
 
 
 def main(folder: str, table_format: str, workers: str) -> None:
-    """Follows the tier with a small byte limit per round, so that there are several rounds."""
+    """Exports with `follow=True`. A small limit of bytes per round causes several rounds."""
     settings = Lake(Path(folder), table_format).settings(
         follow=True, interval="1h", round_bytes=250_000, transform=Slow()
     )

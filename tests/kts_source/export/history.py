@@ -1,8 +1,8 @@
-"""Runs random histories of an exported topic. Between changes of the tier, exports run, are killed,
-run concurrently, or are repeated.
+"""Runs random histories of an exported topic. Steps of a history change the tier or run an export.
+Exports may be killed, run concurrently, or be repeated.
 
-A small model defines the allowed results of each run. After each step, the table must contain each
-row of the committed offsets exactly once.
+A small model defines the allowed results of each run. After each export, the table must contain
+each row of the committed offsets exactly once.
 """
 
 from __future__ import annotations
@@ -60,18 +60,20 @@ if TYPE_CHECKING:
 
 
 class _AmbiguousTierError(Exception):
-    """A run refused the tier because its leader epoch checkpoint may be damaged."""
+    """Raised if a run refused the tier because a leader-epoch checkpoint may be damaged. The tier
+    alone cannot show whether it is.
+    """
 
 
 class Exporting:
-    """Runs one history.
+    """Runs one history, and checks the table and the errors of each export.
 
     Args:
         history: Changes of the topic and exports, in order.
-        seed: Its parity chooses the isolation level of all exports.
+        seed: Selects the isolation level of all exports: one for even, one for odd numbers.
         folder: Folder of the table.
         table_format: Format of the table.
-        outcomes: Counters of events and results, updated by the run.
+        outcomes: Counters of events and results; the run increments them.
     """
 
     def __init__(
@@ -87,7 +89,9 @@ class Exporting:
         self._plans: list[tuple[str, list[Expected]]] = []
 
     def check(self) -> None:
-        """Runs all steps. Fails on a wrong row, an unexpected error or a missing error."""
+        """Runs all steps. Fails on wrong rows, an unexpected error or a missing error. Stops if the
+        expected result of an export is unknown.
+        """
         with memory_tier(self._world):
             for step in self._steps:
                 if step.kind != EXPORT:
@@ -96,7 +100,9 @@ class Exporting:
                     return
 
     def _export(self, step: Step) -> bool:
-        """Runs one export; returns False if its expected result is no longer known."""
+        """Runs one export step. Returns False if the tier no longer determines the expected result,
+        so that the history must end.
+        """
         in_doubt = is_in_doubt(self._world, times=True)
         truth = {} if in_doubt else truth_of(self._world)
         if in_doubt or any(partition_truth.is_outlived for partition_truth in truth.values()):
@@ -132,7 +138,9 @@ class Exporting:
         self._committed_with_losses(expected, report)
 
     def _later_start(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
-        """Runs an export with `startingOffsets`; a gap after the table or an overlap must raise."""
+        """Runs an export with `startingOffsets`. The run must raise if these offsets leave a gap
+        after the table, or begin before it. Does nothing if they do neither.
+        """
         starts = {}
         problems = False
         for expected_range in self._expected(truth)[0]:
@@ -172,7 +180,9 @@ class Exporting:
         self._compare()
 
     def _old_plan_file(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
-        """Runs an earlier plan file. The run writes offsets that the table lacks, or fails."""
+        """Runs the plan file of an earlier step. The run writes those planned offsets that the
+        table lacks, or fails.
+        """
         if not self._plans:
             self._plain(step, truth)
             return
@@ -236,7 +246,12 @@ class Exporting:
         self._races(step, truth, before=False)
 
     def _races(self, step: Step, truth: Mapping[int, PartitionTruth], *, before: bool) -> None:
-        """Runs an export, and another one between its plan and its commit."""
+        """Runs an export. A second export commits after the first one is planned and before its
+        commit.
+
+        Args:
+            before: True to run the second export before the tasks of the first, False after.
+        """
         expected, allowed, must = self._expected(truth)
         other_reports: list[BackfillReport] = []
         executor = Between(
@@ -272,7 +287,7 @@ class Exporting:
         self._committed_with_losses(expected, report)
 
     def _lost_answer(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
-        """A commit succeeds, but the library reports a failure."""
+        """Runs an export. One of its commits succeeds, but the library reports a failure."""
         expected, allowed, must = self._expected(truth)
         table = without_answers(self._lake.table(), step.c % 3, is_error=step.c % 2 > 0)
         report = self._run(step, allowed, must=must, table=table)
@@ -292,7 +307,9 @@ class Exporting:
         self._compare()
 
     def _rolled_back(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
-        """Undoes commits or hides the commit log; then a run must fail unless loss is allowed."""
+        """Undoes commits, or hides the commit log of a folder. The next run must fail. A Delta or
+        Iceberg export must succeed if loss is allowed.
+        """
         if self._lake.table_format == "parquet":
             self._without_log(step, truth)
             return
@@ -337,10 +354,13 @@ class Exporting:
         self._world.take(Step("lose", step.b, step.c))
 
     def _raise_if_ambiguous(self, error: DataLossError) -> None:
-        """Checks an error of a run that reports that a damaged checkpoint would skip segments.
+        """Handles an error that may be caused by a damaged leader-epoch checkpoint.
 
-        Raises `_AmbiguousTierError` if a tier with a damaged checkpoint would look like this tier,
-        else `error`. Returns if the run failed for another reason.
+        Returns if the message of the error reports another cause.
+
+        Raises:
+            _AmbiguousTierError: A tier with a damaged checkpoint could look like this tier.
+            DataLossError: `error` itself, if no such tier is possible.
         """
         if "Segments would be skipped because of it" in str(error):
             if not truth_of(self._world)[error.partition or 0].is_start_unsure:
@@ -368,7 +388,11 @@ class Exporting:
         table: Any = None,  # noqa: ANN401
         **options: str,
     ) -> BackfillReport | None:
-        """Returns the report of a run, or `None` after one of the allowed errors."""
+        """Runs an export. Returns its report, or `None` if it raised one of the `allowed` errors.
+
+        Args:
+            must: True if the export must raise one of the allowed errors.
+        """
         try:
             report = self._lake.export(
                 self._options(step, **options),
@@ -392,12 +416,12 @@ class Exporting:
     def _expected(
         self, truth: Mapping[int, PartitionTruth], *, with_table: bool = True, planned: bool = False
     ) -> tuple[list[Expected], tuple[type[Exception], ...], bool]:
-        """Returns the ranges that a run should write, the allowed errors, and whether the run must
-        fail.
+        """Returns three values: the ranges that a run should write, the allowed errors, and whether
+        the run must fail.
 
         Args:
             truth: Expected content of the partitions.
-            with_table: False if the run ignores the table.
+            with_table: False to ignore the offsets that the table already has.
             planned: True if the run uses a plan file.
         """
         topic_id = newest_incarnation(self._world)
@@ -447,10 +471,10 @@ class Exporting:
     def _has_other_log(
         self, key: PartitionKey, truth: PartitionTruth, *, planned: bool
     ) -> tuple[bool, bool]:
-        """Compares the exported log with the current log.
+        """Compares the log at the last export with the current log, below the end of the table.
 
         Returns:
-            Whether a run may report that they differ, and whether it must report this.
+            Two values: whether a run may report a difference, and whether it must report one.
         """
         stop = self._table.ranges[key][1]
         if stop > truth.stop:
@@ -461,7 +485,9 @@ class Exporting:
     def _is_unseen(
         self, key: PartitionKey, truth: PartitionTruth, all_truth: Mapping[int, PartitionTruth]
     ) -> bool:
-        """Returns whether a partition that is not in the table may have lost its first records."""
+        """Returns whether a run must report that the first records of a new partition may be lost:
+        the table has other partitions of the topic, and the log starts above 0.
+        """
         other_keys = (PartitionKey(key.topic_id, number) for number in all_truth)
         return truth.log_start > 0 and any(
             key_of_partition in self._table.ranges for key_of_partition in other_keys
@@ -478,12 +504,12 @@ class Exporting:
         return rows
 
     def _committed(self, expected: Sequence[Expected]) -> None:
-        """Adds the expected rows to the model."""
+        """Adds the rows and the offsets of the `expected` ranges to the model."""
         self._table.rows = self._rows_with(expected)
         self._move(expected)
 
     def _move(self, expected: Sequence[Expected]) -> None:
-        """Advances the committed offsets in the model, without rows."""
+        """Adds the offsets of the `expected` ranges to the model, but not their rows."""
         for expected_range in expected:
             is_new = expected_range.key not in self._table.ranges
             has_lost_records = expected_range.first == expected_range.truth.log_start > 0
@@ -494,10 +520,10 @@ class Exporting:
                 self._table.topic_id = expected_range.key.topic_id
 
     def _committed_with_losses(self, expected: Sequence[Expected], report: BackfillReport) -> None:
-        """Adds the written rows to the model.
+        """Checks a run with `failOnDataLoss=false`, and adds the rows that it wrote to the model.
 
-        Each other expected row must be reported as skipped, or belong to a transaction whose
-        outcome may be lost.
+        Each expected row that was not written must be reported as skipped, or belong to a
+        transaction whose outcome may be lost.
         """
         rows = table_rows(self._lake)
         fresh = rows - self._table.rows
@@ -530,9 +556,11 @@ class Exporting:
     def _with_skipped_ends(
         self, expected: Sequence[Expected], named: set[tuple[int, int]]
     ) -> list[Expected]:
-        """Returns the ranges, extended by the offsets that the run skipped after them.
+        """Returns the `expected` ranges, each extended to the offset at which the table ends now.
 
-        With `failOnDataLoss=false`, a run does not stop at a transaction whose end is lost.
+        With `failOnDataLoss=false`, a run also skips a transaction without a known end, and
+        continues after it. All offsets of an extension must be in `named`, the offsets reported as
+        skipped.
         """
         table = self._lake.table()
         committed = table.load().committed
@@ -548,7 +576,9 @@ class Exporting:
         return extended
 
     def _reload(self, expected: Sequence[Expected]) -> None:
-        """Updates the model with the offsets that a failed run committed, and checks them."""
+        """Reads the offsets that a failed run committed from the table. Checks that they are within
+        the `expected` ranges, and adds them to the model.
+        """
         table = self._lake.table()
         committed = table.load().committed
         table.close()
@@ -579,10 +609,11 @@ class Exporting:
 def check_export_history(
     history: History, seed: int, table_format: str, outcomes: Counter[str] | None = None
 ) -> None:
-    """Runs a history with a new table in `/dev/shm`, or in a temporary folder if there is none.
+    """Runs a history with a new table. The table is in `/dev/shm`, or in the default temporary
+    folder if `/dev/shm` does not exist.
 
     Raises:
-        AssertionError: Wrong rows, or a wrong error.
+        AssertionError: The table has wrong rows, or an expected error was not raised.
     """
     counted = Counter() if outcomes is None else outcomes
     in_memory = Path("/dev/shm")

@@ -1,6 +1,6 @@
-"""Provides a target store that simulates a kill before or after a step of a commit protocol.
+"""Provides a target store that simulates a kill before or after one step of a commit protocol.
 
-After the kill, every later call fails too, so clean-up code of the killed run has no effect.
+After the kill, all later steps raise `Killed`, so clean-up code of the killed run has no effect.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 class Killed(BaseException):
-    """Simulates kill −9 in one process."""
+    """Raised instead of a real SIGKILL, so that the test process survives."""
 
 
 class Steps:
-    """Counts the steps of a protocol and simulates a kill at one of them.
+    """Counts the steps of a commit protocol, and kills the run at one of them.
 
     Args:
-        fatal: Index of the fatal step, from 0; None to survive.
-        after: True to die after the step, False to die before it.
+        fatal: Index of the fatal step, from 0; None to never kill the run.
+        after: True to die after the fatal step, False to die before it.
         really: True to kill this process with SIGKILL, False to raise `Killed`.
     """
 
@@ -55,7 +55,9 @@ class Steps:
 
 
 class MortalTarget:
-    """A target whose calls are steps of `steps`."""
+    """Wraps a target store. Each create, read, publish, list or delete is a step of `steps`, which
+    may kill the run.
+    """
 
     def __init__(self, target: TargetStore, steps: Steps) -> None:
         self._target = target
@@ -93,7 +95,9 @@ class MortalTarget:
 
 
 def mortal_folder(settings: ExportSettings, target: TargetStore, steps: Steps) -> ParquetFolder:
-    """Returns a folder of Parquet files that dies at a step of its commit protocol."""
+    """Returns a Parquet folder that writes to `target`, and in which `steps` kills the run at one
+    step of the commit protocol.
+    """
     mortal: Any = MortalTarget(target, steps)
     folder = ParquetFolder(settings)
     folder._target = mortal

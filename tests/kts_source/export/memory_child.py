@@ -1,4 +1,6 @@
-"""Exports a topic in this process and prints its peak memory: `python -m … TIER TARGET SORT_BY`."""
+"""Exports a topic in this process, and prints its peak memory. Run it with `python -m … TIER TARGET
+SORT_BY`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from kts_source.export.task_writer import LocalExecutor
 
 
 def main(tier: str, target: str, sort_by: str) -> None:
-    """Exports topic `large` in a single task; prints the number of rows and the peak bytes."""
+    """Exports topic `large` in a single task. Prints two numbers: the exported rows and the peak
+    memory in bytes.
+    """
     report = export(
         {"path": tier, "subscribe": "large", "targetPartitionBytes": "8g"},
         export_settings(target, sort_within_files=[sort_by] if sort_by else []),

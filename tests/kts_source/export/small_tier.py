@@ -1,4 +1,4 @@
-"""Writes tiers of a few records in a folder, for exports in which only offsets matter."""
+"""Writes tiers with a few records, for tests of exports that check only offsets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SmallTier:
     """A tier with one partition. Each segment has ten records, whose timestamps differ by 1 s.
 
     Attributes:
-        keys: Object keys of each segment.
+        keys: Keys of the objects of each segment.
     """
 
     root: Path
@@ -34,7 +34,7 @@ class SmallTier:
         self._writer = AivenTierWriter(str(self.root), topic=TOPIC, partition=0)
 
     def grow(self, segments: int, key: bytes = b"k") -> SmallTier:
-        """Adds a number of segments whose records have this key."""
+        """Adds `segments` segments. All their records have the key `key`."""
         for _ in range(segments):
             first = self._log.next_offset
             self._log.append(
@@ -49,13 +49,15 @@ class SmallTier:
         return self
 
     def expire(self, *numbers: int) -> None:
-        """Deletes the segments with these numbers, counted from 0."""
+        """Deletes the segments with the indexes `numbers`, counted from 0."""
         for number in numbers:
             for key in self.keys[number]:
                 (self.root / key).unlink(missing_ok=True)
 
     def options(self, **options: str) -> dict[str, str]:
-        """Returns the options that read the tier."""
+        """Returns options that read the tier with one segment per task. `options` overrides
+        them.
+        """
         return {
             "path": str(self.root),
             "subscribe": TOPIC,
@@ -66,12 +68,16 @@ class SmallTier:
 
 
 def offset_option(offset: int) -> str:
-    """Returns the JSON text of an offset option for partition 0."""
+    """Returns the value of `startingOffsets` or `endingOffsets` for `offset` of partition 0, as
+    JSON.
+    """
     return json.dumps({TOPIC: {"0": offset}})
 
 
 def table_offsets(lake: Lake) -> list[int]:
-    """Returns the sorted offsets of a table, with duplicates."""
+    """Returns the offsets of all rows of the table, sorted. An offset with several rows is
+    repeated.
+    """
     if lake.table_format == "parquet" and not (lake.folder / "table").exists():
         return []
     table = lake.read()
@@ -79,10 +85,10 @@ def table_offsets(lake: Lake) -> list[int]:
 
 
 def ranges(report: BackfillReport) -> list[tuple[int, int]]:
-    """Returns the written offsets of a report."""
+    """Returns the offset ranges [start, stop) that a run wrote."""
     return [(span.start, span.stop) for span in report.ranges]
 
 
 def gaps(report: BackfillReport) -> list[tuple[int, int]]:
-    """Returns the skipped offsets of a report."""
+    """Returns the offset ranges [start, stop) that a run skipped."""
     return [(gap.start, gap.stop) for gap in report.skipped]

@@ -1,4 +1,6 @@
-"""A driver that a test kills: `python -m tests.kts_source.export.spark_child FOLDER FORMAT`."""
+"""Runs a Spark driver that a test kills: `python -m tests.kts_source.export.spark_child FOLDER
+FORMAT`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def start_spark(name: str) -> SparkSession:
-    """Starts local mode with task retries, as on a cluster."""
+    """Starts a Spark session in local mode that retries failed tasks, as a cluster does."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2,4]").appName(name)
     for option, value in {
@@ -37,7 +39,8 @@ def start_spark(name: str) -> SparkSession:
 
 @dataclass(frozen=True)
 class TakesItsTime:
-    """A transform that changes nothing, but is too slow to finish all batches in five seconds.
+    """A transform that returns its rows unchanged, after a second. So the export takes longer than
+    the five seconds in which the test kills it.
 
     Attributes:
         fingerprint: Empty, as without a transform.
@@ -51,7 +54,9 @@ class TakesItsTime:
 
 
 def main(folder: str, table_format: str) -> None:
-    """Starts an export of several commits and reports the start on standard output."""
+    """Runs an export with several commits. Prints `begins` before the export and `done` after
+    it.
+    """
     lake = Lake(Path(folder), table_format)
     spark = start_spark("to be killed")
     # Starts the Python workers and their imports, so that the export does not wait for them.

@@ -1,6 +1,6 @@
-"""A driver whose tasks run twice at the same time: `python -m … MASTER FOLDER`.
+"""Runs a Spark driver with speculative execution: `python -m … MASTER FOLDER`.
 
-The first attempt of one task of every export is very slow, so that Spark starts another one.
+In each export, the first attempt of one task is very slow, so that Spark starts a second attempt.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Dawdles:
-    """A transform that changes nothing, and sleeps very long in one process.
+    """A transform that returns its rows unchanged. It sleeps for a minute in one process only.
 
-    This is the first process that reads an offset of at least 900 in partition 0.
+    That process is the first one that reads an offset of at least 900 in partition 0.
 
     Attributes:
-        folder: Folder for a file per process that reads such an offset, named by process id.
+        folder: Folder in which each process that reads such an offset creates a file. The name of
+            the file is the process id.
         fingerprint: Empty, as without a transform.
     """
 
@@ -66,7 +67,7 @@ class Dawdles:
 
 
 def main(master: str, folder: str) -> None:
-    """Runs one export of each format; each has a single commit."""
+    """Runs one export for each table format. Each export has a single commit."""
     builder = SparkSession.builder.master(master).appName("two attempts")
     for name, value in SETTINGS.items():
         builder = builder.config(name, value)

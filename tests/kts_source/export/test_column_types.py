@@ -1,4 +1,4 @@
-"""Checks that a table refuses unsupported column types before any row is written."""
+"""Checks that exports refuse unsupported column types before any row is written."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ WRITTEN = [
 
 @dataclass(frozen=True)
 class WithColumn:
-    """A transform that adds a column of nulls."""
+    """A transform that adds a column `extra` of type `kind`. The column contains nulls, except for
+    union types.
+    """
 
     kind: pa.DataType
     fingerprint: str = "column"

@@ -1,4 +1,4 @@
-"""Tests the same export through Spark Connect, which has no SparkContext and pickles the class."""
+"""Tests that an export through Spark Connect, which has no SparkContext, writes the same rows."""
 
 from __future__ import annotations
 

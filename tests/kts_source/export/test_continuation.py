@@ -1,5 +1,5 @@
-"""Tests exports that continue a table. They read only offsets that the table lacks, and raise an
-error for a gap.
+"""Tests exports that continue a table. They read only offsets that the table lacks. They raise an
+error if a gap would remain.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 @pytest.fixture
 def folder_lake(tmp_path: Path) -> Lake:
-    """Returns a Parquet folder, the fastest target, for tests that do not depend on the format."""
+    """Returns a Parquet folder as target. Tests that do not depend on the format use it, because it
+    is the fastest.
+    """
     return Lake(tmp_path, "parquet")
 
 
@@ -113,7 +115,7 @@ def test_plan_file_that_overlaps_the_table_is_refused_without_resume(
 @pytest.mark.parametrize(
     "start", [{}, {"startingOffsets": offset_option(-2)}, {"startingTimestamp": str(T0)}]
 )
-def test_offsets_below_the_table_are_never_ignored(
+def test_requested_offsets_below_the_table_raise_or_are_reported_as_skipped(
     lake: Lake, tier: SmallTier, start: dict[str, str]
 ) -> None:
     lake.export(tier.options(startingOffsets=offset_option(20)))
@@ -229,7 +231,9 @@ def test_continued_export_reads_only_a_few_manifests(
 # -- offsets skipped with failOnDataLoss=false
 
 
-def test_report_contains_offsets_outside_the_tier(folder_lake: Lake, tier: SmallTier) -> None:
+def test_report_lists_skipped_requested_offsets_outside_the_tier(
+    folder_lake: Lake, tier: SmallTier
+) -> None:
     tier.expire(0)
     report = folder_lake.export(
         tier.options(
@@ -254,7 +258,7 @@ def test_report_contains_offsets_outside_the_tier(folder_lake: Lake, tier: Small
 
 
 def raise_end(tier: SmallTier, number: int, end: int) -> None:
-    """Changes the end offset of a segment in its manifest."""
+    """Sets the end offset of segment `number` to `end` in its manifest."""
     (key,) = (key for key in tier.keys[number] if key.endswith("manifest"))
     manifest = json.loads((tier.root / key).read_text())
     manifest["remoteLogSegmentMetadata"]["endOffset"] = end

@@ -1,7 +1,8 @@
-"""Exports of tiers with damaged transaction indexes write no row of an aborted transaction.
+"""Checks that exports of tiers with damaged transaction indexes write no row of an aborted
+transaction.
 
-A wave is the set of tasks of one commit. A transaction may begin in one wave and have its marker in
-a later wave.
+A wave is the set of tasks of one commit. A transaction may begin in one wave and end in a later
+wave.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ TOPIC_ID = uuid.UUID(int=7)
 def export_in_waves(
     lake: Lake, root: Path, segments: Iterable[SegmentFiles], **options: str
 ) -> CorruptSegmentError | OldBrokerError | None:
-    """Writes a tier and exports it with one segment per commit.
+    """Writes a tier with the segments, and exports it with one segment per commit.
 
     Returns:
         The error if the export was refused, else None.
@@ -74,7 +75,7 @@ def build_log_with_abort_in_next_segment() -> BuiltLog:
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_export_with_lost_entry_in_next_wave_commits_nothing(
+def test_export_commits_nothing_if_next_segment_lost_transaction_index_entry(
     table_format: str, tmp_path: Path
 ) -> None:
     log = build_log_with_abort_in_next_segment()
@@ -89,7 +90,7 @@ def test_export_with_lost_entry_in_next_wave_commits_nothing(
     assert table_offsets(lake) == [0, 2, 4, 5]
 
 
-def test_hybrid_export_with_lost_entry_in_next_wave_commits_nothing(
+def test_hybrid_export_commits_nothing_if_next_segment_lost_transaction_index_entry(
     tmp_path: Path,
 ) -> None:
     log = build_log_with_abort_in_next_segment()
@@ -109,7 +110,7 @@ def test_hybrid_export_with_lost_entry_in_next_wave_commits_nothing(
 
 
 @pytest.mark.parametrize("records", ["1", "2", "3", "4"])
-def test_export_with_lost_entry_in_cut_segment_commits_nothing(
+def test_export_commits_nothing_if_cut_segment_lost_transaction_index_entry(
     records: str, tmp_path: Path
 ) -> None:
     builder = LogBuilder(index_interval_bytes=0)
@@ -133,10 +134,16 @@ def test_export_with_lost_entry_in_cut_segment_commits_nothing(
 def export_damaged_tiers(
     seed: int, folder: Path, *, share: float, flips: int
 ) -> tuple[int, list[str]]:
-    """Damages the transaction indexes of a log and exports the tier with one segment per commit.
+    """Damages a transaction index of a random log, and exports the tier with one segment per
+    commit. Repeats this for many damages.
+
+    Args:
+        share: Share of all damages to try.
+        flips: Argument of `damage_index`.
 
     Returns:
-        The number of refused exports, and the damages after which a table has wrong rows.
+        Two values: the number of refused exports, and a text for each damage after which the table
+        had wrong rows.
     """
     source = random.Random(seed)
     log = build_log(seed)

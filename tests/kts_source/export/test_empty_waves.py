@@ -1,4 +1,6 @@
-"""Checks that a table records the offsets of a wave (the tasks of one commit) without rows."""
+"""Checks that a table also records the offsets of a wave without rows. A wave is the set of tasks
+of one commit.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def expected(keys: tuple[bytes, ...]) -> list[int]:
 
 @pytest.mark.parametrize("keys", EMPTY_WAVES.values(), ids=EMPTY_WAVES)
 @pytest.mark.parametrize("in_turn", [True, False], ids=["waves", "runs"])
-def test_wave_without_rows_advances_offsets(
+def test_commit_without_rows_advances_offsets(
     lake: Lake, tmp_path: Path, keys: tuple[bytes, ...], in_turn: bool
 ) -> None:
     tier = make_tier(tmp_path, keys)
@@ -68,7 +70,9 @@ def test_wave_without_rows_advances_offsets(
 
 
 def only_x(batch: pa.RecordBatch) -> pa.RecordBatch | None:
-    """A transform function that declares no columns, so they are unknown until it returns rows."""
+    """A transform that returns only records with key `x`, or `None` if there are none. It declares
+    no columns, so they are unknown until it returns rows.
+    """
     rows = batch.filter(pc.equal(batch["key"], b"x"))
     if not rows.num_rows:
         return None
@@ -77,7 +81,7 @@ def only_x(batch: pa.RecordBatch) -> pa.RecordBatch | None:
 
 
 @pytest.mark.parametrize("keys", EMPTY_WAVES.values(), ids=EMPTY_WAVES)
-def test_transform_that_returns_no_rows_advances_offsets(
+def test_offsets_advance_if_transform_returns_no_rows(
     lake: Lake, tmp_path: Path, keys: tuple[bytes, ...]
 ) -> None:
     tier = make_tier(tmp_path, keys)
@@ -96,7 +100,7 @@ def test_transform_that_returns_no_rows_advances_offsets(
 
 
 class RejectAll:
-    """Rejects every row, but declares its columns."""
+    """A row transform that rejects every row, so that all rows become dead letters."""
 
     fingerprint = "reject all"
 
@@ -105,7 +109,7 @@ class RejectAll:
         return Transformed(batch.slice(0, 0), rejected)
 
 
-def test_transform_that_rejects_all_rows_advances_offsets(lake: Lake, tmp_path: Path) -> None:
+def test_offsets_advance_if_transform_rejects_all_rows(lake: Lake, tmp_path: Path) -> None:
     tier = make_tier(tmp_path, (b"k", b"k"))
     transform = RejectAll()
     letters = str(tmp_path / "letters")
@@ -116,7 +120,9 @@ def test_transform_that_rejects_all_rows_advances_offsets(lake: Lake, tmp_path: 
 
 
 class Numbers:
-    """A transform whose column types differ between batches with and without rows."""
+    """A row transform that returns a column of another type if it returns no rows. If `fails`, it
+    raises an error for empty batches.
+    """
 
     fingerprint = "numbers"
 
@@ -138,7 +144,7 @@ class Numbers:
 
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("keys", EMPTY_WAVES.values(), ids=EMPTY_WAVES)
-def test_export_continues_if_transform_returns_no_types_for_empty_batches(
+def test_export_continues_if_transform_returns_other_types_for_empty_batches(
     lake: Lake, tmp_path: Path, keys: tuple[bytes, ...], fails: bool
 ) -> None:
     tier = make_tier(tmp_path, keys)

@@ -1,5 +1,5 @@
-"""Tests `end_offsets`, which returns the `startingOffsets` of a read that continues after a
-table.
+"""Tests `end_offsets`, which returns `startingOffsets` for a read that continues where a table
+ends.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def test_scan_continues_at_end_offsets_of_the_table(lake: Lake, tmp_path: Path) 
     assert sorted([*table_offsets(lake), *remaining["offset"].to_pylist()]) == list(range(50))
 
 
-def test_table_and_stream_from_its_end_offsets_have_each_row_once(lake: Lake) -> None:
+def test_read_from_end_offsets_returns_exactly_the_rows_missing_in_the_table(lake: Lake) -> None:
     lake.export(source(endingOffsets='{"txn":{"0":1000,"1":2000}}'))
     starting = {"startingOffsets": json.dumps(ends(lake, source()))}
     stream = Checkpointed(source(**starting, maxSegmentsPerTrigger="3"))
@@ -90,7 +90,7 @@ def test_end_offsets_stay_the_same_if_their_segments_expire(lake: Lake, tmp_path
     assert ends(lake, tier.options()) == {"t": {"0": 20}}
 
 
-def test_end_offsets_of_unknown_topic_fail(lake: Lake, tmp_path: Path) -> None:
+def test_end_offsets_fail_if_table_has_no_offsets_of_export(lake: Lake, tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(1)
     with pytest.raises(ExportError, match="has no offsets of topic id"):
         ends(lake, tier.options())

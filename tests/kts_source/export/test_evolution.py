@@ -1,4 +1,6 @@
-"""Tests exports whose value schema gains fields, loses fields, or contradicts the table."""
+"""Tests exports into a table after the value schema gained fields, lost fields, or changed
+types.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ NEW_FIELDS = [field["name"] for field in SCHEMA["fields"][4:]]
 
 @pytest.fixture
 def topic(tmp_path: Path) -> dict[str, str]:
-    """Writes ten values of an earlier schema, then ten of a later one."""
+    """Writes ten values with an earlier schema, then ten with a later one. Returns the options to
+    read them.
+    """
     registry = tmp_path / "schemas"
     registry.mkdir()
     for number, schema in enumerate((OLD, SCHEMA), 1):
@@ -55,7 +59,9 @@ def values_of(lake: Lake) -> list[dict[str, Any]]:
 
 
 def assert_all_fields(lake: Lake) -> None:
-    """Asserts that the new fields are null in the first ten rows and set in the last ten."""
+    """Asserts that the fields of the later schema are null in the first ten rows and set in the
+    last ten.
+    """
     values = values_of(lake)
     assert [{name: value[name] for name in row(0)} for value in values[10:]] == [
         row(number) for number in range(10, 20)
@@ -201,7 +207,9 @@ def test_iceberg_gets_columns_and_files_in_one_commit(
 
 @dataclass
 class AfterAnother:
-    """A table in which another export commits the same offsets first."""
+    """Wraps a table. Before its first commit, another export adds the new columns and commits its
+    own rows.
+    """
 
     lake: Lake
     options: dict[str, str]
@@ -219,7 +227,7 @@ class AfterAnother:
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_concurrent_export_of_same_offsets_conflicts(
+def test_export_succeeds_after_concurrent_export_added_the_same_columns(
     table_format: str, topic: dict[str, str], tmp_path: Path
 ) -> None:
     lake = Lake(tmp_path, table_format)

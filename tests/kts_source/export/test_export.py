@@ -1,4 +1,6 @@
-"""Tests exports without Spark: all rows, resumed runs, incremental runs, refused arguments."""
+"""Tests exports without Spark: rows, repeated and incremental runs, file statistics, refused
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -170,7 +172,7 @@ def test_export_in_several_processes_contains_all_rows(tmp_path: Path) -> None:
     assert_holds(lake.read(), ["txn", "encrypted"])
 
 
-def test_files_have_unique_names_and_correct_bounds(lake: Lake) -> None:
+def test_parquet_statistics_match_offsets_and_timestamps_of_the_file(lake: Lake) -> None:
     lake.export(source("txn"))
     for path in sorted(lake.folder.rglob("*.parquet")):
         if "metadata" in path.parts or "_delta_log" in path.parts:
@@ -188,7 +190,7 @@ def test_files_have_unique_names_and_correct_bounds(lake: Lake) -> None:
             assert max(group.max for group in groups) == bounds["max"]
 
 
-def test_delta_skips_files_by_bounds_in_its_log(tmp_path: Path) -> None:
+def test_bounds_in_delta_log_match_the_rows_of_each_file(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     lake.export(source("txn"), partition_by=["date(timestamp)"])
     actions: Any = DeltaTable(lake.target).get_add_actions(flatten=True)
@@ -261,7 +263,7 @@ def test_small_target_file_bytes_make_many_files(lake: Lake, target_file_bytes: 
 
 
 def only_big(batch: pa.RecordBatch) -> pa.RecordBatch | None:
-    """Returns fewer rows with other columns."""
+    """A transform that returns only rows with a value of more than 60 bytes, and other columns."""
     sizes = pc.binary_length(batch.column("value"))
     rows = batch.filter(pc.fill_null(pc.greater(sizes, 60), False))
     if rows.num_rows == 0:
@@ -350,7 +352,7 @@ def test_every_task_writes_its_metrics(tmp_path: Path, compact: bool) -> None:
     assert all(line["requests"] and line["bytes"] for line in lines)
 
 
-def test_dates_are_utc_days(tmp_path: Path) -> None:
+def test_date_partitions_are_utc_days(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     lake.export(source("txn"), partition_by=["date(timestamp)"])
     folders = {path.name for path in (tmp_path / "table").iterdir() if path.name != "_kts"}

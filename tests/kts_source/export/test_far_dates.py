@@ -1,4 +1,6 @@
-"""Tests exports of records with timestamps beyond the calendars of Python and of tables."""
+"""Tests exports of records whose timestamps are outside the years that Python or tables can
+represent.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def tier(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("compact", [False, True])
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_rows_with_far_dates_are_written(table_format: str, compact: bool, tmp_path: Path) -> None:
+def test_rows_with_timestamps_beyond_python_datetime_are_written(
+    table_format: str, compact: bool, tmp_path: Path
+) -> None:
     lake = Lake(tmp_path, table_format)
     report = lake.export(tier(tmp_path / "tier"), compact=compact)
     assert report.rows == 6
@@ -42,7 +46,9 @@ def test_rows_with_far_dates_are_written(table_format: str, compact: bool, tmp_p
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_error_names_row_whose_day_does_not_exist(table_format: str, tmp_path: Path) -> None:
+def test_date_partition_of_far_timestamp_raises_error_with_offset(
+    table_format: str, tmp_path: Path
+) -> None:
     lake = Lake(tmp_path, table_format)
     options = tier(tmp_path / "tier")
     with pytest.raises(ExportError, match=r"date\(timestamp\).*where") as caught:
@@ -60,7 +66,7 @@ def with_far_column(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.select(["offset", "timestamp"]).append_column("far", far)
 
 
-def test_partition_bounds_are_right_if_another_column_has_far_dates(
+def test_partition_bounds_are_right_if_another_column_is_beyond_year_9999(
     tmp_path: Path,
 ) -> None:
     lake = Lake(tmp_path, "iceberg")

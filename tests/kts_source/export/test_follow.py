@@ -1,4 +1,4 @@
-"""Tests follow exports: rounds, outages, signals and intervals."""
+"""Tests exports with `follow=True`: rounds, outages, signals and intervals."""
 
 from __future__ import annotations
 
@@ -47,17 +47,20 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 
 def only_x(batch: pa.RecordBatch) -> pa.RecordBatch | None:
-    """A transform function that declares no columns, so they are unknown until it returns rows."""
+    """A transform that returns only records with key `x`, or `None` if there are none. It declares
+    no columns, so they are unknown until it returns rows.
+    """
     rows = batch.filter(pc.equal(batch["key"], b"x"))
     return rows if rows.num_rows else None
 
 
 @dataclass
 class Driven:
-    """Runs follow rounds with a fake clock. In the last pause, a SIGTERM ends the export.
+    """Runs `follow` with a fake clock. Each pause calls the next function of `steps`. In the pause
+    after the last function, a SIGTERM ends the export.
 
     Attributes:
-        steps: The function called in each pause.
+        steps: Functions, one per pause.
         pauses: The length of each pause in seconds.
         rounds: The metrics of each round.
         seconds_a_round: The simulated duration of a round.
@@ -171,7 +174,7 @@ def test_next_round_starts_immediately_after_a_long_round(tmp_path: Path) -> Non
 
 
 class Failing(LocalExecutor):
-    """Raises an error in some of its runs."""
+    """Runs tasks. Its n-th run raises the n-th entry of `errors`, unless this entry is `None`."""
 
     def __init__(self, errors: Sequence[Exception | None]) -> None:
         super().__init__(1)
@@ -229,7 +232,7 @@ def test_follow_merges_into_compacted_table_in_each_round(
     assert lake.read().num_rows == 2
 
 
-def test_rounds_without_rows_advance_before_the_table_exists(tmp_path: Path) -> None:
+def test_follow_advances_after_rounds_without_rows_before_table_exists(tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(2, b"k").grow(1, b"x").grow(1, b"x")
     lake, driven = Lake(tmp_path, "delta"), Driven([lambda: None])
     driven.run(lake, tier.options(), transform=only_x)

@@ -1,4 +1,6 @@
-"""Checks that a follow export ends after a signal at any step, and that the next one resumes."""
+"""Checks that an export with `follow=True` ends after a signal at any step, and that the next
+export continues it.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,9 @@ ROWS = list(range(30))
 
 
 class Calls:
-    """Counts calls and returns of kts_source functions during a follow export.
+    """Counts calls and returns of kts_source functions while `follow` handles SIGTERM.
 
-    At event `number`, it sends a SIGTERM to this process.
+    At call or return number `number`, it sends a SIGTERM to this process.
 
     Attributes:
         count: Number of calls and returns.
@@ -42,7 +44,7 @@ class Calls:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Counts calls within the block."""
+        """Counts calls and returns inside the `with` block."""
         sys.setprofile(self._on_event)
         try:
             yield
@@ -62,7 +64,9 @@ class Calls:
 
 
 def followed(lake: Lake, tier: SmallTier, calls: Calls) -> list[RoundMetrics]:
-    """Follows the tier until the second pause or until `calls` sends its signal."""
+    """Follows the tier until `calls` sends its signal, at the latest until the second pause.
+    Returns the metrics of each round.
+    """
     rounds: list[RoundMetrics] = []
     pauses: list[float] = []
 
@@ -81,7 +85,9 @@ def followed(lake: Lake, tier: SmallTier, calls: Calls) -> list[RoundMetrics]:
 # A file opened just before the signal is closed by the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_follow_survives_signal_at_any_step(tmp_path: Path, table_format: str) -> None:
+def test_export_after_signal_at_any_step_of_follow_completes_table(
+    tmp_path: Path, table_format: str
+) -> None:
     tier = SmallTier(tmp_path / "tier").grow(3)
     expected = Calls(None)
     (tmp_path / "whole").mkdir()

@@ -1,8 +1,14 @@
-"""Runs random histories of exported topics: the table contains the committed rows, each once.
+"""Runs random histories of exported topics. After each export, the table must contain each
+committed row once.
 
-The test fails if an export runs plan files without a check, skips offsets below the table or after
-a gap, does not record commits without rows, does not report vanished offsets, does not compare
-ranges before a commit, or publishes a commit that it does not record.
+The tests detect these errors of an export:
+
+* It runs plan files without a check.
+* It skips offsets below the table or after a gap.
+* It does not record commits without rows.
+* It does not report vanished offsets.
+* It does not compare ranges before a commit.
+* It publishes a commit that it does not record.
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ COUNTS = {"parquet": 13, "delta": 8, "iceberg": 4}
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_random_histories_contain_each_row_once(table_format: str) -> None:
+def test_exports_in_random_histories_write_each_row_once(table_format: str) -> None:
     outcomes: Counter[str] = Counter()
     for seed in range(COUNTS[table_format]):
         history = random_export_history(random.Random(seed))
@@ -34,7 +40,7 @@ def test_random_histories_contain_each_row_once(table_format: str) -> None:
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_new_random_histories_contain_each_row_once(table_format: str) -> None:
+def test_exports_in_new_random_histories_write_each_row_once(table_format: str) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     stop = time.monotonic() + 15
     number = 0

@@ -1,5 +1,5 @@
-"""Tests kill −9 at random points: readers see each row at most once, and all rows after a second
-run.
+"""Kills exports with SIGKILL at random points. Readers must see each row at most once, and all rows
+after a second run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,14 @@ CONTEXT.set_forkserver_preload(["tests.kts_source.export.warm"])
 
 
 def run(lake: Lake, fatal: int | None, after: bool, ready: Connection) -> None:
-    """Runs one export in its own process, which dies at step `fatal` of the commit protocol."""
+    """Runs one export in a child process.
+
+    Args:
+        fatal: Index of the step of the commit protocol at which the process dies, or `None`. Only
+            used for Parquet folders.
+        after: True to die after this step, False to die before it.
+        ready: Receives the process id before the export, and the number of steps after it.
+    """
     settings = lake.settings()
     steps = Steps(fatal, after=after, really=True)
     ready.send(os.getpid())
@@ -52,7 +59,7 @@ def run(lake: Lake, fatal: int | None, after: bool, ready: Connection) -> None:
 
 
 class Child:
-    """An export that runs in a child process."""
+    """An export that runs in a child process. The constructor returns when the child is ready."""
 
     def __init__(self, lake: Lake, fatal: int | None = None, *, after: bool = False) -> None:
         self._receiver, sender = CONTEXT.Pipe(duplex=False)
@@ -63,7 +70,7 @@ class Child:
         self.started = time.monotonic()
 
     def steps(self) -> int:
-        """Waits for the export to end without a kill. Returns its number of protocol steps."""
+        """Waits for the export to end. Returns the number of steps of its commit protocol."""
         count: int = self._receiver.recv()
         self.process.join()
         return count
@@ -76,7 +83,7 @@ class Child:
 
 
 def check(lake: Lake) -> None:
-    """Asserts that the table has no row twice, and each row once after another run."""
+    """Asserts that no row is in the table twice, and that another run completes the table."""
     assert_at_most_once(lake)
     lake.export(source())
     assert_holds(lake.read(), ["txn"])

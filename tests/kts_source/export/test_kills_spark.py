@@ -1,4 +1,6 @@
-"""Kills Python workers and drivers of Spark exports at random points, and resumes the export."""
+"""Kills Python workers and drivers of Spark exports at random points, and checks the resumed
+export.
+"""
 
 from __future__ import annotations
 
@@ -57,11 +59,11 @@ def spark() -> Iterator[SparkSession]:
 
 @dataclass(frozen=True)
 class Dies:
-    """A transform that changes nothing, but kills its process at some of its calls.
+    """A transform that returns its rows unchanged, but kills its process at some of its calls.
 
     Attributes:
         calls: A file to which every call in any process appends a byte.
-        at: Numbers of the fatal calls, counted over all processes.
+        at: Numbers of the fatal calls, from 1, counted over all processes.
         fingerprint: Empty, as without a transform.
     """
 
@@ -80,7 +82,9 @@ class Dies:
 
 
 def check(lake: Lake) -> None:
-    """Asserts that the table has no row twice, and each row once after `clean` and another run."""
+    """Asserts that no row is in the table twice, and that another run completes the table. `clean`
+    must not remove rows.
+    """
     assert_at_most_once(lake)
     lake.export(source())
     assert_holds(lake.read(), ["txn"])

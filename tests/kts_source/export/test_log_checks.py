@@ -1,4 +1,6 @@
-"""Checks that an export continues only if log and table still match its last commit."""
+"""Checks that an export continues a table only if the log and the table still match its last
+commit.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def records(word: str, start: int, stop: int) -> list[SimpleRecord]:
 
 
 class Elections:
-    """A tier of a partition whose log can be replaced by another branch, as after an election."""
+    """A tier with one partition. Each upload may continue its log or contain another branch of it,
+    as after a leader election.
+    """
 
     def __init__(self, root: Path, *, topic_id: str | None = None, partition: int = 0) -> None:
         self.options = {"path": str(root), "subscribe": "t", "cache": "false"}
@@ -51,11 +55,11 @@ class Elections:
         return self._writer.topic_id
 
     def upload(self, *spans: tuple[int, str, int, int], only: int | None = None) -> None:
-        """Uploads a log with one segment for each span (epoch, word, start offset, stop offset).
+        """Builds a log with one segment for each span, and uploads its segments.
 
         Args:
-            spans: Leader epoch, prefix of the values, and offsets [start, stop) of each segment.
-            only: Number of last segments to upload; `None` uploads all segments.
+            spans: Leader epoch, prefix of the values, start offset and stop offset of each segment.
+            only: Uploads only this number of segments, from the end; `None` uploads all.
         """
         log = LogBuilder(leader_epoch=spans[0][0])
         last = spans[0][0]
@@ -209,7 +213,7 @@ def test_new_partition_beginning_at_zero_is_exported(lake: Lake, tmp_path: Path)
     assert ranges(lake.export(tier.options)) == [(0, 5)]
 
 
-def test_second_topic_may_begin_above_zero(lake: Lake, tmp_path: Path) -> None:
+def test_topic_added_later_may_begin_above_offset_zero(lake: Lake, tmp_path: Path) -> None:
     Elections(tmp_path / "tier").upload((1, "a", 0, 10))
     other = AivenTierWriter(str(tmp_path / "tier"), topic="u", partition=0)
     log = LogBuilder()
@@ -227,7 +231,9 @@ def test_second_topic_may_begin_above_zero(lake: Lake, tmp_path: Path) -> None:
 
 
 def roll_back(lake: Lake, version: int) -> None:
-    """Restores an earlier version (Delta) or snapshot, counted from 0 (Iceberg)."""
+    """Restores a Delta table to version `version`, or an Iceberg table to the snapshot with index
+    `version`, counted from 0.
+    """
     if lake.table_format == "delta":
         DeltaTable(lake.target).restore(version)
         return
@@ -320,7 +326,7 @@ def test_export_into_folder_that_lost_its_commit_log_raises(tmp_path: Path) -> N
     assert lake.export(tier.options(), partition_by=["topic"], export_id="again").rows == 20
 
 
-def test_files_of_an_export_with_a_longer_id_are_ignored(tmp_path: Path) -> None:
+def test_export_ignores_files_of_export_whose_id_has_same_prefix(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     tier = SmallTier(tmp_path / "tier").grow(1)
     lake.export(tier.options(), export_id="kts-all")

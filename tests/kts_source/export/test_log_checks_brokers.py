@@ -1,4 +1,6 @@
-"""Checks that an export from brokers continues only if the log matches its last commit."""
+"""Checks that an export from brokers continues a table only if the log still matches the last
+commit.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def brokers() -> Iterator[FakeCluster]:
 
 
 def log_of(*spans: tuple[int, bytes, int]) -> BuiltLog:
-    """Returns a log of spans; each is (leader epoch, value of all records, number of records)."""
+    """Returns a log that consists of `spans`. Each span is (leader epoch, value of all its records,
+    number of records).
+    """
     builder = LogBuilder(leader_epoch=spans[0][0])
     last = spans[0][0]
     for epoch, value, count in spans:

@@ -20,7 +20,9 @@ BATCHES = 2600
 
 @pytest.fixture(scope="module")
 def tier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Writes one segment that is larger than the memory limit of a task; returns the tier."""
+    """Writes a tier with one segment that is larger than the memory limit of a task. Returns its
+    folder.
+    """
     folder = tmp_path_factory.mktemp("tier")
     batches = write_uniform_batches(
         batch_count=BATCHES,

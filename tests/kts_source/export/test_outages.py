@@ -1,4 +1,4 @@
-"""Tests that a follow export waits if a library reports that a store is unavailable."""
+"""Tests that a follow export waits and retries if a store or catalog is unavailable."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOBODY = "http://127.0.0.1:9"
 
 
 class Busy(BaseHTTPRequestHandler):
-    """Returns HTTP status 503 for every request."""
+    """An HTTP handler that answers every request with status 503."""
 
     def do_GET(self) -> None:
         self.send_response(503)
@@ -40,7 +40,9 @@ class Busy(BaseHTTPRequestHandler):
 
 @pytest.fixture(params=["nobody", "busy"])
 def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Yields the URL of an unavailable store: no server listens, or the server returns 503."""
+    """Yields the URL of an unavailable store. Either no server listens there, or the server answers
+    with status 503.
+    """
     if request.param == "nobody":
         yield NOBODY
         return

@@ -1,4 +1,6 @@
-"""Tests written Parquet files: constant columns, and timestamp bounds of every time unit."""
+"""Tests the Parquet files of an export: columns with one constant text, and timestamp bounds of
+every time unit.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ _ROWS = 10_000
 
 
 class _Kept(io.BytesIO):
-    """A file object whose bytes can still be read after `close`."""
+    """A file object in memory whose bytes can still be read after `close`."""
 
     def close(self) -> None:
         """Does nothing, so that `getvalue` still works."""

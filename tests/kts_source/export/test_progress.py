@@ -1,4 +1,4 @@
-"""Tests the output of an export: progress, interruption and report."""
+"""Tests the progress output, the report and the interruption of an export."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ def test_report_is_saved_as_picture(tmp_path: Path) -> None:
 
 
 def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A transform that creates a file for its process, then sleeps."""
+    """A transform that creates a file for its process and then sleeps: for a minute if two
+    processes have created one.
+    """
     folder = Path(os.environ["KTS_TEST_AT_WORK"])
     (folder / str(os.getpid())).touch()
     time.sleep(0.2 if len(list(folder.iterdir())) < 2 else 60)
@@ -83,7 +85,7 @@ def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def interrupted(lake: Lake) -> None:
-    """Runs in the child process of the next test: an export with two workers and one commit."""
+    """Runs an export with two workers and one commit. The next test calls it in a child process."""
     lake.export(source(), executor=LocalExecutor(2), transform=slow, commit_bytes=1 << 40)
 
 

@@ -1,4 +1,6 @@
-"""Checks that the arguments of an export are documented, validated, and named in errors."""
+"""Checks that the arguments of an export are documented and validated, and that errors name
+them.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ ARGUMENTS = {
 }
 
 
-def test_defaults_of_arguments_match_the_settings() -> None:
+def test_documented_defaults_match_the_defaults_of_settings() -> None:
     assert ExportArguments.__annotations__.keys() == ARGUMENTS.keys()
     help_text: Any = ARGUMENTS
     documented, explicit = export_settings("/t"), export_settings("/t", **help_text)

@@ -1,4 +1,6 @@
-"""Tests two simultaneous attempts of a task, as Spark starts them on a cluster of several hosts."""
+"""Tests two simultaneous attempts of a task. Spark starts them with speculative execution on a
+cluster of two hosts.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ DEPLOY = "org.apache.spark.deploy"
 
 @contextmanager
 def cluster(folder: Path, environment: Mapping[str, str]) -> Iterator[str]:
-    """Starts a master, and a worker for each of `HOSTS`. Yields the master's URL."""
+    """Starts a Spark master, and one worker for each of `HOSTS`. Yields the URL of the master."""
     with socket.socket() as probe:
         probe.bind((HOSTS[0], 0))
         port = probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Tests exports of topics without ids, which a table identifies by name."""
+"""Tests exports of topics without topic ids. The table identifies such topics by name."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def write_disk(root: Path, **counts: int) -> dict[str, str]:
-    """Writes broker log folders without `partition.metadata`, which would contain the topic id.
+    """Writes broker log folders without `partition.metadata`, the file with the topic id.
 
-    `counts` maps a topic to its number of records. Keys repeat every four records. Returns the
+    `counts` maps each topic to its number of records. Keys repeat every four records. Returns the
     options to read the topics.
     """
     for topic, count in counts.items():
@@ -48,7 +48,9 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
     return Lake(tmp_path, request.param)
 
 
-def test_topics_without_ids_continue_at_their_end_offsets(lake: Lake, tmp_path: Path) -> None:
+def test_exports_of_topics_without_ids_continue_at_their_end_offsets(
+    lake: Lake, tmp_path: Path
+) -> None:
     root = tmp_path / "disk"
     for counts in ({"a": 10, "b": 4}, {"a": 12, "b": 12}, {"a": 12, "b": 12, "c": 3}):
         lake.export(write_disk(root, **counts))

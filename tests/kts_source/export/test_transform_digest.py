@@ -1,5 +1,5 @@
-"""Checks that different transforms have different fingerprints, and that all processes compute the
-same fingerprint for a transform.
+"""Checks that different transforms have different fingerprints. All processes must compute the same
+fingerprint for the same transform.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def assert_different_digests(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_values_bound_by_a_function_change_the_digest(kind: str) -> None:
+def test_digest_changes_with_the_bound_value(kind: str) -> None:
     assert_different_digests(KINDS[kind], [lambda: 1, lambda: 2])
 
 
-def test_values_of_any_kind_have_different_digests() -> None:
+def test_transforms_with_different_bound_values_have_different_digests() -> None:
     assert_different_digests(closure, list(VALUES.values()))
 
 
@@ -65,7 +65,7 @@ def test_digest_of_code_without_source_is_stable() -> None:
     assert describe_transform(function_of(texts[1])) == describe_transform(function_of(texts[1]))
 
 
-def test_fingerprint_of_the_user_replaces_the_digest() -> None:
+def test_fingerprint_attribute_of_an_object_replaces_its_digest() -> None:
     class Named:
         fingerprint = "v1"
         lock = threading.Lock()
@@ -77,7 +77,7 @@ def test_fingerprint_of_the_user_replaces_the_digest() -> None:
     assert describe_transform(Holder(Named())) == describe_transform(Holder(Named()))
 
 
-def test_objects_without_identity_are_refused() -> None:
+def test_bound_objects_that_cannot_be_described_are_refused() -> None:
     with pytest.raises(FingerprintError, match=r"_thread\.lock .*`fingerprint`"):
         describe_transform(closure(threading.Lock()))
     deep: list[Any] = []
@@ -109,7 +109,7 @@ def test_digest_is_equal_in_other_processes() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_fingerprint_is_compared_as_text_and_as_number(kind: str) -> None:
+def test_stored_fingerprint_may_be_text_or_number(kind: str) -> None:
     rule = describe_transform(KINDS[kind](1))
     for stored in (rule, str(digest_number(rule))):
         check_fingerprint({"transform": stored}, {"transform": rule})

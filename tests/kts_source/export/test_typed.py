@@ -1,4 +1,6 @@
-"""Tests exports of decoded keys and values: nested columns, partitions by fields, dead letters."""
+"""Tests exports of decoded keys and values: nested columns, partitions by fields, and dead
+letters.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,15 @@ def damaged(tmp_path: Path) -> dict[str, str]:
 
 
 def rows_of(table: pa.Table, *names: str) -> list[tuple[Any, ...]]:
-    """Returns (partition, offset, columns `names`) of every row, sorted by partition and offset."""
+    """Returns a tuple for each row: partition, offset, and the columns in `names`. Sorts by
+    partition and offset.
+    """
     columns = [table[name].to_pylist() for name in ("partition", "offset", *names)]
     return sorted(zip(*columns, strict=True), key=lambda row_values: row_values[:2])
 
 
 def select_known_fields(value: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Returns the value with only those fields that `row` writes."""
+    """Returns `value` with only the fields that `row` contains; returns `None` for a null value."""
     return value and {name: value[name] for name in row(0)}
 
 
@@ -89,7 +93,7 @@ def test_partition_by_field_adds_a_column(
     assert folders == (hive if table_format == "parquet" else set())
 
 
-def test_iceberg_has_bounds_of_fields_and_their_partitions(
+def test_iceberg_scan_prunes_files_by_field_bounds_and_field_partitions(
     good: dict[str, str], tmp_path: Path
 ) -> None:
     lake = Lake(tmp_path, "iceberg")
@@ -123,7 +127,7 @@ def test_files_are_sorted_by_a_field(
     assert checked == 30
 
 
-def test_fields_have_statistics_in_the_file_and_in_delta(
+def test_parquet_files_and_delta_log_have_statistics_of_fields(
     good: dict[str, str], tmp_path: Path
 ) -> None:
     lake = Lake(tmp_path, "delta")
@@ -148,7 +152,9 @@ def test_fields_have_statistics_in_the_file_and_in_delta(
         assert columns["value.tags.key_value.value.list.element"].statistics is None
 
 
-def test_delta_skips_files_by_a_field(good: dict[str, str], tmp_path: Path) -> None:
+def test_delta_filter_on_a_field_returns_matching_rows(
+    good: dict[str, str], tmp_path: Path
+) -> None:
     from deltalake import DeltaTable
 
     lake = Lake(tmp_path, "delta")
@@ -167,7 +173,9 @@ def test_keys_decoded_as_text_are_exported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_far_times_of_fields_are_written(table_format: str, tmp_path: Path) -> None:
+def test_fields_with_times_beyond_python_datetime_are_written(
+    table_format: str, tmp_path: Path
+) -> None:
     schema = {
         "type": "record",
         "name": "R",
@@ -261,7 +269,7 @@ def test_permissive_mode_exports_malformed_rows_with_a_reason(
 
 
 def flat(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Transforms decoded rows."""
+    """A transform of decoded rows. Returns the offset and the field `amount` of the value."""
     amounts = batch.column("value").field("amount")
     return pa.RecordBatch.from_arrays([batch["offset"], amounts], names=["offset", "amount"])
 
@@ -289,7 +297,7 @@ def test_export_of_typed_columns_into_table_of_bytes_raises(
 
 
 def one_field(kind: object) -> str:
-    """Returns an Avro schema, as JSON, of a record with one field of this type."""
+    """Returns, as JSON, the Avro schema of a record with one field `a` of type `kind`."""
     return json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": kind}]})
 
 
@@ -320,7 +328,7 @@ def test_export_of_duration_field_raises_only_if_the_field_is_selected(tmp_path:
 
 
 class Unchanged:
-    """A row transform that returns its rows unchanged."""
+    """A `RowTransform` that returns its rows unchanged."""
 
     fingerprint = "unchanged"
 

@@ -82,7 +82,7 @@ def load_golden_logs() -> tuple[GoldenLog, ...]:
 
 @dataclass
 class FromFiles:
-    """Side files of a golden log, some of which can be lost.
+    """Provides the side files of a golden log. Some of these files can be lost.
 
     `lose_snapshots` and `lose_indexes` contain the base offsets of segments with a lost file, or
     are true if the files of all segments are lost.
@@ -127,7 +127,7 @@ def _is_lost(lost: bool | frozenset[int], segment: RemoteSegment) -> bool:
 def read(log: GoldenLog, tier: PartitionLog, state: FromFiles, start: int, stop: int) -> list[int]:
     """Reads offsets [start, stop) of `tier` as a `read_committed` reader does.
 
-    The reader uses the side files in `state`. Returns the offsets of the returned records.
+    The reader uses the side files in `state`. Returns the offsets of the records.
     """
     decisions = decide(tier, start, stop, as_side_files(state))
     return [

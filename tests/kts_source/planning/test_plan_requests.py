@@ -1,6 +1,6 @@
-"""Counts the requests of planning, and compares plans from few and from all segments.
+"""Counts the requests of planning.
 
-A plan from few segments must equal the plan from all segments.
+Also checks that a plan from some manifests of a partition equals the plan from all manifests.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def extract_content(plan: ScanPlan) -> object:
 
 @pytest.fixture
 def from_all(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
-    """Returns a function that plans from all segments, and returns the plan or the error."""
+    """Returns a function that plans a scan from all manifests. It returns a plan or an error."""
 
     def plan(option_texts: Mapping[str, str], store: ObjectStore) -> object:
         with monkeypatch.context() as patched:
@@ -138,7 +138,7 @@ def from_all(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
 
 @pytest.fixture
 def views(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
-    """Counts partitions that are planned from all segments (true) and from few segments (false)."""
+    """Returns a counter of partitions by whether planning read all of their manifests."""
     counted: Counter[bool] = Counter()
     decided = tier_source.TierLog.decided
 
@@ -297,7 +297,7 @@ def make_plan(store: ObjectStore, caches: CacheSettings = NO_CACHE, /, **options
 
 
 def count_requests(segments: int, **options: str) -> float:
-    """Returns the number of planning requests per partition with `segments` segments."""
+    """Returns the planning requests per partition if each partition has `segments` segments."""
     tier = SimulatedTier(3, segments, latency_seconds=0, aborted_share=10**9)
     make_plan(tier, **options)
     return tier.counters.requests / 3

@@ -50,7 +50,7 @@ class TierAndDisk:
         self.tier.mkdir()
 
     def copy(self, log: BuiltLog, *numbers: int, topic_id: str = TOPIC_ID) -> None:
-        """Copies the segments with these numbers to the tier."""
+        """Copies the segments of `log` with the numbers in `numbers` to the tier."""
         writer = AivenTierWriter(self.tier, topic=TOPIC, topic_id=topic_id)
         for number in numbers:
             writer.write_segment(log.segments[number])

@@ -1,4 +1,7 @@
-"""Checks that scans of tier and disks of random histories return the leader's log."""
+"""Checks scans of a tier and of broker disks after random sequences of events.
+
+Each scan must return the log of the leader.
+"""
 
 from __future__ import annotations
 

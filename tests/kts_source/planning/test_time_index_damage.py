@@ -109,7 +109,7 @@ def test_time_index_without_last_entries_loses_no_row(seed: int) -> None:
             assert started == [offset for offset, _ in rows if offset >= dated[0]]
 
 
-def test_audit_accepts_largest_timestamp_before_the_last_record(tmp_path: Path) -> None:
+def test_audit_accepts_segment_with_largest_timestamp_before_last_record(tmp_path: Path) -> None:
     builder = LogBuilder()
     for number in range(40):
         timestamp = FIRST_MS + (10_000 if number == 3 else number)

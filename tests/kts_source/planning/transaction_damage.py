@@ -71,8 +71,8 @@ def read(objects: dict[str, bytes], local: bool, options: dict[str, str]) -> lis
 def damage_index(index: bytes, source: random.Random, flips: int) -> Iterator[bytes]:
     """Yields damaged copies of a transaction index.
 
-    One entry is removed, one entry is repeated, or one bit is flipped. `flips` copies have a
-    flipped bit.
+    Each copy lacks one entry, repeats one entry, or has one flipped bit. The number of copies with
+    a flipped bit is `flips`.
     """
     entries = [index[start : start + _ENTRY_BYTES] for start in range(0, len(index), _ENTRY_BYTES)]
     for number, entry in enumerate(entries):

@@ -124,7 +124,7 @@ class PartitionTruth:
         return self.committed_rows(start, min(stop, self.undecided_rows_from))
 
     def committed_rows(self, start: int, stop: int) -> list[Row]:
-        """Returns the committed rows of [start, stop), including rows above open transactions."""
+        """Returns the committed rows of [start, stop), also rows above the last stable offset."""
         return [
             _convert_row(self.number, row)
             for row in self.log.all_rows

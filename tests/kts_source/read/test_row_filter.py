@@ -36,8 +36,10 @@ CODECS = ("none", "lz4", "zstd", "snappy", "gzip")
 
 
 def make_log(sizes: Sequence[int], codec: str, *, old: bool) -> bytes:
-    """Returns a log with one batch of `size` records for each of `sizes`. Some keys and values are
-    null, and some header keys repeat. With `old`, a message set of magic 1 precedes the batches.
+    """Returns a log with one batch for each number of records in `sizes`.
+
+    Some keys and values are null, and some header keys repeat. If `old` is true, a message set of
+    magic 1 precedes the batches.
     """
     data, offset = b"", 0
     if old:

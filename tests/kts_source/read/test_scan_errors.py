@@ -280,7 +280,7 @@ def test_missing_segments_below_log_start_are_not_a_hole(
         )
 
 
-def test_hole_outside_the_range_is_ignored(tier: Path) -> None:
+def test_hole_outside_the_requested_offsets_is_ignored(tier: Path) -> None:
     remove_segment(tier, "codecs", 1)
     table = scan(options_for(tier, "codecs", startingOffsets='{"codecs":{"0":11000}}'))
     assert table.num_rows == 23962 - 11000

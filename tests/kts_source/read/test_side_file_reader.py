@@ -1,4 +1,7 @@
-"""Checks that one request reads adjacent side files, with the same bytes as separate requests."""
+"""Checks that adjacent side files are read with one request.
+
+The request must return the same bytes as separate requests.
+"""
 
 from __future__ import annotations
 

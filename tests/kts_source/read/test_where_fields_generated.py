@@ -1,4 +1,4 @@
-"""Checks that scans with conditions on fields return the rows that match in plain Python.
+"""Checks that scans with conditions on fields return the same rows as filters in plain Python.
 
 Schemas, values, conditions and the mode for invalid values are random.
 """
@@ -65,7 +65,7 @@ class Generated:
         }
 
     def bad_rows(self) -> set[int]:
-        """Returns random numbers of rows whose values the test makes invalid."""
+        """Returns the numbers of random rows. The test makes the values of these rows invalid."""
         return {self._chance.randrange(ROWS) for _ in range(self._chance.choice([0, 1, 8]))}
 
     def mode(self) -> str:
@@ -168,8 +168,10 @@ def batch_of(values: Sequence[bytes | None]) -> pa.RecordBatch:
 
 
 def kept(batch: pa.RecordBatch, form: ColumnFormat, where: Predicate) -> pa.Table:
-    """Returns the rows that match `where`, filtered as in a task, with the columns that a task
-    reads.
+    """Filters the rows of `batch` with `TypedRows` and returns the rows that match `where`.
+
+    Also checks that the conditions on fields and the other conditions of `where`, evaluated one
+    after the other, match the same rows.
     """
     plain, of_fields = split_by_fields(where)
     columns = ["offset", "value", *([] if form.error_column is None else [form.error_column])]

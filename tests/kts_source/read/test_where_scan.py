@@ -42,7 +42,7 @@ CONDITIONS = [
 
 
 def expected(topic: str, condition: str) -> pa.Table:
-    """Returns the rows of a full read for which the reference evaluation is true."""
+    """Returns the expected rows of `topic` that match `condition` in the reference evaluation."""
     table = expected_table(topic, "read_committed")
     predicate = parse_predicate(condition)
     numbers = table.set_column(

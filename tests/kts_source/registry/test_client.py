@@ -46,7 +46,7 @@ def elsewhere() -> Iterator[Registry]:
 
 
 def place_of(options: dict[str, str]) -> RegistryPlace:
-    """Parses the options of a registry."""
+    """Returns the registry for `options`. Their names omit the prefix `value.schema-registry.`."""
     source_options = {f"value.schema-registry.{name}": text for name, text in options.items()}
     record = {"value.format": "avro-confluent", "value.schema": '"int"'}
     (form,) = parse_options({"path": "/x", "subscribe": "t", **record, **source_options}).formats

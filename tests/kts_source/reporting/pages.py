@@ -31,7 +31,7 @@ class Page:
 
     @property
     def partitions(self) -> list[dict[str, Any]]:
-        """Returns one dictionary per partition."""
+        """Returns a dictionary of names and values for each partition."""
         table = self.facts["partitions"]
         return [dict(zip(table["names"], row, strict=True)) for row in table["rows"]]
 

@@ -92,7 +92,7 @@ def test_blanks_around_output_paths_are_removed() -> None:
 
 
 def run(tmp_path: Path, command: list[str], path: str) -> int:
-    """Returns the exit code of a command that writes to `path`."""
+    """Runs a command that writes to `path`, and returns its exit code."""
     tier_of(tmp_path / "tier", ["a"])
     name, *flags = command
     arguments = [name, str(tmp_path / "tier"), *flags, path]

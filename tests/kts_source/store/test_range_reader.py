@@ -78,7 +78,7 @@ def test_read_fails_if_credential_provider_times_out(
     assert results == {"CancelledFetchError" if is_cancelled else "StoreUnavailableError"}
 
 
-def test_threads_read_after_a_fork_with_held_locks(bucket: OneObject) -> None:
+def test_child_forked_with_held_locks_can_read_in_threads(bucket: OneObject) -> None:
     """The child must replace locks that were held at the fork, because it has no thread that
     releases them.
     """

@@ -57,7 +57,7 @@ def test_client_uses_the_profile_of_the_options(
 
 
 def region_of(filesystem: Any) -> str:  # noqa: ANN401
-    """Returns the region of a client for this file system."""
+    """Returns the AWS region of the client that `filesystem` creates."""
 
     async def region() -> str:
         client = await filesystem.set_session()

@@ -50,8 +50,8 @@ class Checkpointed:
         options: Options of the stream.
 
     Attributes:
-        served: Number of slices read from the tier, of ranges read from brokers, and of batches
-            that had both.
+        served: Three counters: slices read from the tier (`tier`), ranges read from brokers
+            (`brokers`), and batches with slices and ranges (`both`).
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -135,7 +135,7 @@ class Checkpointed:
         return True
 
     def all(self, *, at_most: int = 1000) -> int:
-        """Runs batches until no data is new, and returns their number."""
+        """Runs batches until there is no new batch. Returns the number of batches."""
         for count in range(at_most):
             if not self.batch():
                 return count

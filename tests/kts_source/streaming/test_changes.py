@@ -220,7 +220,7 @@ def test_deletion_of_all_unread_segments_raises_offset_out_of_range_error(
     assert strict.last_offset("codecs") == 23962, "a new process never listed the segments"
 
 
-def test_segments_may_be_deleted_after_they_were_read(
+def test_stream_continues_if_segments_are_deleted_after_they_were_read(
     tier: GrowingTier, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tier.folder("codecs")

@@ -34,7 +34,10 @@ def brokers() -> Iterator[FakeCluster]:
 
 
 def create_topic(brokers: FakeCluster, tier: Path, tiered: int) -> tuple[FakePartition, str]:
-    """Creates a topic of one partition, and writes its first `tiered` segments to the tier."""
+    """Creates a topic of one partition, and writes its first `tiered` segments to the tier.
+
+    Returns two values: the partition and the topic id.
+    """
     log = LogBuilder()
     for _ in range(SEGMENTS):
         log.append([SimpleRecord(b"value")] * 3)

@@ -1,6 +1,6 @@
 """Tests streams that read a tiered topic during random sequences of events.
 
-The stream must return each row that the log has at the end exactly once, or raise an error.
+The stream must return each row of the final log exactly once, or raise an error.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class HistoryStream:
     """A stream over the tier of a history.
 
     Args:
-        world: Owns the tier.
+        world: Simulated cluster whose tier the stream reads.
         source: Random generator that chooses the options, and when a new process reads a batch.
         options: Additional options.
 
@@ -146,7 +146,10 @@ class HistoryStream:
 
 
 def transaction_ends(replica: Replica) -> dict[int, tuple[Entry, Entry | None]]:
-    """Maps each transactional offset to its batch and the marker that ends its transaction."""
+    """Returns two values for each transactional offset.
+
+    The values are its batch, and the marker that ends its transaction or `None`.
+    """
     ends: dict[int, tuple[Entry, Entry | None]] = {}
     open_batches: dict[int, list[Entry]] = {}
     for entry in replica.entries:
@@ -195,8 +198,10 @@ class _Poller:
         self.changed_outcomes: set[RowPosition] = set()
 
     def run(self) -> TieredKafkaError | None:
-        """Performs all steps. Returns the error that ended the stream, or raises it if no step may
-        have lost records.
+        """Performs all steps of the history, and polls the stream between them.
+
+        Returns the error that ended the stream, or None. Raises this error instead if no earlier
+        step may have lost records.
         """
         source, stream = self._source, self.stream
         for number, step in enumerate([*self._history.steps, None]):

@@ -82,7 +82,7 @@ def test_header_bit_flip_returns_same_rows_or_raises(
 
 
 def flip_bits(data: bytes, number: int, position: int, bits: int) -> bytes:
-    """Returns the log after flipping `bits` in one byte of the entry with this number."""
+    """Returns `data` after flipping `bits` in the byte at `position` of entry `number`."""
     entry = list(iter_entries(data))[number]
     flipped = bytearray(data)
     flipped[entry.position + position] ^= bits

@@ -162,7 +162,7 @@ def _row(batch: DecodedBatch, record: Record) -> Row:
 
 
 def pieces(data: bytes | memoryview, sizes: Iterable[int]) -> Iterator[bytes]:
-    """Splits `data` into pieces of these sizes; repeats the sizes until the data ends."""
+    """Splits `data` into pieces of the lengths in `sizes`. Repeats `sizes` until the data ends."""
     stream = io.BytesIO(data)
     for size in itertools.cycle(sizes):
         piece = stream.read(size)

@@ -326,7 +326,7 @@ def test_private_key_pickles() -> None:
 
 @settings(deadline=None)
 @given(st.binary(max_size=300), st.binary(min_size=32, max_size=32), st.binary(max_size=40))
-def test_message_round_trips(plaintext: bytes, data_key: bytes, aad: bytes) -> None:
+def test_encrypted_message_round_trips(plaintext: bytes, data_key: bytes, aad: bytes) -> None:
     message = encrypt(plaintext, data_key=data_key, aad=aad)
     assert len(message) == len(plaintext) + 28
     assert decrypt(message, data_key=data_key, aad=aad) == plaintext
@@ -348,12 +348,12 @@ def test_message_of_nist_test_vector_is_decrypted() -> None:
     assert decrypt(message, data_key=key, aad=aad) == plaintext
 
 
-def test_messages_have_unique_ivs() -> None:
+def test_encrypted_messages_have_unique_ivs() -> None:
     ivs = {encrypt(b"x", data_key=DATA_KEY, aad=b"")[:12] for _ in range(50)}
     assert len(ivs) == 50
 
 
-def test_message_with_changed_byte_raises() -> None:
+def test_encrypted_message_with_changed_byte_raises() -> None:
     message = encrypt(b"some bytes of a segment", data_key=DATA_KEY, aad=b"aad")
     for position in range(len(message)):
         changed = bytearray(message)
@@ -363,7 +363,7 @@ def test_message_with_changed_byte_raises() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 12, 27])
-def test_message_below_minimum_size_raises(size: int) -> None:
+def test_encrypted_message_below_minimum_size_raises(size: int) -> None:
     with pytest.raises(DecryptionError, match="at least 28"):
         decrypt(bytes(size), data_key=DATA_KEY, aad=b"")
 

@@ -241,7 +241,7 @@ def test_any_bytes_parse_or_raise(data: bytes) -> None:
 
 @settings(deadline=None)
 @given(st.integers(0, 3), st.integers(0, 1), st.binary(max_size=120))
-def test_any_body_parses_or_raises(kind: int, version: int, body: bytes) -> None:
+def test_record_with_any_body_parses_or_raises(kind: int, version: int, body: bytes) -> None:
     data = bytes([1, kind, version]) + body
     assert_value_or_positioned_error(lambda: parse_metadata_record(data), size=len(data))
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WireDetails:
-    """Selects among encodings of a record that have the same meaning.
+    """Selects one encoding of a record. All encodings have the same meaning.
 
     Attributes:
         version: Version of the record, 0 or 1.

@@ -32,7 +32,7 @@ def test_entries_cover_the_log_without_gaps() -> None:
     assert entries[-1].stop == len(LOG)
 
 
-def test_iteration_starts_at_any_entry() -> None:
+def test_iteration_can_start_at_any_entry() -> None:
     entries = list(iter_entries(LOG))
 
     assert list(iter_entries(LOG, position=entries[5].position)) == entries[5:]

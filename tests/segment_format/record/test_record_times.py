@@ -48,7 +48,7 @@ def test_record_times_of_any_log_match_decoder(data: st.DataObject, log: BuiltLo
 
 
 def raw_logs() -> list[Path]:
-    """Returns the logs that are stored as the original file of the broker."""
+    """Returns the paths of the stored logs that are neither compressed nor encrypted."""
     plain = []
     for path in sorted(TIER.rglob("*.log")):
         data = path.read_bytes()

@@ -127,7 +127,7 @@ def read_offsets(log: BuiltLog, isolation: str, start: int, stop: int, count: in
 
 @settings(UNHURRIED, max_examples=150)
 @given(st.booleans().flatmap(lambda legacy: logs(legacy=legacy, codec=st.just("none"))), st.data())
-def test_isolation_levels_return_expected_rows(log: BuiltLog, data: st.DataObject) -> None:
+def test_each_isolation_level_returns_expected_rows(log: BuiltLog, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, len(log.segments)))
     first, end = log.segments[0].base_offset, log.end_offset(count)
     start = data.draw(st.integers(first, end))

@@ -43,7 +43,9 @@ TOPIC = "compacted"
 
 
 def source(topics: str | tuple[str, ...], **options: str) -> dict[str, str]:
-    """Returns options that read only records with a key; golden topics also have null keys."""
+    """Returns options that read only records with a key. Golden topics also contain records without
+    a key, which compaction refuses.
+    """
     return exporting.source(topics, where="key is not null", **options)
 
 
@@ -60,7 +62,9 @@ def latest_records(
     retention_ms: int = 86_400_000,
     isolation_level: Any = "read_committed",  # noqa: ANN401
 ) -> dict[tuple[int, bytes], dict[str, Any]]:
-    """Returns the records that Kafka's log cleaner would keep, by partition and key."""
+    """Returns the records that Kafka's log cleaner would keep, as a map from partition and key to
+    the row. Uses only offsets below `below`.
+    """
     latest: dict[tuple[int, bytes], dict[str, Any]] = {}
     newest: dict[int, Any] = {}
     for row in expected_table(topic, isolation_level).to_pylist():
@@ -118,7 +122,7 @@ def test_tombstones_are_kept_or_dropped_as_configured(tmp_path: Path, tombstones
     assert_compacted(lake.read(), expected)
 
 
-def test_golden_topic_has_old_and_new_tombstones() -> None:
+def test_golden_compacted_topic_has_tombstones_as_latest_records() -> None:
     rows = latest_records(TOPIC)
     assert any(row["value"] is None for row in rows.values())
     kept = latest_records(TOPIC, tombstones="remove")
@@ -136,7 +140,7 @@ def test_compaction_with_tiny_memory_keeps_latest_records(
 
 
 def ending(offset: int, topic: str = TOPIC) -> str:
-    """Returns option `endingOffsets` for all partitions of a topic."""
+    """Returns the option `endingOffsets` that ends all partitions of `topic` at `offset`."""
     numbers = range(len(topic_summary(topic)["partitions"]))
     return json.dumps({topic: {str(number): offset for number in numbers}})
 
@@ -146,7 +150,9 @@ RUNS = {"compacted": (300, 301, 900, 1700, 2968), "txn": (500, 1200, 3000, 3671)
 
 
 class Watched(LocalExecutor):
-    """Runs tasks and records in `read` which slices they read."""
+    """Runs tasks. Records in `read` which slices they read: topic, partition, start and stop
+    offset.
+    """
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -202,7 +208,7 @@ def test_compaction_in_several_runs_equals_compaction_in_one_run(
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_table_records_the_newest_timestamp_of_all_read_records(
+def test_compacted_table_stores_the_newest_timestamp_of_all_read_records(
     tmp_path: Path, table_format: str
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -241,7 +247,7 @@ def test_compaction_killed_before_commit_changes_nothing(
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_merge_conflicts_with_another_writer_and_keeps_its_rows(
+def test_merge_raises_on_conflicting_commit_and_keeps_rows_of_other_writer(
     tmp_path: Path, table_format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -268,7 +274,7 @@ def test_merge_conflicts_with_another_writer_and_keeps_its_rows(
     assert_compacted(lake.read(), latest_records(TOPIC))
 
 
-def test_compaction_rebuilds_a_table_that_lacks_needed_columns(tmp_path: Path) -> None:
+def test_compaction_rebuilds_table_that_lacks_columns_needed_for_merge(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     columns = "key,topic,partition,offset"
     for stop in (900, 2968):
@@ -282,7 +288,9 @@ def test_compaction_rebuilds_a_table_that_lacks_needed_columns(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_second_compaction_replaces_table(tmp_path: Path, table_format: str) -> None:
+def test_second_compaction_updates_table_to_latest_records(
+    tmp_path: Path, table_format: str
+) -> None:
     lake = Lake(tmp_path, table_format)
     lake.export(source(TOPIC, endingOffsets=ending(300)), compact=True)
     assert_compacted(lake.read(), latest_records(TOPIC, below=300))
@@ -300,7 +308,7 @@ def test_second_compaction_into_a_parquet_folder_is_refused(tmp_path: Path) -> N
     assert_compacted(lake.read(), latest_records(TOPIC, below=300))
 
 
-def test_rebuild_does_not_replace_rows_of_other_writers(tmp_path: Path) -> None:
+def test_compaction_that_would_remove_rows_of_other_writers_raises(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     write_deltalake(lake.target, expected_table("txn", "read_committed"))
     with pytest.raises(ExportError, match="would remove"):
@@ -338,7 +346,7 @@ ROWS = st.lists(
 
 @settings(deadline=None)
 @given(ROWS, st.randoms(use_true_random=False))
-def test_latest_records_equal_those_of_a_dictionary(
+def test_latest_offset_per_key_equals_the_value_in_a_dictionary(
     rows: list[tuple[str, int, bytes]],
     random: Any,  # noqa: ANN401
 ) -> None:

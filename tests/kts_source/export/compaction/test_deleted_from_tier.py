@@ -1,5 +1,5 @@
-"""Checks that compacted tables keep rows of topics, incarnations and partitions deleted from the
-tier.
+"""Checks that compacted tables keep the rows of topics and partitions that were deleted from the
+tier, also if a topic was created again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MERGES = ["delta", "iceberg"]
 
 
 class Tier:
-    """A tier with topics whose names begin with `o`. Each call of `grow` adds a segment."""
+    """A tier with topics whose names begin with `o`. Each call of `grow` adds one segment."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -43,7 +43,9 @@ class Tier:
     def grow(
         self, topic: str, keys: str, *, partition: int = 0, topic_id: str = IDS[0], null: str = ""
     ) -> None:
-        """Writes a segment with a record per letter of `keys`; letters in `null` are tombstones."""
+        """Writes a segment with one record for each letter of `keys`. The letter is the key of the
+        record. Letters in `null` become tombstones.
+        """
         location = topic, partition, topic_id
         if location not in self._logs:
             writer = AivenTierWriter(
@@ -94,7 +96,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 
 def topic_keys(lake: Lake) -> Counter[tuple[str, str]]:
-    """Returns the topic id and key of every row."""
+    """Returns how many rows of the table have each pair of topic id and key."""
     table = lake.read()
     keys = [key.decode() for key in table["key"].to_pylist()]
     return Counter(zip(table["topicId"].to_pylist(), keys, strict=True))
@@ -147,7 +149,9 @@ def test_merge_keeps_rows_of_topics_and_partitions_deleted_from_the_tier(
     assert topic_keys(lake) == rows((IDS[0], kept), (IDS[1], "pqrst"), (IDS[2], "z"))
 
 
-def test_merge_keeps_unrequested_partition(tier: Tier, lake: Lake) -> None:
+def test_merge_without_matching_new_records_keeps_rows_of_deleted_partition(
+    tier: Tier, lake: Lake
+) -> None:
     tier.grow("oa", "ab")
     tier.grow("oa", "cd", partition=1)
     options = tier.options(where="key IN ('a', 'b')")
@@ -159,7 +163,7 @@ def test_merge_keeps_unrequested_partition(tier: Tier, lake: Lake) -> None:
     assert topic_keys(lake) == rows((IDS[0], "ab"))
 
 
-def test_table_without_timestamp_column_is_merged(tier: Tier, lake: Lake) -> None:
+def test_compaction_merges_into_table_without_timestamp_column(tier: Tier, lake: Lake) -> None:
     options = tier.options("key,value,topic,partition,offset")
     tier.grow("oa", "ab")
     lake.export(options, compact=True)
@@ -205,7 +209,9 @@ def test_rebuild_that_would_lose_rows_raises_range_gap_error(
 def test_rebuild_raises_if_the_tier_lost_a_segment_of_the_table(
     tier: Tier, lake: Lake, columns: str, in_flight: bool
 ) -> None:
-    """`failOnDataLoss=false` may skip new records, but must not remove rows from the table."""
+    """With `failOnDataLoss=false`, an export may skip new records, but it must not remove rows from
+    the table.
+    """
     options = tier.options(columns, failOnDataLoss="false")
     for keys in ("ab", "cd", "ef"):
         tier.grow("oa", keys)
@@ -247,7 +253,7 @@ def test_compaction_into_folder_with_rows_is_refused(tier: Tier, tmp_path: Path)
 
 
 def test_concurrent_first_compactions_conflict(tier: Tier, lake: Lake) -> None:
-    """Both exports start from an empty table, and read different incarnations of a topic."""
+    """Both exports start without a table. Between them, the topic is deleted and created again."""
     tier.grow("oa", "abc")
     table: Any = lake.table(compact=True)
     commit = table.commit

@@ -1,4 +1,4 @@
-"""Writes a small tier whose values are texts, and defines a transform that returns the text as a
+"""Writes a small tier whose values are texts. Defines a transform that returns these texts as a
 column.
 """
 
@@ -21,7 +21,7 @@ TOPIC_ID = "lZ6vvmajTWKDBUTV6SQAtQ"
 def tier_of(
     folder: Path, texts: Sequence[str | None], *, last_ms: int = START_MS
 ) -> dict[str, str]:
-    """Writes a topic `t` with these texts as values. Returns the options to read it.
+    """Writes a topic `t` with one record for each text in `texts`. Returns the options to read it.
 
     Args:
         last_ms: Timestamp of the last record.
@@ -44,6 +44,6 @@ def tier_of(
 
 
 def by_country(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Returns the columns `offset` and `country`, which contains the value as text."""
+    """Returns two columns: `offset`, and `country` with the value of the record as text."""
     columns = [batch["offset"], batch["value"].cast(pa.string())]
     return pa.RecordBatch.from_arrays(columns, names=["offset", "country"])

@@ -1,4 +1,4 @@
-"""Checks that `clean` removes files of dead runs and keeps files of active runs."""
+"""Checks that `clean` removes the files of killed runs, and keeps the files of active runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 
 def aged(lake: Lake, hours: float, *, but: int = 0) -> list[Path]:
-    """Moves the timestamps of all data files except the newest `but` files into the past.
+    """Moves the modification times of data files `hours` into the past, except for the newest `but`
+    files.
 
     Returns all data files, oldest first.
     """
@@ -69,7 +70,9 @@ def test_clean_keeps_files_committed_during_its_listing(
             waiting.pop()()
 
     class Committing(DiesAtCommit):
-        """Commits while `clean` runs, directly after `clean` has listed its folders, and dies."""
+        """Instead of a commit, runs `clean`. The commit happens after `clean` has listed a folder.
+        Then the export is killed.
+        """
 
         def commit(self, commit: Commit) -> bool:
             waiting.append(lambda: self._table.commit(commit))

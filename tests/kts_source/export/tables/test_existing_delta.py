@@ -1,4 +1,4 @@
-"""Tests exports into existing Delta tables. Unsupported tables are refused before a row is
+"""Tests exports into existing Delta tables. Unsupported tables are refused before any row is
 written.
 """
 
@@ -34,7 +34,9 @@ def begin_table(
     versions: tuple[int, int] = (1, 2),
     features: list[str] | None = None,
 ) -> None:
-    """Creates an empty Delta table by writing its first log entry."""
+    """Creates an empty Delta table: writes a first log entry with only the protocol and
+    metadata.
+    """
     protocol: dict[str, Any] = {"minReaderVersion": versions[0], "minWriterVersion": versions[1]}
     if features is not None:
         protocol["writerFeatures"] = features
@@ -147,7 +149,7 @@ def test_export_into_table_with_other_partitions_is_refused(lake: Lake) -> None:
         ([OFFSET, COUNTRY, {**COUNTRY, "name": "c", "nullable": False}], "column c must not be"),
     ],
 )
-def test_error_names_mismatching_columns(
+def test_table_with_mismatching_columns_raises_error_that_names_them(
     lake: Lake, fields: list[dict[str, Any]], match: str
 ) -> None:
     begin_table(lake, fields)

@@ -1,5 +1,5 @@
-"""Tests exports into folders with files. An export is refused if its partitions differ from the
-partitions of the files.
+"""Tests exports into folders that already contain files. An export is refused if its partition
+columns differ from those of the existing files.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_export_with_other_partitions_than_the_folder_is_refused(
         ("a.parquet", [], True),
     ],
 )
-def test_files_of_other_writers_must_match_partitions(
+def test_export_is_refused_if_existing_files_have_other_partition_folders(
     lake: Lake, path: str, partition_by: list[str], is_right: bool
 ) -> None:
     file = lake.folder / "table" / path

@@ -1,5 +1,5 @@
-"""Tests exports into existing Iceberg tables: unsupported tables are refused before a row is
-written, and concurrent commits are detected.
+"""Tests exports into existing Iceberg tables. Unsupported tables are refused before any row is
+written. Concurrent commits are detected.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def test_table_with_newer_iceberg_format_version_is_refused(lake: Lake, catalog:
         export(lake)
 
 
-def test_column_with_another_name_is_refused(lake: Lake, catalog: Catalog) -> None:
+def test_export_into_table_that_lacks_a_column_is_refused(lake: Lake, catalog: Catalog) -> None:
     catalog.create_table(lake.target, Schema(OFFSET, NestedField(2, "land", StringType())))
     with pytest.raises(ExportError, match="lacks the columns country"):
         export(lake)
@@ -190,7 +190,9 @@ def test_unsigned_integer_columns_are_refused(lake: Lake) -> None:
 
 
 class Overtaken:
-    """A table in which another writer commits between the check of the table and the commit."""
+    """Calls `between` once, after an export has checked the table and before it commits. Counts the
+    commit attempts in `tries`.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, between: Any) -> None:  # noqa: ANN401
         self._between = between

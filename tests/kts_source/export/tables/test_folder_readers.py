@@ -1,5 +1,5 @@
-"""Tests that pyarrow, Polars and DuckDB read partition values from folder names, and return the
-right values and types.
+"""Tests that pyarrow, Polars and DuckDB read partition values from folder names with the right
+values and types.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def test_polars_reads_partition_values_of_a_delta_table(tmp_path: Path) -> None:
     assert lake.read().sort_by("offset")["country"].to_pylist() == texts
 
 
-def test_polars_reads_numbers_and_days_of_a_delta_table(tmp_path: Path) -> None:
+def test_polars_reads_number_and_date_partitions_of_delta_table(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     source = tier_of(tmp_path / "tier", ["a"])
     columns = ["topic", "partition", "date(timestamp)"]
@@ -177,7 +177,9 @@ def test_polars_reads_numbers_and_days_of_a_delta_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["__HIVE_DEFAULT_PARTITION__", "x" * 256, "x" * 5000])
-def test_polars_fails_on_a_value_that_has_no_folder_name(tmp_path: Path, text: str) -> None:
+def test_polars_fails_on_partition_value_that_cannot_be_a_folder_name(
+    tmp_path: Path, text: str
+) -> None:
     lake = export(tmp_path, [text], table_format="delta")
     assert lake.read()["country"].to_pylist() == [text]
     assert [LOG_ALONE in uri for uri in DeltaTable(lake.target).file_uris()] == [True]

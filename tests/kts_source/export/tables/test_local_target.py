@@ -1,4 +1,6 @@
-"""Checks that files of a local target are synced to disk before they are reported."""
+"""Checks that a local target syncs files to disk when they are closed, and follows no symbolic
+links out of its folder.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def test_closed_file_is_synced_to_disk(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system knows no posix_fadvise")
-def test_file_is_flushed_to_disk_before_close(
+def test_writing_to_disk_starts_before_file_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[int] = []

@@ -1,5 +1,5 @@
-"""Tests commits that succeed although the library reports an error, and files deleted before a
-commit.
+"""Tests commits that succeed although the library reports an error. Also tests that files of a
+running export are kept, and are checked before the commit.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def test_failed_commit_raises(lake: Lake, tier: SmallTier, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("method", ["commit_table", "create_table"])
-def test_iceberg_commit_of_unknown_state_succeeds(
+def test_export_succeeds_if_iceberg_commit_with_unknown_state_was_written(
     method: str, tier: SmallTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(tmp_path, "iceberg")

@@ -1,5 +1,5 @@
-"""Checks that readers find the rows of a partition by its text, and that texts that readers cannot
-read are refused.
+"""Checks that readers find the rows of a partition by its text. Texts that readers cannot read are
+refused.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def with_country(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_days_beyond_the_calendar_raise_error_that_names_the_offset(
+def test_date_partition_outside_years_1_to_9999_raises_with_offset(
     tmp_path: Path, table_format: str
 ) -> None:
     lake = Lake(tmp_path, table_format)

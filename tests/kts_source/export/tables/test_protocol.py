@@ -1,4 +1,6 @@
-"""Tests that every row is committed once if runs are killed at any step or run concurrently."""
+"""Tests that every row is committed exactly once if runs are killed at any step, or run
+concurrently.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,9 @@ def test_readers_do_not_see_unpublished_files(tmp_path: Path) -> None:
 
 
 class Interposed(LocalExecutor):
-    """Calls a function once: after the tasks of the first commit and before this commit."""
+    """Runs tasks, and calls `between` once: after the tasks of the first commit, and before this
+    commit.
+    """
 
     def __init__(self, between: Any) -> None:  # noqa: ANN401
         super().__init__(1)
@@ -152,7 +156,9 @@ def test_export_fails_if_concurrent_export_used_another_isolation_level(lake: La
 
 
 class Racing:
-    """A table in which another export commits after the offset ranges were compared."""
+    """Calls `act` once, when a commit calls the method `name` of the class `owner`. The commit has
+    already compared the offset ranges, so another export can commit at this moment.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, act: Any) -> None:  # noqa: ANN401
         original = getattr(owner, name)
@@ -206,7 +212,7 @@ def test_concurrent_commits_of_different_topics_both_succeed(
 
 
 class DiesAtCommit:
-    """A table that kills its process before or after a commit."""
+    """Wraps a table. Raises `Killed` before or after the commit with index `number`."""
 
     def __init__(self, table: Any, number: int, *, after: bool) -> None:  # noqa: ANN401
         self._table = table
@@ -283,7 +289,7 @@ def test_export_resumes_after_iceberg_expired_its_snapshots(tmp_path: Path) -> N
     assert_holds(lake.read(), ["txn"])
 
 
-def test_orphans_are_listed_and_can_be_removed(lake: Lake) -> None:
+def test_clean_lists_and_removes_files_of_killed_run(lake: Lake) -> None:
     table: Any = DiesAtCommit(lake.table(), 1, after=False)
     with pytest.raises(Killed):
         lake.export(source(), table=table)
@@ -300,7 +306,9 @@ def test_orphans_are_listed_and_can_be_removed(lake: Lake) -> None:
 
 
 class Speculative(LocalExecutor):
-    """Runs two attempts of every task. The loser reports before or after the winner."""
+    """Runs two attempts of every task, and uses the report of one. The unused attempt runs before
+    or after the other one.
+    """
 
     def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
         for task in tasks:
@@ -321,7 +329,7 @@ def test_two_attempts_of_every_task_write_each_row_once(lake: Lake) -> None:
     assert_holds(lake.read(), ["txn"])
 
 
-def test_run_whose_files_were_removed_commits_nothing(tmp_path: Path) -> None:
+def test_run_commits_nothing_if_its_files_were_removed(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
 
     def clean() -> None:
@@ -335,7 +343,7 @@ def test_run_whose_files_were_removed_commits_nothing(tmp_path: Path) -> None:
 
 
 class Liar(LocalTarget):
-    """A store that overwrites existing objects on `create`."""
+    """A store whose `create` overwrites existing objects, and always returns true."""
 
     def create(self, key: str, data: bytes) -> bool:
         path = self._path(key)

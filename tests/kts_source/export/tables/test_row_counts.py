@@ -1,4 +1,4 @@
-"""Tests the row counts that a table accumulates over its commits."""
+"""Tests the row counts of a table, which are added over its commits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def step(
     counts |= add_counts(commit, lambda topic, partition: counts.get((topic, partition)))
 
 
-def test_row_counts_of_alternating_topic_ids_are_added() -> None:
+def test_row_counts_of_topic_ids_exported_in_turn_are_added() -> None:
     counts: dict[Owner, RowCount] = {}
     step(counts, advance(None, 10), 10)
     step(counts, advance(None, 4, "b"), 4)

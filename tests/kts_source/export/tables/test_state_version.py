@@ -1,4 +1,6 @@
-"""Checks that a table whose state has another version is refused; the error names the version."""
+"""Checks that an export refuses a table if its state was written in another format version. The
+error names the version.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ MODULES = {"parquet": "parquet_folder", "delta": "delta", "iceberg": "iceberg"}
 
 @pytest.mark.parametrize("version", [STATE_VERSION - 1, STATE_VERSION + 1])
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_state_of_another_version_is_refused(
+def test_table_with_state_of_another_format_version_is_refused(
     table_format: str, version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(tmp_path, table_format)

@@ -1,4 +1,4 @@
-"""Tests export targets on an S3 server, also on a server that ignores If-None-Match."""
+"""Tests export targets on an S3 server. Servers that ignore If-None-Match are refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def url(s3_server: S3Server) -> str:
 
 
 def few_tasks(topics: str | tuple[str, ...] = "txn") -> dict[str, str]:
-    """Returns options for few tasks, because every task opens S3 clients, which is slow."""
+    """Returns options that read golden topics in few tasks. Every task opens S3 clients, which is
+    slow.
+    """
     return source(topics, targetPartitionBytes="250k")
 
 
@@ -66,7 +68,7 @@ def read_folder(url: str, server: S3Server) -> pa.Table:
 
 
 @pytest.mark.slow
-def test_compacted_folder_contains_latest_records(url: str, s3_server: S3Server) -> None:
+def test_partitioned_folder_on_s3_contains_all_rows(url: str, s3_server: S3Server) -> None:
     settings = settings_of(url, s3_server, partition_by=["topic", "date(timestamp)"])
     report = export(few_tasks(("txn", "timeline")), settings, LocalExecutor(1))
     assert report.commits > 1
@@ -96,7 +98,7 @@ def test_killed_folder_export_resumes_exactly_once(
     assert_holds(read_folder(url, s3_server), ["txn"])
 
 
-def test_compacted_delta_table_contains_latest_records(url: str, s3_server: S3Server) -> None:
+def test_delta_table_on_s3_contains_all_rows(url: str, s3_server: S3Server) -> None:
     settings = settings_of(url, s3_server, table_format="delta", partition_by=["topic"])
     export(few_tasks(("txn", "timeline")), settings, LocalExecutor(1))
     options = delta_storage_options(s3_server.options)
@@ -104,7 +106,7 @@ def test_compacted_delta_table_contains_latest_records(url: str, s3_server: S3Se
     assert export(few_tasks(("txn", "timeline")), settings, LocalExecutor(1)).rows == 0
 
 
-def test_compacted_iceberg_table_contains_latest_records(
+def test_iceberg_table_on_s3_contains_all_rows(
     url: str, s3_server: S3Server, tmp_path: Path
 ) -> None:
     catalog = {
@@ -127,7 +129,9 @@ def test_compacted_iceberg_table_contains_latest_records(
 
 
 class _ForwardWithoutChecksums(http.server.BaseHTTPRequestHandler):
-    """Forwards to the real server, but returns 501 for requests with checksum headers."""
+    """Forwards requests to the real server, but answers requests with checksum headers with status
+    501.
+    """
 
     protocol_version = "HTTP/1.1"
     server: _StrictServer
@@ -180,7 +184,9 @@ class _StrictServer(http.server.ThreadingHTTPServer):
 def strict_server(
     s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[S3Server, list[str]]]:
-    """Returns an endpoint that rejects checksum headers, and the list of rejected requests."""
+    """Yields two values: an S3 server that refuses requests with checksum headers, and a list of
+    the refused requests.
+    """
     for name in CHECKSUM_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     with _StrictServer(s3_server.endpoint) as server:
@@ -236,7 +242,9 @@ def target_of(url: str, server: S3Server) -> S3Target:
     return S3Target(url, storage_options_from(server.options))
 
 
-def test_create_reports_which_caller_was_first(url: str, s3_server: S3Server) -> None:
+def test_create_returns_true_only_for_the_first_content_of_a_key(
+    url: str, s3_server: S3Server
+) -> None:
     target = target_of(url, s3_server)
     assert target.create("a/b", b"first")
     assert not target.create("a/b", b"second")
@@ -248,7 +256,7 @@ def test_create_reports_which_caller_was_first(url: str, s3_server: S3Server) ->
     target.close()
 
 
-def test_publish_can_be_repeated(url: str, s3_server: S3Server) -> None:
+def test_repeated_publish_of_same_file_succeeds(url: str, s3_server: S3Server) -> None:
     target = target_of(url, s3_server)
     with target.open_output("draft") as file:
         file.write(b"12345")
@@ -326,7 +334,7 @@ def test_store_that_ignores_if_none_match_is_refused(
     target.close()
 
 
-def test_errors_and_texts_hide_secrets(s3_server: S3Server) -> None:
+def test_export_errors_and_repr_of_settings_hide_secrets(s3_server: S3Server) -> None:
     options = {**s3_server.options, "s3.secret-access-key": "wrong-secret-" + uuid.uuid4().hex}
     settings = export_settings(
         "s3://no-such-bucket-here/x", target_options=options, table_format="parquet"

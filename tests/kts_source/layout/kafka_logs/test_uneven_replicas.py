@@ -85,7 +85,7 @@ def list_slices(root: Path, **extra: str) -> list[tuple[str, int, int]]:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_golden_disks_with_late_replica_are_read_as_one_log(
+def test_two_golden_replicas_with_different_starts_are_read_as_one_log(
     level: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected_rows: dict[int, tuple[int, str]] = {}
@@ -165,7 +165,7 @@ def test_rows_of_three_partial_replicas_are_combined(tmp_path: Path) -> None:
     assert {piece[0] for piece in list_slices(tmp_path)} == {"a", "b", "c"}
 
 
-def test_replica_with_different_batch_where_other_starts_is_reported_and_not_read(
+def test_replica_with_other_batch_at_start_of_second_replica_is_not_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Disk(tmp_path / "a").write(build_log("other")).checkpoint(LOG_STARTS, 0)
@@ -228,7 +228,7 @@ def test_replica_that_ends_before_the_other_starts_is_reported_and_not_read(
     assert f"it holds [0, {stale_end}), which does not reach offset {first}" in caplog.text
 
 
-def test_rows_below_start_of_late_replica_of_untiered_topic_are_reported(
+def test_untiered_rows_before_late_replica_are_not_read_and_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The other replica still has these rows.
@@ -271,7 +271,9 @@ def test_complete_replica_is_preferred_to_replica_with_lost_log(
 
 @pytest.mark.parametrize("lost", ["a", "b"])
 @pytest.mark.parametrize("damage", ["no files", "cut"])
-def test_replica_without_lost_bytes_is_preferred(tmp_path: Path, lost: str, damage: str) -> None:
+def test_complete_replica_is_preferred_to_replica_with_lost_batches(
+    tmp_path: Path, lost: str, damage: str
+) -> None:
     for name in ("a", "b"):
         disk = Disk(tmp_path / name).write(LOG, high_watermark=None if name == lost else 0)
         path = disk.files("log")[2]
@@ -446,7 +448,7 @@ def test_two_adjacent_lost_segments_are_read_from_other_replica(tmp_path: Path) 
     assert read_offsets(tmp_path) == list_expected_offsets(LOG)
 
 
-def test_gap_below_cleaner_offset_is_not_data_loss(tmp_path: Path) -> None:
+def test_offsets_missing_below_the_cleaner_offset_are_not_data_loss(tmp_path: Path) -> None:
     _, long = write_short_and_long(tmp_path)
     damage_segment(long, "all files", 2)
     removed = range(LOG.segments[2].base_offset, LOG.segments[2].next_offset)

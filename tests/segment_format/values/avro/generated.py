@@ -118,7 +118,7 @@ class Schemas:
         return branches or ["null", "long"]
 
     def reader(self, writer: Json) -> Json:
-        """Returns a reader schema for a writer schema, using most kinds of schema evolution."""
+        """Returns a random reader schema for `writer`. Covers most kinds of schema evolution."""
         roll = self.random.random()
         if isinstance(writer, list):
             branches = [self.reader(branch) if roll < 0.3 else branch for branch in writer]
@@ -201,7 +201,7 @@ class Values:
         return self.long(len(data)) + data
 
     def of(self, schema: Schema) -> bytes:
-        """Returns a random encoded value."""
+        """Returns a random value of `schema` in Avro's binary encoding."""
         random = self.random
         match schema:
             case s.Record():

@@ -133,7 +133,7 @@ def test_schema_with_too_many_types_or_levels_raises() -> None:
         parse_avro(texts[-1], tuple(texts[:-1]))
 
 
-def test_names_and_namespaces_resolve() -> None:
+def test_type_names_and_namespaces_resolve() -> None:
     inner = record(("x", "int"), name="Point", namespace="shapes")
     schema = record(("a", inner), ("b", "shapes.Point"), name="Line")
     assert type_of(schema).field("b").type == pa.struct([("x", pa.int32())])

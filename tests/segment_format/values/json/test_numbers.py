@@ -1,4 +1,8 @@
-"""Tests that numbers decode to the nearest double, or exactly, or make the row bad."""
+"""Tests the decoding of JSON numbers.
+
+Floating-point columns contain the nearest value. Integers and decimals are exact. All other numbers
+make the row bad.
+"""
 
 from __future__ import annotations
 
@@ -182,7 +186,7 @@ def test_float32_is_rounded_directly_from_the_text() -> None:
         ("1.00000000000000000001", None),
     ],
 )  # fmt: skip
-def test_int64_spelling_decodes_or_makes_row_bad(text: str, value: int | None) -> None:
+def test_number_text_decodes_to_int64_or_makes_row_bad(text: str, value: int | None) -> None:
     result = JsonDecoder(pa.int64()).decode(pa.array([text.encode()], pa.binary()))
     assert result.array.to_pylist() == [value]
     assert len(result.bad) == (value is None)
@@ -195,7 +199,7 @@ def test_int64_spelling_decodes_or_makes_row_bad(text: str, value: int | None) -
         ("-2147483649", None), ("4294967297", None), ("1e1", 10),
     ],
 )  # fmt: skip
-def test_int32_spelling_decodes_or_makes_row_bad(text: str, value: int | None) -> None:
+def test_number_text_decodes_to_int32_or_makes_row_bad(text: str, value: int | None) -> None:
     result = JsonDecoder(pa.int32()).decode(pa.array([text.encode()], pa.binary()))
     assert result.array.to_pylist() == [value]
 
