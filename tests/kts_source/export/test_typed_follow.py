@@ -1,4 +1,6 @@
-"""Tests follow exports of decoded values: new fields, kills, and outages of the registry."""
+"""Tests exports that decode record values, most of them with `follow`: new fields in the schema, a
+killed run, and outages of the schema registry.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,16 @@ __all__ = ["topic"]
 
 
 def write_values(folder: Path, count: int) -> None:
-    """Writes a topic with `count` values; the last values have the second schema."""
+    """Writes a topic with `count` values. The first ten have the first schema. The later values
+    have the second schema, which contains a new field.
+    """
     values: list[bytes | None] = [b"\0\0\0\0\1" + avro(n, old=True) for n in range(10)]
     values += [b"\0\0\0\0\2" + avro(number) for number in range(10, count)]
     write(folder / "tier", [values])
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_rounds_add_new_schema_fields(
+def test_follow_adds_new_schema_fields_to_the_table(
     table_format: str, topic: dict[str, str], tmp_path: Path
 ) -> None:
     schema = tmp_path / "order.avsc"
@@ -56,7 +60,9 @@ def test_rounds_add_new_schema_fields(
     assert [value["day"] is None for value in values] == [True] * 20 + [False] * 10
 
 
-def test_follow_ends_at_new_fields_without_evolution(topic: dict[str, str], tmp_path: Path) -> None:
+def test_follow_raises_schema_changed_error_without_schema_evolution(
+    topic: dict[str, str], tmp_path: Path
+) -> None:
     schema = tmp_path / "order.avsc"
     schema.write_text(json.dumps(OLD))
     lake = Lake(tmp_path, "delta")
@@ -67,7 +73,7 @@ def test_follow_ends_at_new_fields_without_evolution(topic: dict[str, str], tmp_
     assert len(values_of(lake)) == 20
 
 
-def test_kts_export_follows_a_typed_topic(
+def test_kts_export_command_writes_decoded_values_to_delta_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = write(tmp_path / "tier", [[avro(n) if n != 3 else b"" for n in range(12)]])
@@ -88,7 +94,9 @@ def test_kts_export_follows_a_typed_topic(
 
 
 def die_before_the_data(lake: Lake, options: dict[str, str]) -> None:
-    """Runs an export that kills its process after it has committed the new columns."""
+    """Runs an export that kills its process after it has committed the new columns, but before it
+    commits the data.
+    """
 
     def die(*_: object, **__: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -98,7 +106,9 @@ def die_before_the_data(lake: Lake, options: dict[str, str]) -> None:
     lake.export(options, schema_evolution="add")
 
 
-def test_run_killed_between_columns_and_data_resumes(topic: dict[str, str], tmp_path: Path) -> None:
+def test_export_killed_after_adding_columns_is_completed_by_next_run(
+    topic: dict[str, str], tmp_path: Path
+) -> None:
     lake = Lake(tmp_path, "delta")
     lake.export(of_schema(topic, OLD, 10))
     later = of_schema(topic, SCHEMA)
@@ -118,7 +128,9 @@ def test_run_killed_between_columns_and_data_resumes(topic: dict[str, str], tmp_
 def test_follow_waits_for_unavailable_registry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first outage is before the first round, the second when a new schema id is read."""
+    """The registry is unavailable before the first round, and again in the round that reads a new
+    schema id.
+    """
     monkeypatch.setattr("kts_source.registry.client.RETRY", replace(RETRY, max_attempts=1))
     server = Registry(
         {

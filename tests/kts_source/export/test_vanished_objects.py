@@ -1,5 +1,5 @@
-"""Tests exports whose objects are deleted after planning. They fail, or skip the lost offsets and
-report them.
+"""Tests exports of segments that are deleted after planning. The export fails, or skips the lost
+offsets and reports them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 
 class Expiring(LocalExecutor):
-    """Deletes segments after planning and before the tasks run."""
+    """Executor that deletes the segments `numbers` after planning, before it runs the tasks."""
 
     def __init__(self, tier: SmallTier, *numbers: int) -> None:
         super().__init__(1)

@@ -1,4 +1,6 @@
-"""Tests `verify=True`, which detects rows that other writers deleted, replaced or copied."""
+"""Tests exports with `verify=True`, which detects rows that other writers deleted, replaced or
+copied.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def exported(lake: Lake, **arguments: Any) -> BackfillReport:  # noqa: ANN401
 
 
 def verified(lake: Lake, **arguments: Any) -> str:  # noqa: ANN401
-    """Runs an export with `verify=True` that has no new rows. Returns its verification results."""
+    """Runs an export with `verify=True` and checks that it writes no new rows. Returns the results
+    of the verification, one per line.
+    """
     report = exported(lake, verify=True, **arguments)
     assert report.rows == 0
     assert report.verified
@@ -51,7 +55,9 @@ def verified(lake: Lake, **arguments: Any) -> str:  # noqa: ANN401
 
 
 def tier_arguments() -> list[str]:
-    """Returns the arguments of `kts export` that select the same rows as `source`."""
+    """Returns the command-line arguments with which `kts export` selects the same rows as
+    `source()`.
+    """
     options = source()
     arguments = [options.pop("path"), options.pop("subscribe")]
     for name, value in options.items():
@@ -68,7 +74,7 @@ def parquet_files(lake: Lake) -> list[Path]:
 
 
 @pytest.mark.parametrize("partition_by", [(), ("topic", "date(timestamp)"), ("partition",)])
-def test_verify_of_healthy_table_reports_its_rows(
+def test_verify_of_intact_table_reports_the_number_of_rows(
     lake: Lake, partition_by: tuple[str, ...]
 ) -> None:
     options = source(("txn", "timeline"))
@@ -93,7 +99,7 @@ def test_verify_accepts_rows_excluded_by_where(lake: Lake) -> None:
     assert f"verified {rows:,} rows" in verified(lake, options=options)
 
 
-def test_verify_accepts_topics_of_several_runs_and_other_exports(lake: Lake) -> None:
+def test_verify_ignores_rows_of_other_topics_and_other_exports(lake: Lake) -> None:
     rows = exported(lake).rows
     exported(lake, options=source("timeline"))
     exported(lake, export_id="second")
@@ -102,7 +108,7 @@ def test_verify_accepts_topics_of_several_runs_and_other_exports(lake: Lake) -> 
     assert "rows of other topics" in text
 
 
-def test_verify_of_recreated_topic_compares_rows_of_both_ids(lake: Lake) -> None:
+def test_verify_of_recreated_topic_compares_rows_of_both_topic_ids(lake: Lake) -> None:
     current = topic_summary("recreated")["topicId"]
     ids = [t["topicId"] for t in summary()["topics"] if t["topic"].startswith("recreated")]
     (other,) = set(ids) - {current}
@@ -159,7 +165,7 @@ def test_verify_accepts_compacted_table(tmp_path: Path, table_format: str) -> No
     assert f"verified {rows:,} rows" in verified(lake, **options)
 
 
-def test_verify_compares_only_totals_without_offset_column(lake: Lake) -> None:
+def test_verify_compares_only_row_counts_without_offset_column(lake: Lake) -> None:
     options = source(columns="topic,partition,value", includeHeaders="false")
     rows = exported(lake, options=options).rows
     text = verified(lake, options=options)
@@ -194,7 +200,7 @@ def test_verify_passes_after_delta_optimize(delta: Lake, partition_by: tuple[str
     assert f"verified {rows:,} rows" in verified(delta, partition_by=partition_by)
 
 
-def test_verify_reports_shared_and_optimized_delta_table_as_unverified(delta: Lake) -> None:
+def test_verify_reports_optimized_delta_table_of_two_exports_as_unverified(delta: Lake) -> None:
     exported(delta)
     exported(delta, export_id="second")
     DeltaTable(delta.target).optimize.compact()
@@ -239,7 +245,7 @@ def test_verify_fails_after_rows_were_appended_again_to_delta(delta: Lake) -> No
     assert raised.value.offset == copy["offset"][0].as_py()
 
 
-def test_verify_fails_for_delta_row_after_the_recorded_range(delta: Lake) -> None:
+def test_verify_fails_for_delta_row_above_the_exported_offsets(delta: Lake) -> None:
     exported(delta)
     rows = delta.read().slice(0, 1)
     column = rows.schema.get_field_index("offset")
@@ -297,7 +303,7 @@ def test_verify_fails_after_another_writer_deleted_iceberg_rows(ice: Lake) -> No
         verified(ice)
 
 
-def test_verify_compares_rows_after_iceberg_overwrite(ice: Lake) -> None:
+def test_verify_fails_only_if_iceberg_overwrite_removed_rows(ice: Lake) -> None:
     exported(ice)
     rows = ice.read()
     iceberg(ice).overwrite(rows)
@@ -359,7 +365,7 @@ def test_verify_fails_for_an_invalid_parquet_file_in_a_folder(folder: Lake) -> N
         verified(folder)
 
 
-def test_verify_skips_folder_file_with_other_columns(folder: Lake) -> None:
+def test_verify_skips_folder_file_with_other_schema(folder: Lake) -> None:
     rows = exported(folder).rows
     other = pa.table({"topic": ["txn"], "partition": ["west"], "offset": ["a"]})
     pq.write_table(other, folder.folder / "table" / "other.parquet")

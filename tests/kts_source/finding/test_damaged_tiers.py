@@ -1,4 +1,6 @@
-"""Checks that the certificate of a search of a damaged tier lists each record that was not read."""
+"""Checks that the certificate of a search lists each record that was not read because the tier is
+damaged. The certificate reports which offsets `kts_source.find` has searched.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,7 @@ def test_missing_manifest_of_newest_segment_is_reported_as_fault(tmp_path: Path)
     assert len(certificate.faults) == 1
 
 
-def test_committed_range_ends_at_undecided_transaction(tmp_path: Path) -> None:
+def test_read_committed_search_ends_at_undecided_transaction(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments()[:1])
     table, certificate = run_search(tier, isolationLevel="read_committed")
     (partition,) = certificate.partitions
@@ -106,10 +108,10 @@ def test_committed_range_ends_at_undecided_transaction(tmp_path: Path) -> None:
 def test_certificate_lists_all_missing_records_after_random_damage(
     tmp_path: Path, seed: int
 ) -> None:
-    """A search of a damaged tier fails, or its certificate explains each missing record.
+    """If a search of a damaged tier succeeds, its certificate explains each missing record.
 
-    The record must be in an unread range, or the certificate must list a fault of the tier or an
-    object that is not served.
+    The record is in an unread range, or the certificate lists a fault of the tier or an object that
+    does not belong to the log (`unserved`).
     """
     chance = random.Random(seed)
     tier = write_tier(tmp_path / "t", healthy_segments(), compression=chance.random() < 0.5)

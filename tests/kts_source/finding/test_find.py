@@ -1,4 +1,6 @@
-"""Tests `kts_source.find` on tiers that a real broker wrote: matching rows and the certificate."""
+"""Tests `kts_source.find` on tiers that a real broker wrote. Checks the matching rows and the
+certificate, which reports the offsets that were searched.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,7 @@ def test_find_by_values_and_headers_returns_matching_rows(topic: str) -> None:
         assert result.certificate.complete
 
 
-def test_find_by_value_matches_searches_bytes() -> None:
+def test_find_with_value_matches_searches_the_bytes_of_values() -> None:
     all_rows = rows(expected_table("codecs", "read_uncommitted"))
     pattern = rb"[0-9]{2}[a-f]"
     result = search("codecs", value_matches=pattern.decode())

@@ -1,4 +1,6 @@
-"""A search returns the same rows as a filtered scan, for logs with all kinds of batches."""
+"""Checks that a search returns the same rows as a filtered scan, for logs with all kinds of
+batches.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ START_MS = 1_600_000_000_000
 
 
 def random_keys(chance: random.Random) -> list[bytes | None]:
-    """Returns keys of all lengths that the hash treats differently, and keys with a changed bit."""
+    """Returns `None` and keys of all lengths for which the hash function has a separate code path.
+    Also returns copies of these keys with one changed bit.
+    """
     lengths = [0, 1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 62, 63, 64, 65, 1 << 16]
     keys = [b"abcdefgh"[: n % 8] + b"k" * (n - n % 8) for n in lengths]
     keys += [b"\0", b"\0\0", *(chance.randbytes(chance.randrange(20)) for _ in range(8))]
@@ -32,7 +36,9 @@ def random_keys(chance: random.Random) -> list[bytes | None]:
 
 
 def random_log(chance: random.Random, keys: list[bytes | None]) -> LogBuilder:
-    """Returns a random log with all batch formats, codecs, transactions and offset gaps."""
+    """Returns a log of random batches with several formats and codecs, transactions and offset
+    gaps. The keys of the records are chosen from `keys`.
+    """
     builder = LogBuilder(index_interval_bytes=chance.choice([100, 1000, 4096]))
 
     def records() -> list[SimpleRecord]:

@@ -1,4 +1,6 @@
-"""Checks that a search with key filters skips a segment only if it contains none of the keys."""
+"""Checks searches with a key index, which contains a filter of key hashes for each segment. A
+search skips a segment only if it contains none of the keys.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ def test_key_filter_has_few_false_positives() -> None:
     assert false_positives <= 1
 
 
-def test_hashes_depend_on_secret_and_salt() -> None:
+def test_key_hashes_depend_on_secret_and_salt() -> None:
     keys = [b"a", b"b", b""]
     hashes = hashes_of(keys, salt=SALT, secret=SECRET)
     assert len(set(hashes.tolist())) == 3
@@ -106,7 +108,9 @@ def test_find_with_key_index_returns_the_same_rows(topic: str, tmp_path: Path) -
 
 
 def write_keyed_tier(root: Path, segments: int = 12) -> DamagedTier:
-    """Writes segments of ten records. Key `k<n>` is only in segment n; segment 3 also has null."""
+    """Writes a tier with segments of ten records. Key `k<n>` is only in segment n. Segment 3 also
+    contains a record without a key.
+    """
     builder = LogBuilder()
     for number in range(segments):
         records = [SimpleRecord(b"v" * 50, b"k%d" % number) for _ in range(10)]
@@ -180,7 +184,7 @@ def test_unreadable_segment_has_no_filter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_damaged_index_hides_no_row(tmp_path: Path, seed: int) -> None:
+def test_search_with_damaged_key_index_returns_all_matching_rows(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     tier = write_keyed_tier(tmp_path / "tier")
     folder = tmp_path / "index"
@@ -228,8 +232,10 @@ def test_invalid_secret_or_folder_of_key_index_is_refused(tmp_path: Path) -> Non
     assert SECRET.decode() not in repr(vars(search))
 
 
-def test_filter_of_offset_range_is_used_only_in_the_range(tmp_path: Path) -> None:
-    """A search must return rows at offsets below those that the index covers."""
+def test_key_filter_of_offset_range_is_not_used_for_larger_range(tmp_path: Path) -> None:
+    """The index covers the segment only from offset 1 on, so a search must still return the row at
+    offset 0.
+    """
     builder = LogBuilder()
     builder.append([SimpleRecord(b"v", key) for key in (b"early", b"late", b"late")])
     builder.roll()
@@ -241,8 +247,10 @@ def test_filter_of_offset_range_is_used_only_in_the_range(tmp_path: Path) -> Non
     assert run_search({**options_of(tier), **bounds}, folder, [b"early"])[1].requests == 0
 
 
-def test_changed_filter_is_not_used(tmp_path: Path) -> None:
-    """The changed filter has valid bucket borders, so only its checksum shows the change."""
+def test_key_filter_with_wrong_checksum_is_not_used(tmp_path: Path) -> None:
+    """The test changes a stored key hash in each filter. The filters still have a valid structure,
+    so only the checksum shows the change.
+    """
     tier = write_keyed_tier(tmp_path / "tier")
     folder = tmp_path / "index"
     kts_source.index_keys(options_of(tier), str(folder))
@@ -277,7 +285,7 @@ def test_index_and_find_commands_use_key_filters(
 
 
 def test_key_filter_looks_up_many_keys_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the buckets of all keys were loaded together, the search would need gigabytes."""
+    """A lookup of all keys at once would need gigabytes of memory."""
     chance = np.random.default_rng(3)
     added = chance.integers(0, 2**64, 100_000, np.uint64, endpoint=False)
     key_filter = KeyFilter.of(added)

@@ -1,4 +1,6 @@
-"""With `partitioner_pruning`, a search skips partitions that cannot contain the keys."""
+"""Checks searches with `partitioner_pruning`. They skip all partitions that Kafka's default
+partitioner never chooses for the keys.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Checks that the certificate of a search makes no false claim. Each test covers one situation in
-which it could.
+"""Checks that the certificate of a search makes no false claim, for example that all records were
+read. Each test creates a situation in which a claim could be false.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_search_refuses_fewer_than_one_thread(tmp_path: Path, threads: int) -> N
         search.to_table(threads=threads)
 
 
-def test_certificate_lists_range_of_missing_slice_as_unread(tmp_path: Path) -> None:
+def test_certificate_lists_offsets_without_slice_as_unread(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     plan = kts_source.scan(options_of(tier, targetPartitionBytes="1")).plan
     slices = [task_slice for task in plan.tasks for task_slice in task.slices]
@@ -302,7 +302,9 @@ def test_partition_that_cannot_be_planned_is_a_fault_in_the_certificate(
 def test_segment_deleted_during_indexing_has_no_key_filter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the segment is restored with the same version, an incomplete filter would hide keys."""
+    """An incomplete filter would hide keys if the segment were later restored with the same object
+    version.
+    """
     tier = write_tier(tmp_path / "tier", healthy_segments())
     path = tier.path(2, "log")
     moved = path.with_suffix(".moved")

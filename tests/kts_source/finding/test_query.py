@@ -1,4 +1,6 @@
-"""Checks which values the conditions of a query accept, and which record values match a pattern."""
+"""Checks which arguments search conditions accept, and which record values match the pattern of
+`value_matches`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Checks the layout of `LocalTieredStorage`.
 
-The layout returns the metadata that the broker has of each segment. It reports files that belong to
-no complete segment as orphans.
+The layout returns the metadata that the broker recorded for each segment. It reports files that
+belong to no complete segment as orphans.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ def settings(**source_options: str) -> CacheSettings:
     return parse_options({"path": "s3://b", "subscribe": "t", **source_options}).cache
 
 
-def test_cache_limits_default_to_the_defaults_of_the_broker() -> None:
+def test_caches_without_options_have_default_limits() -> None:
     # Schemas never change, so cached schemas do not expire.
     assert settings() == CacheSettings(
         index=CacheLimits(1 << 30, 900), chunks=None, schemas=CacheLimits(64 << 20, None)

@@ -66,14 +66,14 @@ class Upload:
     """A complete or incomplete copy of a segment in the tier.
 
     Attributes:
-        log: Log of the broker that made the copy, up to the end of the segment.
+        log: Entries of the log of the copying broker, up to the end of the segment.
         base: First offset of the segment.
         stop: One past the last offset of the segment.
         log_start: Log start of the broker when the copy began.
         event_timestamp_ms: Time when the copy began.
         keys: Keys of the objects of the copy.
-        finished: Whether the cluster knows that the copy is finished, and has not started to delete
-            it.
+        finished: True if the cluster knows that the copy is finished, and has not started to
+            delete it.
         files: Files of the segment.
         segment_id: Segment id of the copy.
         spoiled: Names of the damaged side files.
@@ -111,7 +111,7 @@ class PartitionLife:
         writer: Writes segments to `store`.
         interval: Kafka's `index.interval.bytes`.
         only_stable: Whether brokers copy only offsets below the last stable offset, as Kafka does.
-        epochs: Which leader epochs a manifest contains.
+        epochs: Which leader epochs a manifest contains (see `EpochShape`).
         clock: Time in seconds at the start of the simulation.
     """
 
@@ -147,10 +147,8 @@ class PartitionLife:
             replica.entries.append(entry)
 
     def roll(self, which: int) -> None:
-        """Starts a new segment on some in-sync replicas.
-
-        These are each replica n for which bit n of `which` is set, and the leader if `which` is
-        above 3.
+        """Starts a new segment on each in-sync replica n for which bit n of `which` is set. If
+        `which` is above 3, also starts a new segment on the leader.
         """
         for number, replica in enumerate(self.replicas):
             is_selected = which >> number & 1 or (replica is self.leader and which > 3)
@@ -171,7 +169,8 @@ class PartitionLife:
     def elect(self, number: int, gap: int) -> None:
         """Elects replica `number` as leader. An odd `gap` skips a leader epoch.
 
-        If this replica was not in sync, its shorter log becomes valid, and all other replicas lag.
+        If this replica was not in sync, its log becomes the log of the partition, and all other
+        replicas become out of sync.
         """
         chosen = self.replicas[number % REPLICAS]
         self.epoch += 1 + gap % 2
@@ -182,9 +181,10 @@ class PartitionLife:
         self.leader = chosen
 
     def elect_unclean(self, number: int, lost: int) -> None:
-        """Elects a follower that lacks the last entries of the log.
+        """Elects replica `number`, which lacks the last entries of the log.
 
-        An in-sync follower first loses its last `lost` entries.
+        If the replica was in sync, it first loses its last `lost` entries. Does nothing if the
+        replica is the leader or its log is empty.
         """
         chosen = self.replicas[number % REPLICAS]
         if chosen is self.leader or not chosen.entries:
@@ -253,7 +253,9 @@ class PartitionLife:
         )
 
     def spoil(self, number: int, which: int, kind: int) -> None:
-        """Damages a side file of a complete upload."""
+        """Damages a side file of a complete upload. `number` selects the upload, `which` the side
+        file, and `kind` the damage (see `_damage_file`).
+        """
         copies = self.complete()
         name = SIDE_FILES[which % len(SIDE_FILES)]
         if not copies:
@@ -275,10 +277,10 @@ class PartitionLife:
         self._move_log_start(self.leader.log_start + span * share // 24)
 
     def retain(self, count: int, remaining: int) -> None:
-        """Applies retention to the oldest `count` finished uploads.
+        """Applies retention to the oldest `count` finished uploads of the log.
 
-        Moves the log start to the end of these uploads and deletes their objects. The bits of
-        `remaining` select objects to keep.
+        Moves the log start to the end of these uploads and deletes their objects. Keeps the objects
+        that the bits of `remaining` select.
         """
         finished = [
             (min(copy.stop, divergence(copy.log, self.leader.entries)), copy)
@@ -294,7 +296,9 @@ class PartitionLife:
             self._remove(copy, remaining)
 
     def clean_up(self, number: int, remaining: int) -> None:
-        """Deletes objects of an upload that is below the log start or incomplete."""
+        """Deletes objects of an upload that is not finished, and that is below the log start or
+        lacks an object. Keeps the objects that the bits of `remaining` select.
+        """
         useless = [
             copy
             for copy in self.uploads
@@ -305,12 +309,14 @@ class PartitionLife:
             self._remove(useless[number % len(useless)], remaining)
 
     def lose(self, number: int, remaining: int) -> None:
-        """Deletes objects of any upload, as an operator might do by mistake."""
+        """Deletes objects of any upload, as an operator might do by mistake. Keeps the objects that
+        the bits of `remaining` select.
+        """
         if self.uploads:
             self._remove(self.uploads[number % len(self.uploads)], remaining)
 
     def complete(self) -> list[Upload]:
-        """Returns the uploads of which all objects exist."""
+        """Returns the uploads that have all their objects."""
         return [copy for copy in self.uploads if self._is_complete(copy)]
 
     def has(self, copy: Upload, suffix: str = "") -> bool:
@@ -318,17 +324,16 @@ class PartitionLife:
         return any(key in self._store for key in copy.keys if key.endswith(suffix))
 
     def is_described(self, copy: Upload) -> bool:
-        """Returns whether the last object of an upload exists, which marks a finished copy."""
+        """Returns whether the upload has its last object, which shows that the copy finished."""
         return self.has(copy, ".snapshot" if self.is_local else ".rsm-manifest")
 
     def has_checkpoint(self, copy: Upload) -> bool:
-        """Returns whether the object with the leader-epoch checkpoint of an upload exists."""
+        """Returns whether the upload has the object that contains its leader-epoch checkpoint."""
         return self.has(copy, ".leader_epoch_checkpoint" if self.is_local else ".indexes")
 
     def proven_stop(self, copy: Upload) -> int:
-        """Returns the end of an upload that a reader can determine from its remaining objects.
-
-        The end is one past the last offset.
+        """Returns one past the last offset that the remaining objects of an upload prove to a
+        reader.
         """
         if not self.is_local or self.has(copy, ".log"):
             return copy.stop

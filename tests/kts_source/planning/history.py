@@ -70,7 +70,7 @@ class Step:
         a: First parameter, from 0 to 15. The kind defines its meaning.
         b: Second parameter, from 0 to 15.
         c: Third parameter, from 0 to 15.
-        partition: Partition number, modulo the partition count of the topic.
+        partition: Number of the partition. A number above the last partition wraps around.
     """
 
     kind: str
@@ -91,8 +91,8 @@ class Shape:
         compression: Whether the plugin compresses chunks.
         codec: Compression codec of about half of the batches.
         only_stable: Whether brokers copy only offsets below the last stable offset.
-        local: Whether segments are copied like by `LocalTieredStorage` instead of the Aiven plugin.
-        epochs: Which leader epochs a manifest contains.
+        local: True for the tier layout of `LocalTieredStorage`, false for that of the Aiven plugin.
+        epochs: Which leader epochs a manifest contains (see `EpochShape`).
     """
 
     partitions: int = 1
@@ -159,9 +159,10 @@ def random_history(source: random.Random) -> History:
 
 
 def _make_long_open_history(source: random.Random) -> History:
-    """Returns a history in which a transaction stays open while plain segments follow.
+    """Returns a history in which a transaction stays open while later segments contain only records
+    without a transaction.
 
-    The snapshots of a random segment and of all later segments are damaged. In half of the
+    The producer snapshots of a random segment and of all later segments are damaged. In half of the
     histories, one segment is lost.
     """
     steps = [Step("send", 1, 1)]
@@ -181,8 +182,8 @@ class World:
 
     Attributes:
         store: Objects of the tier by key.
-        incarnations: Partitions of each incarnation of the topic by topic id, oldest incarnation
-            first.
+        incarnations: Partitions by topic id. Each incarnation of the topic has one entry, oldest
+            incarnation first.
         lives: Partitions of the newest incarnation.
     """
 
@@ -297,7 +298,9 @@ def _apply(step: Step, life: PartitionLife, shape: Shape) -> None:
 
 
 def shortened(history: History, fails: Callable[[History], bool]) -> History:
-    """Returns a shorter history without unneeded steps, for which `fails` is still true."""
+    """Removes steps from a history as long as `fails` returns true for the shorter history. Returns
+    the shortest history that was found.
+    """
     steps: Sequence[Step] = history.steps
     size = max(1, len(steps) // 2)
     while True:

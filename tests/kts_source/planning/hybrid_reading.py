@@ -50,10 +50,11 @@ if TYPE_CHECKING:
 
 
 def served(life: PartitionLife, reach: int) -> tuple[FakePartition, BuiltLog | None]:
-    """Returns the partition for the fake broker, and the log that readers must return.
+    """Returns two values: the partition for the fake broker, and the log that readers must return.
+    The log is `None` if it has no entries.
 
-    `reach` is the number of offsets after a response for which the broker also lists aborted
-    transactions.
+    A response of the broker also lists aborted transactions that begin up to `reach` offsets after
+    its end.
     """
     leader = life.leader
     if not leader.entries:
@@ -70,7 +71,9 @@ def served(life: PartitionLife, reach: int) -> tuple[FakePartition, BuiltLog | N
 
 @contextlib.contextmanager
 def in_one_thread() -> Iterator[None]:
-    """Plans and reads in the current thread, and removes the limit of slices that may fail."""
+    """Inside the `with` block, plans and reads run in the current thread, and any number of slices
+    may fail.
+    """
     with (
         without_threads(),
         mock.patch.object(broker_rows, "_MAX_SAME_FAILURES", 1 << 30),
@@ -140,7 +143,8 @@ def _serve(
     """Creates the newest incarnation of the simulated topic in a fake cluster.
 
     Returns:
-        The disks of the brokers, and the expected log and log start of each partition.
+        Two values: the disks of the brokers, and a list with one pair for each partition. The pair
+        contains the expected log (`None` if it has no entries) and its log start.
     """
     topic_id, lives = list(world.incarnations.items())[-1]
     served_partitions = [served(life, source.choice((0, 0, 3, 100))) for life in lives]
@@ -185,10 +189,10 @@ def _make_options(
 
 
 class _Disks:
-    """Changes the local log starts of old brokers. Offsets below them are only in the tier.
+    """Changes the local log starts of fake brokers. Offsets below them are only in the tier.
 
     Args:
-        partitions: Partitions of the fake brokers.
+        partitions: Partitions whose local log starts change.
         source: Random generator for the offsets.
     """
 
@@ -264,9 +268,8 @@ def _read_rows(
 
 
 def _lose(store: dict[str, bytes], source: random.Random, share: float, only: str = "") -> None:
-    """Deletes or damages a random share of the objects whose keys end with `only`.
-
-    Only log objects are damaged.
+    """Deletes random objects whose keys end with `only`, or damages them if they are logs. `share`
+    is the probability for each object.
     """
     for key in sorted(store) if share else ():
         if key.endswith(only) and source.random() < share:

@@ -102,7 +102,11 @@ def copied(
 def create_metadata_topic(
     cluster: FakeCluster, records: Mapping[Place, Sequence[bytes | None]], count: int = 3
 ) -> list[FakePartition]:
-    """Creates the metadata topic. Each record is in the partition that Kafka chooses for it."""
+    """Creates the metadata topic with `count` partitions.
+
+    `records` contains the records about each partition of the tiered topics. Each record is written
+    to the partition of the metadata topic that Kafka chooses for it.
+    """
     values_by_partition: dict[int, list[bytes | None]] = {number: [] for number in range(count)}
     for (_, topic_id, partition), values in records.items():
         values_by_partition[metadata_partition(uuid_from_text(topic_id), partition, count)] += (

@@ -160,10 +160,10 @@ class Reading:
     def _find_expected_rows(
         self, ranges: Mapping[int, Range], isolation: str, rows: list[Row]
     ) -> list[Row]:
-        """Returns the rows that a read must return.
+        """Returns the rows that a read of `ranges` must return.
 
-        With a damaged snapshot, a read may end earlier. If `rows` ends there, the expected rows end
-        there, too.
+        If a producer snapshot is damaged, the read may also end at `undecided_rows_from`. If `rows`
+        ends there, the expected rows end there, too.
         """
         committed = isolation == "read_committed"
         expected: list[Row] = []
@@ -251,9 +251,11 @@ class Reading:
         )
 
     def _is_undecided(self, number: int, bound: Range) -> tuple[bool, bool]:
-        """Returns whether a range may end, and whether it must end, in undecided offsets.
+        """Returns two values: whether the range `bound` may end in undecided offsets, and whether
+        it must.
 
-        Offsets are undecided if the outcome of a transaction below them is unknown.
+        Offsets are undecided if a transaction before them has no known outcome. Both values are
+        equal if no producer snapshot is damaged.
         """
         truth = self._truth[number]
         ends = [truth.decided_stop]
@@ -278,7 +280,9 @@ class Reading:
         return may, must
 
     def _check_names(self, error: DataLossError, ranges: Mapping[int, Range]) -> None:
-        """Checks that the error names every missing offset range of its partition."""
+        """Checks that the error names every missing offset range of its partition that is part of
+        `ranges`.
+        """
         truth = self._truth[error.partition or 0]
         start, stop = ranges[truth.number]
         for low, high in truth.missing:

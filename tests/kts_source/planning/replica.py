@@ -111,8 +111,8 @@ class Replica:
 
     @property
     def last_stable_offset(self) -> int:
-        """First offset of the oldest open transaction, or the end of the log without open
-        transactions.
+        """First offset of the oldest open transaction, or the end of the log if no transaction is
+        open.
         """
         open_transactions: dict[int, int] = {}
         for entry in self.entries:

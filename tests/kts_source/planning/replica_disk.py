@@ -38,7 +38,9 @@ def build_local_segments(replica: Replica, interval: int) -> tuple[SegmentFiles,
 
 
 def find_copied_stop(life: PartitionLife, replica: Replica) -> int:
-    """Returns the end of the tiered offsets. A broker may delete its segments below this offset."""
+    """Returns the end of the offsets that finished uploads share with the log of `replica`. A
+    broker may delete its segments below this offset.
+    """
     return max(
         (
             min(copy.stop, divergence(copy.log, replica.entries))
@@ -76,7 +78,10 @@ class DiskWriter:
         high_watermark: int,
         source: random.Random,
     ) -> int:
-        """Writes the partition folder of a replica. Returns the first offset on the disk."""
+        """Writes the partition folder of a replica. Returns the first offset on the disk.
+
+        Omits a random number of the oldest segments that the broker may delete.
+        """
         folder = f"{beside(self.number)}{self.topic}-{partition}/"
         segments = build_local_segments(replica, life.interval)
         deletable_stop = max(find_copied_stop(life, replica), replica.log_start)

@@ -14,7 +14,9 @@ Row = tuple[int, int, bytes | None, bytes | None, int]
 
 
 def list_surviving_rows(partition: int, log: BuiltLog, isolation: str, start: int) -> list[Row]:
-    """Returns the rows of a log that a reader returns from offset `start` on."""
+    """Returns the rows that a read of `log` at isolation level `isolation` must return, beginning
+    at offset `start`.
+    """
     return [
         (partition, row.offset, row.key, row.value, row.timestamp * 1000)
         for row in log.rows(isolation, start=start)

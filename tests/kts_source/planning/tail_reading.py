@@ -1,4 +1,4 @@
-"""Reads a simulated topic from tier and broker disks and compares with the leader's log."""
+"""Reads a simulated topic from tier and broker disks. Compares the rows with the leader's log."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def in_one_thread() -> Iterator[None]:
 
 
 def _is_complete(life: PartitionLife, local_starts: list[int]) -> bool:
-    """Returns whether tier and disks together have all offsets that the leader serves."""
+    """Returns whether tier and disks together have all offsets that the leader serves.
+    `local_starts` contains the first offset of each disk.
+    """
     leader = life.leader
     spans = [
         (max(copy.base, leader.log_start), copy.stop)
@@ -61,9 +63,9 @@ def _is_complete(life: PartitionLife, local_starts: list[int]) -> bool:
 def _list_allowed_starts(life: PartitionLife) -> set[int]:
     """Returns the log starts that a scan may use.
 
-    These are the leader's log start, and higher log starts of other replicas and uploads with the
-    same records up to there. After an unclean election, the leader may not know that records were
-    deleted.
+    A scan may use the leader's log start. It may also use a higher log start of another replica or
+    of an upload if the records below it equal those of the leader. After an unclean election, the
+    leader may not know that these records were deleted.
     """
     leader = life.leader
     starts = {copy.log_start: divergence(copy.log, leader.entries) for copy in life.uploads} | {
@@ -162,8 +164,8 @@ def check_tail(history: History, seed: int, outcomes: Counter[str]) -> None:
 def check_older_disks(history: History, seed: int, outcomes: Counter[str]) -> None:
     """Reads the tier together with a disk that was copied before the end of the history.
 
-    Checks that all rows are in the leader's log. Skips histories in which the leader's log does not
-    continue the log on the disk.
+    Checks that the rows equal the leader's log up to the end of the scan. Skips histories in which
+    the leader's log does not continue the log on the disk.
 
     Raises:
         AssertionError: Rows are wrong.
@@ -220,7 +222,9 @@ def check_older_disks(history: History, seed: int, outcomes: Counter[str]) -> No
 
 
 def _continues(entries: list[Entry], life: PartitionLife) -> bool:
-    """Returns whether the leader has all entries of a disk and of the newest upload."""
+    """Returns whether the leader's log contains `entries`, which are on a disk, and all entries of
+    the newest upload.
+    """
     log = life.leader.entries
     if entries and divergence(entries, log) < entries[-1].stop:
         return False
@@ -240,7 +244,7 @@ def _read_rows(
     """Plans and reads a scan.
 
     Returns:
-        The rows, the partitions of the plan, and "disk" or "tier" for each slice.
+        Three values: the rows, the partitions of the plan, and "disk" or "tier" for each slice.
     """
     options = parse_options(option_texts)
     tier = Tier(MemoryStore(store))

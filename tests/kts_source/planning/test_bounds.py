@@ -105,8 +105,8 @@ def list_slices(plan: ScanPlan, partition: int) -> list[SegmentSlice]:
 
 
 def count_aborted(plan: ScanPlan, partition: int) -> int:
-    """Counts the aborted transactions of a partition, each only once, even if many slices skip
-    it.
+    """Returns the number of aborted transactions of a partition. A transaction that several slices
+    skip counts once.
     """
     return len(
         {

@@ -153,7 +153,7 @@ def test_log_start_that_moves_during_planning_is_not_data_loss(
         plan_scan(options, Tier(MemoryStore({})))
 
 
-def test_oldest_untiered_timestamp_follows_the_log_start(
+def test_oldest_untiered_timestamp_is_updated_after_log_start_moved(
     brokers: FakeCluster,
 ) -> None:
     fake_partition = FakePartition(fake_log(build_log(b"value", 60)))
@@ -235,7 +235,7 @@ def test_incomplete_metadata_of_other_topics_is_ignored(brokers: FakeCluster) ->
 
 @pytest.fixture
 def tiered(brokers: FakeCluster, tmp_path: Path) -> dict[str, str]:
-    """Writes one segment of each of two partitions to a tier. Returns the options to read them."""
+    """Writes a tier with one segment for each of two partitions. Returns the options to read it."""
     topic_id = brokers.create("t", [make_partition(), make_partition()])
     builder = LogBuilder()
     builder.append([SimpleRecord(b"value")] * 3)
@@ -300,7 +300,7 @@ def test_metadata_with_fewer_partitions_than_export_table_is_retried(
     assert kts_source.backfill(None, source=source, target=target, progress=False).rows == 4
 
 
-def test_metadata_without_exported_partition_after_an_empty_one_is_retried(
+def test_metadata_without_exported_partition_is_retried_if_another_is_empty(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
     partitions = [make_partition(), FakePartition(FakeLog(())), make_partition()]
@@ -325,7 +325,9 @@ def test_replay_of_plan_retries_metadata_without_planned_partitions(
 
 
 def test_aborted_transactions_of_tier_are_read_from_leader(tmp_path: Path) -> None:
-    """A follower that is older or lags does not list all aborted transactions."""
+    """A follower with an older Kafka version, or one that lags, does not list all aborted
+    transactions.
+    """
     builder = LogBuilder()
     builder.append([SimpleRecord(b"plain")] * 2)
     builder.send(7, [SimpleRecord(b"aborted")] * 3)
@@ -352,7 +354,7 @@ def test_aborted_transactions_of_tier_are_read_from_leader(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("strict", ["true", "false"])
-def test_transaction_open_at_hole_of_tier_and_brokers_is_undecided(
+def test_transaction_open_before_hole_in_tier_and_brokers_is_undecided(
     tmp_path: Path, strict: str
 ) -> None:
     builder = LogBuilder()

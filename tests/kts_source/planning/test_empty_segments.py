@@ -40,8 +40,8 @@ def remove_records(files: SegmentFiles) -> SegmentFiles:
 
 
 def build_segments(empty: set[int], count: int = 5) -> list[SegmentFiles]:
-    """Builds segments of ten offsets. Each segment has one record if its number is not in
-    `empty`.
+    """Builds `count` segments of ten offsets. Segments whose number is in `empty` have no records,
+    and the other segments have one record.
     """
     builder = LogBuilder()
     for number in range(count):

@@ -1,4 +1,6 @@
-"""Checks that scans with `tail=false` stop at the end of the tier, even if it is damaged there."""
+"""Checks that scans with `tail=false` stop at the end of the tier, even if its last segment is
+damaged.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +120,7 @@ def test_partition_without_objects_is_read_from_brokers_up_to_local_log_start(sc
 
 
 def test_segments_of_dead_branch_do_not_change_the_end_of_the_tier(scene: Scene) -> None:
-    """The leader of epoch 1 wrote segment 3. An unclean election removed it from the log."""
+    """The leader of epoch 1 wrote segment 3. An unclean election removed this segment again."""
     scene.write(0, build_log((0, 0, 0, 1)), [3])
     assert scene.read_offsets() == list(range(9))
 
@@ -160,7 +162,7 @@ def test_ending_offset_after_tier_raises_error(scene: Scene) -> None:
         scene.read_offsets(endingOffsets='{"t":{"0":10}}')
 
 
-def test_segment_in_metadata_topic_extends_tier_even_without_objects() -> None:
+def test_segment_in_metadata_topic_extends_tier_even_if_its_objects_are_lost() -> None:
     with FakeCluster() as cluster:
         world = NamedWorld(cluster, five_segments())
         world.write_metadata()

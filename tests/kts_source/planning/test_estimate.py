@@ -1,4 +1,6 @@
-"""Compares the estimated requests of slices with the requests that the reader makes for them."""
+"""Compares the estimated number and size of requests for slices with the requests that the reader
+makes.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +48,10 @@ def slices(draw: st.DrawFn) -> tuple[Any, bool]:
 
 
 def make_full_slice(*sizes: int) -> tuple[Any, bool]:
-    """Returns a slice of a complete segment, and true because it is the first slice of a task.
+    """Returns two values: a slice of a complete segment, and `True` because the slice is the first
+    of its task.
 
-    The chunks of the segment have these sizes in bytes.
+    The chunks of the segment have the sizes `sizes` in bytes.
     """
     index = variable_index(1, len(sizes), list(sizes))
     task_slice = SimpleNamespace(
@@ -82,5 +85,5 @@ def test_estimated_requests_equal_the_requests_of_the_reader(
 
 
 @given(indexes())
-def test_transformed_stops_equal_the_stops_of_all_chunks(index: ChunkIndex) -> None:
+def test_chunk_index_returns_transformed_stops_of_all_chunks(index: ChunkIndex) -> None:
     assert index.transformed_stops().tolist() == [c.transformed_stop for c in index.chunks()]

@@ -38,7 +38,9 @@ def read_summary(dataset: str) -> list[dict[str, Any]]:
 
 
 def list_topics() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yields data set, name of the expected rows, and summary of each topic incarnation."""
+    """Yields three values for each incarnation of a topic: the data set, the name of the expected
+    rows, and the summary.
+    """
     for dataset in (PUBLIC, LOCAL):
         names: set[str] = set()
         for topic in read_summary(dataset):

@@ -1,7 +1,8 @@
-"""Checks scans of a real broker's `LocalTieredStorage`.
+"""Checks scans of a `LocalTieredStorage` that a real broker wrote.
 
-The scans return exactly the rows that a consumer received. The golden tier has no compacted topic,
-whose segments can end above their last record. Generated logs include such segments.
+The scans must return exactly the rows that a consumer received. This tier has no compacted topic.
+So the tests also scan generated logs with segments that end above their last record, as after
+compaction.
 """
 
 from __future__ import annotations

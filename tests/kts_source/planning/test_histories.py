@@ -1,10 +1,14 @@
 """Checks scans of random histories.
 
-A scan returns the surviving log or raises an error about lost offsets. The tests detect, for
-example, a planner that chooses the newest segment by offset instead of by leader epoch, reads a
-segment beyond the offset where it diverges from the log, uses only the transaction index of a
-partly read segment, ignores holes, returns records below the log start, or reads the first instead
-of the newest topic id.
+A scan must return the surviving log or raise an error about lost offsets. For example, the tests
+detect a planner with one of these errors:
+
+* It chooses the newest segment by offset instead of by leader epoch.
+* It reads a segment beyond the offset at which the segment diverges from the log.
+* It uses only the transaction index of a segment that is read in part.
+* It ignores holes.
+* It returns records below the log start.
+* It reads the first topic id instead of the newest.
 """
 
 from __future__ import annotations
@@ -165,7 +169,7 @@ def test_transaction_that_ends_in_hole_is_not_compared_with_next_transaction() -
     assert outcomes["read_committed"] > 1, outcomes
 
 
-def test_transaction_open_in_overlapping_segments_is_the_same_with_lower_first_offset() -> None:
+def test_open_transaction_that_began_below_log_start_is_matched_across_segments() -> None:
     # The transaction began below the log start. A replay finds the log start as its first offset,
     # but the producer snapshot of a later segment has its true first offset.
     steps = (

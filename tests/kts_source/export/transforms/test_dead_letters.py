@@ -1,4 +1,6 @@
-"""Checks that each rejected row is in one published file, even if a run dies around its commit."""
+"""Checks that each rejected row is in exactly one published file, even if a run is killed shortly
+before or after its commit.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ ALL = Counter(
 
 
 class OddOnly(EvenOffsets):
-    """Rejects odd offsets and drops even offsets, so an export writes only dead letters."""
+    """Row transform that rejects odd offsets and drops even offsets. An export with it writes only
+    dead letters.
+    """
 
     fingerprint = "odd"
 
@@ -40,7 +44,9 @@ class OddOnly(EvenOffsets):
 
 
 class Exports:
-    """An export target with a folder of dead letters."""
+    """Runs exports with a transform that rejects odd offsets, and reads the dead letters that they
+    publish.
+    """
 
     def __init__(self, lake: Lake) -> None:
         self.lake = lake
@@ -77,7 +83,7 @@ def test_rejected_rows_are_written_only_once(exports: Exports) -> None:
         assert not exports.unnamed()
 
 
-def test_rejected_rows_are_not_read_by_the_next_run(exports: Exports) -> None:
+def test_next_run_does_not_read_rejected_rows_again(exports: Exports) -> None:
     for _ in range(2):
         exports.run(transform=OddOnly())
         assert exports.found() == ALL
@@ -129,7 +135,9 @@ def test_run_killed_while_publishing_writes_dead_letters_once(
     assert not exports.unnamed()
 
 
-def test_dead_letters_are_kept_when_another_run_commits(exports: Exports) -> None:
+def test_dead_letters_of_killed_run_are_published_if_next_commit_conflicts(
+    exports: Exports,
+) -> None:
     first = '{"txn":{"0":500,"1":500,"2":500}}'
     late: Any = exports.lake.table(**exports.arguments)
     commit = late.commit
@@ -156,7 +164,7 @@ def _die() -> bool:
     raise Killed("behind the commit")
 
 
-def test_clean_loses_no_committed_dead_letters(exports: Exports) -> None:
+def test_clean_keeps_dead_letters_of_run_killed_after_commit(exports: Exports) -> None:
     table: Any = exports.lake.table(**exports.arguments)
     commit = table.commit
     table.commit = lambda commit_data: commit(commit_data) and _die()
@@ -173,7 +181,9 @@ def test_clean_loses_no_committed_dead_letters(exports: Exports) -> None:
 def test_clean_of_another_export_keeps_committed_dead_letters(
     exports: Exports, tmp_path: Path, cleaned: str
 ) -> None:
-    """The other export has the same folder of dead letters, or no such folder."""
+    """`clean` runs for another table or another export id with the same folder of dead letters, or
+    for an export without such a folder.
+    """
     arguments = exports.arguments
     lake = exports.lake
     if cleaned == "no dead letters":
@@ -201,8 +211,10 @@ def test_clean_of_another_export_keeps_committed_dead_letters(
     assert not exports.unnamed()
 
 
-def test_earlier_dead_letter_list_is_published_before_next_commit(exports: Exports) -> None:
-    """Two exports of different partitions run concurrently; the first dies after its commit."""
+def test_dead_letters_of_killed_export_are_published_by_concurrent_export(exports: Exports) -> None:
+    """Two exports of different partitions run concurrently. The first is killed after its commit,
+    and the second must also publish the dead letters of the first.
+    """
 
     def source_of(number: int) -> dict[str, str]:
         options = {name: text for name, text in source().items() if name != "subscribe"}

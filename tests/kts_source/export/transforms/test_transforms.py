@@ -60,7 +60,7 @@ def test_rejected_rows_are_written_to_dead_letters(tmp_path: Path) -> None:
     assert not list(letters.rglob("*.part"))
 
 
-def test_dead_letters_of_killed_attempts_can_be_removed(tmp_path: Path) -> None:
+def test_clean_removes_dead_letter_files_of_killed_run(tmp_path: Path) -> None:
     lake, letters = Lake(tmp_path, "parquet"), tmp_path / "letters"
     settings = export_settings(lake.target, transform=EvenOffsets(), dead_letters=str(letters))
 

@@ -26,7 +26,7 @@ def build_transactions(*, segments: int = 3, rounds: int = 4, undecided: bool = 
     Args:
         segments: Number of segments.
         rounds: Number of times that a segment repeats the same sequence of batches.
-        undecided: Whether the last transactions stay open.
+        undecided: Whether transactions are open at the end of the log.
     """
     builder = LogBuilder(index_interval_bytes=300)
     number = 0
@@ -134,7 +134,9 @@ def read_offsets(root: Path, level: str = "read_committed", **extra: str) -> lis
 def list_expected_offsets(
     log: BuiltLog, level: str = "read_committed", *, stop: int | None = None
 ) -> list[int]:
-    """Returns the offsets below `stop` that a consumer would receive, according to the log."""
+    """Returns the offsets below `stop` that a consumer with isolation level `level` would receive.
+    Computes them from the generated log, without a scan.
+    """
     end = log.end_offset() if stop is None else stop
     stable = end
     if level == "read_committed":

@@ -1,6 +1,5 @@
-"""Checks that a scan of a crashed broker's disk returns the rows that the broker served later.
-
-The broker served these rows after its restart.
+"""Checks that a scan of a crashed broker's disk returns the same rows that the broker served after
+its restart.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Checks that scans report lost offsets: a broker's disk records them, but their log file is
-missing.
+"""Checks that scans report offsets as lost if their log file is missing on a broker's disk. Other
+files of the disk, such as checkpoints and indexes, show that these offsets existed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ OTHER_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
 
 
 def build_small_log(segments: int = 3) -> LogBuilder:
-    """Builds segments of three records. They are too small to have offset index entries."""
+    """Builds a log with segments of three records. The segments are too small to have offset index
+    entries.
+    """
     builder = LogBuilder()
     for number in range(segments):
         if number:
@@ -53,7 +55,9 @@ def write_checkpoint(root: Path, name: str, **marks: int) -> None:
 def copy_to_unserved_folder(
     disk: Disk, state: str, *, number: int, topic_id: str = TOPIC_ID
 ) -> None:
-    """Copies the partition to a folder with a suffix like `-delete`, which brokers do not serve."""
+    """Copies the partition to a folder of partition `number` with suffix `-<state>`, for example
+    `-delete`. Brokers do not serve such folders.
+    """
     folder = disk.root / f"{TOPIC}-{number}.{'0a' * 16}-{state}"
     shutil.copytree(disk.folder, folder)
     (folder / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}")

@@ -162,7 +162,9 @@ def test_corrupt_batch_below_recovery_point_raises_corrupt_segment_error(tmp_pat
 
 @pytest.mark.parametrize("missing", ["", "index", "snapshot"])
 def test_corrupt_batch_after_clean_shutdown_raises_error(tmp_path: Path, missing: str) -> None:
-    """Planning parses a log that the high watermark cuts, and logs with a missing side file."""
+    """Planning parses the log that contains the high watermark, and the logs that lack a side file.
+    In other logs, only the read detects the damage.
+    """
     for number in range(len(LOG.segments)):
         root = tmp_path / str(number)
         disk = Disk(root).write(LOG, high_watermark=END - 3)
@@ -256,7 +258,9 @@ def test_missing_high_watermark_checkpoint_requires_option_end_of_log(tmp_path: 
     assert read_offsets(disk.root, endOfLog="true") == list_expected_offsets(LOG)
 
 
-def test_partition_without_high_watermark_has_no_replicated_records(tmp_path: Path) -> None:
+def test_partition_without_high_watermark_is_read_only_with_option_end_of_log(
+    tmp_path: Path,
+) -> None:
     Disk(tmp_path).write(LOG, clean=False).checkpoint(HIGH_WATERMARKS, None)
     assert read_offsets(tmp_path) == []
     assert read_offsets(tmp_path, endOfLog="true") == list_expected_offsets(LOG)

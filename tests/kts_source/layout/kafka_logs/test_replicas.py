@@ -55,7 +55,7 @@ def read_values(root: Path, **extra: str) -> list[bytes]:
 
 
 def list_directories_read(root: Path, **extra: str) -> set[str]:
-    """Returns the names of the log directories whose log files a plan reads."""
+    """Plans a scan and returns the names of the log directories that the plan reads."""
     options = {"path": str(root), "layout": "kafka-logs", "subscribe": TOPIC, **extra}
     return {
         task_slice.objects.log.key.split("/")[0]

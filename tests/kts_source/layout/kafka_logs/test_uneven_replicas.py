@@ -1,4 +1,4 @@
-"""Checks scans of replicas that have different offsets of one log.
+"""Checks scans of replicas that have different offsets of the same partition.
 
 The tests check which rows are read and which replicas are reported.
 """
@@ -39,7 +39,8 @@ LOG = build_transactions(segments=5)
 
 
 def drop_first(disk: Disk, log: BuiltLog, count: int, *, log_start: int | None = 0) -> None:
-    """Deletes the first `count` segments of a replica.
+    """Deletes the first `count` segments of a replica, and writes `log_start` to the log start
+    checkpoint.
 
     The result looks like a replica that was added to a tiered topic later.
     """
@@ -59,9 +60,10 @@ def drop_last(disk: Disk, log: BuiltLog, count: int) -> None:
 
 
 def build_log(values: str, *, segments: int = 4, epochs: tuple[int, ...] = ()) -> BuiltLog:
-    """Builds segments of three batches with one record each.
+    """Builds a log with segments of three batches. Each batch has one record, and its value starts
+    with `values`.
 
-    A nonzero entry of `epochs` is a leader epoch that starts at the segment with the same number.
+    If `epochs[n]` is not zero, this leader epoch begins at the start of segment n.
     """
     builder = LogBuilder()
     for number in range(segments):
@@ -231,7 +233,7 @@ def test_replica_that_ends_before_the_other_starts_is_reported_and_not_read(
 def test_untiered_rows_before_late_replica_are_not_read_and_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The other replica still has these rows.
+    """Only the other replica still has the rows before the first offset of the late replica.
 
     Retention has not run on its broker yet, or its disk is an older copy.
     """
@@ -308,7 +310,7 @@ def test_two_replicas_with_different_lost_logs_are_combined(tmp_path: Path) -> N
         assert read_offsets(tmp_path, level) == list_expected_offsets(LOG, level)
 
 
-def test_lost_log_is_not_read_from_replica_with_different_earlier_batches(tmp_path: Path) -> None:
+def test_lost_log_is_not_replaced_if_earlier_batches_of_replicas_differ(tmp_path: Path) -> None:
     right, other = LogBuilder(), LogBuilder()
     for builder, value in ((right, b"right"), (other, b"other")):
         for number in range(4):
@@ -327,7 +329,9 @@ def test_lost_log_is_not_read_from_replica_with_different_earlier_batches(tmp_pa
 def test_lost_log_without_later_snapshot_raises_data_loss_error(
     tmp_path: Path,
 ) -> None:
-    """Rebuilt indexes would report a transaction as open if its marker was in the lost log."""
+    """The producer snapshot after the lost log is missing, too. Without it, a scan would treat a
+    transaction as open if its marker was in the lost log.
+    """
     drop_last(Disk(tmp_path / "a").write(LOG), LOG, 1)
     disk = Disk(tmp_path / "b").write(LOG, clean=False)
     disk.files("log")[1].unlink()

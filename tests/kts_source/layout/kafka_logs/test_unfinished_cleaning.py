@@ -1,6 +1,6 @@
-"""Checks that scans complete or undo an interrupted cleaning or deletion of segments.
+"""Checks scans of disks on which a broker stopped while it replaced or deleted segments.
 
-Scans follow the rules of Kafka's `LogLoader`.
+Scans read the same files as Kafka's `LogLoader` after a restart.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ KINDS = ("log", "index", "timeindex", "txnindex")
 
 @pytest.fixture(params=[True, False])
 def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Disk:
-    """Writes a broker's disk with all segments, as after a clean shutdown or as after a crash."""
+    """Writes a broker's disk with all segments, as it looks after a clean shutdown or a crash."""
     return Disk(tmp_path).write(LOG, clean=request.param)
 
 
 def copy_files(disk: Disk, number: int, state: str) -> list[Path]:
-    """Copies a segment's files to names with suffix `state`, which marks an unfinished change."""
+    """Copies the files of segment `number` and appends `.<state>` to the names of the copies.
+    Brokers use such suffixes while they replace or delete segments.
+    """
     paths = []
     for kind in KINDS:
         path = disk.folder / f"{LOG.segments[number].base_offset:020d}.{kind}"
