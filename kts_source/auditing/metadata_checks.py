@@ -293,7 +293,7 @@ class SideFileReader:
             return None
 
     def report(self, name: str, kind: IndexType, detail: str) -> None:
-        """Adds a finding of kind `name` about a side file."""
+        """Adds the finding `name` about the side file `kind`."""
         stored = self.segment.objects.indexes.get(kind)
         keys = [self.segment.objects.log.key if stored is None else stored.source.key]
         self.findings.append(self._part.segment_finding(name, self.segment, keys, detail))

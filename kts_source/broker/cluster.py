@@ -1,5 +1,5 @@
-"""Sends requests to a Kafka cluster: about topics (metadata and configurations), and to leaders
-about offsets and leader epochs.
+"""Asks a Kafka cluster for metadata and configurations of topics, and asks the leaders of
+partitions for offsets and leader epochs.
 
 Requests about partitions contain the leader epoch from the metadata. Therefore a broker that is no
 longer the leader returns an error instead of old data.

@@ -186,7 +186,7 @@ def _parquet_fault(kind: pa.DataType) -> str | None:
 
 def _table_fault(kind: pa.DataType, name: str) -> str | None:
     """Returns the reason why a table cannot store a type that neither Delta nor Iceberg supports.
-    Returns `None` for other types. `name` is the name of the table format in the text.
+    Returns `None` for other types. The reason calls the table format `name`.
     """
     if pa.types.is_unsigned_integer(kind):
         return f"is {kind}, and tables have signed numbers only"

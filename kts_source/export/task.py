@@ -51,9 +51,9 @@ class ExportJob:
 
     Attributes:
         options: Options of the source, with the key ring loaded.
-        columns: Columns of the rows if columns are decoded. Decoded columns also have the fields
-            that only the table has. `None` if no column is decoded or a transform may change the
-            columns.
+        columns: Schema of the rows to write. If a decoded column lacks fields that the column of
+            the table has, the schema includes them, too. `None` if no column is decoded or a
+            transform may change the columns.
     """
 
     options: ScanOptions

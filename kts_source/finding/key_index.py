@@ -274,7 +274,9 @@ class PartitionIndex:
 
 @dataclass(frozen=True, slots=True)
 class IndexFolder:
-    """The folder of indexes, and the secret of their hashes. The secret may be empty."""
+    """The folder of indexes, and the secret that is the key of their hash function. If the secret
+    is empty, the hashes have no key.
+    """
 
     path: Path
     secret: Secret[bytes]

@@ -211,8 +211,9 @@ class _Handover:
             return self._begun - 1
 
     def _put(self, number: int, batch: pa.RecordBatch) -> bool:
-        """Waits until the waiting batches of the read leave room for this batch, and then adds it
-        to the queue. Returns False if the reads are stopped.
+        """Adds a batch of read `number` to the queue. First waits while the queued batches of this
+        read and this batch together exceed `WAITING_BYTES`; one batch is always allowed. Returns
+        False if the reads are stopped.
         """
         size = batch.nbytes
         with self._room:

@@ -313,7 +313,9 @@ def _read_tier(
 
 
 def _load_decoder() -> None:
-    """Imports the decoder and links its kernel, because both steps are slow in a new process."""
+    """Imports the decoder and links its kernel. Both steps are slow in a new process, so this is
+    called while the thread waits for the first response.
+    """
     import kts_source.read.slice_decoder  # noqa: F401
     from segment_format.kernels.decoder import load_kernel
 

@@ -432,8 +432,9 @@ class ColumnBuffers:
     def _filled(self) -> Filled:
         """Returns the filled bytes of all buffers.
 
-        They are copied if they are a small part of the memory. Otherwise, the last batches of many
-        segments, with a few rows each, would each occupy a MiB.
+        If they are a small part of the memory, they are copied to smaller
+        memory. Without this copy, the last batch of each segment would occupy a MiB, even with a
+        few rows.
         """
         layout, slots, (row_bits, growing_bits) = self._layout, self._slots, self._shape.bits
         bits = row_bits * slots[c.ROWS]

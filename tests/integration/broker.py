@@ -192,10 +192,10 @@ class Broker:
     def tier_stable_offsets(self, tier_ends: PartitionOffsets) -> PartitionOffsets:
         """Returns the last stable offset of the tier for each partition.
 
-        A read_committed scan that reads only the tier ends there. If a transaction is open at the
-        end of the tier, this is the first offset of the oldest open transaction. Otherwise it is
-        the end of the tier. The producer snapshot of the last tiered segment lists the open
-        transactions.
+        This offset is the end of a read_committed scan that does not read from brokers. If a
+        transaction is open at the end of the tier, this is the first offset of the oldest open
+        transaction. Otherwise it is the end of the tier. The producer snapshot of the last tiered
+        segment lists the open transactions.
 
         Args:
             tier_ends: Offset after the last tiered offset, by partition; 0 if nothing is tiered.

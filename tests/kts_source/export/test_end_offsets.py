@@ -68,7 +68,9 @@ def test_end_offsets_include_partitions_missing_in_the_table(lake: Lake, tmp_pat
     assert ends(lake, tier.options(), partitions={"t": 3}) == {"t": {"0": 10, "1": -2, "2": -2}}
 
 
-def test_end_offsets_keep_partition_deleted_from_the_tier(lake: Lake, tmp_path: Path) -> None:
+def test_end_offsets_include_partition_that_was_deleted_from_the_tier(
+    lake: Lake, tmp_path: Path
+) -> None:
     (topic,) = (TIER / "tiered").glob(f"txn-{topic_summary('txn')['topicId']}")
     tier = tmp_path / "copy"
     shutil.copytree(topic, tier / "tiered" / topic.name)

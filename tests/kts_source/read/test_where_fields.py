@@ -161,7 +161,9 @@ def test_failfast_raises_for_malformed_condition_field(damaged: dict[str, str]) 
     assert first["offset"].to_pylist() == [0, 1, 2]
 
 
-def test_failfast_ignores_malformed_other_fields_of_excluded_rows(tmp_path: Path) -> None:
+def test_failfast_ignores_malformed_fields_outside_condition_in_excluded_rows(
+    tmp_path: Path,
+) -> None:
     # The field `note` is not UTF-8. This has no effect on scans that decode only `country`.
     bad = avro(2).replace(b"n2", b"\xff2")
     options = write(tmp_path, [[avro(0), bad, avro(3)]]) | as_avro()

@@ -194,7 +194,8 @@ def test_retention_that_deletes_unread_offsets_raises_offset_out_of_range_error(
 def test_deletion_of_all_unread_segments_raises_offset_out_of_range_error(
     tier: GrowingTier, deleted: str
 ) -> None:
-    """Without a later segment, only a process that listed the segments can detect the loss."""
+    """If no segment remains after the deleted ones, only a process that listed them before the
+    deletion can detect the loss."""
     folder, other = tier.folder("txn"), tier.folder("codecs")
     stems = tier.stems(folder)
     tier.add(folder, stems)

@@ -142,7 +142,7 @@ BARE = [
 @pytest.mark.parametrize(
     "reader", ['"bytes"', '["null", "bytes"]', '{"type": "bytes", "logicalType": "unknown"}']
 )
-def test_values_of_confluent_bytes_schema_decode_without_length(
+def test_confluent_values_of_bytes_schema_have_no_length_prefix(
     reader: str, schema_id: int | str
 ) -> None:
     decoder = FramedAvroDecoder(

@@ -27,7 +27,9 @@ def _compiled() -> None:
     from segment_format.values.avro import kernel  # noqa: F401 - leaves its file
 
 
-def test_object_file_rows_match_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_decoded_with_object_file_match_rows_decoded_with_numba(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from segment_format.values.avro.kernel import run_avro
 
     stored = object_code.load_of_frame("run_avro")
