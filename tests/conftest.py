@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from hypothesis import settings
 
 from tests import quick  # importing it sets the seed before xdist workers start
@@ -13,3 +15,8 @@ __all__ = ["quick", "s3_server", "spark"]
 # No deadline: the run time of an example depends on the machine, not on the code.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
+
+
+def pytest_report_header() -> str:
+    """Returns the seed of the examples that this run chooses, for repeated runs."""
+    return f"KTS_EXAMPLES_SEED={os.environ['KTS_EXAMPLES_SEED']}"
