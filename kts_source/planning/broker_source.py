@@ -439,11 +439,6 @@ class UnionLog(SourceLog):
             if not read:
                 continue
             last = run.index(read[-1])
-            # If a range ends inside its segment, the open transactions at its end are in the
-            # snapshot of a later segment. The last range of a run ends inside its segment only at
-            # the end of the log.
-            while last + 1 < len(run) and run[last].stop < run[last].segment.stop_offset:
-                last += 1
             first = run.index(read[0])
             run_log = replace(self.log, ranges=run[first:], holes=(), unverifiable=())
             ends = EndStates(run_log, self.side_files)
@@ -489,11 +484,10 @@ class UnionLog(SourceLog):
             entries = self.side_files.aborted(span.segment)
             if entries is None or (entries and not _fits_previous_range(ends, number, entries)):
                 raise UnusableSegmentError(span.segment.segment_id)
-            end = span.segment.stop_offset if number == len(run.ranges) - 1 else span.stop
+            is_last = number == len(run.ranges) - 1
+            end = span.segment.stop_offset if is_last else span.stop
             aborted += (txn for txn in entries if span.start <= txn.last_offset < end)
-            is_cut = span.stop < span.segment.stop_offset and number + 1 < len(run.ranges)
-            if number < last or is_cut:
-                # The snapshot of a cut range describes an offset after the end of the range.
+            if number < last or (not is_last and ends.continues_elsewhere(number)):
                 continue
             end = span.segment.stop_offset
             still_open = {

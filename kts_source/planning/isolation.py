@@ -124,7 +124,7 @@ def check_ends(
     """
     if decisions.ends is None:
         return
-    lost = AbortedIntervals.from_txns(decisions.lost, start_offset=0, stop_offset=partition.stop)
+    lost = frozenset((txn.producer_id, txn.last_offset) for txn in decisions.lost)
     for number, below in ends_of_reads(partition.ranges, read):
         try:
             check_end(partition, decisions.aborted, decisions.ends, number, below, side_files, lost)
@@ -178,7 +178,7 @@ def check_end(
     number: int,
     below: int,
     side_files: SideFiles,
-    lost: AbortedIntervals = NO_ABORTED,
+    lost: frozenset[tuple[int, int]] = frozenset(),
 ) -> None:
     """Compares the outcomes of some transactions with the log: transactions that began below offset
     `below` and are open at the end of range `number`.
@@ -190,7 +190,7 @@ def check_end(
         number: Index of the range in `partition.ranges`.
         below: Only transactions that began below this offset are compared.
         side_files: Reads the logs.
-        lost: Transactions whose marker may be in a gap, as if they were aborted at its end.
+        lost: Producer id of each transaction whose marker may be in a gap, and start of the gap.
 
     Raises:
         CorruptSegmentError: The log shows an outcome that contradicts `aborted`.
@@ -202,11 +202,11 @@ def check_end(
     last_read = number
     while waiting and number + 1 < len(partition.ranges):
         number += 1
-        span = partition.ranges[number]
+        before, span = partition.ranges[number - 1 : number + 1]
         if not ends.is_known(number):
             return
         if not ends.follows(number):
-            waiting = {p: first for p, first in waiting.items() if not lost.is_aborted(p, first)}
+            waiting = {p: first for p, first in waiting.items() if (p, before.stop) not in lost}
         # A lower first offset belongs to the same transaction, which began below the log start: a
         # replay finds the log start instead. A later transaction has a higher first offset.
         opened = ends.open_after(number)
@@ -458,7 +458,7 @@ def _lost_in_gaps(
 ) -> list[AbortedTxn]:
     """Returns the transactions that are open at the start of a gap and have no known end after it.
     The gap may contain their marker, so it is unknown whether they were committed. They are
-    returned as transactions that were aborted at the end of the gap.
+    returned as transactions that were aborted at the start of the gap.
     """
     gaps = {gap.start for gap in partition.missing}
     if not gaps:
@@ -479,8 +479,9 @@ def _lost_in_gaps(
             after += 1  # after a gap, the state at the end of a cut range is a guess
         decided |= {pid for pid, begun in ends.open_after(after).items() if begun < low}
         lost += [
-            # As if the last offset of the gap were an abort marker. No segment has this offset.
-            AbortedTxn(producer_id, begun, high - 1, high)
+            # As if the first offset of the gap were an abort marker. No segment has this offset,
+            # and the next transaction of the producer may begin later in the gap.
+            AbortedTxn(producer_id, begun, low, high)
             for producer_id, begun in ends.open_after(number).items()
             if producer_id not in decided
         ]

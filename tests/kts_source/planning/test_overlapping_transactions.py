@@ -164,6 +164,79 @@ def test_transaction_across_hole_before_partly_read_segment_is_committed(
     assert rows == [n for n in range(stop) if n not in (4, 11)]
 
 
+def with_two_transactions_around_a_hole(end: Callable[[LogBuilder], object]) -> BuiltLog:
+    """Builds segments [0, 2), [2, 5), [5, 6), [6, 7), [7, 8) and [8, 10).
+
+    A transaction begins at 0 and ends at 2. The next one of its producer begins at 3 and ends at 8
+    with the marker of `end`.
+    """
+    steps = [
+        aborted(1),
+        plain(1),
+        commit,
+        aborted(2),
+        aborted(1),
+        plain(1),
+        plain(1),
+        end,
+        plain(1),
+    ]
+    return rolled(steps, {1, 3, 4, 5, 6})
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("stop", [6, 7, 8, 10])
+def test_transaction_that_begins_in_a_hole_is_committed_although_the_hole_ends_another(
+    stop: int, local: bool
+) -> None:
+    log = with_two_transactions_around_a_hole(commit)
+    segments = [files for files in log.segments if files.base_offset != 2]
+    more = {"endingOffsets": json.dumps({"t": {"0": stop}}), "failOnDataLoss": "false"}
+    rows = offsets(segments, "plan", local=local, stop=stop, **more)
+    assert rows == [n for n in (1, 5, 6, 7, 9) if n < stop]
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_lost_index_entry_is_detected_after_two_holes(local: bool) -> None:
+    segments = [
+        replace(files, txnindex=None)
+        for files in with_two_transactions_around_a_hole(abort).segments
+        if files.base_offset not in (2, 6)
+    ]
+    more = {"endingOffsets": json.dumps({"t": {"0": 6}}), "failOnDataLoss": "false"}
+    with pytest.raises(CorruptSegmentError, match="began at offset 3"):
+        offsets(segments, "plan", local=local, stop=6, **more)
+
+
+def check_reads_with_holes(seed: int) -> None:
+    """Reads overlapping segments without one or two of them. No read may return aborted records or
+    raise an error.
+    """
+    source = random.Random(seed)
+    steps = random_steps(source)
+    first, second = (
+        rolled(steps, {n for n in range(len(steps)) if source.random() < 0.3}) for _ in range(2)
+    )
+    others = [files for files in second.segments if source.random() < 0.5]
+    segments = {(files.base_offset, files.next_offset): files for files in others}
+    segments |= {(files.base_offset, files.next_offset): files for files in first.segments}
+    inner = sorted(segments)[1:-1]
+    for lost in source.sample(inner, min(2, len(inner))):
+        del segments[lost]
+    end = first.end_offset()
+    committed = {row.offset for row in first.rows("read_committed")}
+    for stop in {end, *source.sample(range(1, end), min(5, end - 1))}:
+        more = {"endingOffsets": json.dumps({"t": {"0": stop}}), "failOnDataLoss": "false"}
+        remaining = [segments[each] for each in sorted(segments)]
+        rows = offsets(remaining, "plan", local=source.random() < 0.5, stop=end, **more)
+        assert set(rows) <= committed, (seed, stop)
+
+
+def test_random_reads_with_holes_return_no_aborted_records() -> None:
+    for seed in (*range(30), 317, 525):  # in the last two, a transaction begins in a hole
+        check_reads_with_holes(seed)
+
+
 def hybrid_offsets(
     log: BuiltLog,
     segments: Sequence[SegmentFiles],
@@ -329,6 +402,7 @@ def test_overlapping_segments_damaged_with_new_seed_return_right_rows_or_raise()
     first = int(os.environ.get("KTS_FUZZ_SEED", random.SystemRandom().randrange(1 << 32)))
     for seed in itertools.count(first):
         check_hybrid_read(seed)
+        check_reads_with_holes(seed)
         _, wrong = wrong_reads(seed, 20)
         assert wrong == [], f"KTS_FUZZ_SEED={seed}"
         if time.monotonic() > end:
