@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from kts_source.errors import InvalidOptionError
+from kts_source.store.azure_url import filesystem_arguments
 from kts_source.store.client_store import ClientStore
 from kts_source.store.http_exchange import Exchange, watched_session
 from kts_source.store.object_store import (
@@ -29,7 +30,6 @@ from kts_source.store.request_policy import (
     TransientError,
     within_deadline,
 )
-from kts_source.store.storage_options import extra_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -172,7 +172,7 @@ class FsspecStore(ClientStore):
     def _connect(self) -> Any:  # noqa: ANN401  # fsspec ships no types
         import fsspec
 
-        arguments = extra_arguments(self._storage.reveal())
+        arguments = filesystem_arguments(self._url, self._storage.reveal())
         named = {**arguments, "skip_instance_cache": True}
         if (name := self._session_argument) is not None:
             named[name] = watched_session(arguments.get(name) or {})

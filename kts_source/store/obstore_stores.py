@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 from kts_source.errors import ArchivedObjectError
 from kts_source.libraries import require
 from kts_source.secret import Secret
+from kts_source.store.azure_url import AZURE_SCHEMES, filesystem_arguments
 from kts_source.store.client_store import AsyncClient
 from kts_source.store.fsspec_store import FsspecStore
 from kts_source.store.http_exchange import watch_azure, watch_google
@@ -35,7 +36,6 @@ from kts_source.store.range_reader import (
     require_known,
 )
 from kts_source.store.request_policy import DEFAULT_RETRY_POLICY, RetryPolicy, TransientError
-from kts_source.store.storage_options import extra_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -314,7 +314,8 @@ class ObstoreStore(FsspecStore):
             filesystem = self._client.filesystem
         except Exception:  # noqa: BLE001  # the first request reports it
             raise FsspecOnlyError(f"{self._library} cannot be opened") from None
-        return self._settings_of(filesystem, extra_arguments(self._storage.reveal()))
+        arguments = filesystem_arguments(self._url, self._storage.reveal())
+        return self._settings_of(filesystem, arguments)
 
     def _read(self, key: str, start: int, stop: int, version: str | None) -> Data:
         def read_by_fsspec() -> Data:
@@ -455,7 +456,9 @@ class AzureSettings:
 
 
 class AzureStore(ObstoreStore):
-    """Objects of `abfs://container[/prefix]`. The version of a blob is its ETag."""
+    """Objects of `abfs://container[/prefix]` or `abfss://container@account.dfs.…[/prefix]`. The
+    version of a blob is its ETag.
+    """
 
     pinning = "conditional reads (If-Match), or the ETag looked up after every read"
     _root_name = "container"
@@ -471,8 +474,8 @@ class AzureStore(ObstoreStore):
         client = filesystem.service_client
         address = urllib.parse.urlsplit(client.url)
         endpoint = address._replace(query="", path=address.path.rstrip("/")).geturl()
-        schemes = ("abfs", "abfss", "az")
-        require_supported(arguments.keys() - _AZURE_ARGUMENTS, schemes, "AZURE_", endpoint)
+        unknown = arguments.keys() - _AZURE_ARGUMENTS
+        require_supported(unknown, AZURE_SCHEMES, "AZURE_", endpoint)
         if not _CONTAINER.fullmatch(self._bucket) and self._bucket != "$root":
             raise FsspecOnlyError("the container's name is unusual")
         if os.environ.get("AZURE_ENCRYPTION_KEY"):
