@@ -38,6 +38,7 @@ from kts_source.broker.settings import (
     TLS_1_3,
     AwsCredentials,
     BrokerSettings,
+    FirstContact,
     Kerberos,
     Password,
     Security,
@@ -569,6 +570,8 @@ def _invalid(name: str, problem: str) -> InvalidOptionError:
 
 
 _BOOTSTRAP: Final = "bootstrap.servers"
+_REQUEST_TIMEOUT: Final = "request.timeout.ms"
+_SETUP_TIMEOUT: Final = "socket.connection.setup.timeout.ms"
 _SERVER: Final = re.compile(
     r"(?:(?P<protocol>[A-Za-z][\w+.-]*)://)?"
     r"(?:\[(?P<ip6>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<host>[\w.-]+)):(?P<port>[0-9]{1,5})"
@@ -608,9 +611,11 @@ def broker_settings(
         security=Secret(security),
         client_id=_name(options, "client.id", "tiered-kafka"),
         rack=_name(options, "client.rack", ""),
-        request_timeout_seconds=_number(options, "request.timeout.ms", 30_000) / 1000,
-        connect_timeout_seconds=_number(options, "socket.connection.setup.timeout.ms", 10_000)
-        / 1000,
+        request_timeout_seconds=_number(options, _REQUEST_TIMEOUT, 30_000) / 1000,
+        connect_timeout_seconds=_number(options, _SETUP_TIMEOUT, 10_000) / 1000,
+        first_contact=None
+        if {_REQUEST_TIMEOUT, _SETUP_TIMEOUT} & options.keys()
+        else FirstContact(),
         fetch_max_wait_ms=_number(options, "fetch.max.wait.ms", 500, least=0),
         fetch_min_bytes=_number(options, "fetch.min.bytes", 1, least=0),
         fetch_max_bytes=min(_number(options, "fetch.max.bytes", 50 << 20), MAX_FETCH_BYTES),
