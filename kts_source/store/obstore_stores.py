@@ -9,6 +9,7 @@ there. Objects whose keys obstore would change are read through fsspec.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import urllib.parse
@@ -19,7 +20,7 @@ from datetime import UTC, datetime
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
-from kts_source.errors import ArchivedObjectError
+from kts_source.errors import AccessDeniedError, ArchivedObjectError
 from kts_source.libraries import require
 from kts_source.secret import Secret
 from kts_source.store.azure_url import AZURE_SCHEMES, filesystem_arguments
@@ -375,6 +376,9 @@ def require_supported(
         raise FsspecOnlyError("REQUESTS_CA_BUNDLE names a bundle of certificates")
 
 
+# Errors of Azure's library if no login succeeds. They have no HTTP status, except if the store
+# itself rejects the credentials.
+_LOGIN_ERRORS: Final = ("ClientAuthenticationError", "CredentialUnavailableError")
 # Errors of Azure's library for failed connections and malformed responses.
 _TRANSIENT: Final = ("ServiceRequestError", "ServiceResponseError", "DecodeError")
 _ETAG: Final = re.compile(r'"[^"]+"')
@@ -466,6 +470,9 @@ class AzureStore(ObstoreStore):
     _extra = "azure"
 
     def _connect(self) -> Any:  # noqa: ANN401  # adlfs ships no types
+        # Azure's library logs a page of text if no login succeeds. Without a handler, Python would
+        # print it to standard error. Handlers of the user still receive it.
+        logging.getLogger("azure").addHandler(logging.NullHandler())
         filesystem = super()._connect()
         watch_azure(filesystem.service_client)
         return filesystem
@@ -502,6 +509,13 @@ class AzureStore(ObstoreStore):
 
     def _failure(self, error: Exception, key: str, *, listing: bool) -> tuple[int, str]:
         status, text = super()._failure(error, key, listing=listing)
+        if type(error).__name__ in _LOGIN_ERRORS and not status:
+            raise AccessDeniedError(
+                "no Azure credentials work. Give account_key, sas_token, or tenant_id, client_id"
+                " and client_secret in storageOptions, log in with `az login`, or set anon=true for"
+                " a public container",
+                uri=self.uri(key),
+            ) from None
         if any(base.__name__ in _TRANSIENT for base in type(error).__mro__):
             status = 503
         if isinstance(error, RangeError) and error.code == "BlobArchived":
