@@ -243,23 +243,37 @@ def register(spark: SparkSession) -> None:
     """Registers the format `tiered-kafka` in a session. Does not fail if it is already registered.
 
     Spark imports the module `pyspark_tiered_kafka` if it is installed, and registers the format
-    from it. Spark 4.0 then refuses to register the format again (`DATA_SOURCE_ALREADY_EXISTS`),
-    which this function ignores; later versions replace the registration.
+    from it. In this case, this function does nothing, because Spark 4.0 refuses to register the
+    format again (`DATA_SOURCE_ALREADY_EXISTS`), and later versions log a warning.
 
     Args:
         spark: The session. Other sessions of the same application are not changed.
 
     Raises:
+        MissingExtraError: Spark is not installed. Raised when this function is imported.
         UnsupportedSparkError: This version of Spark does not support Python data sources. Raised
             when this function is imported.
     """
     from pyspark.errors import AnalysisException
 
+    if _is_registered(spark):
+        return
     try:
         spark.dataSource.register(TieredKafkaDataSource)
     except AnalysisException as error:
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
+
+
+def _is_registered(spark: SparkSession) -> bool:
+    """Returns whether the format is registered in a session. Returns False if the session does not
+    report it.
+    """
+    try:
+        manager = spark._jsparkSession.sessionState().dataSourceManager()  # noqa: SLF001  # no public method reports it
+        return bool(manager.dataSourceExists(TieredKafkaDataSource.name()))
+    except Exception:  # noqa: BLE001  # a client of Spark Connect, or another version of Spark
+        return False
 
 
 def session_builder() -> SparkSession.Builder:
