@@ -151,7 +151,7 @@ class Connection:
     Raises:
         LostConnectionError: The broker cannot be reached, or closed the connection.
         BrokerError: The broker is too old, or rejects the login.
-        InvalidOptionError: The extra `kafka` is not installed.
+        MissingExtraError: The extra `kafka` is not installed.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from kts_source.broker.kafka_table import COUNTED, NEEDS_KAFKA, PREFIX, refusal
+from kts_source.broker.kafka_table import COUNTED, KAFKA, PREFIX, refusal
 from kts_source.broker.settings import (
     AWS_MSK_IAM,
     GSSAPI,
@@ -57,6 +57,7 @@ from kts_source.broker.tls import (
     trusted_certificates,
 )
 from kts_source.errors import InvalidOptionError
+from kts_source.libraries import missing_extra
 from kts_source.secret import Secret, is_callback
 
 if TYPE_CHECKING:
@@ -604,7 +605,7 @@ def broker_settings(
             raise _invalid(name, f"is not supported: {reason}")
         _check_characters(name, options[name])
     if importlib.util.find_spec("kafka") is None:  # importing it is slow
-        raise InvalidOptionError(NEEDS_KAFKA)
+        raise missing_extra(*KAFKA)
     security, idle = security_from(options)
     settings = BrokerSettings(
         bootstrap=_servers(options[_BOOTSTRAP], security.protocol),

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 PREFIX: Final = "kafka."
-NEEDS_KAFKA: Final = (
-    "option 'kafka.bootstrap.servers' needs kafka-python 3.0: pip install 'tiered-kafka[kafka]'"
-)
+
+KAFKA: Final = ("kafka-python", "kafka", "option 'kafka.bootstrap.servers'")
+"""Library, extra and feature, for the error that the library is missing."""
 
 PLAIN_OPTIONS: Final[tuple[tuple[str, str, str], ...]] = (
     (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from kts_source.libraries import missing_extra
+
 _NEEDS = ("click", "rich")
 
 
@@ -16,7 +18,7 @@ def main() -> int:
     except ModuleNotFoundError as error:
         if error.name not in _NEEDS:
             raise
-        print(f"kts needs {error.name}: pip install 'tiered-kafka[cli]'", file=sys.stderr)
+        print(missing_extra(error.name, "cli", "kts"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # while libraries are loaded; `run` handles it later
         print("interrupted", file=sys.stderr)

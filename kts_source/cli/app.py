@@ -38,6 +38,7 @@ from kts_source.errors import (
     DataLossError,
     InvalidOptionError,
     KeyPrefixError,
+    MissingExtraError,
     StoreError,
     TieredKafkaError,
     TierNotFoundError,
@@ -529,7 +530,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except TieredKafkaError as error:
         click.echo(f"kts: {error}", err=True)
-        if isinstance(error, InvalidOptionError):
+        if isinstance(error, InvalidOptionError | MissingExtraError):
             return 2
         return 3 if isinstance(error, DataLossError) else 1
     return code if isinstance(code, int) else 0

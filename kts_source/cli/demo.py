@@ -20,7 +20,7 @@ import click
 
 from kts_source.cli.output import dated_rows, preview_bytes, print_table
 from kts_source.engines.scan import scan
-from kts_source.errors import TierNotFoundError, UnsupportedSparkError
+from kts_source.errors import MissingExtraError, TierNotFoundError, UnsupportedSparkError
 from kts_source.options import READ_COMMITTED, READ_UNCOMMITTED, parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read.read_settings import ReadSettings
@@ -59,7 +59,7 @@ def demo(given_path: str | None, path: str | None, key_prefix: str) -> None:
     chosen = {**options, "subscribe": topic, "includeHeaders": "true"}
     try:
         from kts_source.spark.datasource import session_builder
-    except UnsupportedSparkError as error:
+    except (MissingExtraError, UnsupportedSparkError) as error:
         shown = scan(chosen).limit(SHOWN_ROWS).to_table().to_batches()
         rows = [row for batch in shown for row in dated_rows(batch)]
         print(f"The first rows of {topic}, read without Spark:\n")

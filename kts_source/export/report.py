@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
+from kts_source.libraries import require
 from kts_source.store.open_store import local_file
 from kts_source.texts import format_bytes, rows_table
 
@@ -115,7 +116,7 @@ class BackfillReport:
         """Saves the report as a PNG picture.
 
         Raises:
-            ImportError: matplotlib is not installed (extra `plot`).
+            MissingExtraError: matplotlib is not installed.
             InvalidOptionError: The path is a URL or looks like a URL. It must be a local path.
         """
         draw_report(self).savefig(local_file(path), format="png", dpi=120)
@@ -138,8 +139,9 @@ def draw_report(report: BackfillReport) -> Any:  # noqa: ANN401  # matplotlib sh
         A `matplotlib.figure.Figure` without a window. Write it with `savefig`.
 
     Raises:
-        ImportError: matplotlib is not installed.
+        MissingExtraError: matplotlib is not installed.
     """
+    require("matplotlib", "plot", "the picture of a report")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 4.5), layout="constrained")

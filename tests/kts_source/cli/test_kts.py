@@ -14,6 +14,7 @@ import pytest
 
 from kts_source.cli.app import kts, main
 from kts_source.export.task_writer import LocalExecutor
+from kts_source.libraries import install_command
 from kts_source.options import OPTIONS
 from tests.golden_data import KEYS, TIER, expected_table, partition_summaries
 
@@ -269,7 +270,7 @@ def test_missing_extra_is_reported_before_the_command_does_any_work(
     target = tmp_path / "lake"
     code, _, err = run(capsys, "export", str(target), "--subscribe", "epochs", *arguments)
     assert code == 2
-    assert f"pip install 'tiered-kafka[{extra}]'" in err
+    assert f"needs {library}. Install it with: {install_command(extra)}" in err
     assert not target.exists()
 
 
