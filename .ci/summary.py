@@ -12,7 +12,9 @@ MUST_HAVE_TESTS = {"test"}
 
 
 def count_tests(report: Path) -> tuple[int, int, int]:
-    """Returns (passed, failed, skipped) of one JUnit report; a cut file is one failure."""
+    """Returns (passed, failed, skipped) of one JUnit report; a truncated file counts as one
+    failure.
+    """
     try:
         suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
     except ElementTree.ParseError:

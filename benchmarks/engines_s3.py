@@ -180,7 +180,7 @@ def _bare_store(options: Mapping[str, str]) -> S3Store:
 
 
 def _ranges(tier: Tier) -> list[tuple[str, int, int]]:
-    """Returns the byte ranges of the segments, cut into requests like those of a scan."""
+    """Returns the byte ranges of the segments, split into requests like those of a scan."""
     return [
         (path.relative_to(tier.path).as_posix(), start, min(start + ENOUGH_REQUEST_BYTES, size))
         for path in sorted(tier.path.glob("*/*/*.log"))

@@ -194,8 +194,8 @@ class Caches:
                 continue
             numbers = list(run)
             # Two requests overlap if they are for adjacent slices, or if the same scan runs twice.
-            # They nearly always share the first or last chunk then, so locks on these two chunks
-            # are enough.
+            # In both cases they nearly always share the first or last chunk, so locks on these two
+            # chunks are enough.
             held = names[numbers[0]], names[numbers[-1]]
             with cache.flight(held, patience_seconds=self._patience_seconds):
                 for number in numbers:

@@ -72,7 +72,7 @@ class TierDatasource(Datasource):  # type: ignore[misc]  # Ray ships no types fo
 
     def get_read_tasks(
         self,
-        parallelism: int,  # the plan says how many there are
+        parallelism: int,  # ignored: the plan has a fixed number of tasks
         per_task_row_limit: int | None = None,
         data_context: object = None,
     ) -> list[ReadTask]:

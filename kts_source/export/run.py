@@ -421,7 +421,7 @@ class _Run:
                 )
             return schemas[0]
         schema = job.columns or schema_without_rows(self.options, self.settings)
-        if schema is not None:  # a table must not be created with columns that rows cannot have
+        if schema is not None:  # before a table is created with columns that it cannot have
             check_columns(schema, self.settings, job.target.values_in)
         return schema
 

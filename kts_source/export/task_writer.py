@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 
 
 MAX_OPEN_FILES: Final = 8
-"""Maximum open files of a task, one per partition values; the least recently used file is closed
-for another one.
+"""Maximum open files of a task. Each combination of partition values has its own file. Before
+another file is opened, the least recently used file is closed.
 """
 MAX_HELD_BYTES: Final = 128 << 20
-"""Rows in memory, over all open files."""
+"""Maximum bytes of rows in memory, over all open files."""
 
 
 class _Owner(NamedTuple):

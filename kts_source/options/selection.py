@@ -123,7 +123,7 @@ EARLIEST_OFFSET: Final = -2
 LATEST_OFFSET: Final = -1
 
 PartitionValues: TypeAlias = Mapping[str, Mapping[int, int]]
-"""Topic to partition to an offset or a timestamp."""
+"""Maps a topic to a mapping from partition to offset or timestamp."""
 
 
 @dataclass(frozen=True, slots=True)

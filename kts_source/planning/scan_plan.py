@@ -240,7 +240,7 @@ class ScanPlan:
 
     def objects_read(self) -> list[ObjectRef]:
         """Returns the objects that tasks will read: logs, and the offset indexes of segments that
-        are cut into slices.
+        are split into slices.
         """
         slices = [piece for task in self.tasks for piece in task.slices]
         # Skip logs without bytes, because they may have no object.

@@ -126,7 +126,7 @@ class _Handover:
         self._max_bytes = threads * WAITING_BYTES
         self._cancellation = Cancellation()
         self._queue: SimpleQueue[_Item] = SimpleQueue()
-        # With `ordered`: items that arrived before an earlier read had ended, by number of read.
+        # Only if `ordered`: items by number of read. They wait until all earlier reads have ended.
         self._early: dict[int, deque[_Item]] = {}
         self._room = threading.Condition()
         self._begun = 0

@@ -641,7 +641,7 @@ class RecordDecoder:
         arrays = self._buffers.arrays(last=last)
         for index, constant in self._constants:
             arrays.insert(index, constant.rows(rows))
-        # Not built from arrays: without columns, such a batch would have no rows.
+        # `from_arrays` would return a batch without rows if there are no columns.
         struct = pa.Array.from_buffers(self._struct, rows, [None], 0, children=arrays)
         return pa.RecordBatch.from_struct_array(struct)
 

@@ -442,7 +442,7 @@ class Positions:
 _EPOCH_BYTES = 4 + 8 + 1
 _MAX_TAGGED_FIELDS = 4
 _ROWS_AT_ONCE = 8192
-"""Keeps the data of a step in the processor's cache."""
+"""Rows that are parsed together. Their data fit into the CPU cache."""
 _NUMBERS = (
     "partition",
     "start_offset",

@@ -140,5 +140,5 @@ MESSAGES: Final = {
     ERROR_TOO_MUCH: "its column would exceed 2 GiB or 2**31 items in one batch",
 }
 MAX_EMPTY: Final = 4096
-"""Items without bytes that all arrays of one level may have in one value."""
+"""Maximum number of items without bytes, over all arrays of one level in one value."""
 LARGEST: Final = 2**31 - 1

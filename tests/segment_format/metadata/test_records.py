@@ -195,7 +195,7 @@ REFUSED = {
         "version 2 of record type 0 is not supported; supported: 0, 1",
     ),
     "bytes behind": (TYPE0 + b"\0", "1 bytes after the end"),
-    "cut": (TYPE0[:-1], "tagged fields: the varint runs past the end"),
+    "truncated": (TYPE0[:-1], "tagged fields: the varint runs past the end"),
     "null topic": (patched(TYPE0, 3, "00"), "null where text"),
     "topic longer than the record": (patched(TYPE0, 3, "ff7f"), "topic: 16382 bytes wanted"),
     "topic not UTF-8": (patched(TYPE0, 4, "ff"), "invalid UTF-8"),
