@@ -148,7 +148,9 @@ def _measure(bench: Bench, tier: Tier) -> tuple[dict[str, list[tuple[float, floa
 
 
 def _drained(options: Mapping[str, str], records: int) -> tuple[float, float]:
-    """Returns seconds without the plan, and processor seconds of this process with it."""
+    """Reads all rows. Returns two values: the seconds after planning, and the processor seconds of
+    this process, including planning.
+    """
     own = time.process_time()
     scan = kts_source.scan(options)
     assert scan.plan.tasks

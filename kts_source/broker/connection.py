@@ -259,7 +259,7 @@ class Connection:
         start = 5 if is_flexible and message.API_KEY != _API_VERSIONS_KEY else 4
         try:
             return message.decode(data[start:])
-        except Exception as error:  # noqa: BLE001  # damaged bytes raise anything there
+        except Exception as error:  # noqa: BLE001  # kafka-python may raise any error for damaged bytes
             raise LostConnectionError(
                 f"{self._place} sent an invalid {message[None].__name__}: {type(error).__name__}"
             ) from None

@@ -256,7 +256,7 @@ def default_folders() -> Iterator[Path]:
     cache_home = os.environ.get("XDG_CACHE_HOME", "")
     if cache_home.startswith("/"):
         yield Path(cache_home) / _FOLDER_NAME
-    home = os.path.expanduser("~")  # noqa: PTH111  # Path.home raises where there is none
+    home = os.path.expanduser("~")  # noqa: PTH111  # Path.home raises if it is unknown
     if home.startswith("/") and Path(home).is_dir():
         yield Path(home) / ".cache" / _FOLDER_NAME
     yield Path(tempfile.gettempdir()) / f"{_FOLDER_NAME}-{os.geteuid()}"

@@ -113,8 +113,8 @@ def from_hex(text: str, name: str) -> bytes:
     """Parses hex digits to bytes.
 
     Raises:
-        InvalidOptionError: The text is not hex. The error text begins with `name`, which names the
-            source of the text.
+        InvalidOptionError: The text is not hex. The error text begins with `name`, the source of
+            the text.
     """
     try:
         return bytes.fromhex(text)

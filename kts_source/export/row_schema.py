@@ -414,8 +414,8 @@ def _field(there: pa.Field, here: pa.Field, path: str) -> pa.Field:
 
 
 def _canonical(kind: pa.DataType) -> pa.DataType:
-    """Replaces types such as `large_string` by `string`. Libraries of tables return the former, and
-    decoders return the latter.
+    """Replaces types such as `large_string`, which libraries of tables return, by types such as
+    `string`, which decoders return.
     """
     return _united(kind, kind, "")
 

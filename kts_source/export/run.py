@@ -306,8 +306,8 @@ class _Run:
         return plan
 
     def _check_lost(self, skipped: Iterable[Skipped], plan: ExportPlan, state: TableState) -> None:
-        """Checks that the table has no rows with the offsets in `skipped`, which a rebuild cannot
-        read.
+        """Checks that the table has no rows with the offsets in `skipped`. A rebuild could not read
+        these rows again.
         """
         topic_ids = {
             (partition.topic, partition.partition): partition.topic_id

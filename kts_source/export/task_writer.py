@@ -158,8 +158,8 @@ class TaskWriter:
         self._seconds += time.monotonic() - started
 
     def set_aside(self, batch: pa.RecordBatch, reasons: Mapping[int, str]) -> None:
-        """Writes the rows in `reasons`, which cannot be decoded, to the dead letters. `reasons`
-        maps the number of a row in the batch to the reason. `batch` contains their stored bytes.
+        """Writes rows that cannot be decoded to the dead letters. `batch` contains their stored
+        bytes. `reasons` maps the number of each such row in the batch to the reason.
         """
         self._letters.add(batch, [Rejected(row, reason) for row, reason in reasons.items()])
 

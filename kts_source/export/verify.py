@@ -54,7 +54,7 @@ class _ChunkKey(NamedTuple):
 
 @dataclass(slots=True)
 class _Recorded:
-    """What the commits of a table recorded for one partition.
+    """Facts that the commits of a table recorded for one partition.
 
     Attributes:
         held: The range of offsets that the table has; `None` if it recorded no range for the
@@ -77,7 +77,7 @@ class _Recorded:
 
 @dataclass(slots=True)
 class _Tally:
-    """What the table contains of one partition.
+    """Facts about the rows of one partition in the table.
 
     Attributes:
         rows: Number of rows.

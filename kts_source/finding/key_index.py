@@ -139,10 +139,10 @@ class KeyFilter:
         numbers = np.frombuffer(data, "<u4")
         count = (1 << bits) + 1
         if not 0 <= bits <= _MAX_BITS or len(numbers) < count:
-            raise ValueError("a filter lacks borders")
+            raise ValueError("a filter has too few bucket borders")
         borders, lows = numbers[:count], numbers[count:]
         if borders[0] != 0 or borders[-1] != len(lows) or (borders[1:] < borders[:-1]).any():
-            raise ValueError("borders of a filter are not in order")
+            raise ValueError("the bucket borders of a filter do not ascend")
         return cls(bits, borders, lows)
 
     def to_bytes(self) -> bytes:

@@ -166,8 +166,8 @@ _NAMED_BOUNDS: Final[Mapping[str, Bound]] = {"earliest": EarliestBound(), "lates
 
 
 def mentions(bound: Bound, end: str) -> bool:
-    """Returns whether a bound is `earliest` or `latest`, whichever `end` names, for at least one
-    partition. In JSON, the numbers −2 and −1 have the same meaning.
+    """Returns whether a bound is `end` (`earliest` or `latest`) for at least one partition. In
+    JSON, −2 means `earliest` and −1 means `latest`.
     """
     if isinstance(bound, OffsetsBound):
         return any(NAMED_OFFSETS[end] in offsets.values() for offsets in bound.offsets.values())

@@ -199,7 +199,7 @@ class _Handover:
 
     def _begin(self) -> int | None:
         """Returns the number of the next read to run. Returns `None` if all reads have begun, or if
-        the reads are stopped. Waits while the batches that the consumer has not taken have too many
+        the reads are stopped. First waits until the batches in the queue are below the limit of
         bytes.
         """
         with self._room:

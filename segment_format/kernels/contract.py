@@ -42,7 +42,9 @@ DONE: Final = 17  # 1: an entry at or after STOP_OFFSET was read
 NEEDED: Final = 18  # with NEED_MORE: bytes needed from POSITION on, 0 if unknown
 NEXT_OFFSET: Final = 19  # with ORDERED: lowest possible first offset of the next entry
 STOPPING: Final = 20  # with NEED_MORE: 1 if the entry at POSITION ends the decoding anyway
-STOPPING_NEXT: Final = 21  # with STOPPING: minimal offset of the entry after the one at POSITION
+STOPPING_NEXT: Final = (
+    21  # with STOPPING: lowest possible offset of the entry after the one at POSITION
+)
 
 # --- The last entry that was skipped because it ends before START_OFFSET -------------------------
 SKIPPED_SIZE: Final = 22  # 0: its checksum is irrelevant, or was compared

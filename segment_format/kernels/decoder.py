@@ -120,8 +120,8 @@ def order_message(first: int, last: int, frame: Sequence[int]) -> str:
     """
     least, stop = frame[c.NEXT_OFFSET], frame[c.OFFSETS_STOP]
     return (
-        f"an entry has offsets {first} to {last}, which must be in [{least}, {stop}) and below"
-        " those of the next entry"
+        f"an entry has offsets {first} to {last}, but they must be in [{least}, {stop}) and"
+        " below those of the next entry"
     )
 
 

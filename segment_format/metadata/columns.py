@@ -331,9 +331,7 @@ class Positions:
         return len(self.at)
 
     def only(self, rows: Integers) -> Positions:
-        """Returns the positions of the messages with the numbers `rows`. They can be changed
-        without changing this object.
-        """
+        """Returns a copy of the positions of the messages with the numbers `rows`."""
         return Positions(self.data, self.at[rows], self.stop[rows], self.good[rows])
 
     def put(self, rows: Integers, moved: Positions) -> None:

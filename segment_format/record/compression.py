@@ -456,7 +456,7 @@ def scan_frames(view: memoryview) -> Sequence[Frame]:
                 raise DecompressionError("zstd: a skippable frame is truncated", position=end)
         else:
             raise DecompressionError(
-                "zstd: the bytes do not begin a frame, which must begin here", position=position
+                "zstd: the bytes at this position do not begin a frame", position=position
             )
         if position == end:
             return frames

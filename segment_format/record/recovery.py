@@ -205,7 +205,7 @@ def _find_last(read: Read, size: int, position: int, walk: _Walk) -> tuple[Entry
 
 
 def _step_over(walk: _Walk, head: memoryview, entry: Entry) -> int:
-    """Returns the last offset of `entry`, which is not the last entry. Sets `has_holes` of `walk`
+    """Returns the last offset of `entry`. It must not be the last entry. Sets `has_holes` of `walk`
     if offsets are missing in or before the entry.
 
     Args:

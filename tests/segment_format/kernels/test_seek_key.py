@@ -98,7 +98,7 @@ def test_key_filter_matches_reference(
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
 @pytest.mark.parametrize("columns", [("offset",), ("offset", "timestamp"), ("key", "offset")])
-def test_key_filter_with_selected_columns_matches_reference(
+def test_key_filter_matches_reference_for_selected_columns(
     codec: str, columns: tuple[str, ...]
 ) -> None:
     keys = [None, b"", b"k", b"key", b"longer key", b"longer kez"]
