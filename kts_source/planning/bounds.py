@@ -282,7 +282,7 @@ def refuse_contradiction(location: Place, evidence: str) -> None:
 def check_outcomes(location: Place, partition: PartitionLog, decisions: Decisions) -> None:
     """Checks that the outcomes of all transactions are known. An outcome is unknown if its marker
     may be in a hole, or if no usable producer snapshot shows which transactions are open after a
-    hole. Then raises `DataLossError`; only warns if loss is allowed.
+    hole. In this case raises `DataLossError`, or logs a warning if data loss is allowed.
     """
     gap = decisions.unknown_after
     if gap is not None:
