@@ -328,9 +328,9 @@ class _LogWithoutLastBatch(FakeLog):
     """A log that never returns its last batch."""
 
     def read(
-        self, at: int, most_bytes: int, *, committed: bool
+        self, at: int, max_bytes: int, *, committed: bool
     ) -> tuple[bytes, list[tuple[int, int]] | None]:
         if at >= self.batches[-1].base:
             return b"", None
         shorter = FakeLog(self.batches[:-1])
-        return shorter.read(at, most_bytes, committed=committed)
+        return shorter.read(at, max_bytes, committed=committed)
