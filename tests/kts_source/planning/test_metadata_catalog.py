@@ -253,7 +253,7 @@ def test_denied_read_of_object_raises_error_unless_object_was_deleted(
     world: World, exists: bool
 ) -> None:
     # If `exists` is false, the object is deleted after its lookup, and the store denies access to
-    # missing keys. Otherwise, the client may not use the key that encrypts the object.
+    # missing keys. If it is true, the client may not use the key that encrypts the object.
     world.write_metadata()
     denied_keys = set(world.keys(2))
 
