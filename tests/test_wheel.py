@@ -140,3 +140,28 @@ def test_auto_registration_is_silent_without_spark(python: Path, tmp_path: Path)
 
 def test_installed_dependencies_are_compatible(python: Path, tmp_path: Path) -> None:
     run(UV, "pip", "check", "--python", python, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("pandas", ["pandas<3", "pandas>=3"])
+def test_wheel_keeps_pandas_and_numpy_and_a_boto3_that_fits(
+    wheel: Path, tmp_path: Path, pandas: str
+) -> None:
+    python = tmp_path / "venv" / "bin" / "python"
+    run(UV, "venv", "--quiet", "--python", sys.executable, tmp_path / "venv", cwd=tmp_path)
+    install = (UV, "pip", "install", "--quiet", "--python", python)
+    run(*install, "boto3", pandas, "numpy>=2", cwd=tmp_path)
+    before = installed(python, tmp_path)
+    # aiobotocore requires a range of botocore, so an older boto3 may be chosen, but never a boto3
+    # that does not fit its botocore.
+    run(*install, wheel, "boto3", cwd=tmp_path)
+    after = installed(python, tmp_path)
+    assert {name: after[name] for name in ("pandas", "numpy")} == {
+        name: before[name] for name in ("pandas", "numpy")
+    }
+    run(UV, "pip", "check", "--python", python, cwd=tmp_path)
+
+
+def installed(python: Path, folder: Path) -> dict[str, str]:
+    """Returns the version of each installed package by name."""
+    listed = json.loads(run(UV, "pip", "list", "--format", "json", "--python", python, cwd=folder))
+    return {package["name"]: package["version"] for package in listed}
