@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 from kts_source.engines.base_scan import BaseScan, SharedPlan, thread_count
 from kts_source.errors import InvalidOptionError
 from kts_source.libraries import require
-from kts_source.options import check_for_batch, parse_any_options
+from kts_source.options import options_of
 from kts_source.planning.infer_types import with_types
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     import pyarrow as pa
 
     from kts_source.engines.duckdb_dataset import TierDataset
     from kts_source.finding.query import Conditions
     from kts_source.finding.search import Search
-    from kts_source.options import ScanOptions
+    from kts_source.options import OptionValue, PathOrOptions, ScanOptions
     from kts_source.planning.scan_plan import ScanPlan
     from kts_source.predicate.model import Predicate
 
@@ -27,7 +27,7 @@ _TASK_BYTES: Final = 64 << 20
 """Default size of a task. Tasks are small, because ordered threads may wait for a whole task."""
 
 
-def scan(source: Mapping[str, str]) -> Scan:
+def scan(source: PathOrOptions, **more: OptionValue) -> Scan:
     """Returns a scan of topics. Any engine that reads Arrow can use it.
 
     The store is not accessed until the plan or a row is needed. There is one exception: if values
@@ -35,13 +35,14 @@ def scan(source: Mapping[str, str]) -> Scan:
     All of them share one plan, so they read the same offsets.
 
     Args:
-        source: Options as for `spark.read.format("tiered-kafka")`.
+        source: Options as for `spark.read.format("tiered-kafka")`, or the path of the tier.
+        **more: Options in addition to those in `source`.
 
     Raises:
         InvalidOptionError: An option is unknown, malformed or contradicts another option. Or the
             schema of JSON values cannot be inferred from the sample.
     """
-    check_for_batch(options := parse_any_options(source))
+    options = options_of(source, **more)
     if "targetPartitionBytes" not in options.given:
         options = replace(options, target_partition_bytes=_TASK_BYTES)
     # Key files are loaded now, because they may exist only on this machine.

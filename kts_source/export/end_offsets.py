@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
     from kts_source.export.ranges import CommittedRanges
     from kts_source.export.settings import ExportSettings
+    from kts_source.options import Options
 
 
 def end_offsets(
     *,
-    source: Mapping[str, str],
+    source: Options,
     target: str,
     partitions: Mapping[str, int] | None = None,
     **arguments: Unpack[ExportArguments],

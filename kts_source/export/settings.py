@@ -14,7 +14,8 @@ from kts_source.export.partitioning import (
     PartitionField,
     parse_partition_by,
 )
-from kts_source.options.stream_options import parse_duration_ms
+from kts_source.options.times import parse_duration_ms
+from kts_source.options.values import option_texts
 from kts_source.secret import Secret
 from kts_source.store.open_store import refuse_credentials, scheme_of
 from kts_source.store.storage_options import S3_OPTIONS, storage_options_from
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kts_source.export.transforms import RowTransform
+    from kts_source.options import Options
 
 PARQUET: Final = "parquet"
 DELTA: Final = "delta"
@@ -92,7 +94,7 @@ class ExportArguments(TypedDict, total=False):
     resume: bool
     export_id: str
     commit_bytes: int
-    target_options: Mapping[str, str] | None
+    target_options: Options | None
     catalog: Mapping[str, Any] | None
     dead_letters: str | None
     compact: bool
@@ -147,7 +149,7 @@ class ExportSettings:
 def export_settings(
     target: str,
     *,
-    source: Mapping[str, str] | None = None,
+    source: Options | None = None,
     **arguments: Unpack[ExportArguments],
 ) -> ExportSettings:
     """Checks the arguments of an export.
@@ -190,7 +192,7 @@ def export_settings(
         compaction=compaction if values.pop("compact", False) else None,
         following=following,
         **values,
-        storage=storage_options_from(options),
+        storage=storage_options_from(option_texts(options)),
         catalog=Secret(properties),
     )
     for name, value, allowed in (

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
     from kts_source.finding.query import Conditions
     from kts_source.layout.remote_segment import ObjectRef
-    from kts_source.options import ScanOptions
+    from kts_source.options import Options, ScanOptions
     from kts_source.planning.partition_plan import PartitionPlan
     from kts_source.planning.scan_plan import ScanPlan
     from kts_source.read.task import SegmentSlice
@@ -359,7 +359,7 @@ def _unserved(partition: PartitionPlan) -> Iterator[UnservedObjects]:
         yield UnservedObjects(orphan.keys, orphan.reason)
 
 
-def find(source: Mapping[str, str], **conditions: Unpack[Conditions]) -> Search:
+def find(source: Options, **conditions: Unpack[Conditions]) -> Search:
     """Finds all records of the topics that meet the conditions, and certifies which offsets were
     searched.
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from kts_source.errors import CorruptSegmentError, TieredKafkaError
 from kts_source.libraries import require
-from kts_source.options import READ_COMMITTED, ScanOptions, parse_options
+from kts_source.options import READ_COMMITTED, options_of
 from kts_source.options.selection import Assign, EarliestBound, LatestBound
 from kts_source.planning.planner import plan_scan
 from kts_source.planning.segment_catalog import ListedPartition, SegmentCatalog, discover
@@ -25,8 +25,9 @@ from kts_source.tier import Tier, open_tier
 from segment_format.errors import UnknownKeyError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
+    from kts_source.options import OptionValue, PathOrOptions, ScanOptions
     from kts_source.planning.partition_plan import PartitionPlan
     from kts_source.planning.scan_plan import ScanPlan
     from kts_source.store.object_store import ObjectStore
@@ -178,7 +179,7 @@ class DescribedPlan:
 
 
 def describe(
-    options: Mapping[str, str] | ScanOptions, store: ObjectStore | None = None
+    source: PathOrOptions | ScanOptions, store: ObjectStore | None = None, **more: OptionValue
 ) -> TierDescription:
     """Returns the watermarks of the selected partitions. If the options name brokers, includes the
     cluster's offsets after the tier.
@@ -187,18 +188,19 @@ def describe(
     options.
 
     Args:
-        options: As for the data source.
+        source: Options of the data source, or the path of the tier.
         store: Store of the tier; by default it is opened from the options.
+        **more: Options in addition to those in `source`.
 
     Raises:
         TieredKafkaError: Planning fails for another reason than holes.
     """
     tier = None if store is None else Tier(store)
-    return described_plan(options, tier, tasks=False).description
+    return described_plan(options_of(source, **more), tier, tasks=False).description
 
 
 def described_plan(
-    options: Mapping[str, str] | ScanOptions, tier: Tier | None = None, *, tasks: bool = True
+    options: ScanOptions, tier: Tier | None = None, *, tasks: bool = True
 ) -> DescribedPlan:
     """Describes a tier and also returns the plan. With `tasks=False`, the plan of a tier without
     brokers has no tasks.
@@ -206,9 +208,8 @@ def described_plan(
     Raises:
         TieredKafkaError: Planning fails for another reason than holes.
     """
-    parsed = options if isinstance(options, ScanOptions) else parse_options(options)
     unbounded = replace(
-        parsed,
+        options,
         starting=EarliestBound(),
         ending=LatestBound(),
         isolation_level=READ_COMMITTED,

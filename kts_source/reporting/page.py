@@ -32,7 +32,7 @@ import numpy as np
 
 from kts_source.errors import InvalidOptionError
 from kts_source.libraries import errors_only
-from kts_source.options import ScanOptions, parse_options
+from kts_source.options import options_of
 from kts_source.planning.describe import (
     LockedPartition,
     described_plan,
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kts_source.auditing.report import AuditReport
+    from kts_source.options import OptionValue, PathOrOptions, ScanOptions
     from kts_source.planning.describe import DescribedPlan
     from kts_source.reporting.facts import SegmentColumns
     from kts_source.store.object_store import ObjectStore
@@ -196,11 +197,12 @@ class TierReport:
 
 
 def report(
-    source: Mapping[str, str] | ScanOptions,
+    source: PathOrOptions | ScanOptions,
     *,
     audit: AuditReport | None = None,
     store: ObjectStore | None = None,
     now_ms: int | None = None,
+    **more: OptionValue,
 ) -> TierReport:
     """Creates a report of the selected topics of a tier. It shows the segments over time and by
     offset, their contents, cost and holes.
@@ -209,17 +211,18 @@ def report(
     partition, the partition is listed with the facts that its manifests contain.
 
     Args:
-        source: Options of the data source; bounds are ignored.
+        source: Options of the data source, or the path of the tier; bounds are ignored.
         audit: Result of an audit of the same tier, to include in the report.
         store: Store of the tier; by default it is opened from the options.
         now_ms: Current time in ms since 1970; by default the time of the clock.
+        **more: Options in addition to those in `source`.
 
     Raises:
         InvalidOptionError: The audit is of another tier.
         TieredKafkaError: The tier cannot be planned. Holes are not errors.
     """
     made_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    options = source if isinstance(source, ScanOptions) else parse_options(source)
+    options = options_of(source, **more)
     tier = None if store is None else Tier(store)
     described, locked = describe_unlocked(options, tier)
     if described is None:  # the error names the key

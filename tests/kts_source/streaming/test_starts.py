@@ -45,9 +45,15 @@ def test_starting_offsets_in_json_are_used_for_each_partition(starting: str, fir
     assert begins == {"0": first, "1": 3671 if "-1" in starting else 0}
 
 
-def test_starting_offsets_that_lack_a_partition_raise_invalid_option_error() -> None:
+def test_partition_that_starting_offsets_omit_begins_at_earliest() -> None:
     stream = Running(TIER, "txn", startingOffsets='{"txn":{"0":5}}')
-    with pytest.raises(InvalidOptionError, match="does not name txn-1"):
+    stream.all()
+    assert stream.position(0)["from"]["txn"]["p"] == {"0": 5, "1": 0}
+
+
+def test_starting_offsets_of_unknown_partition_raise_invalid_option_error() -> None:
+    stream = Running(TIER, "txn", startingOffsets='{"txn":{"0":5,"2":5}}')
+    with pytest.raises(InvalidOptionError, match="not read: txn-2"):
         stream.batch()
 
 
