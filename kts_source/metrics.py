@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from kts_source.options import option_texts
 from kts_source.read.task_metrics import CLOSED, DONE, TaskMetrics, read_metrics
@@ -21,6 +21,8 @@ from kts_source.streaming.lag import PartitionLag, StreamLag, stream_lag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from matplotlib.axes import Axes
 
     from kts_source.options import Options
 
@@ -91,7 +93,7 @@ class Summary:
         lines += [f"lost             {text}" for text in self.lost]
         return "\n".join(lines)
 
-    def plot(self, axes: Any = None) -> Any:  # noqa: ANN401  # matplotlib ships no types for this
+    def plot(self, axes: Axes | None = None) -> Axes:
         """Plots the time of each task as stacked bars.
 
         Args:

@@ -406,6 +406,16 @@ def options_of(source: PathOrOptions | ScanOptions, **more: OptionValue) -> Scan
     return parse_options(option_texts(source, **more))
 
 
+def scan_facts(options: ScanOptions) -> dict[str, str]:
+    """Returns the main options as texts for people, by name, without credentials."""
+    return {
+        "path": ",".join((options.path, *options.disk_paths)) or "brokers alone",
+        "topics": str(options.selection),
+        "columns": ", ".join(options.columns),
+        "isolationLevel": options.isolation_level,
+    }
+
+
 def check_for_batch(options: ScanOptions) -> None:
     """Raises InvalidOptionError for options that only a stream can have."""
     if mentions(options.starting, "latest"):

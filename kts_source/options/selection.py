@@ -39,6 +39,9 @@ class Subscribe:
 
     topics: tuple[str, ...]
 
+    def __str__(self) -> str:
+        return ", ".join(self.topics)
+
     def wanted(self, available: Iterable[str]) -> tuple[str, ...]:
         """Returns the names of the selected topics, sorted. Does not use `available`."""
         return tuple(sorted(self.topics))
@@ -52,6 +55,9 @@ class SubscribePattern:
 
     pattern: str
 
+    def __str__(self) -> str:
+        return f"topics that match {self.pattern!r}"
+
     def wanted(self, available: Iterable[str]) -> tuple[str, ...]:
         """Returns the topics among `available` that match, sorted."""
         search = re.compile(self.pattern).search
@@ -63,6 +69,10 @@ class Assign:
     """A selection of some partitions of some topics (option `assign`)."""
 
     partitions: Mapping[str, tuple[int, ...]]
+
+    def __str__(self) -> str:
+        pairs = ((topic, number) for topic in self.partitions for number in self.partitions[topic])
+        return ", ".join(f"{topic}-{number}" for topic, number in pairs)
 
     def wanted(self, available: Iterable[str]) -> tuple[str, ...]:
         """Returns the names of the selected topics, sorted. Does not use `available`."""

@@ -6,7 +6,7 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyarrow as pa
 
@@ -20,12 +20,14 @@ from kts_source.planning.side_files import SideFiles
 from kts_source.planning.tier_source import layout_of
 from kts_source.read.segment_source import SegmentSource
 from kts_source.store.joined_store import is_beside
-from kts_source.texts import format_bytes, rows_table
+from kts_source.texts import Displayed, Table, format_bytes
 from kts_source.tier import Tier, open_tier
 from segment_format.errors import UnknownKeyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    import pandas as pd
 
     from kts_source.options import OptionValue, PathOrOptions, ScanOptions
     from kts_source.planning.partition_plan import PartitionPlan
@@ -123,8 +125,8 @@ _SCHEMA: Final = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TierDescription:
+@dataclass(frozen=True, slots=True, repr=False)
+class TierDescription(Displayed):
     """Watermarks of the selected partitions, in order of topic and partition."""
 
     partitions: tuple[PartitionWatermark, ...]
@@ -136,8 +138,12 @@ class TierDescription:
         rows = [asdict(mark) for mark in self.partitions]
         return pa.Table.from_pylist(rows, _SCHEMA)
 
-    def _repr_html_(self) -> str:
-        """Returns an HTML table with a row per partition, which notebooks display."""
+    def _tables(self) -> tuple[Table]:
+        return (self.table,)
+
+    @property
+    def table(self) -> Table:
+        """A short table with a row per partition."""
         header = ("partition", "log start", "tier end", "last stable", "segments", "bytes", "")
         rows = [
             (
@@ -151,9 +157,9 @@ class TierDescription:
             )
             for mark in self.partitions
         ]
-        return rows_table("Tier", header, rows)
+        return Table("Tier", header, rows)
 
-    def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is optional
+    def to_pandas(self) -> pd.DataFrame:
         """Returns the table of `to_arrow` as a pandas DataFrame.
 
         Raises:

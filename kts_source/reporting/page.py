@@ -35,6 +35,7 @@ from kts_source.libraries import errors_only
 from kts_source.options import options_of
 from kts_source.planning.describe import (
     LockedPartition,
+    TierDescription,
     described_plan,
     locked_partition,
     only,
@@ -44,7 +45,7 @@ from kts_source.planning.describe import (
 from kts_source.planning.planner import paused_collector
 from kts_source.reporting.facts import TierFacts, tier_facts
 from kts_source.store.open_store import local_file
-from kts_source.texts import printable
+from kts_source.texts import Displayed, Table, printable
 from kts_source.tier import Tier
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 MAX_IDS: Final = 20_000
 """If there are more segments, the page has only the ids of those that are not served."""
 _MAX_EXACT: Final = 1 << 52
+_FRAME: Final = "width:100%;height:800px;border:0"
 
 
 def packed(facts: Mapping[str, Any], segments: SegmentColumns) -> str:
@@ -172,8 +174,8 @@ def _digest(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TierReport:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class TierReport(Displayed):
     """The report of a tier.
 
     Attributes:
@@ -185,6 +187,18 @@ class TierReport:
     def to_html(self) -> str:
         """Returns the report as an HTML page that loads no other file."""
         return page(self.facts)
+
+    def _tables(self) -> tuple[Table]:
+        described = TierDescription(self.facts.partitions).table
+        return (replace(described, title=f"Report of {self.facts.uri}"),)
+
+    def _repr_html_(self) -> str:
+        """Returns the page in a frame, which notebooks display."""
+        # The frame has no access to the notebook: scripts of the page have an origin of their own.
+        return (
+            f'<iframe srcdoc="{html.escape(self.to_html())}" sandbox="allow-scripts"'
+            f' title="Tier report" style="{_FRAME}"></iframe>'
+        )
 
     def save(self, path: str | Path) -> None:
         """Writes the report as an HTML file in UTF-8.

@@ -90,7 +90,7 @@ def test_path_and_keywords_are_equal_to_a_dict() -> None:
     assert scan.plan.partitions == kts_source.plan(given).partitions
     assert kts_source.plan(str(TIER), **keywords) == kts_source.plan(given)
     assert kts_source.describe(TIER, **keywords) == kts_source.describe(given)
-    assert kts_source.describe(given, columns="value") == kts_source.describe(given)
+    assert kts_source.describe(given, maxAttempts=2) == kts_source.describe(given)
     pages = [kts_source.report(TIER, now_ms=5, **keywords), kts_source.report(given, now_ms=5)]
     assert pages[0].to_html() == pages[1].to_html()
 
