@@ -70,5 +70,5 @@ def __getattr__(name: str) -> object:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     if name == "__version__":
-        return importlib.import_module("importlib.metadata").version("tiered-kafka")
+        return importlib.import_module("kts_source.libraries").package_version()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,6 +19,7 @@ from kts_source.options.selection import EARLIEST_OFFSET, EarliestBound, LatestB
 from kts_source.planning.planner import plan_scan
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping
 
     from kts_source.export.ranges import CommittedRanges
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 def end_offsets(
     *,
     source: Options,
-    target: str,
+    target: str | os.PathLike[str],
     partitions: Mapping[str, int] | None = None,
     **arguments: Unpack[ExportArguments],
 ) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, Unpack
@@ -96,7 +97,7 @@ class ExportArguments(TypedDict, total=False):
     commit_bytes: int
     target_options: Options | None
     catalog: Mapping[str, Any] | None
-    dead_letters: str | None
+    dead_letters: str | os.PathLike[str] | None
     compact: bool
     tombstones: str
     delete_retention_ms: int
@@ -147,7 +148,7 @@ class ExportSettings:
 
 
 def export_settings(
-    target: str,
+    target: str | os.PathLike[str],
     *,
     source: Options | None = None,
     **arguments: Unpack[ExportArguments],
@@ -188,7 +189,7 @@ def export_settings(
     if values.get("dead_letters") is not None:
         values["dead_letters"] = _path("dead_letters", values["dead_letters"])
     settings = ExportSettings(
-        _path("the target", target) if is_path else target,
+        _path("the target", target) if is_path else os.fspath(target),
         compaction=compaction if values.pop("compact", False) else None,
         following=following,
         **values,
@@ -208,11 +209,11 @@ def export_settings(
     return settings
 
 
-def _path(name: str, path: str) -> str:
+def _path(name: str, path: str | os.PathLike[str]) -> str:
     """Removes blanks at both ends of an output path. Raises `InvalidOptionError` for a misspelled
     URL, because it would be used as the name of a local folder.
     """
-    path = path.strip()
+    path = os.fspath(path).strip()
     if not path:
         raise InvalidOptionError(f"{name} is empty: give a folder or s3://bucket/prefix")
     refuse_credentials(path)

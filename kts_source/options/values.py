@@ -42,8 +42,10 @@ def option_texts(source: PathOrOptions, /, **more: OptionValue) -> dict[str, str
             raise InvalidOptionError(
                 f"the name of an option must be a text, not a value of type {_type(name)}"
             )
-        if name in texts or (name in more and name.lower() in names):
-            raise InvalidOptionError(f"option {name!r} is set twice: remove one of both values")
+        if name.lower() in names:
+            raise InvalidOptionError(
+                f"option {name!r} is set twice: remove one of both. Upper and lower case are equal"
+            )
         names.add(name.lower())
         texts[name] = _text(name, value)
     return texts

@@ -213,9 +213,12 @@ def check_named(
         complete = topics - {topic for topic, _ in held - pairs}
         extra = {pair for pair in pairs - held if pair[0] not in complete}
         if extra:
+            may_be_empty = any(topic in topics for topic, _ in extra)
             raise InvalidOptionError(
                 f"the {option} offsets name partitions that are not read: {_names(extra)}. Remove"
-                f" them from the option. Partitions to read: {_names(held) or 'none'}"
+                " them from the option"
+                + (", or name all other partitions, too, if they are empty" if may_be_empty else "")
+                + f". Partitions to read: {_names(held) or 'none'}"
             )
 
 

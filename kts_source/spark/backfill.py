@@ -16,6 +16,7 @@ from kts_source.export.task import TaskReport
 from kts_source.export.task_writer import LocalExecutor
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator, Sequence
 
     from pyspark.sql import SparkSession
@@ -31,7 +32,7 @@ def backfill(
     spark: SparkSession | None,
     *,
     source: Options,
-    target: str,
+    target: str | os.PathLike[str],
     progress: bool = True,
     **arguments: Unpack[ExportArguments],
 ) -> BackfillReport:

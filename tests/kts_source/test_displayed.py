@@ -112,7 +112,7 @@ def test_search_shows_no_keys_and_the_certificate_its_counts() -> None:
 
 
 def test_backfill_report_is_its_text(tmp_path: Path) -> None:
-    target = str(tmp_path / "table")
+    target = tmp_path / "table"
     source = tier_options("txn")
     report = kts_source.backfill(None, source=source, target=target, progress=False)
     assert shown(report)[0].startswith(f"Exported to {target} (parquet): 5,589 rows")
