@@ -1,5 +1,5 @@
-"""Helpers for optional libraries: require that a library is installed, return the command that
-installs it, and hide its log lines.
+"""Helpers for installed packages: their version, whether they exist, the command that installs
+them, and their log lines.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import importlib.util
 import json
 import logging
 from contextlib import contextmanager
+from importlib import metadata
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
@@ -25,8 +26,6 @@ def install_command(extra: str) -> str:
     """Returns the shell command that installs an extra of this package from the source from which
     the package was installed: a checkout, a wheel file, a URL or an index (PEP 610).
     """
-    from importlib import metadata  # slow, and only needed for errors
-
     try:
         record = metadata.distribution(_PACKAGE).read_text("direct_url.json")
         source = json.loads(record or "{}")
@@ -43,6 +42,14 @@ def install_command(extra: str) -> str:
 def missing_extra(library: str, extra: str, what: str) -> MissingExtraError:
     """Returns the error for a feature `what` whose library is not installed."""
     return MissingExtraError(f"{what} needs {library}. Install it with: {install_command(extra)}")
+
+
+def package_version() -> str:
+    """Returns the version of this package; `unknown` if it is not installed."""
+    try:
+        return metadata.version(_PACKAGE)
+    except metadata.PackageNotFoundError:  # run from a source folder
+        return "unknown"
 
 
 def require(library: str, extra: str, what: str) -> None:
