@@ -195,9 +195,7 @@ def parse_any_options(source: Options) -> ScanOptions:
         InvalidOptionError: An option is unknown, malformed, missing or contradicts another.
         RegistryError: A registry that must supply the schema does not answer.
     """
-    given = option_texts(source)
-    spelled = {name.lower(): name for name in given}
-    texts = {name.lower(): text for name, text in given.items()}
+    spelled, texts = _by_lower_name(option_texts(source))
     key_texts = _take(texts, KEY_OPTION_PATTERN)
     storage_texts = _take(texts, _STORAGE)
     if "storageoptions" in storage_texts:  # it is also in the table of options
@@ -221,12 +219,9 @@ def parse_any_options(source: Options) -> ScanOptions:
     cache = cache_settings(values, patience_seconds=fetch.retry_policy.read_timeout_seconds)
     formats = column_formats(values, texts, selection, cache)
     where = _where(values, formats)
+    storage = {spelled[name]: text for name, text in storage_texts.items()}
     return ScanOptions(
-        **_tier_values(
-            values,
-            {spelled[name]: text for name, text in storage_texts.items()},
-            has_brokers=brokers is not None,
-        ),
+        **_tier_values(values, storage, has_brokers=brokers is not None),
         **{_snake_case(name): values[name] for name in _PLAIN},
         selection=selection,
         topic_ids=values["topicId"] or {},
@@ -246,6 +241,14 @@ def parse_any_options(source: Options) -> ScanOptions:
         broker_fallback=brokers is not None and values["brokerFallback"],
         stream=stream_settings(values),
         formats=formats,
+    )
+
+
+def _by_lower_name(texts: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Returns two maps by option name in lower case: the user's spelling, and the text."""
+    return (
+        {name.lower(): name for name in texts},
+        {name.lower(): text for name, text in texts.items()},
     )
 
 

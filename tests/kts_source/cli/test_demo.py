@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import runpy
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -48,15 +50,20 @@ def test_demo_module_can_be_run_with_python_m(
     assert "no tier at" in capsys.readouterr().err
 
 
-def test_demo_shows_the_orders_of_the_sample_tier(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setitem(sys.modules, "pyspark", None)
-    monkeypatch.delitem(sys.modules, "kts_source.spark.data_source_api", raising=False)
-    monkeypatch.delitem(sys.modules, "kts_source.spark.datasource", raising=False)
-    assert main(["demo"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_demo_shows_the_orders_of_the_sample_tier(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['pyspark'] = None\n"
+        "from kts_source.cli.app import main; sys.exit(main(['demo']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
     tier = f"{tmp_path}/tiered-kafka-sample"
     assert f"1. What the tier at {tier} contains" in lines
     rows = [line.split() for line in lines]
