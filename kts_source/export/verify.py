@@ -210,8 +210,8 @@ class _Check:
     passes: int = 0
 
     def run(self) -> bool:
-        """Reads the table once (one pass). Returns True if some offsets were not compared yet, so
-        that another pass is needed.
+        """Reads the table once (one pass). Returns True if some offsets were not compared yet. Then
+        another pass is needed.
         """
         topics = pa.array(sorted({topic for topic, _ in self.recorded}), pa.string())
         chunks: dict[_ChunkKey, npt.NDArray[np.uint8]] = {}

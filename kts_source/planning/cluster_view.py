@@ -286,8 +286,8 @@ class ClusterView:
 
     def lineage(self, log: BrokerLog, offset: int) -> tuple[EpochEntry, ...]:
         """Returns the epochs of the leader's log from the epoch of `offset` on, in ascending order.
-        May include earlier epochs. Leaves out epochs without a record and epochs that end below the
-        log start.
+        May include earlier epochs. Omits epochs without a record and epochs that end below the log
+        start.
         """
         position = max(offset, log.log_start)
         first: dict[int, int] = {}

@@ -1,5 +1,4 @@
-"""Chooses the segment or other source that serves each offset of a partition, so that each offset
-is read exactly once.
+"""Chooses exactly one segment or other source to serve each offset of a partition.
 
 Segments overlap after leader changes and repeated uploads. Some segments belong to branches of the
 log that an unclean leader election abandoned. The leader-epoch checkpoint of the newest segment is

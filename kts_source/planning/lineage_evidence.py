@@ -49,7 +49,7 @@ def contradiction(
     side_files: SideFiles,
     lineage_name: str = "",
 ) -> str | None:
-    """Looks for evidence that a lineage is wrong if it excludes segments from the log. Returns the
+    """Looks for evidence that a lineage wrongly excludes segments from the log. Returns the
     evidence as a message, or `None` if there is none.
 
     Reads nothing if the lineage excludes no segment.

@@ -19,8 +19,8 @@ A commit is written as the version right after the compared snapshot, so no othe
 between. The entry `kts` in its `commitInfo` identifies the export in the history.
 
 delta-rs does not check partition columns and constraints of added files. So an export accepts a
-table only if plain files with column bounds satisfy all its requirements for writers. For any other
-table it raises an error that names the required feature. Source: PROTOCOL.md of Delta,
+table only if plain files with column bounds satisfy all requirements of the table for writers. For
+any other table it raises an error that names the required feature. Source: PROTOCOL.md of Delta,
 "Requirements for Writers" and "Table Features".
 """
 

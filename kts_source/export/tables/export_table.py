@@ -164,11 +164,11 @@ class Commit:
             if the table has other files. `None` = add files without replacing any.
         newest_ms: Timestamp of the newest record of each partition in ms; only for a compaction.
         letters: Number of the commit's list of dead letters. The table records only one number, so
-            it publishes the previous list before it replaces the number.
+            the previous list is published before the commit replaces its number.
         typed: Names of decoded columns. `schema` may have fields in them that the table lacks.
         counts: Number of rows of each partition of the commit, including earlier commits.
             `ExportTable.commit` sets it.
-        commit_id: Id that the table records. If the response to the commit is lost, it shows
+        commit_id: Id that the table records. If the response to the commit is lost, this id shows
             whether the table has the commit.
     """
 
@@ -336,7 +336,7 @@ class ExportTable(ABC):
         )
 
     def remove(self, orphans: Sequence[ObjectInfo]) -> None:
-        """Deletes the files in `orphans`, except those that were committed since they were
+        """Deletes the files in `orphans`, except files that were committed after `orphans` was
         listed.
         """
         for orphan in self._unknown_files(orphans):
@@ -528,8 +528,8 @@ def without_other_exports(
     """Drops the files of other exports. `folder` is the folder that contains a subfolder for each
     export.
 
-    Returns three values: the other files; True if other exports wrote files; True if a writer that
-    is no export wrote files.
+    Returns three values: the remaining files; True if other exports wrote files; True if a writer
+    that is no export wrote files.
     """
     kept: list[DataFile] = []
     has_other_exports = is_rewritten = False

@@ -457,8 +457,9 @@ def check_table(table: Table, partition_by: Sequence[PartitionField], uri: str) 
     """Checks a table before any row is read.
 
     Raises:
-        UnsupportedTargetError: The table is partitioned by other columns. Or readers of the table
-            could not find columns or partition values in the export's files.
+        UnsupportedTargetError: The table has other partition columns than `partition_by`, its
+            format version is not supported, or readers of the table could not find columns or
+            partition values in the export's files.
     """
     if table.format_version > _MAX_FORMAT:
         raise UnsupportedTargetError(
@@ -699,11 +700,10 @@ def upper_bound(text: str, length: int | None) -> str | None:
 
 
 def _metrics_plan(schema: Schema, properties: Mapping[str, str]) -> dict[int, Any]:
-    """Returns by field id which metrics, such as bounds, are recorded. Fields of structs get the
-    same metrics as columns.
+    """Returns, for each field id, which metrics (such as bounds) are recorded.
 
-    PyIceberg records only counts for all nested fields, but this is needed only for items of lists
-    and maps.
+    PyIceberg would record only counts for every nested field. This function keeps this rule for
+    items of lists and maps, but gives fields of structs the same metrics as columns.
     """
     from pyiceberg.io import pyarrow as files
     from pyiceberg.schema import Schema as PlanSchema

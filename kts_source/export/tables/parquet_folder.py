@@ -1,8 +1,8 @@
 """A folder of Parquet files as target, with its own commit log.
 
     _kts/attempts/<run>/…part       files that tasks write; readers of the folder skip them
-    _kts/commits/<n>.json           files of commit n, and all offset ranges after it; created
-                                    only if it does not exist
+    _kts/commits/<n>.json           files of commit n, and the offset ranges of the table after
+                                    commit n; created only if it does not exist
     _kts/commits/<n>.published      every file of commit n has its final name
     [column=value/…]<export>-<topic id>-<partition>-<start>-<stop>.parquet
 
@@ -220,7 +220,7 @@ class ParquetFolder(ExportTable):
 
     def _check_exports(self, log: _Log) -> None:
         """Raises `UnsupportedTargetError` if another export in the folder has other partition
-        columns than this one.
+        columns than this export.
 
         Readers of a folder expect the same partition columns in the paths of all files.
         """
@@ -245,7 +245,7 @@ class ParquetFolder(ExportTable):
 
     def _check_no_files(self, log: _Log) -> None:
         """Raises `ExportError` if the folder has files of this export. Called if the commit log has
-        no commit of this export, so that it does not record the offsets in such files.
+        no commit of this export. Then it does not record which offsets such files contain.
         """
         own = f"{self._settings.export_id}-"
         others = [f"{name}-" for name in log.document.get("exports", {}) if name.startswith(own)]
