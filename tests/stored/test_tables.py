@@ -133,7 +133,7 @@ def test_backfill_continues_stored_table(
 
 
 @pytest.mark.parametrize("table_format", TABLE_FORMATS)
-def test_backfill_of_stored_table_with_other_settings_raises(
+def test_backfill_with_other_settings_than_the_stored_table_raises(
     table_format: str, tier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enter_copy(table_format, tmp_path, monkeypatch)

@@ -35,7 +35,7 @@ def lake(tmp_path: Path) -> Lake:
         (BY_COUNTRY, [], "export 'kts' .* by country, but the export has partition_by no column"),
     ],
 )
-def test_export_with_other_partitions_than_the_folder_is_refused(
+def test_export_with_other_partition_columns_than_the_folder_is_refused(
     lake: Lake, first: list[str], second: list[str], match: str
 ) -> None:
     tier_options = tier_of(lake.folder / "tier", ["CH", "DE"])

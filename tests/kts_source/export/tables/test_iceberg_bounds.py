@@ -56,7 +56,9 @@ def table_of(
     ],
     ids=ascii,
 )
-def test_file_with_the_text_is_not_skipped_by_its_bounds(tmp_path: Path, texts: list[str]) -> None:
+def test_file_that_contains_the_searched_text_is_not_skipped(
+    tmp_path: Path, texts: list[str]
+) -> None:
     _, table = table_of(tmp_path, texts)
     for offset, text in enumerate(texts):
         column, value = Reference("value.c"), literal(text)

@@ -78,7 +78,7 @@ def test_partitioned_folder_on_s3_contains_all_rows(url: str, s3_server: S3Serve
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("step", only(1, ["publish", "create json", "create published"]))
-def test_killed_folder_export_resumes_exactly_once(
+def test_killed_folder_export_writes_each_row_once_after_resume(
     url: str, s3_server: S3Server, step: str, after: bool
 ) -> None:
     settings = settings_of(url, s3_server)
