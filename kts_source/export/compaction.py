@@ -515,8 +515,9 @@ def check_lost(
     would lose such rows.
 
     `lost` contains the unreadable offsets [start, stop) of each partition. The check does not
-    depend on `failOnDataLoss`. If the table has no column with the partition or the offset, any row
-    of the topic (or partition) counts as a row with an unreadable offset.
+    depend on `failOnDataLoss`. If the table has no column with the offset, any row of the partition
+    counts as a row with an unreadable offset. If it has no column with the partition, any row of
+    the topic does.
 
     Raises:
         RangeGapError: The table has such rows.

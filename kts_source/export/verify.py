@@ -57,8 +57,8 @@ class _Recorded:
     """Facts that the commits of a table recorded for one partition.
 
     Attributes:
-        held: The range of offsets that the table has; `None` if it recorded no range for the
-            topic's current id.
+        held: The range of offsets that the table has; `None` if the commits recorded no range for
+            the current id of the topic.
         count: The number of rows; `None` if it was not recorded.
     """
 

@@ -469,8 +469,8 @@ def _precedence(span: SegmentRange) -> tuple[int, int, int]:
 
 
 def _below_log_start(ranges: Sequence[SegmentRange], log_start: int) -> Iterator[SkippedSegment]:
-    """Yields the segment of the first range if the segment has offsets below its first leader
-    epoch.
+    """Yields the segment of the first range if the segment has offsets below the start of its first
+    leader epoch.
 
     A broker does not serve these offsets from the tier. Either DeleteRecords raised the log start
     above them, or their batches have message format 0 or 1, which has no leader epochs.

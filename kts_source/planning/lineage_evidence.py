@@ -159,8 +159,8 @@ def difference(
 
 
 def dropped_segments(surviving: PartitionLog, lineage: Sequence[EpochEntry]) -> list[RemoteSegment]:
-    """Returns the segments that have offsets above the log start, but are not read or read only in
-    part because of `lineage`.
+    """Returns the segments that have offsets above the log start but, because of `lineage`, are not
+    read or are read only in part.
     """
     return list(_dropped(surviving, lineage))
 
