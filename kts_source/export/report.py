@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import textwrap
+import time
 from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
+from kts_source.errors import RejectedRowsError
 from kts_source.store.open_store import local_file
 from kts_source.texts import format_bytes, rows_table
 
@@ -19,6 +21,18 @@ if TYPE_CHECKING:
 
 _MAX_SKIPPED: Final = 8
 """Maximum number of skipped ranges in the picture."""
+_STAGES: Final = ("planning", "verifying", "running", "committing")
+"""Stages whose seconds add up to the duration of a run."""
+_HELP: Final = {
+    "timestamp_seconds": "End of the last run, seconds since the epoch.",
+    "success": "1 if the last run succeeded, 0 if it failed.",
+    "rows": "Rows that the last run wrote.",
+    "rejected_rows": "Rows that the last run rejected.",
+    "skipped_offsets": "Requested offsets that the last run skipped.",
+    "commits": "Commits of the last run.",
+    "seconds": "Duration of the last run.",
+}
+_LABEL_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _WIDTH: Final = 96
 """Maximum number of characters of a line in the picture."""
 
@@ -103,6 +117,20 @@ class BackfillReport:
         """Returns the report as values that JSON supports."""
         return {**asdict(self), "ratio": self.ratio}
 
+    def to_prometheus(self) -> str:
+        """Returns the figures of the run in the text format of Prometheus."""
+        return _prometheus(
+            self.target,
+            {
+                "success": 1,
+                "rows": self.rows,
+                "rejected_rows": self.rejected,
+                "skipped_offsets": sum(gap.stop - gap.start for gap in self.skipped),
+                "commits": self.commits,
+                "seconds": sum(self.seconds.get(stage, 0.0) for stage in _STAGES),
+            },
+        )
+
     def _repr_html_(self) -> str:
         """Returns HTML tables for notebooks: the figures of the run, and a row per offset range."""
         first, *facts = (line.strip() for line in _summary(self))
@@ -128,6 +156,22 @@ class BackfillReport:
         if not self.ranges:
             lines.append("  nothing new to write")
         return "\n".join([*lines, *(f"  skipped {gap}" for gap in self.skipped)])
+
+
+def failure_to_prometheus(target: str, error: Exception) -> str:
+    """Returns the figures of a failed run in the text format of Prometheus."""
+    rejected = error.rejected if isinstance(error, RejectedRowsError) else 0
+    return _prometheus(target, {"success": 0, "rejected_rows": rejected})
+
+
+def _prometheus(target: str, figures: Mapping[str, float]) -> str:
+    figures = {"timestamp_seconds": time.time(), **figures}
+    label = target.translate(_LABEL_ESCAPES)
+    return "".join(
+        f"# HELP kts_export_{name} {_HELP[name]}\n# TYPE kts_export_{name} gauge\n"
+        f'kts_export_{name}{{target="{label}"}} {value:.15g}\n'
+        for name, value in figures.items()
+    )
 
 
 def draw_report(report: BackfillReport) -> Any:  # noqa: ANN401  # matplotlib ships no types for this

@@ -46,6 +46,7 @@ from kts_source.export.export_plan import plan_export, plan_rebuild
 from kts_source.export.fingerprint import fingerprint
 from kts_source.export.progress import NO_PROGRESS
 from kts_source.export.ranges import PartitionKey, merge_advances, partition_key
+from kts_source.export.rejections import check_rejected
 from kts_source.export.report import BackfillReport, lost_offsets, written_ranges
 from kts_source.export.row_schema import (
     check_columns,
@@ -377,6 +378,8 @@ class _Run:
         newest_ms: Mapping[PartitionKey, int] = MappingProxyType({}),
     ) -> None:
         started = time.monotonic()
+        counts = (count for report in ordered for count in report.counts)
+        check_rejected(counts, self.settings.max_rejected)
         advances = merge_advances(self.waiting[0], wave.advances)
         reports = [*self.waiting[1], *ordered]
         commit = Commit(

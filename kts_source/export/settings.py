@@ -14,6 +14,7 @@ from kts_source.export.partitioning import (
     PartitionField,
     parse_partition_by,
 )
+from kts_source.export.rejections import DEFAULT_MAX_REJECTED, parse_max_rejected
 from kts_source.options.stream_options import parse_duration_ms
 from kts_source.secret import Secret
 from kts_source.store.open_store import refuse_credentials, scheme_of
@@ -95,6 +96,7 @@ class ExportArguments(TypedDict, total=False):
     target_options: Mapping[str, str] | None
     catalog: Mapping[str, Any] | None
     dead_letters: str | None
+    max_rejected: str
     compact: bool
     tombstones: str
     delete_retention_ms: int
@@ -115,6 +117,7 @@ class ExportSettings:
         target: A folder, `s3://bucket/prefix`, or the name of an Iceberg table.
         compaction: Keeps only the latest record of every key; `None` keeps all records.
         following: Pace of an export that follows new records in rounds; `None` for a single run.
+        max_rejected: Maximum share of rejected records in a commit, from 0 to 1.
         schema_evolution: `add` adds new fields of typed columns to the table; `none` rejects them.
         text_partitions: `checked` rejects a partition value of a Parquet target if it is a text
             that readers would parse as a number, a date or another type. `as-is` accepts it.
@@ -135,6 +138,7 @@ class ExportSettings:
     export_id: str = "kts"
     commit_bytes: int = 64 << 30
     dead_letters: str | None = None
+    max_rejected: float = DEFAULT_MAX_REJECTED
     compaction: Compaction | None = None
     following: Following | None = None
     schema_evolution: str = NO_EVOLUTION
@@ -185,6 +189,8 @@ def export_settings(
     is_path = values.get("table_format") != ICEBERG
     if values.get("dead_letters") is not None:
         values["dead_letters"] = _path("dead_letters", values["dead_letters"])
+    if "max_rejected" in values:
+        values["max_rejected"] = parse_max_rejected(values["max_rejected"])
     settings = ExportSettings(
         _path("the target", target) if is_path else target,
         compaction=compaction if values.pop("compact", False) else None,

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 
 import pyarrow as pa
 
-from kts_source.columns import PARTITION, TOPIC
-from kts_source.errors import ExportError, TieredKafkaError, TransformError
-from kts_source.export.dead_letters import DeadLetters
+from kts_source.columns import PARTITION, RAW_COLUMNS, TOPIC
+from kts_source.errors import ExportError, InvalidValueError, TieredKafkaError, TransformError
+from kts_source.export.dead_letters import RECORD_COLUMNS, DeadLetters
 from kts_source.export.parquet_file import ParquetFile
 from kts_source.export.partitioning import (
     AS_IS,
@@ -31,6 +31,7 @@ from kts_source.export.partitioning import (
     split,
     value_text,
 )
+from kts_source.export.rejections import RecordCounts, sum_counts
 from kts_source.export.row_schema import check_columns, conform_rows
 from kts_source.export.tables.target_store import open_target
 from kts_source.export.task import OFFSET, TOPIC_ID, TaskReport, WrittenFile
@@ -109,6 +110,7 @@ class TaskWriter:
         self._attempt = f"{number:06d}-{uuid.uuid4().hex}"
         self._open: dict[tuple[PartitionValue, ...], _OpenFile] = {}
         self._owner: _Owner | None = None
+        self._counts: dict[_Owner, RecordCounts] = {}
         self._done: list[WrittenFile] = []
         self._count = 0
         self._schema: pa.Schema | None = None
@@ -134,6 +136,7 @@ class TaskWriter:
             return
         started = time.monotonic()
         owner = self._owner_of(batch)
+        self._count_records(owner, batch.num_rows)
         offsets = batch.column(OFFSET)
         start, stop = offsets[0].as_py(), offsets[len(offsets) - 1].as_py() + 1
         if owner != self._owner:
@@ -161,7 +164,10 @@ class TaskWriter:
         """Writes the rows in `reasons`, which cannot be decoded, to the dead letters. `reasons`
         maps the number of a row in the batch to the reason. `batch` contains their stored bytes.
         """
-        self._letters.add(batch, [Rejected(row, reason) for row, reason in reasons.items()])
+        owner = self._owner_of(batch)
+        self._count_records(owner, len(reasons))
+        rejected = [Rejected(row, reason) for row, reason in reasons.items()]
+        self._letters.add(batch, rejected, owner.topic_id)
 
     def completed(self, report: TaskReport) -> TaskReport:
         """Closes all open files. Returns `report` with the files of the task added."""
@@ -173,6 +179,7 @@ class TaskWriter:
             files=tuple(self._done),
             schema=self._schema,
             dead_letters=self._letters.close(),
+            counts=sum_counts((*self._counts.values(), *self._letters.counts)),
             seconds=time.monotonic() - self._began,
             seconds_writing=self._seconds,
         )
@@ -184,6 +191,10 @@ class TaskWriter:
             with contextlib.suppress(Exception):
                 self.target.delete(key)
         self._letters.abandon()
+
+    def _count_records(self, owner: _Owner, records: int) -> None:
+        more = RecordCounts(owner.topic, owner.partition, records)
+        self._counts[owner] = self._counts[owner] + more if owner in self._counts else more
 
     def _owner_of(self, batch: pa.RecordBatch) -> _Owner:
         topic, partition = batch.column(TOPIC)[0].as_py(), batch.column(PARTITION)[0].as_py()
@@ -202,7 +213,7 @@ class TaskWriter:
         try:
             if isinstance(transform, RowTransform):
                 result = transform.apply(selected)
-                self._letters.add(batch, result.rejected)
+                self._letters.add(batch, result.rejected, owner.topic_id)
                 return result.rows
             rows = transform(selected)
         except TieredKafkaError:
@@ -333,7 +344,7 @@ class TaskWriter:
         )
 
 
-_NEEDED: Final = (TOPIC, PARTITION, OFFSET)
+_NEEDED: Final[tuple[str, ...]] = (TOPIC, PARTITION, OFFSET)
 _BATCHES: Final = BatchLimits(16384, 8 << 20)
 """More rows than batches for Spark, because the writer has a cost per batch."""
 
@@ -360,11 +371,32 @@ class ExportTask:
                 not accept the files.
         """
         with TaskWriter(self.number, self.topic_ids, job) as writer:
-            set_aside = None if job.settings.dead_letters is None else writer.set_aside
-            read = read_rows(
-                self.number, self.scan, job, writer.write, _NEEDED, _BATCHES, set_aside
-            )
+            needed, set_aside = _NEEDED, None
+            if job.settings.dead_letters is not None:
+                needed, set_aside = _dead_letter_columns(job), writer.set_aside
+            try:
+                read = read_rows(
+                    self.number, self.scan, job, writer.write, needed, _BATCHES, set_aside
+                )
+            except InvalidValueError as error:
+                raise InvalidValueError(
+                    f"{error.fault}. Set dead_letters to a folder to store such rows there, with"
+                    " the reason. If all rows fail, correct the schema",
+                    fault=error.fault,
+                    topic=error.topic,
+                    partition=error.partition,
+                    offset=error.offset,
+                ) from None
             return writer.completed(read)
+
+
+def _dead_letter_columns(job: ExportJob) -> tuple[str, ...]:
+    """Returns the columns that a task must read so that dead letters contain whole records."""
+    if not job.options.formats:
+        return RECORD_COLUMNS
+    # Request the bytes of keys and values, because a name such as `value` would decode the value
+    # even if the table has no column for it.
+    return tuple(RAW_COLUMNS.get(name, name) for name in RECORD_COLUMNS)
 
 
 def read_rows(

@@ -61,6 +61,8 @@ def backfill(
         target_options: `s3.*` options for the target; by default the options of the source.
         catalog: Properties for PyIceberg's `load_catalog`.
         dead_letters: Folder for rows that are rejected or cannot be decoded; without it, an error.
+        max_rejected: Maximum share of rejected rows in a commit; default `1%`. Below `100%`, all
+            rows of a partition must not be rejected either. Otherwise the run fails.
         compact: True to keep only the latest record of each (topic, partition, key). Later runs
             rewrite all files of the table. With `parquet`, each run needs a new folder.
         tombstones: With `compact`, action if the latest record of a key has a null value: `keep`

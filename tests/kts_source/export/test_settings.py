@@ -40,6 +40,7 @@ ARGUMENTS = {
     "target_options": None,
     "catalog": None,
     "dead_letters": None,
+    "max_rejected": "1%",
     "compact": False,
     "tombstones": "keep",
     "delete_retention_ms": 86_400_000,
