@@ -383,6 +383,9 @@ def _read_audit(path: str) -> AuditReport:
 @click.option("--tombstones", help="With --compact: keep, remove or remove-old.")
 @click.option("--delete-retention-ms", type=int, help="Minimum age of tombstones for remove-old.")
 @click.option("--export-id", help="Distinguishes exports into the same table.")
+@click.option(
+    "--second-copy", is_flag=True, help="Write topics again that another export wrote to TARGET."
+)
 @click.option("--schema-evolution", help="add: add new fields of values to the table.")
 @click.option(
     "--text-partitions",

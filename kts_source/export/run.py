@@ -57,7 +57,7 @@ from kts_source.export.row_schema import (
 )
 from kts_source.export.settings import ADD_FIELDS
 from kts_source.export.tables import open_table
-from kts_source.export.tables.export_table import Commit
+from kts_source.export.tables.export_table import Commit, check_holders
 from kts_source.export.tables.target_store import open_target
 from kts_source.export.task import ExportJob
 from kts_source.export.verify import verify
@@ -225,6 +225,7 @@ class _Run:
         publish_dead_letters(self.settings, state.letters)
         columns = self._typed_columns(state)
         plan = self._plan(state)
+        self._check_holders(plan, state)
         self.seconds["planning"] = time.monotonic() - started
         if self.settings.verify:
             started = time.monotonic()
@@ -305,6 +306,14 @@ class _Run:
             check_rebuild(options, target, self.base, committed, planned)
             self._check_lost(plan.skipped, plan, state)
         return plan
+
+    def _check_holders(self, plan: ExportPlan, state: TableState) -> None:
+        """Checks before any row is read that no other export has written the same topics. A commit
+        checks this again.
+        """
+        if not self.settings.second_copy:
+            topics = {a.key: a.topic for wave in plan.waves for a in wave.advances}
+            check_holders(state, topics, self.settings.target)
 
     def _check_lost(self, skipped: Iterable[Skipped], plan: ExportPlan, state: TableState) -> None:
         """Checks that the table has no rows with the offsets in `skipped`, which a rebuild cannot

@@ -92,6 +92,7 @@ class ExportArguments(TypedDict, total=False):
     compression: str
     resume: bool
     export_id: str
+    second_copy: bool
     commit_bytes: int
     target_options: Mapping[str, str] | None
     catalog: Mapping[str, Any] | None
@@ -136,6 +137,7 @@ class ExportSettings:
     compression: str = "zstd"
     resume: bool = True
     export_id: str = "kts"
+    second_copy: bool = False
     commit_bytes: int = 64 << 30
     dead_letters: str | None = None
     max_rejected: float = DEFAULT_MAX_REJECTED
@@ -187,10 +189,7 @@ def export_settings(
         catalog_options = {name: properties[name] for name, _ in S3_OPTIONS if name in properties}
         options = catalog_options or source or {}
     is_path = values.get("table_format") != ICEBERG
-    if values.get("dead_letters") is not None:
-        values["dead_letters"] = _path("dead_letters", values["dead_letters"])
-    if "max_rejected" in values:
-        values["max_rejected"] = parse_max_rejected(values["max_rejected"])
+    _parse_dead_letters(values)
     settings = ExportSettings(
         _path("the target", target) if is_path else target,
         compaction=compaction if values.pop("compact", False) else None,
@@ -210,6 +209,14 @@ def export_settings(
             raise InvalidOptionError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
     _check(settings, has_catalog=catalog is not None)
     return settings
+
+
+def _parse_dead_letters(values: dict[str, Any]) -> None:
+    """Replaces the arguments about rejected rows in `values` by their parsed values."""
+    if values.get("dead_letters") is not None:
+        values["dead_letters"] = _path("dead_letters", values["dead_letters"])
+    if "max_rejected" in values:
+        values["max_rejected"] = parse_max_rejected(values["max_rejected"])
 
 
 def _path(name: str, path: str) -> str:

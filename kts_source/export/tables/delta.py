@@ -31,6 +31,7 @@ import logging
 import time
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
@@ -77,7 +78,7 @@ log = logging.getLogger(__name__)
 
 RULES: Final = ("isolationLevel", "columns", "transform", "partitionBy", "where", "compact")
 _MAX_HISTORY: Final = 256
-"""Newest versions whose commits are read to find other exports."""
+"""Newest versions whose commits are read to find other exports and the texts of settings."""
 _UNKNOWN_EPOCH: Final = -1
 
 
@@ -167,6 +168,12 @@ class DeltaExportTable(ExportTable):
                 " Export into another table",
                 uri=self._uri,
             )
+        others = cache(lambda: self._other_exports(snapshot))
+
+        def holder(key: PartitionKey) -> str | None:
+            held = (name for name in others() if _Transactions(snapshot, name).get(key) is not None)
+            return min(held, default=None)
+
         return TableState(
             transactions,
             fingerprint,
@@ -176,7 +183,30 @@ class DeltaExportTable(ExportTable):
             transactions.topic_id,
             lambda: _rollback_of(_history(self._target, snapshot.version()), export_id),
             transactions.counts,
+            lambda: self._rule_texts(snapshot),
+            holder,
         )
+
+    def _rule_texts(self, snapshot: DeltaTable) -> Mapping[str, str]:
+        """Returns the settings in the newest commit of this export that is still in the log."""
+        for entry in islice(_history(self._target, snapshot.version()), _MAX_HISTORY):
+            details = _details(entry)
+            if details.get("exportId") == self._settings.export_id:
+                rules: dict[str, str] = details.get("rules", {})
+                return rules
+        return {}
+
+    def _other_exports(self, snapshot: DeltaTable) -> frozenset[str]:
+        """Returns the ids of other exports into the table.
+
+        The library cannot list `txn` actions, so this uses files and commits. An export is not
+        found if others have rewritten its files and its commits have expired.
+        """
+        paths = (key.split("/") for key in self._committed_keys(snapshot))
+        ids = {path[1] for path in paths if path[0] == "kts" and len(path) > 2}
+        entries = islice(_history(self._target, snapshot.version()), _MAX_HISTORY)
+        ids |= {str(_details(entry).get("exportId", "")) for entry in entries}
+        return frozenset(ids - {"", self._settings.export_id})
 
     def _check(self, snapshot: DeltaTable) -> None:
         there = snapshot.metadata().partition_columns

@@ -117,6 +117,9 @@ class TableState:
         rollback: Returns a message if the table was restored to a state before commits of this
             export; otherwise `None`.
         counts: Returns the number of rows that all commits wrote for a partition.
+        rule_texts: Returns texts of settings for messages, if `fingerprint` has only digests.
+        holder: Returns the id of another export that has offsets of a partition in the table;
+            otherwise `None`.
     """
 
     committed: CommittedRanges = field(default_factory=dict[PartitionKey, OffsetRange])
@@ -127,6 +130,8 @@ class TableState:
     topic_id: Callable[[str], str | None] = lambda _topic: None
     rollback: Callable[[], str | None] = lambda: None
     counts: RowCounts = lambda _topic, _partition: None
+    rule_texts: Callable[[], Mapping[str, str]] = dict[str, str]
+    holder: Callable[[PartitionKey], str | None] = lambda _key: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +309,8 @@ class ExportTable(ABC):
                 state = self._checked_state(snapshot, commit.fingerprint)
             if commit.base is not None:
                 self._check_base(commit.base, snapshot, state)
+            if not self._settings.second_copy:
+                check_holders(state, {a.key: a.topic for a in commit.advances}, self._uri)
             moved = advance_ranges(state.committed, commit.advances)
             if commit.letters is not None:
                 publish_dead_letters(self._settings, state.letters)
@@ -442,7 +449,7 @@ class ExportTable(ABC):
         state = self._state(snapshot)
         # Compare the settings first, because their error message is clearer than an error about
         # partitions.
-        check_fingerprint(state.fingerprint, rules)
+        check_fingerprint(state.fingerprint, rules, state.rule_texts)
         self._check(snapshot)
         return state
 
@@ -489,6 +496,33 @@ class ExportTable(ABC):
         hidden |= secret_values(self._settings.storage.reveal())
         kind = StoreUnavailableError if is_outage(error) else ExportError
         return kind(f"{text}: {scrub(f'{type(error).__name__}: {error}', hidden)}", uri=self._uri)
+
+
+def check_holders(state: TableState, topics: Mapping[PartitionKey, str], uri: str) -> None:
+    """Checks that no other export has written the same partitions into the table. Their rows would
+    be in the table twice.
+
+    Args:
+        state: State of this export. Partitions that it has written already are not checked.
+        topics: Name of the topic of each partition to write.
+        uri: The table, for the message.
+
+    Raises:
+        ExportError: Another export has written one of the partitions.
+    """
+    for key, topic in topics.items():
+        is_own = state.committed.get(key) is not None
+        holder = None if is_own else state.holder(key)
+        if holder is not None:
+            raise ExportError(
+                f"the export {holder!r} has written this partition into the table already, so"
+                f" the table would have its rows twice. Set export_id={holder!r} to continue that"
+                " export, or export into another table. Set second_copy=True only if you want all"
+                " rows a second time",
+                topic=topic,
+                partition=key.partition,
+                uri=uri,
+            )
 
 
 def check_state_version(version: object, uri: str) -> None:

@@ -137,7 +137,7 @@ def test_prometheus_label_is_escaped() -> None:
 @pytest.mark.parametrize("columns", ["", "offset,timestamp"])
 def test_dead_letters_contain_whole_records_and_the_run(tmp_path: Path, columns: str) -> None:
     log = LogBuilder()
-    headers = [("a", b"1"), ("b", None)]
+    headers = (("a", b"1"), ("b", None))
     log.append(
         [
             SimpleRecord(b'{"id": 1}', b"k0", timestamp=1_700_000_000_000),

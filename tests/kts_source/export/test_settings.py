@@ -36,6 +36,7 @@ ARGUMENTS = {
     "compression": "zstd",
     "resume": True,
     "export_id": "kts",
+    "second_copy": False,
     "commit_bytes": 64 << 30,
     "target_options": None,
     "catalog": None,
