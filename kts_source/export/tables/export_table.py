@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import os
 import re
 import threading
 import time
@@ -48,7 +49,7 @@ from kts_source.export.task import WriteTarget
 from kts_source.secret import scrub
 from kts_source.store.local_store import local_root
 from kts_source.store.open_store import scheme_of
-from kts_source.store.storage_options import secret_values
+from kts_source.store.storage_options import expiry_advice, secret_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -82,6 +83,7 @@ _RENEW_SECONDS: Final = 60.0
 _LEASE_SECONDS: Final = 600.0
 STATE_VERSION: Final = 2
 """Version of what an export records in its table. Version 1 was never released."""
+_EXPIRED: Final = re.compile("ExpiredToken|TokenRefreshRequired")
 _CREDENTIAL: Final = re.compile("key|secret|token|password|credential")
 
 
@@ -495,7 +497,10 @@ class ExportTable(ABC):
         hidden = {value for name, value in catalog if _CREDENTIAL.search(name)}
         hidden |= secret_values(self._settings.storage.reveal())
         kind = StoreUnavailableError if is_outage(error) else ExportError
-        return kind(f"{text}: {scrub(f'{type(error).__name__}: {error}', hidden)}", uri=self._uri)
+        reason = scrub(f"{type(error).__name__}: {error}", hidden)
+        if _EXPIRED.search(reason):
+            reason += f". {expiry_advice(self._settings.storage.reveal(), os.environ)}"
+        return kind(f"{text}: {reason}", uri=self._uri)
 
 
 def check_holders(state: TableState, topics: Mapping[PartitionKey, str], uri: str) -> None:
