@@ -417,6 +417,12 @@ def _read_audit(path: str) -> AuditReport:
     help="Folder for rows that cannot be decoded. --clean also cleans this folder.",
 )
 @click.option(
+    "--replay-dead-letters",
+    "replay",
+    is_flag=True,
+    help="Only write rows in --dead-letters that are valid now, each once.",
+)
+@click.option(
     "--max-rejected",
     metavar="PERCENT",
     help="Maximum share of rejected rows in a commit, by default 1%. 100% accepts all.",

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from kts_source.columns import DEFAULT_COLUMNS, HEADERS
+from kts_source.columns import DEFAULT_COLUMNS, HEADERS, LINEAGE_COLUMNS
 from kts_source.errors import ExportError, ObjectNotFoundError, TransformError
 from kts_source.export.fingerprint import digest_number
 from kts_source.export.parquet_file import ParquetFile
@@ -100,9 +100,9 @@ class DeadLetters:
     def _rows(
         self, batch: pa.RecordBatch, rejected: Sequence[Rejected], topic_id: str
     ) -> pa.RecordBatch:
-        rows = batch.select(RECORD_COLUMNS).take(
-            pa.array([entry.row for entry in rejected], pa.int64())
-        )
+        lineage = [name for name in self._job.options.columns if name in LINEAGE_COLUMNS]
+        names = [*RECORD_COLUMNS, *lineage]
+        rows = batch.select(names).take(pa.array([entry.row for entry in rejected], pa.int64()))
         settings, count = self._job.settings, len(rejected)
         now_us = time.time_ns() // 1000
         facts = {
@@ -113,9 +113,7 @@ class DeadLetters:
             "rejectedAt": pa.array([now_us] * count, pa.timestamp("us", "UTC")),
             REASON: pa.array([entry.reason for entry in rejected], pa.string()),
         }
-        return pa.RecordBatch.from_arrays(
-            [*rows.columns, *facts.values()], names=[*RECORD_COLUMNS, *facts]
-        )
+        return pa.RecordBatch.from_arrays([*rows.columns, *facts.values()], names=[*names, *facts])
 
     def close(self) -> DeadLetterFile | None:
         """Completes the file and returns its description. Returns `None` if no row was rejected,

@@ -85,6 +85,7 @@ class BackfillReport:
         seconds: Seconds by stage of the run. The stages `tasks` and `writing` are sums over all
             tasks.
         verified: Results of the verification with `verify=True`, as sentences.
+        replayed: Number of files of dead letters that were replayed.
     """
 
     target: str
@@ -105,6 +106,7 @@ class BackfillReport:
     skipped: tuple[Skipped, ...]
     seconds: Mapping[str, float]
     verified: tuple[str, ...] = ()
+    replayed: int = 0
 
     @property
     def ratio(self) -> float:
@@ -153,7 +155,9 @@ class BackfillReport:
         lines.extend(
             f"  {span.topic}-{span.partition}: [{span.start}, {span.stop})" for span in self.ranges
         )
-        if not self.ranges:
+        if self.replayed:
+            lines.append(f"  {self.replayed:,} files of dead letters were replayed")
+        elif not self.ranges:
             lines.append("  nothing new to write")
         return "\n".join([*lines, *(f"  skipped {gap}" for gap in self.skipped)])
 

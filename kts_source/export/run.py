@@ -42,11 +42,12 @@ from kts_source.export.dead_letters import (
     remove_dead_letters,
     unpublished_dead_letters,
 )
-from kts_source.export.export_plan import plan_export, plan_rebuild
+from kts_source.export.export_plan import Wave, check_rollback, plan_export, plan_rebuild
 from kts_source.export.fingerprint import fingerprint
 from kts_source.export.progress import NO_PROGRESS
 from kts_source.export.ranges import PartitionKey, merge_advances, partition_key
 from kts_source.export.rejections import check_rejected
+from kts_source.export.replay import finish_replay, replay_tasks
 from kts_source.export.report import BackfillReport, lost_offsets, written_ranges
 from kts_source.export.row_schema import (
     check_columns,
@@ -71,7 +72,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from kts_source.export.export_plan import ExportPlan, Wave
+    from kts_source.export.export_plan import ExportPlan
     from kts_source.export.fingerprint import Fingerprint
     from kts_source.export.parquet_file import DataFile
     from kts_source.export.progress import Progress
@@ -118,7 +119,8 @@ def export(
     with _opened(table, settings) as opened:
         try:
             rules = fingerprint(options, settings)
-            return _Run(options, settings, executor, opened, progress, rules).export()
+            run = _Run(options, settings, executor, opened, progress, rules)
+            return run.replay() if settings.replay else run.export()
         except KeyboardInterrupt:
             log.warning("interrupted: commits are kept, and the same call continues after them")
             raise
@@ -249,7 +251,34 @@ class _Run:
                 "no row was written, and there is no table yet whose columns are known, so the"
                 " offsets are not recorded and the next run reads them again"
             )
-        return self._report(plan)
+        return self._report(plan.waves, plan.skipped)
+
+    def replay(self) -> BackfillReport:
+        """Replays the dead letters of the table in one commit; see the module `replay`."""
+        state = self.table.load(self.rules)
+        if not state.fingerprint:
+            raise ExportError(
+                "the table has no commit of this export, so it has no dead letters to replay. Run"
+                " the export first",
+                uri=self.settings.target,
+            )
+        check_rollback(self.options, state)
+        publish_dead_letters(self.settings, state.letters)
+        columns = self._typed_columns(state)
+        tasks = replay_tasks(self.options, self.settings, state)
+        self.progress.begin(len(tasks), sum(task.letters.size for task in tasks))
+        try:
+            if tasks:
+                with self.table.marked(self.run_id):
+                    target = self.table.write_target(self.run_id)
+                    job = ExportJob(self.options, target, self.run_id, self.settings, columns)
+                    names = tuple(task.letters.key for task in tasks)
+                    reports = self._run_tasks(tasks, job)
+                    self._commit(Wave((), ()), reports, job, replayed=names)
+                finish_replay(self.settings, tasks)
+        finally:
+            self.progress.end()
+        return replace(self._report((), ()), replayed=len(tasks))
 
     def _write(self, plan: ExportPlan, columns: pa.Schema | None, state: TableState) -> None:
         settings, target = self.settings, self.table.write_target(self.run_id)
@@ -385,6 +414,7 @@ class _Run:
         *,
         base: frozenset[str] | None = None,
         newest_ms: Mapping[PartitionKey, int] = MappingProxyType({}),
+        replayed: tuple[str, ...] = (),
     ) -> None:
         started = time.monotonic()
         counts = (count for report in ordered for count in report.counts)
@@ -401,6 +431,7 @@ class _Run:
             newest_ms,
             list_dead_letters(self.settings, (report.dead_letters for report in reports)),
             () if job.columns is None else typed_columns(self.options),
+            replayed,
         )
         try:
             committed = self.table.commit(commit)
@@ -437,11 +468,10 @@ class _Run:
             check_columns(schema, self.settings, job.target.values_in)
         return schema
 
-    def _report(self, plan: ExportPlan) -> BackfillReport:
+    def _report(self, planned_waves: Sequence[Wave], planned: Sequence[Skipped]) -> BackfillReport:
         reports = self.reports
         files = [file for report in reports for file in report.files]
-        waves, later = plan.waves[: self.waves], plan.waves[self.waves :]
-        planned = plan.skipped
+        waves, later = planned_waves[: self.waves], planned_waves[self.waves :]
         if later:  # later rounds report the later gaps
             ends = {(a.topic, a.key.partition): a.stop for wave in waves for a in wave.advances}
             planned = tuple(g for g in planned if g.start < ends.get((g.topic, g.partition), 0))

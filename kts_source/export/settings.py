@@ -98,6 +98,7 @@ class ExportArguments(TypedDict, total=False):
     catalog: Mapping[str, Any] | None
     dead_letters: str | None
     max_rejected: str
+    replay: bool
     compact: bool
     tombstones: str
     delete_retention_ms: int
@@ -141,6 +142,7 @@ class ExportSettings:
     commit_bytes: int = 64 << 30
     dead_letters: str | None = None
     max_rejected: float = DEFAULT_MAX_REJECTED
+    replay: bool = False
     compaction: Compaction | None = None
     following: Following | None = None
     schema_evolution: str = NO_EVOLUTION
@@ -248,6 +250,12 @@ def _check(settings: ExportSettings, *, has_catalog: bool) -> None:
             " begin with a letter or a digit"
         )
     _check_folders(settings)
+    if settings.replay and (
+        settings.dead_letters is None or settings.following or settings.compaction
+    ):
+        raise InvalidOptionError(
+            "replay=True needs dead_letters=…, and cannot be combined with follow or compact"
+        )
     if settings.compaction and (settings.transform is not None or settings.sort_within_files):
         raise InvalidOptionError(
             "compact=True cannot be combined with transform or sort_within_files: remove them"

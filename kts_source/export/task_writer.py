@@ -22,6 +22,7 @@ import pyarrow as pa
 from kts_source.columns import PARTITION, RAW_COLUMNS, TOPIC
 from kts_source.errors import ExportError, InvalidValueError, TieredKafkaError, TransformError
 from kts_source.export.dead_letters import RECORD_COLUMNS, DeadLetters
+from kts_source.export.fingerprint import digest_number
 from kts_source.export.parquet_file import ParquetFile
 from kts_source.export.partitioning import (
     AS_IS,
@@ -93,10 +94,17 @@ class TaskWriter:
 
     Args:
         topic_ids: Topic id by topic and partition, for batches without a column of topic ids.
+        origin: Name of the file of dead letters from which the rows come; empty for rows of the
+            source.
     """
 
     def __init__(
-        self, number: int, topic_ids: Mapping[tuple[str, int], str], job: ExportJob
+        self,
+        number: int,
+        topic_ids: Mapping[tuple[str, int], str],
+        job: ExportJob,
+        *,
+        origin: str = "",
     ) -> None:
         self._began = time.monotonic()
         self._topic_ids = topic_ids
@@ -107,6 +115,7 @@ class TaskWriter:
         self._columns = [*job.options.columns, *((TOPIC_ID,) if job.settings.compaction else ())]
         self.target = open_target(job.target.path, job.target.storage)
         self._letters = DeadLetters(job)
+        self._origin = origin
         self._attempt = f"{number:06d}-{uuid.uuid4().hex}"
         self._open: dict[tuple[PartitionValue, ...], _OpenFile] = {}
         self._owner: _Owner | None = None
@@ -323,9 +332,13 @@ class TaskWriter:
         size, statistics = opened.file.close()
         del self._open[values]
         owner = opened.owner
-        # All attempts that write these offsets use the same final name.
+        # All attempts that write these offsets use the same final name. Replayed rows need another
+        # name, because the table may have a file of the same offsets.
+        source = owner.topic_id
+        if self._origin:
+            source = f"{digest_number(f'{self._origin} {source}'):016x}"
         name = (
-            f"{self._settings.export_id}-{owner.topic_id}-{owner.partition}"
+            f"{self._settings.export_id}-{source}-{owner.partition}"
             f"-{opened.start:020d}-{opened.stop:020d}.parquet"
         )
         self._done.append(
@@ -373,7 +386,8 @@ class ExportTask:
         with TaskWriter(self.number, self.topic_ids, job) as writer:
             needed, set_aside = _NEEDED, None
             if job.settings.dead_letters is not None:
-                needed, set_aside = _dead_letter_columns(job), writer.set_aside
+                needed = dead_letter_columns(raw=bool(job.options.formats))
+                set_aside = writer.set_aside
             try:
                 read = read_rows(
                     self.number, self.scan, job, writer.write, needed, _BATCHES, set_aside
@@ -390,13 +404,14 @@ class ExportTask:
             return writer.completed(read)
 
 
-def _dead_letter_columns(job: ExportJob) -> tuple[str, ...]:
-    """Returns the columns that a task must read so that dead letters contain whole records."""
-    if not job.options.formats:
-        return RECORD_COLUMNS
-    # Request the bytes of keys and values, because a name such as `value` would decode the value
-    # even if the table has no column for it.
-    return tuple(RAW_COLUMNS.get(name, name) for name in RECORD_COLUMNS)
+def dead_letter_columns(*, raw: bool = False) -> tuple[str, ...]:
+    """Returns the columns that a task must read so that dead letters contain whole records.
+
+    Args:
+        raw: True if keys or values are decoded. Then the names of their bytes are returned, because
+            a name such as `value` would decode the value even if the table has no column for it.
+    """
+    return tuple(RAW_COLUMNS.get(name, name) if raw else name for name in RECORD_COLUMNS)
 
 
 def read_rows(

@@ -58,6 +58,7 @@ def backfill(
         dead_letters: Folder for rows that are rejected or cannot be decoded; without it, an error.
         max_rejected: Maximum share of rejected rows in a commit; default `1%`. `100%` accepts all;
             otherwise a run also fails if all rows of a partition are rejected.
+        replay: True to replay the dead letters: to add those rows that are valid now, exactly once.
         compact: True to keep only the latest record of each (topic, partition, key). Later runs
             rewrite all files of the table. With `parquet`, each run needs a new folder.
         tombstones: With `compact`, `keep` (default) latest records with a null value, `remove`

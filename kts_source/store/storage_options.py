@@ -156,8 +156,8 @@ def expiry_advice(storage: Mapping[str, str], environment: Mapping[str, str]) ->
     if "s3.profile-name" in storage:
         return (
             f"The credentials of s3.profile-name {storage['s3.profile-name']!r} have expired. Log"
-            " in again (`aws sso login`), or use a profile with a credential_process or a role, which"
-            " the AWS chain renews"
+            " in again (`aws sso login`), or use a profile with a credential_process or a role,"
+            " which the AWS chain renews"
         )
     if "AWS_SESSION_TOKEN" in environment:
         return (

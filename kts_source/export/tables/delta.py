@@ -12,6 +12,7 @@ versions:
     kts/<export>/topics/<name>         digest of the topic's last id
     kts/<export>/rows/<topic>/<partition>, …/restarts
                                        rows of all commits; how often the topic was created again
+    kts/<export>/replayed/<id>         1 for each replayed file of dead letters
     kts/<export>/letters               number of the list of dead letters of the last commit
                                        that had dead letters
 
@@ -58,6 +59,7 @@ from kts_source.export.tables.export_table import (
     TableState,
     check_state_version,
     partitioning_error,
+    replay_id,
     without_other_exports,
 )
 from kts_source.export.tables.target_store import open_target
@@ -185,6 +187,7 @@ class DeltaExportTable(ExportTable):
             transactions.counts,
             lambda: self._rule_texts(snapshot),
             holder,
+            lambda name: transactions.version(f"replayed/{replay_id(name)}") is not None,
         )
 
     def _rule_texts(self, snapshot: DeltaTable) -> Mapping[str, str]:
@@ -339,6 +342,7 @@ class DeltaExportTable(ExportTable):
             versions[f"topics/{advance.topic}"] = digest_number(advance.key.topic_id)
         for key, newest_ms in commit.newest_ms.items():
             versions[f"{_name(key)}/newest"] = newest_ms
+        versions |= {f"replayed/{replay_id(name)}": 1 for name in commit.replayed}
         if commit.letters is not None:
             versions["letters"] = commit.letters
         for (topic, partition), count in commit.counts.items():

@@ -40,7 +40,7 @@ from kts_source.errors import (
     UnsupportedTargetError,
 )
 from kts_source.export.dead_letters import publish_dead_letters
-from kts_source.export.fingerprint import check_fingerprint
+from kts_source.export.fingerprint import check_fingerprint, digest_number
 from kts_source.export.ranges import OffsetRange, PartitionKey, advance_ranges
 from kts_source.export.row_schema import unite_schemas
 from kts_source.export.settings import ADD_FIELDS
@@ -122,6 +122,7 @@ class TableState:
         rule_texts: Returns texts of settings for messages, if `fingerprint` has only digests.
         holder: Returns the id of another export that has offsets of a partition in the table;
             otherwise `None`.
+        is_replayed: Returns True if the rows of a file of dead letters are in the table.
     """
 
     committed: CommittedRanges = field(default_factory=dict[PartitionKey, OffsetRange])
@@ -134,6 +135,7 @@ class TableState:
     counts: RowCounts = lambda _topic, _partition: None
     rule_texts: Callable[[], Mapping[str, str]] = dict[str, str]
     holder: Callable[[PartitionKey], str | None] = lambda _key: None
+    is_replayed: Callable[[str], bool] = lambda _name: False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,7 @@ class Commit:
         letters: Number of the commit's list of dead letters. The table records only one number, so
             it publishes the previous list before it replaces the number.
         typed: Names of decoded columns. They may have fields that the table does not have.
+        replayed: Names of the files of dead letters whose rows the commit adds.
         counts: Number of rows of each partition of the commit, including earlier commits.
             `ExportTable.commit` sets it.
         commit_id: Id that the table records. If the response to the commit is lost, it shows
@@ -188,6 +191,7 @@ class Commit:
     newest_ms: Mapping[PartitionKey, int] = field(default_factory=dict[PartitionKey, int])
     letters: int | None = None
     typed: tuple[str, ...] = ()
+    replayed: tuple[str, ...] = ()
     counts: Mapping[Owner, RowCount] = field(default_factory=dict[Owner, RowCount])
     commit_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -313,6 +317,7 @@ class ExportTable(ABC):
                 self._check_base(commit.base, snapshot, state)
             if not self._settings.second_copy:
                 check_holders(state, {a.key: a.topic for a in commit.advances}, self._uri)
+            check_replayed(state, commit.replayed, self._uri)
             moved = advance_ranges(state.committed, commit.advances)
             if commit.letters is not None:
                 publish_dead_letters(self._settings, state.letters)
@@ -530,6 +535,22 @@ def check_holders(state: TableState, topics: Mapping[PartitionKey, str], uri: st
             )
 
 
+def replay_id(name: str) -> str:
+    """Returns the id under which a table records a replayed file of dead letters."""
+    return f"{digest_number(name):016x}"
+
+
+def check_replayed(state: TableState, names: Iterable[str], uri: str) -> None:
+    """Raises `CommitConflictError` if a file of dead letters in `names` was replayed already."""
+    for name in names:
+        if state.is_replayed(name):
+            raise CommitConflictError(
+                f"the dead letters in {name} are in the table already: another run replayed them in"
+                " the meantime. Run again to replay the other files",
+                uri=uri,
+            )
+
+
 def check_state_version(version: object, uri: str) -> None:
     """Raises `ExportError` if `version`, the version of the recorded state of an export, is not
     `STATE_VERSION`.
@@ -551,6 +572,10 @@ def add_counts(commit: Commit, counts: RowCounts) -> dict[Owner, RowCount]:
     for file in commit.files:
         rows[file.topic, file.partition] += file.rows
     changed: dict[Owner, RowCount] = {}
+    advanced = {(advance.topic, advance.key.partition) for advance in commit.advances}
+    for owner in rows.keys() - advanced:  # replayed rows of offsets that the table records already
+        known = counts(*owner) or RowCount(0)
+        changed[owner] = RowCount(known.rows + rows[owner], known.restarts)
     for advance in commit.advances:
         owner = (advance.topic, advance.key.partition)
         before = counts(*owner)

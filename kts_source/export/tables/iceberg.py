@@ -12,6 +12,7 @@ snapshots expire:
     counts                             JSON: rows of all commits, by topic and partition
     commit                             last commit, `commit id@ms`
     letters                            number of the newest list of dead letters
+    replayed                           ids of replayed files of dead letters
 
 The properties are set in the transaction that adds the files. Every commit adds a snapshot, even if
 it has no files. The commit fails unless the catalog still has the snapshot, schema and partitioning
@@ -53,6 +54,7 @@ from kts_source.export.tables.export_table import (
     TableState,
     check_state_version,
     partitioning_error,
+    replay_id,
     without_other_exports,
 )
 from kts_source.export.tables.iceberg_library import (
@@ -182,6 +184,7 @@ class IcebergExportTable(ExportTable):
             lambda: _rollback_of(snapshot, own.get("commit", "")),
             lambda topic, partition: counts.get((topic, partition)),
             holder=self._holders(snapshot).get,
+            is_replayed=lambda name: replay_id(name) in own.get("replayed", "").split(","),
         )
 
     def _holders(self, snapshot: Table) -> dict[PartitionKey, str]:
@@ -417,6 +420,9 @@ class IcebergExportTable(ExportTable):
             properties[f"{key.topic_id}.{key.partition}"] = f"{span.start}:{span.stop}:{epoch}"
         for key, newest_ms in commit.newest_ms.items():
             properties[f"{key.topic_id}.{key.partition}.newest"] = str(newest_ms)
+        if commit.replayed:
+            ids = map(replay_id, commit.replayed)
+            properties["replayed"] = ",".join((*filter(None, [own.get("replayed")]), *ids))
         if commit.letters is not None:
             properties["letters"] = str(commit.letters)
         return {f"{self._own}{name}": text for name, text in properties.items()}

@@ -40,6 +40,7 @@ from kts_source.export.tables.export_table import (
     TableState,
     check_state_version,
     partitioning_error,
+    replay_id,
 )
 from kts_source.export.tables.target_store import open_target, require_create
 from kts_source.export.task import WrittenFile, schema_from_text, schema_text
@@ -127,6 +128,7 @@ class ParquetFolder(ExportTable):
                 for entry in other.get("ranges", ())
                 if export_id != self._settings.export_id
             }.get,
+            is_replayed=lambda name: replay_id(name) in export.get("replayed", ()),
         )
 
     def _check(self, snapshot: _Log) -> None:
@@ -323,6 +325,7 @@ class ParquetFolder(ExportTable):
                     "schema": schema,
                     "ranges": ranges,
                     "topics": export.get("topics", {}) | topics,
+                    "replayed": [*export.get("replayed", ()), *map(replay_id, commit.replayed)],
                 },
             },
         }

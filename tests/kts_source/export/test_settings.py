@@ -42,6 +42,7 @@ ARGUMENTS = {
     "catalog": None,
     "dead_letters": None,
     "max_rejected": "1%",
+    "replay": False,
     "compact": False,
     "tombstones": "keep",
     "delete_retention_ms": 86_400_000,
