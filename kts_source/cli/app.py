@@ -387,6 +387,7 @@ def _read_audit(path: str) -> AuditReport:
     "--second-copy", is_flag=True, help="Write topics again that another export wrote to TARGET."
 )
 @click.option("--schema-evolution", help="add: add new fields of values to the table.")
+@click.option("--on-new-fields", help="warn or fail if values have fields that the schema lacks.")
 @click.option(
     "--text-partitions",
     help="as-is: allow partition texts that readers may parse as numbers, dates or booleans.",

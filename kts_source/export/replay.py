@@ -102,7 +102,8 @@ def _decoded(
     from kts_source.read.typed_rows import TypedRows  # as in `read_task`
 
     _, where = split_by_fields(options.where)
-    columns = tuple(dict.fromkeys((*options.columns, *dead_letter_columns(raw=True))))
+    needed = (*dead_letter_columns(raw=True), *writer.field_columns)
+    columns = tuple(dict.fromkeys((*options.columns, *needed)))
     typed = TypedRows(columns, options.formats, where, writer.set_aside)
     return typed.decoded(batches, None)
 

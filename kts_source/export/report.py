@@ -85,6 +85,7 @@ class BackfillReport:
         seconds: Seconds by stage of the run. The stages `tasks` and `writing` are sums over all
             tasks.
         verified: Results of the verification with `verify=True`, as sentences.
+        new_fields: Fields of keys and values that were not written, because the schema lacks them.
         replayed: Number of files of dead letters that were replayed.
     """
 
@@ -107,6 +108,7 @@ class BackfillReport:
     seconds: Mapping[str, float]
     verified: tuple[str, ...] = ()
     replayed: int = 0
+    new_fields: tuple[str, ...] = ()
 
     @property
     def ratio(self) -> float:
@@ -226,6 +228,8 @@ def _summary(report: BackfillReport) -> list[str]:
     lines.extend(f"  {line}" for line in report.verified)
     if report.rejected:
         lines.append(f"  {report.rejected:,} rows went to the dead letters")
+    if report.new_fields:
+        lines.append(f"  not in the schema, so not written: {', '.join(report.new_fields)}")
     return lines
 
 
@@ -279,6 +283,7 @@ def add_reports(first: BackfillReport, then: BackfillReport) -> BackfillReport:
         skipped=tuple(gap for _, gap in sorted(gaps.items())),
         seconds=seconds,
         verified=(*first.verified, *then.verified),
+        new_fields=tuple(dict.fromkeys((*first.new_fields, *then.new_fields))),
     )
 
 

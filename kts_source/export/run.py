@@ -20,6 +20,7 @@ from kts_source.errors import (
     ExportError,
     FingerprintError,
     RangeOverlapError,
+    SchemaChangedError,
     TransformError,
 )
 from kts_source.export.compaction import (
@@ -56,7 +57,7 @@ from kts_source.export.row_schema import (
     typed_columns,
     unite_schemas,
 )
-from kts_source.export.settings import ADD_FIELDS
+from kts_source.export.settings import ADD_FIELDS, FAIL
 from kts_source.export.tables import open_table
 from kts_source.export.tables.export_table import Commit, check_holders
 from kts_source.export.tables.target_store import open_target
@@ -201,6 +202,7 @@ class _Run:
             not committed yet, because the table does not exist and its columns are unknown.
         waves: Number of waves that have ended.
         verified: Results of `verify`, as sentences.
+        new_fields: Fields of keys and values that the schema lacks.
     """
 
     options: ScanOptions
@@ -217,6 +219,7 @@ class _Run:
     base: Sequence[DataFile] = ()
     merges: bool = False
     verified: tuple[str, ...] = ()
+    new_fields: tuple[str, ...] = ()
     seconds: dict[str, float] = field(
         default_factory=lambda: {"planning": 0.0, "running": 0.0, "committing": 0.0}
     )
@@ -419,6 +422,7 @@ class _Run:
         started = time.monotonic()
         counts = (count for report in ordered for count in report.counts)
         check_rejected(counts, self.settings.max_rejected)
+        self._check_new_fields(ordered)
         advances = merge_advances(self.waiting[0], wave.advances)
         reports = [*self.waiting[1], *ordered]
         commit = Commit(
@@ -450,6 +454,29 @@ class _Run:
         self.reports.extend(ordered)
         self.waves += 1
         self.seconds["committing"] += time.monotonic() - started
+
+    def _check_new_fields(self, reports: Sequence[TaskReport]) -> None:
+        """Reports fields that are not in the schema, each of them once per run.
+
+        Raises:
+            SchemaChangedError: There are such fields, and `on_new_fields` is `fail`.
+        """
+        found = dict.fromkeys(name for report in reports for name in report.new_fields)
+        new = [name for name in found if name not in self.new_fields]
+        self.new_fields = (*self.new_fields, *new)
+        if not new:
+            return
+        text = (
+            f"the records have fields that the schema lacks: {', '.join(new)}. Add them to the"
+            " schema, and set schema_evolution='add' to add them to the table"
+        )
+        if self.settings.on_new_fields == FAIL:
+            raise SchemaChangedError(
+                f"{text}; on_new_fields='warn' exports the records without these fields",
+                uri=self.settings.target,
+            )
+        for name in new:
+            log.warning("%s is not in the schema, so it is not written", name)
 
     def _schema(self, reports: Sequence[TaskReport], job: ExportJob) -> pa.Schema | None:
         """Returns the columns of the rows that tasks wrote. If they wrote no rows, returns the
@@ -495,6 +522,7 @@ class _Run:
             cost=estimate([task.scan for wave in waves for task in wave.tasks]).cost(),
             skipped=skipped,
             verified=self.verified,
+            new_fields=self.new_fields,
             seconds={
                 **self.seconds,
                 "tasks": sum(report.seconds for report in reports),

@@ -45,6 +45,9 @@ TOMBSTONES: Final = (KEEP, REMOVE, REMOVE_OLD)
 
 NO_EVOLUTION: Final = "none"
 ADD_FIELDS: Final = "add"
+WARN: Final = "warn"
+FAIL: Final = "fail"
+ON_NEW_FIELDS: Final = (WARN, FAIL)
 SCHEMA_EVOLUTIONS: Final = (NO_EVOLUTION, ADD_FIELDS)
 
 _MIN_INTERVAL_SECONDS: Final = 1
@@ -106,6 +109,7 @@ class ExportArguments(TypedDict, total=False):
     interval: str
     round_bytes: int
     schema_evolution: str
+    on_new_fields: str
     text_partitions: str
     verify: bool
 
@@ -121,6 +125,8 @@ class ExportSettings:
         following: Pace of an export that follows new records in rounds; `None` for a single run.
         max_rejected: Maximum share of rejected records in a commit, from 0 to 1.
         schema_evolution: `add` adds new fields of typed columns to the table; `none` rejects them.
+        on_new_fields: `fail` ends a run if values have fields that the schema lacks; `warn` only
+            reports them.
         text_partitions: `checked` rejects a partition value of a Parquet target if it is a text
             that readers would parse as a number, a date or another type. `as-is` accepts it.
         verify: True to check before a run that the table has all rows that its commits recorded.
@@ -146,6 +152,7 @@ class ExportSettings:
     compaction: Compaction | None = None
     following: Following | None = None
     schema_evolution: str = NO_EVOLUTION
+    on_new_fields: str = WARN
     text_partitions: str = CHECKED
     verify: bool = False
     storage: Secret[Mapping[str, str]] = field(default_factory=lambda: Secret({}))
@@ -205,6 +212,7 @@ def export_settings(
         ("compression", settings.compression, COMPRESSIONS),
         ("tombstones", compaction.tombstones, TOMBSTONES),
         ("schema_evolution", settings.schema_evolution, SCHEMA_EVOLUTIONS),
+        ("on_new_fields", settings.on_new_fields, ON_NEW_FIELDS),
         ("text_partitions", settings.text_partitions, TEXT_PARTITIONS),
     ):
         if value not in allowed:

@@ -43,6 +43,7 @@ from kts_source.read.read_settings import FOR_SPARK, BatchLimits
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from kts_source.export.new_fields import NewFields
     from kts_source.export.partitioning import PartitionValue
     from kts_source.export.task import ExportJob, RunnableTask
     from kts_source.read.task import ScanTask
@@ -116,6 +117,7 @@ class TaskWriter:
         self.target = open_target(job.target.path, job.target.storage)
         self._letters = DeadLetters(job)
         self._origin = origin
+        self._fields = new_fields_of(job)
         self._attempt = f"{number:06d}-{uuid.uuid4().hex}"
         self._open: dict[tuple[PartitionValue, ...], _OpenFile] = {}
         self._owner: _Owner | None = None
@@ -124,6 +126,11 @@ class TaskWriter:
         self._count = 0
         self._schema: pa.Schema | None = None
         self._seconds = 0.0
+
+    @property
+    def field_columns(self) -> tuple[str, ...]:
+        """Columns that batches need so that new fields are found."""
+        return () if self._fields is None else self._fields.columns
 
     def __enter__(self) -> Self:
         return self
@@ -144,6 +151,8 @@ class TaskWriter:
         if batch.num_rows == 0:
             return
         started = time.monotonic()
+        if self._fields is not None:
+            self._fields.look(batch)
         owner = self._owner_of(batch)
         self._count_records(owner, batch.num_rows)
         offsets = batch.column(OFFSET)
@@ -188,6 +197,7 @@ class TaskWriter:
             files=tuple(self._done),
             schema=self._schema,
             dead_letters=self._letters.close(),
+            new_fields=() if self._fields is None else tuple(self._fields.found),
             counts=sum_counts((*self._counts.values(), *self._letters.counts)),
             seconds=time.monotonic() - self._began,
             seconds_writing=self._seconds,
@@ -384,9 +394,9 @@ class ExportTask:
                 not accept the files.
         """
         with TaskWriter(self.number, self.topic_ids, job) as writer:
-            needed, set_aside = _NEEDED, None
+            needed, set_aside = (*_NEEDED, *writer.field_columns), None
             if job.settings.dead_letters is not None:
-                needed = dead_letter_columns(raw=bool(job.options.formats))
+                needed += dead_letter_columns(raw=bool(job.options.formats))
                 set_aside = writer.set_aside
             try:
                 read = read_rows(
@@ -402,6 +412,15 @@ class ExportTask:
                     offset=error.offset,
                 ) from None
             return writer.completed(read)
+
+
+def new_fields_of(job: ExportJob) -> NewFields | None:
+    """Returns a collector of new fields; `None` if no column is decoded."""
+    if not job.options.formats:
+        return None
+    from kts_source.export.new_fields import NewFields  # imports value decoders
+
+    return NewFields(job.options.formats)
 
 
 def dead_letter_columns(*, raw: bool = False) -> tuple[str, ...]:

@@ -50,6 +50,7 @@ ARGUMENTS = {
     "interval": "60s",
     "round_bytes": 8 << 30,
     "schema_evolution": "none",
+    "on_new_fields": "warn",
     "text_partitions": "checked",
     "verify": False,
 }
