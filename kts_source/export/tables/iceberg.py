@@ -328,7 +328,7 @@ class IcebergExportTable(ExportTable):
             pass  # another export created it first
         except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
             failure = self._library_error("the Iceberg table cannot be created", error)
-            if not self._exists():  # otherwise only the response was lost
+            if not self._exists():  # if it exists, only the response was lost
                 raise failure from None
 
     def _exists(self) -> bool:

@@ -157,7 +157,7 @@ def _data_file(table: Table, transaction: Transaction, path: str) -> IcebergFile
                 " an export takes partition values from these bounds. Partition by another column",
                 uri=path,
             )
-    partition = statistics.partition(spec, schema)  # before texts are cut
+    partition = statistics.partition(spec, schema)  # before texts are truncated
     for aggregate in statistics.column_aggregates.values():
         if isinstance(aggregate.current_max, str):
             aggregate.current_max = upper_bound(aggregate.current_max, aggregate.trunc_length)
