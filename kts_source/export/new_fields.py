@@ -52,6 +52,11 @@ class NewFields:
         ]
         raw = tuple(form.raw_column for form in self._formats)
         self.columns = (*raw, *needed_columns(self._formats))
+        self._types = {
+            form.column: parse_ddl(form.schema)
+            for form in self._formats
+            if form.format not in _FRAMED_AVRO
+        }
         self.found: dict[str, None] = {}
         self._known_ids: set[int | str] = set()
 
@@ -68,7 +73,7 @@ class NewFields:
                 pa.RecordBatch.from_pydict({**columns, form.column: rows.column(form.raw_column)}),
                 form,
             )
-            texts = self._avro(form, values) if is_avro else _json(form, values)
+            texts = self._avro(form, values) if is_avro else self._json(form, values)
             for text in texts:
                 if len(self.found) < _MAX_FIELDS:
                     self.found[text] = None
@@ -81,19 +86,18 @@ class NewFields:
                 for path in _new_avro_fields(schema, form.reader_schema, form.column):
                     yield f"{path} (schema id {schema_id})"
 
-
-def _json(form: ColumnFormat, values: pa.Array) -> Iterator[str]:
-    kind = parse_ddl(form.schema)
-    for value in values.to_pylist():
-        if value is None:
-            continue
-        if form.format == JSON_CONFLUENT:
-            value = value[_HEADER_SIZES.get(value[0], 0) :]
-        try:
-            document = json.loads(value)
-        except (ValueError, RecursionError):
-            continue
-        yield from _new_json_fields(document, kind, form.column)
+    def _json(self, form: ColumnFormat, values: pa.Array) -> Iterator[str]:
+        for value in values.to_pylist():
+            if value is None:
+                continue
+            start = 0
+            if form.format == JSON_CONFLUENT:
+                start = _HEADER_SIZES.get(value[0], 0)
+            try:
+                document = json.loads(value[start:])
+            except (ValueError, RecursionError):
+                continue
+            yield from _new_json_fields(document, self._types[form.column], form.column)
 
 
 def _new_json_fields(value: object, kind: pa.DataType, path: str) -> Iterator[str]:
