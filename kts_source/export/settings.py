@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, Unpack
@@ -15,7 +16,8 @@ from kts_source.export.partitioning import (
     parse_partition_by,
 )
 from kts_source.export.rejections import DEFAULT_MAX_REJECTED, parse_max_rejected
-from kts_source.options.stream_options import parse_duration_ms
+from kts_source.options.times import parse_duration_ms
+from kts_source.options.values import option_texts
 from kts_source.secret import Secret
 from kts_source.store.open_store import refuse_credentials, scheme_of
 from kts_source.store.storage_options import S3_OPTIONS, storage_options_from
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kts_source.export.transforms import RowTransform
+    from kts_source.options import Options
 
 PARQUET: Final = "parquet"
 DELTA: Final = "delta"
@@ -97,9 +100,9 @@ class ExportArguments(TypedDict, total=False):
     export_id: str
     second_copy: bool
     commit_bytes: int
-    target_options: Mapping[str, str] | None
+    target_options: Options | None
     catalog: Mapping[str, Any] | None
-    dead_letters: str | None
+    dead_letters: str | os.PathLike[str] | None
     max_rejected: str
     replay: bool
     compact: bool
@@ -160,9 +163,9 @@ class ExportSettings:
 
 
 def export_settings(
-    target: str,
+    target: str | os.PathLike[str],
     *,
-    source: Mapping[str, str] | None = None,
+    source: Options | None = None,
     **arguments: Unpack[ExportArguments],
 ) -> ExportSettings:
     """Checks the arguments of an export.
@@ -200,11 +203,11 @@ def export_settings(
     is_path = values.get("table_format") != ICEBERG
     _parse_dead_letters(values)
     settings = ExportSettings(
-        _path("the target", target) if is_path else target,
+        _path("the target", target) if is_path else os.fspath(target),
         compaction=compaction if values.pop("compact", False) else None,
         following=following,
         **values,
-        storage=storage_options_from(options),
+        storage=storage_options_from(option_texts(options)),
         catalog=Secret(properties),
     )
     for name, value, allowed in (
@@ -229,11 +232,11 @@ def _parse_dead_letters(values: dict[str, Any]) -> None:
         values["max_rejected"] = parse_max_rejected(values["max_rejected"])
 
 
-def _path(name: str, path: str) -> str:
+def _path(name: str, path: str | os.PathLike[str]) -> str:
     """Removes blanks at both ends of an output path. Raises `InvalidOptionError` for a misspelled
     URL, because it would be used as the name of a local folder.
     """
-    path = path.strip()
+    path = os.fspath(path).strip()
     if not path:
         raise InvalidOptionError(f"{name} is empty: give a folder or s3://bucket/prefix")
     refuse_credentials(path)
