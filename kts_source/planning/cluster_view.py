@@ -424,8 +424,8 @@ class ClusterView:
         for name in names:
             if name not in topics:
                 raise TopicNotFoundError(
-                    "the cluster has no such topic, or this user is not allowed to see it. To read"
-                    " a deleted topic from the tier, remove kafka.bootstrap.servers",
+                    "the cluster has no such topic, or this user is not allowed to see it. A"
+                    " scan without kafka.bootstrap.servers reads a deleted topic from the tier",
                     topic=name,
                 )
             wanted = wanted_topic_id(options, name)

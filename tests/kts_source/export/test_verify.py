@@ -102,7 +102,7 @@ def test_verify_accepts_rows_excluded_by_where(lake: Lake) -> None:
 def test_verify_ignores_rows_of_other_topics_and_other_exports(lake: Lake) -> None:
     rows = exported(lake).rows
     exported(lake, options=source("timeline"))
-    exported(lake, export_id="second")
+    exported(lake, export_id="second", second_copy=True)
     text = verified(lake)
     assert f"verified {rows:,} rows of 2 partitions" in text
     assert "rows of other topics" in text
@@ -202,7 +202,7 @@ def test_verify_passes_after_delta_optimize(delta: Lake, partition_by: tuple[str
 
 def test_verify_reports_optimized_delta_table_of_two_exports_as_unverified(delta: Lake) -> None:
     exported(delta)
-    exported(delta, export_id="second")
+    exported(delta, export_id="second", second_copy=True)
     DeltaTable(delta.target).optimize.compact()
     assert "other exports write to this table" in verified(delta)
 

@@ -178,7 +178,8 @@ def test_table_features_that_do_not_affect_an_export_are_accepted(
     # The older partition spec remains in the metadata.
     partition(table.refresh(), "country", IdentityTransform())
     more = tier_of(lake.folder / "more", ["DE", "DE"])
-    lake.export(more, transform=by_country, partition_by=["country"], export_id="more")
+    arguments: dict[str, Any] = {"export_id": "more", "second_copy": True}
+    lake.export(more, transform=by_country, partition_by=["country"], **arguments)
     assert sorted(countries(lake)) == ["CH", "CH", "DE", "DE", "DE"]
 
 

@@ -13,7 +13,7 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.expressions import EqualTo, GreaterThanOrEqual, Reference
 from pyiceberg.expressions.literals import literal
 
-from kts_source.export.tables.iceberg import upper_bound
+from kts_source.export.tables.iceberg_library import upper_bound
 from tests.kts_source.export.exporting import InThisProcess, Lake
 from tests.kts_source.export.tables.rows import tier_of
 

@@ -22,7 +22,7 @@ from kts_source.errors import ExportError, ObjectNotFoundError, UnsupportedTarge
 from kts_source.export.run import export
 from kts_source.export.settings import export_settings
 from kts_source.export.tables.delta import delta_storage_options
-from kts_source.export.tables.iceberg import CHECKSUMS_WHEN_REQUIRED
+from kts_source.export.tables.iceberg_library import CHECKSUMS_WHEN_REQUIRED
 from kts_source.export.tables.target_store import S3Target, open_target, require_create
 from kts_source.export.task_writer import LocalExecutor
 from kts_source.store.storage_options import CHECKSUM_VARIABLES, s3_arguments, storage_options_from
