@@ -20,7 +20,7 @@ from kts_source.errors import (
     TopicNotFoundError,
 )
 from kts_source.layout.find_layout import find_layout
-from kts_source.planning.segment_catalog import MAX_FOLDERS, likely_prefixes
+from kts_source.planning.tier_hints import MAX_FOLDERS, likely_prefixes
 from kts_source.store.local_store import LocalStore
 from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
 
@@ -130,8 +130,8 @@ def test_topics_command_finds_prefix_automatically(
     assert main(["topics", str(tmp_path), "--json"]) == 0
     out, err = capsys.readouterr()
     (row,) = json.loads(out)
-    assert (row["topic"], row["tier_end"]) == ("orders", 20)
-    assert f"found under keyPrefix '{prefix}'" in err
+    assert (row["topic"], row["tierEnd"]) == ("orders", 20)
+    assert f"found under --key-prefix {prefix}:" in err
     assert len(err.splitlines()) == 1
 
 
@@ -139,8 +139,8 @@ def test_topics_command_does_not_replace_explicit_or_ambiguous_prefix(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path, "a/")
-    assert main(["topics", str(tmp_path), "--keyPrefix", "b/"]) == 1
-    assert "did you mean keyPrefix 'a/'?" in capsys.readouterr().err
+    assert main(["topics", str(tmp_path), "--key-prefix", "b/"]) == 1
+    assert "did you mean --key-prefix 'a/'?" in capsys.readouterr().err
     write(tmp_path, "b/")
     assert main(["topics", str(tmp_path)]) == 1
-    assert "did you mean keyPrefix 'a/' or 'b/'?" in capsys.readouterr().err
+    assert "did you mean --key-prefix 'a/' or 'b/'?" in capsys.readouterr().err
