@@ -11,6 +11,7 @@ import click
 from kts_source.cli.audit_command import audit_command, report_command, verify_command
 from kts_source.cli.cat_command import cat
 from kts_source.cli.demo import demo
+from kts_source.cli.describe_command import describe, groups
 from kts_source.cli.export_command import export
 from kts_source.cli.find_command import find_command, index_command
 from kts_source.cli.flags import with_flags, write_exit_codes
@@ -57,8 +58,8 @@ def kts() -> None:
 
 
 for command in (
-    *(topics, segments, plan, cat, schema, find_command, index_command),
-    *(audit_command, verify_command, report_command, export, demo),
+    *(topics, describe, segments, plan, cat, schema, find_command, index_command),
+    *(groups, audit_command, verify_command, report_command, export, demo),
 ):
     kts.add_command(command)
 
