@@ -72,24 +72,36 @@ def _audit_command(
         as_json: bool,
         **arguments: Any,  # noqa: ANN401  # texts and numbers
     ) -> None:
-        for file in (report, prometheus):
-            if file is not None:
-                local_file(file)  # fail before the audit, not after it
-        grace_ms = grace_minutes * _MS_PER_MINUTE
-        with progress_bar("segments") as update:
-            on_read = lambda size: update(advance=size)  # noqa: E731
-            result = audit(options, grace_ms=grace_ms, on_read=on_read, **arguments)
-        if report is not None:
-            write_atomically(report, result.to_json() + "\n")
-        if prometheus is not None:
-            write_atomically(prometheus, to_prometheus(result))
-        if as_json:
-            click.echo(result.to_json())
-        else:
-            _print_audit(result)
-        click.get_current_context().exit(result.exit_code)
+        _run(options, grace_minutes, report, prometheus, as_json=as_json, **arguments)
 
     return command
+
+
+def _run(
+    options: Mapping[str, str],
+    grace_minutes: int,
+    report: str | None,
+    prometheus: str | None,
+    *,
+    as_json: bool,
+    **arguments: Any,  # noqa: ANN401  # texts and numbers
+) -> None:
+    for file in (report, prometheus):
+        if file is not None:
+            local_file(file)  # fail before the audit, not after it
+    grace_ms = grace_minutes * _MS_PER_MINUTE
+    with progress_bar("segments") as update:
+        on_read = lambda size: update(advance=size)  # noqa: E731
+        result = audit(options, grace_ms=grace_ms, on_read=on_read, **arguments)
+    if report is not None:
+        write_atomically(report, result.to_json() + "\n")
+    if prometheus is not None:
+        write_atomically(prometheus, to_prometheus(result))
+    if as_json:
+        click.echo(result.to_json())
+    else:
+        _print_audit(result)
+    click.get_current_context().exit(result.exit_code)
 
 
 audit_command = _audit_command(

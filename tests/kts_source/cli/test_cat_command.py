@@ -33,7 +33,8 @@ def output(capfdbinary: pytest.CaptureFixture[bytes], *arguments: str) -> bytes:
 
 
 def expected_rows(topic: str) -> list[dict[str, object]]:
-    return expected_table(topic, "read_committed").to_pylist()
+    rows: list[dict[str, object]] = expected_table(topic, "read_committed").to_pylist()
+    return rows
 
 
 def test_tail_prints_the_last_records_by_timestamp(
