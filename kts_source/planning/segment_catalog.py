@@ -50,15 +50,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PLANNING_THREADS: Final = MAX_POOL_CONNECTIONS
-"""Concurrent requests of one plan."""
+"""Maximum concurrent requests of one plan."""
 _GROUPS: Final = 64
 _GROUP_SEGMENTS: Final = 16
 _INLINE_SEGMENTS: Final = 8
 _SIDE_FILES: Final = frozenset(IndexType) - {IndexType.TRANSACTION}
 _MAX_EMPTY_LOGS: Final = 100_000
 _EMPTY_LOGS: Final[dict[tuple[str, str], bool]] = {}
-"""Cache of whether segments without a log object are empty, by URI and version of their
-description: streams list them repeatedly.
+"""Cache for streams, which list segments repeatedly. Maps the URI and version of a segment's
+description to whether the segment is empty; only for segments without a log object.
 """
 
 

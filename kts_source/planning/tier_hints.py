@@ -49,9 +49,18 @@ def has_partitions(store: ObjectStore, layout: Layout, key_prefix: str) -> bool:
 def likely_prefixes(
     store: ObjectStore, layout: Layout, key_prefix: str, wanted: Iterable[str]
 ) -> tuple[str, ...]:
-    """Returns key prefixes other than `key_prefix` under which there are topics. Searches the
-    parent folder of `key_prefix`, then the root of the store. If a folder has topics in `wanted`,
-    returns only the prefixes of these topics for the folder.
+    """Suggests key prefixes to try instead of `key_prefix`.
+
+    Searches the parent folder of `key_prefix` and the root of the store, and their subfolders down
+    to the first folder with topics. Looks at no more than `MAX_FOLDERS` folders.
+
+    Args:
+        store: Store of the tier.
+        layout: Layout that recognizes the folders of topics.
+        key_prefix: Prefix under which no topic was found. The result does not contain it.
+        wanted: Names of topics. If a folder has topics whose names end with one of these, the
+            result contains the prefixes that lead to these topics. For other folders with topics
+            it contains the folder.
     """
     topics = tuple(wanted)
     waiting = list(dict.fromkeys((key_prefix[: key_prefix.rfind("/") + 1], "")))
