@@ -17,6 +17,7 @@ from kts_source.cli.flags import (
     option_names,
     source_flag,
     variable_of,
+    with_flags,
 )
 from kts_source.cli.profile import profile_names, with_defaults
 from kts_source.errors import InvalidOptionError
@@ -176,11 +177,11 @@ def _is_topic(text: str, options: Mapping[str, str]) -> bool:
 
 
 class _Printable(logging.Formatter):
-    """Escapes control characters in log messages."""
+    """Names flags in log messages, and escapes control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the message of a record as printable text."""
-        return printable(super().format(record))
+        return printable(with_flags(super().format(record)))
 
 
 def _log_to_stderr(*, verbose: bool) -> None:

@@ -23,6 +23,7 @@ from kts_source.layout.find_layout import find_layout
 from kts_source.planning.tier_hints import MAX_FOLDERS, likely_prefixes
 from kts_source.store.local_store import LocalStore
 from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
+from tests.golden_data import GOLDEN
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -144,3 +145,36 @@ def test_topics_command_does_not_replace_explicit_or_ambiguous_prefix(
     write(tmp_path, "b/")
     assert main(["topics", str(tmp_path)]) == 1
     assert "did you mean --key-prefix 'a/' or 'b/'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("path", "flags", "hint"),
+    [
+        ("localtier/tier", [], "set --layout local-tiered-storage"),
+        ("localtier", [], "set --layout local-tiered-storage and --key-prefix 'tier/'"),
+        ("kafka-logs/disk", [], "set --layout kafka-logs"),
+        ("kafka-logs/disk", ["--layout", "local-tiered-storage"], "set --layout kafka-logs"),
+        ("tier", ["--layout", "kafka-logs"], "set --layout aiven and --key-prefix 'tiered/'"),
+        ("tier", ["--key-prefix", "tiere"], "did you mean --key-prefix 'tiered/'?"),
+    ],
+)
+@pytest.mark.parametrize("command", ["topics", "find", "plan"])
+def test_wrong_layout_is_an_error_that_names_the_right_one(
+    path: str, flags: list[str], hint: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = {"find": ["--key", "a"], "plan": ["--subscribe", "txn"]}.get(command, [])
+    assert main([command, str(GOLDEN / path), *flags, *arguments]) == 1
+    assert capsys.readouterr().err.endswith(f"{hint}\n")
+
+
+def test_audit_of_a_wrong_layout_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", str(GOLDEN / "localtier/tier")]) == 1
+    assert "set --layout local-tiered-storage" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["topics", "segments", "audit", "verify"])
+def test_folder_without_a_tier_is_an_error(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, str(tmp_path)]) == 1
+    assert "no tier at" in capsys.readouterr().err
