@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kts_source.broker.kafka_table import kafka_tables
-from kts_source.cli.app import kts
+from kts_source.cli.app import all_commands
 from kts_source.cli.flags import EXIT_CODES, Flag
 from kts_source.options import options_tables
 
@@ -25,9 +25,9 @@ def cli_tables() -> dict[str, str]:
     has, and `kts-common`; also the table `kts-exit-codes`.
     """
     tables = {
-        f"kts-{name}": _flags_table(own_flags(command)) for name, command in kts.commands.items()
+        f"kts-{name}": _flags_table(own_flags(command)) for name, command in all_commands().items()
     }
-    common = [each for each in kts.commands["cat"].params if each.name in COMMON]
+    common = [each for each in all_commands()["cat"].params if each.name in COMMON]
     tables["kts-common"] = _flags_table(common)
     tables["kts-exit-codes"] = _table(("Code", "Meaning"), EXIT_CODES)
     return tables

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kts_source.cli.audit_command import audit_command, report_command, verify_command
-from kts_source.cli.cat_command import cat
-from kts_source.cli.demo import demo
-from kts_source.cli.describe_command import describe, groups
-from kts_source.cli.export_command import export
-from kts_source.cli.find_command import find_command, index_command
 from kts_source.cli.flags import with_flags, write_exit_codes
-from kts_source.cli.inspect_commands import plan, schema, segments, topics
 from kts_source.errors import DataLossError, InvalidOptionError, TieredKafkaError
 
-_HELP = """Read Kafka topics from tiered storage.
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_HELP: Final = """Read Kafka topics from tiered storage.
 
 PATH is the root of the tier, such as s3://bucket or a folder. TOPIC is a topic, or several
 separated by commas. Both may come from the environment (KTS_PATH) or from a profile in
@@ -26,12 +23,41 @@ separated by commas. Both may come from the environment (KTS_PATH) or from a pro
 """
 
 
+_COMMANDS: Final[Mapping[str, str]] = {
+    "topics": "inspect_commands:topics",
+    "describe": "describe_command:describe",
+    "segments": "inspect_commands:segments",
+    "plan": "inspect_commands:plan",
+    "cat": "cat_command:cat",
+    "schema": "inspect_commands:schema",
+    "find": "find_command:find_command",
+    "index": "find_command:index_command",
+    "groups": "describe_command:groups",
+    "audit": "audit_command:audit_command",
+    "verify": "audit_command:verify_command",
+    "report": "audit_command:report_command",
+    "export": "export_command:export",
+    "demo": "demo:demo",
+}
+"""Module and name of each command. Modules are imported on demand, because the libraries of some
+commands take long to import.
+"""
+
+
 class _Kts(click.Group):
     """Group of all commands."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Returns the names of commands in the order in which they were added."""
-        return list(self.commands)
+        """Returns the names of all commands."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Imports a command and returns it; `None` if it does not exist."""
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(import_module(f"kts_source.cli.{module}"), name)
+        return command
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the exit codes."""
@@ -57,11 +83,11 @@ def kts() -> None:
     """Contains all commands."""
 
 
-for command in (
-    *(topics, describe, segments, plan, cat, schema, find_command, index_command),
-    *(groups, audit_command, verify_command, report_command, export, demo),
-):
-    kts.add_command(command)
+def all_commands() -> dict[str, click.Command]:
+    """Imports all commands and returns them by name."""
+    context = click.Context(kts)
+    commands = {name: kts.get_command(context, name) for name in _COMMANDS}
+    return {name: command for name, command in commands.items() if command is not None}
 
 
 def main(arguments: list[str] | None = None) -> int:

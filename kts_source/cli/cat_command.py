@@ -31,8 +31,6 @@ from kts_source.planning.infer_types import with_types
 from kts_source.predicate.model import MIN_INT64
 from kts_source.read.read_settings import read_schema
 from kts_source.read.read_task import run_task
-from kts_source.streaming.offsets import INITIAL
-from kts_source.streaming.tier_stream import TierStream
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -143,6 +141,9 @@ def _print(writer: RecordWriter, batch: pa.RecordBatch) -> None:
 
 def _new(options: ScanOptions, limit: int | None) -> Generator[pa.RecordBatch]:
     """Yields existing records and then new ones, without end."""
+    from kts_source.streaming.offsets import INITIAL
+    from kts_source.streaming.tier_stream import TierStream
+
     position = INITIAL
     left = sys.maxsize if limit is None else limit
     with closing(TierStream(options)) as stream:

@@ -16,11 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 import numpy as np
-from rich.console import Console
-from rich.measure import Measurement
-from rich.progress import DownloadColumn, Progress
-from rich.table import Table
-from rich.text import Text
 
 from kts_source.errors import InvalidOptionError
 from kts_source.store.open_store import local_file
@@ -67,6 +62,9 @@ def progress_bar(name: str, *, is_shown: bool = True) -> Iterator[Callable[..., 
     function that updates the bar. It takes the same arguments as `rich.progress.Progress.update`,
     without the task.
     """
+    from rich.console import Console
+    from rich.progress import DownloadColumn, Progress
+
     console = Console(stderr=True)
     columns = (*Progress.get_default_columns(), DownloadColumn())
     is_hidden = not console.is_terminal or not is_shown
@@ -114,6 +112,11 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
     """Prints a table with aligned columns. Columns with numbers are right-aligned, with thousands
     separators.
     """
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, header_style="bold")
     for number, name in enumerate(header):
         numeric = any(isinstance(row[number], int) for row in rows)

@@ -15,7 +15,7 @@ import pytest
 
 import kts_source
 import segment_format
-from kts_source.cli.app import kts
+from kts_source.cli.app import all_commands
 from kts_source.errors import TieredKafkaError
 from segment_format.errors import SegmentFormatError
 from tests.docs.fences import PAGES, ROOT
@@ -89,14 +89,14 @@ def _flags(parameters: Iterable[click.Parameter]) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("name", sorted(kts.commands))
+@pytest.mark.parametrize("name", sorted(all_commands()))
 def test_cli_page_names_every_flag(name: str) -> None:
     page = _page("cli.md")
     sections = re.split(r"^## ", page, flags=re.MULTILINE)
     (section,) = [text for text in sections if text.startswith(f"`kts {name}`\n")]
     named = set(re.findall(r"(--[a-z][\w-]*)", section))
-    assert _flags(own_flags(kts.commands[name])) <= named
-    known = {flag for command in kts.commands.values() for flag in _flags(command.params)}
+    assert _flags(own_flags(all_commands()[name])) <= named
+    known = {flag for command in all_commands().values() for flag in _flags(command.params)}
     assert named <= known
 
 

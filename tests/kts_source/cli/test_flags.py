@@ -8,12 +8,12 @@ import click
 import pytest
 from click.shell_completion import ShellComplete
 
-from kts_source.cli.app import kts, main
+from kts_source.cli.app import all_commands, kts, main
 from kts_source.cli.flags import SOURCE_FLAGS, Command, with_flags
 from kts_source.options import OPTIONS
 from kts_source.options.stream_options import STREAM_OPTIONS
 
-COMMANDS = sorted(name for name, command in kts.commands.items() if isinstance(command, Command))
+COMMANDS = sorted(name for name, command in all_commands().items() if isinstance(command, Command))
 
 
 def help_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -112,7 +112,7 @@ def test_messages_name_flags_instead_of_options(text: str, shown: str) -> None:
 def test_boolean_options_are_flags_without_value(capsys: pytest.CaptureFixture[str]) -> None:
     booleans = {
         flag: parameter
-        for parameter in kts.commands["plan"].params
+        for parameter in all_commands()["plan"].params
         if isinstance(parameter, click.Option) and parameter.is_flag
         for flag in parameter.opts
     }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.dataset as ds
 import pytest
 
-from kts_source.cli.app import kts, main
+from kts_source.cli.app import all_commands, main
 from kts_source.export.task_writer import LocalExecutor
 from tests.golden_data import KEYS, TIER, expected_table, partition_summaries
 
@@ -357,11 +357,11 @@ sys.exit(max(main(command) for command in {commands!r}))
     assert "read without Spark" in done.stdout
 
 
-@pytest.mark.parametrize("name", sorted(kts.commands))
+@pytest.mark.parametrize("name", sorted(all_commands()))
 def test_flags_and_source_options_of_a_command_have_distinct_names(name: str) -> None:
     flags = [
         flag
-        for parameter in kts.commands[name].params
+        for parameter in all_commands()[name].params
         for flag in (*parameter.opts, *parameter.secondary_opts)
     ]
     assert len(flags) == len(set(flags))
