@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from kts_source.cli.flags import Command, SuggestedText, flag
+from kts_source.cli.flags import Command, SuggestedText, flag, flag_name
 from kts_source.cli.record_formats import (
     FORMATS,
     columns_of_format,
@@ -26,7 +26,6 @@ from kts_source.errors import InvalidOptionError
 from kts_source.options import parse_any_options
 from kts_source.options.scan_options import check_for_batch, check_for_stream
 from kts_source.options.selection import Assign, OffsetsBound
-from kts_source.options.stream_options import parse_duration_ms
 from kts_source.planning.infer_types import with_types
 from kts_source.predicate.model import MIN_INT64
 from kts_source.read.read_settings import read_schema
@@ -231,22 +230,10 @@ def _assign(options: dict[str, str], partitions: tuple[int, ...]) -> None:
 
 def _start_at(options: dict[str, str], since: str) -> None:
     if given := [name for name in _STARTS if name in options]:
-        raise InvalidOptionError(f"--since and {given[0]} both set the start: remove one")
-    options["startingTimestamp"] = str(_epoch_ms(since, time.time()))
+        raise InvalidOptionError(
+            f"--since and {flag_name(given[0])} both set the start: remove one"
+        )
+    is_duration = re.fullmatch(r"\d+ *[a-z]+", since)
+    options["startingTimestamp"] = f"-{since}" if is_duration else since
     # Without a record since then, print nothing.
     options.setdefault("startingOffsetsByTimestampStrategy", "latest")
-
-
-def _epoch_ms(text: str, now: float) -> int:
-    """Returns a time in ms since 1970: an ISO 8601 time, or a duration before `now`."""
-    from datetime import UTC, datetime
-
-    if re.match(r"\d{4}-", text):
-        try:
-            time_of = datetime.fromisoformat(text)
-        except ValueError:
-            raise InvalidOptionError(
-                f"--since must be a time such as 2026-02-25T10:00Z or 1h, not {text!r}"
-            ) from None
-        return int(time_of.replace(tzinfo=time_of.tzinfo or UTC).timestamp() * 1000)
-    return max(0, int(now * 1000) - parse_duration_ms("--since", text))

@@ -25,8 +25,8 @@ from kts_source.options.parsing import (
     parse_int,
     parse_positive_int,
 )
-from kts_source.options.selection import parse_timestamp
 from kts_source.options.stream_options import STREAM_OPTIONS
+from kts_source.options.times import parse_time
 from kts_source.options.value_formats import VALUE_OPTIONS
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ _BOOLEANS: Final = frozenset(
 _SHORT_HELP: Final[Mapping[str, str]] = {
     "keyPrefix": "The storage plugin's key.prefix, such as tiered/.",
     "layout": "Layout of the tier, or of brokers' disks (kafka-logs).",
-    "startingTimestamp": "First timestamp, such as 1735689600000 (ms since 1970).",
+    "startingTimestamp": "First timestamp: 2026-02-25T10:00Z, -1h, or ms since 1970.",
     "endingTimestamp": "Stop before this timestamp.",
     "startingOffsets": 'First offsets: earliest, or {"orders":{"0":23}}.',
     "endingOffsets": 'Stop before these offsets: latest, or {"orders":{"0":50}}.',
@@ -93,7 +93,7 @@ _KINDS: Final[Mapping[Callable[..., Any], str]] = {
     parse_int: "N",
     parse_positive_int: "N",
     parse_byte_size: "SIZE",
-    parse_timestamp: "TIME",
+    parse_time: "TIME",
 }
 
 

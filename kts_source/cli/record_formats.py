@@ -22,10 +22,9 @@ from kts_source.cli.output import (
     is_bytes,
     json_text,
     json_values,
-    preview_bytes,
 )
 from kts_source.errors import InvalidOptionError
-from kts_source.texts import printable
+from kts_source.texts import preview_bytes, printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.dataset as ds
 import pytest
 
+from kts_source.cli import main as run_kts
 from kts_source.cli.app import all_commands, main
 from kts_source.export.task_writer import LocalExecutor
 from tests.golden_data import KEYS, TIER, expected_table, partition_summaries
@@ -329,6 +330,14 @@ def test_topics_command_reports_names_of_missing_encryption_keys(
     assert main(["topics", str(TIER), "--key-prefix", "tiered/"]) == 0
     table = capsys.readouterr().out
     assert re.search(r"^ encrypted +0 +\? +\? +\? +7 .*key key1 needed", table, re.MULTILINE)
+
+
+def test_missing_package_is_reported_with_the_extra(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert run_kts() == 2
+    assert "kts needs rich: pip install 'tiered-kafka[cli]'" in capsys.readouterr().err
 
 
 def test_commands_run_without_pyspark(tmp_path: Path) -> None:
