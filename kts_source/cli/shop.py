@@ -148,10 +148,10 @@ def show_months(totals: Mapping[str, float], engine: str) -> None:
 
 def show_next_steps(folder: Path, command: str) -> None:
     """Prints the folder of the sample tier and commands that read it."""
-    place = f"{folder} {TOPIC} --keyPrefix tiered/"
+    place = f"{folder} {TOPIC} --key-prefix tiered/"
     print(
         f"\nThe sample tier is in {folder}. Try next:\n\n"
         f"  {command} cat {place} --limit 3\n"
         f"  {command} find {place} --key c7\n"
-        f"  {command} report {folder} --keyPrefix tiered/ --output report.html"
+        f"  {command} report {folder} --key-prefix tiered/ --output report.html"
     )
