@@ -19,11 +19,12 @@ DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 
 def name_tables() -> dict[str, str]:
     """Returns the table of public names: one row per name on the pages in `docs/api`."""
-    rows = []
-    for page in sorted((DOCS / "api").glob("*.md")):
-        for name in re.findall(r"^::: ([\w.]+)$", page.read_text(), re.MULTILINE):
-            rows.append(f"| [`{name}`](api/{page.name}#{name}) | {_summary(name)} |")
-    return {"names": "\n".join(["| name | summary |", "| --- | --- |", *sorted(rows)])}
+    rows = sorted(
+        f"| [`{name}`](api/{page.name}#{name}) | {_summary(name)} |"
+        for page in (DOCS / "api").glob("*.md")
+        for name in re.findall(r"^::: ([\w.]+)$", page.read_text(), re.MULTILINE)
+    )
+    return {"names": "\n".join(["| name | summary |", "| --- | --- |", *rows])}
 
 
 def _summary(name: str) -> str:
