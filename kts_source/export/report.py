@@ -8,11 +8,13 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.store.open_store import local_file
-from kts_source.texts import format_bytes, rows_table
+from kts_source.texts import Displayed, Table, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
+
+    from matplotlib.figure import Figure
 
     from kts_source.export.ranges import RangeAdvance
     from kts_source.export.task import TaskReport
@@ -48,8 +50,8 @@ class WrittenRange:
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class BackfillReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class BackfillReport(Displayed):
     """Figures of one run of an export.
 
     Attributes:
@@ -103,13 +105,13 @@ class BackfillReport:
         """Returns the report as values that JSON supports."""
         return {**asdict(self), "ratio": self.ratio}
 
-    def _repr_html_(self) -> str:
-        """Returns HTML tables for notebooks: the figures of the run, and a row per offset range."""
+    def _tables(self) -> tuple[Table, ...]:
         first, *facts = (line.strip() for line in _summary(self))
         rows = [(f"{r.topic}-{r.partition}", r.start, r.stop, "written") for r in self.ranges]
         rows += [(f"{g.topic}-{g.partition}", g.start, g.stop, g.reason) for g in self.skipped]
-        table = rows_table("Ranges", ("partition", "start", "stop", ""), rows)
-        return rows_table(first, (), [(fact,) for fact in facts]) + (table if rows else "")
+        figures = Table(first, (), [(fact,) for fact in facts])
+        ranges = Table("Ranges", ("partition", "start", "stop", ""), rows)
+        return (figures, ranges) if rows else (figures,)
 
     def save_png(self, path: str | Path) -> None:
         """Saves the report as a PNG picture.
@@ -130,7 +132,7 @@ class BackfillReport:
         return "\n".join([*lines, *(f"  skipped {gap}" for gap in self.skipped)])
 
 
-def draw_report(report: BackfillReport) -> Any:  # noqa: ANN401  # matplotlib ships no types for this
+def draw_report(report: BackfillReport) -> Figure:
     """Draws a picture of the report. The left side has a bar with the seconds of each stage, and
     the right side has the text of the report.
 

@@ -61,6 +61,8 @@ from kts_source.export.tables.target_store import open_target
 from kts_source.export.task import ExportJob
 from kts_source.export.verify import verify
 from kts_source.options import parse_options
+from kts_source.options.scan_options import refuse_durations
+from kts_source.options.times import TIME_RANGE
 from kts_source.planning.estimate import estimate
 from kts_source.read.read_settings import read_schema
 
@@ -80,7 +82,7 @@ if TYPE_CHECKING:
     from kts_source.export.tables.export_table import ExportTable, TableState
     from kts_source.export.task import RunnableTask, TaskReport
     from kts_source.export.task_writer import ExportExecutor
-    from kts_source.options import ScanOptions
+    from kts_source.options import Options, ScanOptions
     from kts_source.store.object_store import ObjectInfo
 
 log = logging.getLogger(__name__)
@@ -89,7 +91,7 @@ DEFAULT_CLEAN_HOURS: Final = 7 * 24.0
 
 
 def export(
-    source: Mapping[str, str],
+    source: Options,
     settings: ExportSettings,
     executor: ExportExecutor,
     *,
@@ -113,6 +115,7 @@ def export(
     """
     options = parse_options(source)
     check_typed(options, settings)
+    refuse_durations(options, {TIME_RANGE}, "all runs of an export must have the same filter")
     options = replace(options, key_ring=options.key_ring.loaded())
     with _opened(table, settings) as opened:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, Unpack
@@ -14,7 +15,8 @@ from kts_source.export.partitioning import (
     PartitionField,
     parse_partition_by,
 )
-from kts_source.options.stream_options import parse_duration_ms
+from kts_source.options.times import parse_duration_ms
+from kts_source.options.values import option_texts
 from kts_source.secret import Secret
 from kts_source.store.open_store import refuse_credentials, scheme_of
 from kts_source.store.storage_options import S3_OPTIONS, storage_options_from
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kts_source.export.transforms import RowTransform
+    from kts_source.options import Options
 
 PARQUET: Final = "parquet"
 DELTA: Final = "delta"
@@ -92,9 +95,9 @@ class ExportArguments(TypedDict, total=False):
     resume: bool
     export_id: str
     commit_bytes: int
-    target_options: Mapping[str, str] | None
+    target_options: Options | None
     catalog: Mapping[str, Any] | None
-    dead_letters: str | None
+    dead_letters: str | os.PathLike[str] | None
     compact: bool
     tombstones: str
     delete_retention_ms: int
@@ -145,9 +148,9 @@ class ExportSettings:
 
 
 def export_settings(
-    target: str,
+    target: str | os.PathLike[str],
     *,
-    source: Mapping[str, str] | None = None,
+    source: Options | None = None,
     **arguments: Unpack[ExportArguments],
 ) -> ExportSettings:
     """Checks the arguments of an export.
@@ -186,11 +189,11 @@ def export_settings(
     if values.get("dead_letters") is not None:
         values["dead_letters"] = _path("dead_letters", values["dead_letters"])
     settings = ExportSettings(
-        _path("the target", target) if is_path else target,
+        _path("the target", target) if is_path else os.fspath(target),
         compaction=compaction if values.pop("compact", False) else None,
         following=following,
         **values,
-        storage=storage_options_from(options),
+        storage=storage_options_from(option_texts(options)),
         catalog=Secret(properties),
     )
     for name, value, allowed in (
@@ -206,11 +209,11 @@ def export_settings(
     return settings
 
 
-def _path(name: str, path: str) -> str:
+def _path(name: str, path: str | os.PathLike[str]) -> str:
     """Removes blanks at both ends of an output path. Raises `InvalidOptionError` for a misspelled
     URL, because it would be used as the name of a local folder.
     """
-    path = path.strip()
+    path = os.fspath(path).strip()
     if not path:
         raise InvalidOptionError(f"{name} is empty: give a folder or s3://bucket/prefix")
     refuse_credentials(path)

@@ -190,39 +190,50 @@ def _named_partitions(bound: Bound) -> Mapping[str, Mapping[int, int]] | None:
 def check_named(
     options: ScanOptions, held: AbstractSet[tuple[str, int]], topics: AbstractSet[str]
 ) -> None:
-    """Checks that bounds in JSON name exactly the partitions to read, as in Spark.
+    """Checks that bounds in JSON name only existing partitions.
+
+    Partitions that a bound does not name are read from their start, or to their end. Spark's Kafka
+    source rejects such a bound.
 
     Args:
         options: Options with the bounds.
         held: The partitions to read.
-        topics: Topics. For these, the bounds may also name partitions without data.
+        topics: Topics whose partitions without data are unknown. A bound that names all other
+            partitions of such a topic may also name partitions without data.
 
     Raises:
-        InvalidOptionError: The bounds name other partitions, or not all of them.
+        InvalidOptionError: A bound names a partition that is not read.
     """
     for option, bound in (("starting", options.starting), ("ending", options.ending)):
         named = _named_partitions(bound)
         if named is None:
             continue
         pairs = {(topic, number) for topic, numbers in named.items() for number in numbers}
-        extra = {pair for pair in pairs - held if pair[0] not in topics}
-        for problem, verb in ((held - pairs, "does not name"), (extra, "names")):
-            if problem:
-                names = ", ".join(f"{topic}-{number}" for topic, number in sorted(problem))
-                raise InvalidOptionError(
-                    f"the {option} offsets must name the partitions that are read (−2 earliest, −1"
-                    f" latest), but the option {verb} {names}"
-                )
+        # If a bound names only some of the partitions, a partition without data may be a typo.
+        complete = topics - {topic for topic, _ in held - pairs}
+        extra = {pair for pair in pairs - held if pair[0] not in complete}
+        if extra:
+            may_be_empty = any(topic in topics for topic, _ in extra)
+            raise InvalidOptionError(
+                f"the {option} offsets name partitions that are not read: {_names(extra)}. Remove"
+                " them from the option"
+                + (", or name all other partitions, too, if they are empty" if may_be_empty else "")
+                + f". Partitions to read: {_names(held) or 'none'}"
+            )
+
+
+def _names(partitions: AbstractSet[tuple[str, int]]) -> str:
+    return some(f"{topic}-{number}" for topic, number in sorted(partitions))
 
 
 def wanted_of(bound: Bound, location: Place) -> int | None:
-    """Returns the offset or timestamp of a bound for a partition; `None` for `earliest` and
-    `latest`.
+    """Returns the offset or timestamp of a bound for a partition. Returns `None` for `earliest` and
+    `latest`, and for a partition that a bound in JSON does not name.
     """
     if isinstance(bound, TimestampBound):
         return bound.timestamp_ms
-    named = _named_partitions(bound)
-    return None if named is None else named[location.topic][location.partition]
+    named = _named_partitions(bound) or {}
+    return named.get(location.topic, {}).get(location.partition)
 
 
 def _clamped(option: str, offset: int, location: Place, partition: PartitionLog) -> int:

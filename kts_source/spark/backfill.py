@@ -16,7 +16,8 @@ from kts_source.export.task import TaskReport
 from kts_source.export.task_writer import LocalExecutor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    import os
+    from collections.abc import Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -24,13 +25,14 @@ if TYPE_CHECKING:
     from kts_source.export.report import BackfillReport
     from kts_source.export.task import ExportJob, RunnableTask
     from kts_source.export.task_writer import ExportExecutor
+    from kts_source.options import Options
 
 
 def backfill(
     spark: SparkSession | None,
     *,
-    source: Mapping[str, str],
-    target: str,
+    source: Options,
+    target: str | os.PathLike[str],
     progress: bool = True,
     **arguments: Unpack[ExportArguments],
 ) -> BackfillReport:

@@ -144,8 +144,8 @@ def pending_partitions(
 
     Raises:
         DataLossError: Offsets were lost, before or after the stream read them.
-        InvalidOptionError: The JSON in option `startingOffsets`, or in a similar option, lacks an
-            existing partition or names a partition that does not exist.
+        InvalidOptionError: The JSON in option `startingOffsets`, or in a similar option, names a
+            partition that does not exist.
     """
     if position.is_initial:
         return _initial_partitions(options, look)

@@ -208,9 +208,62 @@ def test_lost_index_entry_is_detected_after_two_holes(local: bool) -> None:
         offsets(segments, "plan", local=local, stop=6, **more)
 
 
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("stop", [1, 2, 5, 7, 9])
+def test_lost_index_entry_is_detected_after_hole_and_partly_read_segment(
+    stop: int, local: bool
+) -> None:
+    steps = [aborted(1), plain(1), plain(2), plain(1), plain(1), plain(1), abort, plain(1)]
+    first, second = rolled(steps, {1, 2, 4, 5}), rolled(steps, {1, 2, 3, 5})
+    # Offsets [2, 4) are missing, and the snapshot of [4, 6) describes another offset than 5.
+    segments = [pick(first, 0, 2), pick(first, 4, 6), pick(second, 5, 7), pick(first, 7, 9)]
+    more = {"endingOffsets": json.dumps({"t": {"0": stop}}), "failOnDataLoss": "false"}
+    rows = offsets(segments, "plan", local=local, stop=stop, **more)
+    assert rows == [n for n in (1, 4, 5, 6, 8) if n < stop]
+    segments[3] = replace(segments[3], txnindex=None)
+    with pytest.raises(CorruptSegmentError, match="began at offset 0"):
+        offsets(segments, "plan", local=local, stop=stop, **more)
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("stop", [5, 6, 7, 9])
+def test_lost_index_entry_is_detected_if_partly_read_segment_follows_hole(
+    stop: int, local: bool
+) -> None:
+    steps = [plain(2), plain(2), aborted(1), plain(1), plain(1), abort, plain(1)]
+    first, second = rolled(steps, {0, 1, 3, 4}), rolled(steps, {0, 1, 2, 4})
+    segments = [pick(first, 0, 2), pick(first, 4, 6), pick(second, 5, 7), pick(first, 7, 9)]
+    more = {
+        "startingOffsets": json.dumps({"t": {"0": 4}}),
+        "endingOffsets": json.dumps({"t": {"0": stop}}),
+    }
+    rows = offsets(segments, "plan", local=local, stop=stop, **more)
+    assert rows == [n for n in (5, 6, 8) if n < stop]
+    segments[3] = replace(segments[3], txnindex=None)
+    with pytest.raises(CorruptSegmentError, match="began at offset 4"):
+        offsets(segments, "plan", local=local, stop=stop, **more)
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("stop", [9, 10, 11, 12])
+@pytest.mark.parametrize("end", [commit, abort])
+def test_transaction_across_two_holes_and_invalid_snapshot_has_its_outcome(
+    end: Callable[[LogBuilder], object], stop: int, local: bool
+) -> None:
+    steps = [aborted(1), plain(1), plain(2), plain(2), plain(2), aborted(1), plain(1), end]
+    log = rolled([*steps, plain(1)], {1, 2, 3, 4, 6})
+    segments = [pick(log, *each) for each in ((0, 2), (4, 6), (8, 10), (10, 12))]
+    snapshot = segments[1].snapshot
+    segments[1] = replace(segments[1], snapshot=snapshot[:-1] + bytes([snapshot[-1] ^ 1]))
+    more = {"endingOffsets": json.dumps({"t": {"0": stop}}), "failOnDataLoss": "false"}
+    rows = offsets(segments, "plan", local=local, stop=stop, **more)
+    committed = (0, 1, 4, 5, 8, 9, 11) if end is commit else (1, 4, 5, 9, 11)
+    assert rows == [n for n in committed if n < stop]
+
+
 def check_reads_with_holes(seed: int) -> None:
-    """Reads overlapping segments without one or two of them. No read may return aborted records or
-    raise an error.
+    """Reads overlapping segments without one or two of them. No read may return aborted records. A
+    read may raise an error only if an entry of a transaction index is also missing.
     """
     source = random.Random(seed)
     steps = random_steps(source)
@@ -225,11 +278,27 @@ def check_reads_with_holes(seed: int) -> None:
         del segments[lost]
     end = first.end_offset()
     committed = {row.offset for row in first.rows("read_committed")}
+    remaining = [segments[each] for each in sorted(segments)]
+    indexed = [number for number, files in enumerate(remaining) if files.txnindex]
     for stop in {end, *source.sample(range(1, end), min(5, end - 1))}:
-        more = {"endingOffsets": json.dumps({"t": {"0": stop}}), "failOnDataLoss": "false"}
-        remaining = [segments[each] for each in sorted(segments)]
-        rows = offsets(remaining, "plan", local=source.random() < 0.5, stop=end, **more)
-        assert set(rows) <= committed, (seed, stop)
+        start = source.choice((0, source.randrange(stop)))
+        more = {
+            "startingOffsets": json.dumps({"t": {"0": start}}),
+            "endingOffsets": json.dumps({"t": {"0": stop}}),
+            "failOnDataLoss": "false",
+        }
+        local = source.random() < 0.5
+        rows = offsets(remaining, "plan", local=local, stop=end, **more)
+        assert set(rows) <= committed, (seed, start, stop)
+        if indexed:
+            damaged = [*remaining]
+            number = source.choice(indexed)
+            damaged[number] = replace(damaged[number], txnindex=None)
+            try:
+                rows = offsets(damaged, "plan", local=local, stop=end, **more)
+            except CorruptSegmentError:
+                continue
+            assert set(rows) <= committed, (seed, start, stop, number)
 
 
 def test_random_reads_with_holes_return_no_aborted_records() -> None:
@@ -244,8 +313,9 @@ def hybrid_offsets(
     *,
     local_start: int,
     stop: int,
+    start: int = 0,
 ) -> list[int]:
-    """Writes segments to a tier, and reads offsets [0, stop) from the tier and from brokers.
+    """Writes segments to a tier, and reads offsets [start, stop) from the tier and from brokers.
 
     Args:
         log: The log of the brokers.
@@ -253,6 +323,7 @@ def hybrid_offsets(
         versions: Max versions of requests that brokers support, by name.
         local_start: First offset that brokers have on their disks.
         stop: End of the read, exclusive.
+        start: First offset of the read.
     """
     objects: dict[str, bytes] = {}
     writer = LocalTierWriter(objects, topic="t")
@@ -265,6 +336,7 @@ def hybrid_offsets(
         more = {
             "kafka.bootstrap.servers": brokers.bootstrap,
             "brokerFallback": "false",
+            "startingOffsets": json.dumps({"t": {"0": start}}),
             "endingOffsets": json.dumps({"t": {"0": stop}}),
         }
         return written_logs.read(objects, True, isolationLevel="read_committed", **more)
@@ -281,6 +353,28 @@ def test_marker_after_the_end_of_a_partly_read_segment_aborts_its_transaction(
     segments = [pick(*each) for each in ranges]
     rows = hybrid_offsets(first, segments, versions, local_start=10, stop=stop)
     assert rows == [n for n in range(2, stop) if n != 6]
+
+
+@pytest.mark.parametrize("versions", [{}, OLD_BROKERS])
+@pytest.mark.parametrize("start", range(5))
+def test_read_that_starts_in_partly_read_segment_uses_the_tier(
+    start: int, versions: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    steps = [plain(2) for _ in range(6)]
+    first, second = rolled(steps, {0, 2, 3, 4}), rolled(steps, {0, 1, 2, 3, 4})
+    segments = [*first.segments, pick(second, 4, 6)]
+    rows = hybrid_offsets(first, segments, versions, local_start=10, start=start, stop=12)
+    assert rows == list(range(start, 12))
+    assert "is read from brokers" not in caplog.text
+
+
+@pytest.mark.parametrize("stop", [1, 2])
+def test_transaction_after_the_read_needs_no_outcome_from_old_brokers(stop: int) -> None:
+    steps = [plain(2), aborted(2), commit, plain(1), plain(2), plain(2)]
+    log = rolled(steps, {1, 3, 4})
+    segments = [files for files in log.segments if files.base_offset != 4]
+    rows = hybrid_offsets(log, segments, OLD_BROKERS, local_start=8, stop=stop)
+    assert rows == list(range(stop))
 
 
 def check_hybrid_read(seed: int) -> bool:
@@ -302,14 +396,17 @@ def check_hybrid_read(seed: int) -> bool:
     versions = source.choice(({}, OLD_BROKERS, OLD_BROKERS))
     returned = False
     for stop in {end, *source.sample(range(1, end), min(8, end - 1))}:
+        start = source.choice((0, source.randrange(stop)))
         try:
-            rows = hybrid_offsets(first, segments, versions, local_start=local_start, stop=stop)
+            rows = hybrid_offsets(
+                first, segments, versions, local_start=local_start, start=start, stop=stop
+            )
         except OldBrokerError:
             assert versions
             continue
         returned = True
-        expected = [row.offset for row in first.rows("read_committed", start=0, stop=stop)]
-        assert rows == expected, (seed, stop)
+        expected = [row.offset for row in first.rows("read_committed", start=start, stop=stop)]
+        assert rows == expected, (seed, start, stop)
     return returned
 
 

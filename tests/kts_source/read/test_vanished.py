@@ -257,4 +257,6 @@ def test_summary_of_metrics_can_be_plotted(tmp_path: Path) -> None:
     axes = metrics.Summary(tasks).plot()
     tops = [max(bar.get_y() + bar.get_height() for bar in bars) for bars in axes.containers]
     assert max(tops) == pytest.approx(2.0)
-    assert {text.get_text() for text in axes.get_legend().get_texts()} >= {"wait", "decode"}
+    legend = axes.get_legend()
+    assert legend is not None
+    assert {text.get_text() for text in legend.get_texts()} >= {"wait", "decode"}
