@@ -90,7 +90,7 @@ def _own_flags(command: click.Command) -> set[str]:
 
 
 @pytest.mark.parametrize("name", sorted(kts.commands))
-def test_cli_page_names_every_flag(name: str) -> None:
+def test_cli_page_contains_every_flag(name: str) -> None:
     page = _page("cli.md")
     sections = re.split(r"^## ", page, flags=re.MULTILINE)
     (section,) = [text for text in sections if text.startswith(f"`kts {name}`\n")]
@@ -99,7 +99,7 @@ def test_cli_page_names_every_flag(name: str) -> None:
 
 
 @pytest.mark.parametrize("package", [kts_source, segment_format])
-def test_api_pages_name_every_public_name(package: ModuleType) -> None:
+def test_api_pages_contain_every_public_name(package: ModuleType) -> None:
     texts = "\n".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
     shown = re.findall(r"^::: ([\w.]+)$", texts, re.MULTILINE)
     assert len(shown) == len(set(shown))

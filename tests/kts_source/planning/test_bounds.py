@@ -191,7 +191,7 @@ def test_offsets_json_with_unknown_partition_raises_invalid_option_error(
         planned_offsets(**{option: offsets})
 
 
-def test_plan_notes_name_selected_and_other_topic_ids(
+def test_notes_of_plan_contain_selected_and_unselected_topic_ids(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     plan = plan_scan(parse_options(tier_options("recreated")))
