@@ -137,10 +137,10 @@ def test_demo_in_fresh_clone_prints_orders_and_row_counts(bare_path: Path, tmp_p
     code, out, err = make("demo", cwd=clone, env=env)
     assert code == 0, f"{out}\n{err}"
     assert "Traceback" not in out + err
-    assert re.search(r"^ *orders +1 +0 +2,000 +4 ", out, re.MULTILINE)
-    assert "of 4,000 orders match" in out
+    assert len(re.findall(r"^ *orders +\d +0 +[\d,]+ +12 ", out, re.MULTILINE)) == 3
+    assert re.search(r"[\d,]+ of [\d,]+ orders match", out)
     assert "computed by Spark 4" in out
-    assert len(re.findall(r"^ +2025-\d\d  █+ ", out, re.MULTILINE)) == 12
+    assert len(re.findall(r"^ +2021-\d\d  █+ ", out, re.MULTILINE)) == 12
     assert not (clone / ".venv").exists()
     files = (path for path in (clone / ".venv-demo").rglob("*") if path.is_file())
     size = sum(path.lstat().st_size for path in files if not path.is_symlink())

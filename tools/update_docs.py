@@ -1,7 +1,10 @@
-"""Updates the tables of options and flags in the docs from the code."""
+"""Updates the tables of options, flags and public names in the docs from the code."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -59,10 +62,29 @@ def _table(header: tuple[str, str], rows: Iterable[tuple[str, str]]) -> str:
     )
 
 
+def name_tables() -> dict[str, str]:
+    """Returns the table of public names: one row per name on the pages in `docs/api`."""
+    rows = sorted(
+        f"| [`{name}`](api/{page.name}#{name}) | {_summary(name)} |"
+        for page in (DOCS / "api").glob("*.md")
+        for name in re.findall(r"^::: ([\w.]+)$", page.read_text(), re.MULTILINE)
+    )
+    return {"names": "\n".join(["| name | summary |", "| --- | --- |", *rows])}
+
+
+def _summary(name: str) -> str:
+    """Returns the first sentence of the docstring of a public name."""
+    module, _, attribute = name.rpartition(".")
+    docstring = inspect.getdoc(getattr(importlib.import_module(module), attribute)) or ""
+    paragraph = " ".join(docstring.partition("\n\n")[0].split())
+    return re.split(r"(?<=\.) ", paragraph)[0].replace("|", "\\|")
+
+
 PAGES: Final[Mapping[Path, Callable[[], Mapping[str, str]]]] = {
     DOCS / "options.md": options_tables,
     DOCS / "brokers.md": kafka_tables,
     DOCS / "cli.md": cli_tables,
+    DOCS / "python-api.md": name_tables,
 }
 
 

@@ -1,6 +1,6 @@
 """`kts demo`: shows on a small sample tier what the package does.
 
-The sample tier has one topic `orders`. `--all` reads the tier that a real broker wrote for the
+The sample tier has the orders of a shop. `--all` reads the tier that a real broker wrote for the
 tests, with topics of all kinds. This tier is in the source repository but not in the wheel.
 `--path` selects another tier.
 """

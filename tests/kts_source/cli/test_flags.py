@@ -39,7 +39,7 @@ def test_help_of_a_command_fits_two_screens_and_names_exit_codes(
     assert len(lines) <= 60
     assert max(map(len, lines)) <= 80
     codes = [line.split()[0] for line in lines if re.match(r"  \d+ ", line)]
-    assert codes == ["0", "1", "2", "3", "130"]
+    assert codes == ["0", "1", "2", "3", "4", "130"]
     assert any(line.startswith(f"  kts {name} ") for line in lines)
 
 
