@@ -20,7 +20,7 @@ PYTEST_ARGS ?=
 SHARE ?= 1
 JOBS ?= 2
 
-.PHONY: help venv demo test soak bench bench-quick bench-needs lint format docs notebooks lock clean
+.PHONY: help venv kernels demo test soak bench bench-quick bench-needs lint format docs notebooks wheel lock clean
 
 help:  ## what there is to run
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -34,15 +34,20 @@ $(STAMP): requirements.lock pyproject.toml tools/find_python.sh
 	@$(VENV)/bin/uv pip install --quiet --python $(PY) --no-deps --editable .
 	@touch $@
 
-venv: $(STAMP)  ## create .venv from the lock file
+venv: kernels  ## create .venv from the lock file, and compile the kernels
 
-demo: $(STAMP)  ## read the sample tier with Spark and print real rows
+# Compiled again after a change of their sources; without a C compiler, zig links them.
+kernels: $(STAMP)  ## compile the kernels, unless they are current
+	@command -v cc >/dev/null || $(VENV)/bin/uv pip install --quiet --python $(PY) --group link
+	@$(PY) -m tools.build_kernels
+
+demo: kernels  ## read the sample tier with Spark and print real rows
 	@tools/with_java.sh $(PY) -m kts_source.cli demo
 
-test: $(STAMP)  ## the tests (no network beyond the package registries, no broker)
+test: kernels  ## the tests (no network beyond the package registries, no broker)
 	@tools/with_java.sh $(PY) -m pytest -n 3 --dist loadgroup -m "$(UNIT)" $(PYTEST_ARGS)
 
-soak: $(STAMP)  ## bad inputs, random histories and failing stores; the result goes to benchmarks/SOAK.md
+soak: kernels  ## bad inputs, random histories and failing stores; the result goes to benchmarks/SOAK.md
 	@$(PY) -m tools.soak --share $(SHARE) --jobs $(JOBS)
 
 bench: bench-needs  ## everything measured, with peers, in one run; renews benchmarks/RESULTS.md
@@ -52,7 +57,7 @@ bench-quick: bench-needs  ## the same with small inputs, a few minutes; figures 
 	@tools/with_java.sh $(PY) -m benchmarks --quick
 
 # What a part of the benchmarks wants: the oldest Spark beside a broker, Sail, and an S3 server, as the tests build it.
-bench-needs: $(STAMP)
+bench-needs: kernels
 	@if command -v mvn >/dev/null; then .ci/spark_env; fi
 	@.ci/engines_env
 	@if command -v go >/dev/null; then $(PY) -c 'from tests.servers import VERSITYGW, go_program; go_program(VERSITYGW)'; fi
@@ -72,8 +77,18 @@ docs: $(STAMP)  ## renew the tables of options and build the site into build/sit
 	@$(PY) tools/update_docs.py
 	@$(VENV)/bin/zensical build --strict --clean
 
-notebooks: $(STAMP)  ## run the notebooks and keep what they show
+notebooks: kernels  ## run the notebooks and keep what they show
 	@tools/with_java.sh $(PY) -m tools.run_notebooks
+
+WHEEL_TARGETS ?= linux-x86_64 linux-aarch64 macos-arm64 macos-x86_64
+
+wheel: kernels  ## build the wheels of all platforms, the sdist and their checksums into dist/
+	@rm -rf dist
+	@for target in $(WHEEL_TARGETS); do \
+	  KTS_WHEEL_TARGET=$$target $(VENV)/bin/uv build --quiet --wheel --out-dir dist . || exit 1; \
+	done
+	@$(VENV)/bin/uv build --quiet --sdist --out-dir dist .
+	@cd dist && rm -f .gitignore && sha256sum -- * >SHA256SUMS && cat SHA256SUMS
 
 lock: $(STAMP)  ## resolve requirements.lock anew
 	@$(PY) -m pip install --quiet --disable-pip-version-check "uv==$(UV_VERSION)"
@@ -81,4 +96,4 @@ lock: $(STAMP)  ## resolve requirements.lock anew
 	  --generate-hashes --no-emit-index-url --python-version 3.11 --upgrade -o requirements.lock
 
 clean:  ## remove .venv and caches
-	rm -rf $(VENV) .venv-spark4? .venv-engines .venv-lowest .venv-python313 .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-spark4? .venv-engines .venv-lowest .venv-python313 .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist segment_format/kernels/kernels.so

@@ -13,7 +13,7 @@ import os, sys, threading
 from kts_source.spark import daemon
 from tests.golden_data import assert_same_rows, expected_table, tier_options
 
-from segment_format.kernels.decoder import load_kernel
+from segment_format.kernels.native import load_kernel
 
 assert load_kernel.cache_info().currsize == 0
 daemon.preload()
