@@ -13,6 +13,8 @@ UV_VERSION := 0.13.8
 VENV ?= .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+# Links the kernels where there is no compiler `cc`; not in the lock, because it has 80 MB.
+ZIG := ziglang>=0.13
 # What `make test` leaves to the slower suites of .ci/run.
 UNIT := not (integration or slow or notebook or faults or kills or fuzz or engines)
 PYTEST_ARGS ?=
@@ -38,7 +40,7 @@ venv: kernels  ## create .venv from the lock file, and compile the kernels
 
 # Compiled again after a change of their sources; without a C compiler, zig links them.
 kernels: $(STAMP)  ## compile the kernels, unless they are current
-	@command -v cc >/dev/null || $(VENV)/bin/uv pip install --quiet --python $(PY) --group link
+	@command -v cc >/dev/null || $(VENV)/bin/uv pip install --quiet --python $(PY) "$(ZIG)"
 	@$(PY) -m tools.build_kernels
 
 demo: kernels  ## read the sample tier with Spark and print real rows

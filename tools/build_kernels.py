@@ -125,12 +125,7 @@ def build(name: str, library: Path) -> None:
             subprocess.Popen(
                 [sys.executable, "-m", "tools.build_kernels", "--emit", name, variant.name, path],
                 cwd=ROOT,
-                env={
-                    **os.environ,
-                    "NUMBA_CPU_NAME": variant.cpu,
-                    "NUMBA_CPU_FEATURES": variant.features,
-                    "NUMBA_OPT": "0",
-                },
+                env={**os.environ, "NUMBA_OPT": "0"},  # LLVM optimizes the complete module
             )
             for variant, path in zip(variants, objects, strict=True)
         ]
@@ -163,18 +158,12 @@ def emit(target: Target, variant: Variant, output: Path) -> None:
     """Compiles all kernels for one variant and writes the object file."""
     import llvmlite.binding as llvm
 
-    from segment_format.kernels.compiled import OPTIONS
-
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     machine = llvm.Target.from_triple(target.triple).create_target_machine(
         cpu=variant.cpu, features=variant.features, opt=3, reloc="pic", codemodel="default"
     )
-    OPTIONS.update(no_cpython_wrapper=True, no_cfunc_wrapper=True)
-    kernels = {
-        name: getattr(import_module(f"segment_format.{kernel.module}"), name)
-        for name, kernel in KERNELS.items()
-    }
+    kernels = _kernels(variant)
     sources = _sources()  # now, because files may change while numba compiles
     module = _module(variant, kernels)
     if variant == VARIANTS[target.machine][0]:
@@ -201,19 +190,33 @@ def emit(target: Target, variant: Variant, output: Path) -> None:
     output.write_bytes(machine.emit_object(module))
 
 
-def _module(variant: Variant, kernels: Mapping[str, Any]) -> Any:  # noqa: ANN401
-    """Returns the LLVM code of all kernels, and of a function for each that C can call."""
+def _kernels(variant: Variant) -> dict[str, Any]:
+    """Imports all kernels for one variant. Numba does not compile them to machine code, because
+    this machine may lack the variant's instructions.
+    """
     from numba.core.codegen import AOTCPUCodegen
-    from numba.core.compiler_lock import global_compiler_lock
     from numba.core.registry import cpu_target
+
+    from segment_format.kernels.compiled import OPTIONS, numba_config
 
     context: Any = cpu_target.target_context
     context.refresh()
-    # Numba must not compile the code for this machine, which may lack the variant's instructions.
     codegen: Any = AOTCPUCodegen
     context._internal_codegen = codegen("kernels")  # noqa: SLF001 - no public way
     # Numba wants a distinct built-in function for each compiled one, and never calls it here.
     context.get_executable = lambda *_: [].append
+    OPTIONS.update(no_cpython_wrapper=True, no_cfunc_wrapper=True)
+    numba_config.CPU_NAME, numba_config.CPU_FEATURES = variant.cpu, variant.features
+    return {
+        name: getattr(import_module(f"segment_format.{kernel.module}"), name)
+        for name, kernel in KERNELS.items()
+    }
+
+
+def _module(variant: Variant, kernels: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """Returns the LLVM code of all kernels, and of a function for each that C can call."""
+    from numba.core.compiler_lock import global_compiler_lock
+
     module = None
     for name, dispatcher in kernels.items():
         dispatcher.compile(KERNELS[name].signature)

@@ -302,7 +302,6 @@ class RecordDecoder:
         self._check_crcs = check_crcs
         self._max_batch_bytes = max_batch_bytes
         frame = self._frame = np.zeros(c.FRAME_SIZE, np.int64)
-        self._frame_at = frame.ctypes.data
         self._slots = frame.data  # reads a slot three times as fast as the array does
         frame[c.WANTED] = sum(COLUMNS[name].wanted for name in names)
         frame[c.START_OFFSET] = start_offset
@@ -465,7 +464,7 @@ class RecordDecoder:
         """Calls the kernel until it needs more bytes, has finished, or has reached an entry of
         magic 0 or 1.
         """
-        kernel, frame_at = self._kernel, self._frame_at
+        kernel, frame_at = self._kernel, self._frame.ctypes.data
         view = window.data
         window_at, payload_at = _address_of(window), _address_of(payload)
         self._at_legacy = False

@@ -14,19 +14,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from segment_format.kernels.native import KERNELS, PACKAGE
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_PACKAGE: Final = Path(__file__).parents[1]
 _NOTICE: Final = "compiling kernels, once per machine, about 20 s"
 
 
-def compile_kernel(name: str, reason: str) -> Callable[..., int]:
+def compile_kernel(name: str, module: str, signature: str, reason: str) -> Callable[..., int]:
     """Returns a kernel that numba compiles now, or has compiled before.
 
     Args:
-        name: Name of the kernel in `KERNELS`.
+        name: Name of the kernel.
+        module: Module below `segment_format` that defines it.
+        signature: Types of the result and of the parameters.
         reason: Why the kernel is not taken from the library.
 
     Raises:
@@ -39,15 +40,14 @@ def compile_kernel(name: str, reason: str) -> Callable[..., int]:
             f"No compiled kernels: {reason}. In a checkout, run `make kernels`."
             " On a platform without a wheel, install numba: the extra `jit` of tiered-kafka."
         ) from error
-    kernel = KERNELS[name]
-    dispatcher: Any = getattr(import_module(f"segment_format.{kernel.module}"), name)
+    dispatcher: Any = getattr(import_module(f"segment_format.{module}"), name)
     folder = _cache_folder()
     if folder is None or not any(folder.rglob(f"*.{name}-*.nbi")):
         sys.stderr.write(f"tiered-kafka: {_NOTICE} ({reason})\n")
     if folder is not None:
         numba_config.CACHE_DIR = str(folder)
         dispatcher.enable_caching()
-    dispatcher.compile(kernel.signature)
+    dispatcher.compile(signature)
     compiled: Callable[..., int] = dispatcher
     return compiled
 
@@ -60,7 +60,7 @@ def _cache_folder() -> Path | None:
     digest = hashlib.sha256()
     try:
         for part in ("kernels", "values"):
-            for path in sorted((PACKAGE / part).rglob("*.py")):
+            for path in sorted((_PACKAGE / part).rglob("*.py")):
                 digest.update(path.read_bytes())
         folder = Path(home) / "tiered-kafka" / f"kernels-{digest.hexdigest()[:16]}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

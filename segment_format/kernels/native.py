@@ -113,7 +113,7 @@ def load_kernel(name: str) -> Callable[..., int]:
     if isinstance(library, str):
         from segment_format.kernels.jit import compile_kernel
 
-        return compile_kernel(name, library)
+        return compile_kernel(name, *KERNELS[name], library)
     return library_kernel(*library, name)
 
 
