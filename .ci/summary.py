@@ -7,12 +7,14 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-# A suite whose tests nobody has written yet is no failure; that the main suites ran is.
+# An empty suite is no failure, unless it is a main suite.
 MUST_HAVE_TESTS = {"test"}
 
 
 def count_tests(report: Path) -> tuple[int, int, int]:
-    """Returns (passed, failed, skipped) of one JUnit report; a cut file is one failure."""
+    """Returns (passed, failed, skipped) of one JUnit report; a truncated file counts as one
+    failure.
+    """
     try:
         suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
     except ElementTree.ParseError:

@@ -148,7 +148,9 @@ def _measure(bench: Bench, tier: Tier) -> tuple[dict[str, list[tuple[float, floa
 
 
 def _drained(options: Mapping[str, str], records: int) -> tuple[float, float]:
-    """Returns seconds without the plan, and processor seconds of this process with it."""
+    """Reads all rows. Returns two values: the seconds after planning, and the processor seconds of
+    this process, including planning.
+    """
     own = time.process_time()
     scan = kts_source.scan(options)
     assert scan.plan.tasks
@@ -180,7 +182,7 @@ def _bare_store(options: Mapping[str, str]) -> S3Store:
 
 
 def _ranges(tier: Tier) -> list[tuple[str, int, int]]:
-    """Returns the byte ranges of the segments, cut into requests like those of a scan."""
+    """Returns the byte ranges of the segments, split into requests like those of a scan."""
     return [
         (path.relative_to(tier.path).as_posix(), start, min(start + ENOUGH_REQUEST_BYTES, size))
         for path in sorted(tier.path.glob("*/*/*.log"))

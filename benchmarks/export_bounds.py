@@ -68,7 +68,7 @@ def in_a_process(work: Callable[..., _Result], *arguments: object) -> _Result:
 
 
 def measure_parts(
-    options: Mapping[str, str], codec: str, repeats: int, most_records: int = 1 << 62
+    options: Mapping[str, str], codec: str, repeats: int, max_records: int = 1 << 62
 ) -> ExportParts:
     """Measures the parts of an export of a tier without chunk compression, or of its first records.
 
@@ -76,9 +76,9 @@ def measure_parts(
         options: Options of the data source.
         codec: Codec of the batches; `none` unless the tier is exported completely.
         repeats: Repeats of each part.
-        most_records: Approximate number of records.
+        max_records: Approximate number of records.
     """
-    table = _rows(options, most_records)
+    table = _rows(options, max_records)
     write_table, compress, write = _writing(table, repeats)
     decompress = 0.0
     if codec != "none":

@@ -198,7 +198,7 @@ def _limit(tier: Tier) -> Row:
 
 
 def _memory(log_bytes: int) -> list[Row]:
-    """Runs in its own process, so that the peak is its own."""
+    """Measures in a new process, so that other benchmarks do not change the peak memory."""
     grown = subprocess.run(
         [sys.executable, "-m", "benchmarks.fetch", str(log_bytes)],
         check=True,

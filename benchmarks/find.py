@@ -113,9 +113,9 @@ def _on_disk(log_bytes: int, repeats: int) -> list[Row]:
 
 
 def _with_filters(segments: int) -> list[Row]:
-    """Measures one partition of small segments.
+    """Searches for some keys in one partition of small segments.
 
-    Each key is in one segment; a hundredth of them match.
+    Each key is in only one segment. About 1 % of the segments have a wanted key.
     """
     with tempfile.TemporaryDirectory(prefix="kts-bench-find-") as scratch:
         root, folder = f"{scratch}/tier", f"{scratch}/index"

@@ -1,7 +1,8 @@
-"""The work of libraries alone on the bytes of a tier: read, decrypt, decompress, check the CRC,
+"""Does only the work of libraries on the bytes of a tier: read, decrypt, decompress, check the CRC,
 copy once.
 
-Done between prebuilt batches in Spark's workers, it is the lower bound for a source of such rows.
+If Spark's workers do this work and return prebuilt batches, their time is a lower bound for any
+source of these rows.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ class LibraryWork:
         self._position = 0
 
     def go_on(self, share: float, target: memoryview) -> None:
-        """Processes chunks until this share of the logs is done, 0 to 1.
+        """Processes further chunks until `share` of all bytes is done.
 
         Args:
-            share: Share of the bytes to reach.
+            share: Share of the bytes of all logs, 0 to 1.
             target: Buffer that receives the bytes; each piece overwrites the previous one.
         """
         end = share * self._size

@@ -40,12 +40,12 @@ def run(bench: Bench) -> list[Row]:
     if program is None:
         raise SkippedError("no versitygw: make bench builds it where Go is installed")
     return [
-        *_rows(bench, program, 100, most_processor=1.15),
-        *_rows(bench, program, 1000, most_processor=1.35),
+        *_rows(bench, program, 100, max_processor=1.15),
+        *_rows(bench, program, 1000, max_processor=1.35),
     ]
 
 
-def _rows(bench: Bench, program: str, value_bytes: int, *, most_processor: float) -> list[Row]:
+def _rows(bench: Bench, program: str, value_bytes: int, *, max_processor: float) -> list[Row]:
     log_bytes, segment_bytes = (64 << 20, 5 << 20) if bench.quick else (1536 << 20, 64 << 20)
     tier = make_tier(TierShape(value_bytes, log_bytes, partitions=6, segment_bytes=segment_bytes))
     with contextlib.ExitStack() as stack:
@@ -87,7 +87,7 @@ def _rows(bench: Bench, program: str, value_bytes: int, *, most_processor: float
             f"scan, {label}, from S3 on loopback, processor time by that from a folder",
             direct.processor_share_of(folder),
             "×",
-            most_processor,
+            max_processor,
         ).noted(
             f"JVM and Python, {direct.processor / tier.records * 1e9:.0f} and"
             f" {folder.processor / tier.records * 1e9:.0f} ns a record"

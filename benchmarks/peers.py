@@ -1,4 +1,4 @@
-"""Compares with the alternatives of users: Spark's own Kafka source and a consumer, on the same
+"""Compares this library with its alternatives, Spark's own Kafka source and a consumer, on the same
 records.
 """
 
@@ -318,7 +318,9 @@ def _limit(bench: Bench, broker: FilledBroker) -> list[Row]:
 
 
 def _consumer(bench: Bench, broker: FilledBroker) -> list[Row]:
-    """Measures the C client, with messages converted to Arrow, in one process; all data is hot."""
+    """Measures the C client in one process. Converts its messages to Arrow. All data is on the
+    broker's disk.
+    """
     rows = []
     for name in ("small",) if bench.quick else ("small", "large"):
         topic = broker.topics[f"{name}-hot"]

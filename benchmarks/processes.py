@@ -24,7 +24,7 @@ class ProcessorTime:
 
     @property
     def total(self) -> float:
-        """Returns the sum."""
+        """Seconds of all processes."""
         return self.jvm + self.python
 
     def __sub__(self, earlier: ProcessorTime) -> ProcessorTime:

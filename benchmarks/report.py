@@ -45,7 +45,7 @@ class Row:
         value: The figure, in `unit`.
         unit: Such as "M records/s" or "×".
         goal: Goal as text; None if the figure only gives scale.
-        met: True if the goal is met; None without a goal.
+        met: True if the goal is reached; None without a goal.
         note: Its bound, or how it was measured; empty if the name is enough.
     """
 

@@ -93,7 +93,8 @@ def run(bench: Bench) -> list[Row]:
 
 
 def _query(tier: Tier, workload: Workload, **more: str) -> Query:
-    # Tasks are cut by work, and compressed bytes count more. Uses as many tasks as the ceiling.
+    # Slices are split by work, and compressed bytes count as more work. Uses as many tasks as the
+    # ceiling.
     tasks = plan_scan(parse_options({**tier.options, "targetPartitionBytes": "64g"})).tasks
     work = sum(task_slice.work for task in tasks for task_slice in task.slices)
     options = {

@@ -135,9 +135,9 @@ class SimulatedTier:
         return bases
 
     def base_offset(self, number: int) -> int:
-        """Returns the first offset of a segment.
+        """Returns the first offset of segment `number`.
 
-        The number of segments returns the end of the log.
+        If `number` is the number of segments, returns the end of the log.
         """
         return self._bases[number]
 

@@ -31,7 +31,9 @@ _ENDLESS_ROWS = 4096
 
 
 def batch_rows(value_bytes: int) -> int:
-    """Returns the rows of a batch that this library makes of such records."""
+    """Returns the number of rows in a batch of this library, for records with values of
+    `value_bytes` bytes.
+    """
     return min(FOR_SPARK.rows, FOR_SPARK.size // (_KEY_BYTES + value_bytes))
 
 

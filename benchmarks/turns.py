@@ -23,7 +23,9 @@ class Times:
             seconds += more.seconds[name]
 
     def ratio(self, of: Sequence[str], by: str) -> float:
-        """Returns the median over rounds of the sum of some actions divided by one action."""
+        """Divides the total seconds of the actions `of` by the seconds of the action `by`, for each
+        round. Returns the median of the rounds.
+        """
         rounds = zip(*(self.seconds[name] for name in of), strict=True)
         pairs = zip(map(sum, rounds), self.seconds[by], strict=True)
         return statistics.median(together / alone for together, alone in pairs)
@@ -36,7 +38,8 @@ class Times:
 def in_turns(actions: Mapping[str, Callable[[], object]], rounds: int) -> Times:
     """Runs each action `rounds` times, after a warm-up round.
 
-    Every second round runs backwards, so that no action always follows the same other one.
+    Every second round runs the actions in reverse order, so that no action always runs after the
+    same action.
     """
     seconds: dict[str, list[float]] = {name: [] for name in actions}
     for number in range(rounds + 1):

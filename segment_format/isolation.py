@@ -127,7 +127,7 @@ class AbortedIntervals(ArrayValue):
 
 
 NO_ABORTED = AbortedIntervals.from_txns((), start_offset=0, stop_offset=0)
-"""Empty intervals, which `read_uncommitted` uses."""
+"""No aborted intervals, for `read_uncommitted`."""
 
 
 def _no_aborted() -> AbortedIntervals:

@@ -21,7 +21,7 @@ import numpy as np
 from segment_format.tuning import is_on
 
 MIN_BYTES: Final = 256 << 10
-"""Smaller requests get fresh memory: the allocator is as fast for them."""
+"""Smaller requests get new memory, because the allocator is equally fast for them."""
 _MAX_MAPPINGS: Final = 24  # pieces read ahead plus pieces that the consumer holds
 _MAX_IDLE_BYTES: Final = 160 << 20
 _MAX_RESTING_BYTES: Final = 32 << 20

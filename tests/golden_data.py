@@ -185,7 +185,7 @@ def rows(table: pa.Table) -> list[Row]:
 def assert_same_rows(actual: pa.Table, expected: pa.Table) -> None:
     """Asserts that both tables contain the same rows, each exactly once, in any order.
 
-    Compares the columns of `actual`, which must include `offset`.
+    Compares only the columns of `actual`. They must include `offset`.
     """
     unexpected = set(actual.column_names) - set(expected.column_names)
     assert not unexpected, f"unexpected columns: {sorted(unexpected)}"

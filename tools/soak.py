@@ -94,9 +94,9 @@ PARTS: Final = {
     "disks": (
         "Disks after a crash",
         "Copies of a running broker's disk under transactional load, compaction and"
-        " DeleteRecords. Logs and indexes after the recovery point are cut, zeroed, flipped or"
-        " deleted at random. Rows, log starts and ends equal those of a broker that starts on the"
-        " copy, at both isolation levels.",
+        " DeleteRecords. Logs and indexes after the recovery point are truncated, zeroed, flipped"
+        " or deleted at random. Rows, log starts and ends equal those of a broker that starts on"
+        " the copy, at both isolation levels.",
     ),
     "streams": (
         "Streams that are killed",

@@ -99,7 +99,9 @@ def live_report(result: Followed) -> tuple[dict[str, int], list[str]]:
 def _tested(
     marker: str, test: str, settings: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a test with these settings in its environment, with environments for every Spark."""
+    """Creates the Python environments for every Spark version. Then runs a test with `settings` as
+    additional environment variables.
+    """
     for release in ("40", "41", "42"):
         subprocess.run([ROOT / ".ci" / "spark_env", release], check=True)
     command = [sys.executable, "-m", "pytest", "-q", "-s", "--show-capture=no", "-m", marker, test]

@@ -488,7 +488,7 @@ class Transactions:
         """
         entries = {txn.last_offset: txn for txn in index}
         for producer, first, marker in self._aborted:
-            if first is None:  # without data, as far as batches were read
+            if first is None:  # no data of the transaction was read
                 continue
             entry = entries.get(marker)
             if entry is None or entry.producer_id != producer or entry.first_offset > first:

@@ -189,7 +189,7 @@ def check_partition(
         text = "the cluster does not have the partition, or does not show it"
         return [partition.finding("other-topic-id", None, None, sorted(partition.sizes), text)]
     if first is None or second is None or first.topic_id != second.topic_id:
-        return []  # created or deleted in the meantime
+        return []  # the topic was created or deleted in the meantime
     if second.topic_id != partition.topic_id:
         text = f"the cluster has topic id {second.topic_id}"
         return [partition.finding("other-topic-id", None, None, sorted(partition.sizes), text)]
@@ -281,8 +281,8 @@ def check_leader_start(
 
     If the checkpoint's log start is not higher, the leader confirms it. Then findings of kind
     `log-start-unconfirmed` are dropped. If it is higher, the tier does not serve offsets that
-    consumers can read. Then a finding of kind `lineage-disagrees` replaces the findings that advise
-    to delete these offsets. Returns the findings after these changes.
+    consumers can read. Then a finding `lineage-disagrees` replaces the findings that advise to
+    delete these offsets. Returns the findings after these changes.
 
     Args:
         partition: The partition.

@@ -97,8 +97,8 @@ class PartitionObjects:
         objects: Sequence[str],
         detail: str,
     ) -> Finding:
-        """Returns a finding of kind `name` about the offsets [`start`, `stop`) and the objects with
-        the keys `objects`.
+        """Returns a finding `name` about the offsets [`start`, `stop`) and the objects with the
+        keys `objects`.
         """
         by_class: Counter[str] = Counter()
         for key in objects:
@@ -109,8 +109,8 @@ class PartitionObjects:
     def segment_finding(
         self, name: str, segment: RemoteSegment, keys: Sequence[str], detail: str
     ) -> Finding:
-        """Returns a finding of kind `name` about all offsets of a segment and the objects with the
-        keys `keys`.
+        """Returns a finding `name` about all offsets of a segment and the objects with the keys
+        `keys`.
         """
         return self.finding(name, segment.start_offset, segment.stop_offset, keys, detail)
 
@@ -126,8 +126,12 @@ def is_archived(info: ObjectInfo | ObjectRef) -> bool:
 
 
 def check_topic_id(partition: PartitionObjects, chosen: str) -> list[Finding]:
-    """Reports the objects of `partition`, which belong to a topic id that readers do not use.
-    Readers use the topic id `chosen`.
+    """Returns one finding about all objects of a partition of an unused topic id, or no finding if
+    there are no objects.
+
+    Args:
+        partition: The partition. Its topic id must not be `chosen`.
+        chosen: The topic id that readers use.
     """
     if not partition.sizes:
         return []

@@ -280,8 +280,7 @@ class SideFileReader:
         self, kind: IndexType, name: str, parse: Callable[[bytes], _Parsed]
     ) -> _Parsed | None:
         """Reads the side file `kind` and returns the result of `parse`. Returns `None` if the file
-        cannot be parsed, and adds a finding of kind `name`. See `read` for files that cannot be
-        read.
+        cannot be parsed, and adds the finding `name`. See `read` for files that cannot be read.
         """
         data = self.read(kind, name)
         if data is None:
@@ -544,7 +543,7 @@ def _check_holes(
         )
         position = hole.start
         for number, (base, stop, is_guess) in enumerate(inside):
-            if is_guess and number + 1 < len(inside):  # ends before the next one begins
+            if is_guess and number + 1 < len(inside):  # the next segment begins at its end
                 stop = inside[number + 1][0]
             if position < base:
                 yield _hole(partition, hole, position, base)
@@ -605,7 +604,7 @@ def _check_snapshot_chain(
     """Compares the side files of each segment with the producer snapshot of the segment before it.
 
     If a side file lists a transaction that began before its segment, the producer snapshot must
-    list this transaction as open. Otherwise reports both segments.
+    list this transaction as open. If it does not, reports both segments.
     """
     for before, after in pairwise(log.ranges):
         is_complete = before.stop == before.segment.stop_offset

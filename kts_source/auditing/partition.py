@@ -59,9 +59,13 @@ if TYPE_CHECKING:
     from kts_source.tier import Tier
 
 _GROUPS: Final = 256
-"""Number of segment groups over all partitions audited concurrently, so that no thread is idle."""
+"""Minimum number of groups of segments, if possible, over all partitions that are audited
+concurrently. With fewer groups, threads would be idle.
+"""
 _GROUP_SEGMENTS: Final = 16
-"""Segments per task of a thread: submitting a task per segment costs more than its work."""
+"""Maximum segments per group. A thread checks a group at a time, because submitting a single
+segment to a thread takes longer than checking it.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,7 @@ class PartDigest:
             self._add(int(blocks[start]), batches)
 
     def add(self, other: DigestPart) -> None:
-        """Adds the batches of `other`, which must follow the batches that were added so far."""
+        """Adds the batches of `other`. They must be later than all batches added before."""
         for data in (other.first, other.last):
             if data:
                 self._add(int.from_bytes(data[:8], "big", signed=True) >> _BLOCK_BITS, data)

@@ -33,8 +33,8 @@ class BrokerRange:
 
     @property
     def work(self) -> int:
-        """Estimated work to read the range. It is a number of bytes: reading so many bytes of an
-        uncompressed and unencrypted segment takes about the same time.
+        """Estimated work to read the range. It is a number of bytes: reading this number of bytes
+        of an uncompressed and unencrypted segment takes about the same time.
         """
         return self.nominal_bytes
 

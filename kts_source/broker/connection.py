@@ -65,7 +65,7 @@ UNKNOWN_TOPIC_ID: Final = _CODES["UNKNOWN_TOPIC_ID"]
 NEW_LEADER: Final = frozenset(
     {LEADER_NOT_AVAILABLE, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH}
 )
-"""Error codes which mean that the partition has or will soon have another leader."""
+"""Error codes that mean that the leader of the partition has changed or will soon change."""
 
 PASSING: Final = NEW_LEADER | {
     UNKNOWN_TOPIC_OR_PARTITION,  # the broker has not received the topic's metadata yet
@@ -259,7 +259,7 @@ class Connection:
         start = 5 if is_flexible and message.API_KEY != _API_VERSIONS_KEY else 4
         try:
             return message.decode(data[start:])
-        except Exception as error:  # noqa: BLE001  # damaged bytes raise anything there
+        except Exception as error:  # noqa: BLE001  # kafka-python may raise any error for damaged bytes
             raise LostConnectionError(
                 f"{self._place} sent an invalid {message[None].__name__}: {type(error).__name__}"
             ) from None

@@ -1,10 +1,9 @@
 """Fetches a range of offsets of one partition from the leader or a follower.
 
-Brokers usually truncate the last batch of a response, so each response is cut after its last
-complete batch. The next request is sent before the complete batches are returned, so the broker
-works while the caller decodes these batches. An empty response does not mean that the range is
-complete: a broker that waits for its tier, or throttles the client, also returns no records and no
-error.
+Brokers usually truncate the last batch of a response. The bytes after the last complete batch are
+dropped. The next request is sent before the complete batches are returned, so the broker works
+while the caller decodes these batches. An empty response does not mean that the range is complete:
+a broker that waits for its tier, or throttles the client, also returns no records and no error.
 
 Source: `FetchRequest`, `FetchResponse` (KIP-227, KIP-392, KIP-516), `CompletedFetch`.
 """
@@ -164,7 +163,9 @@ _MAX_PAUSE_SECONDS: Final = 1.0
 _MAX_SILENT: Final = 3
 """Consecutive empty responses before the fetcher checks whether any batch is left."""
 _ANSWER_SLACK: Final = 1 << 20
-"""Maximum bytes of a response in addition to records. Most are lists of aborted transactions."""
+"""Maximum bytes of a response in addition to its records. Lists of aborted transactions need most
+of them.
+"""
 _MAX_PROBES: Final = 1024
 """Maximum number of steps in the search for the end of a hole in the brokers' tier."""
 _NO_SESSION: Final = (0, -1)

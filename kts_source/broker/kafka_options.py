@@ -105,7 +105,7 @@ class LoginModule:
 
 
 def parse_jaas(text: str) -> LoginModule:
-    """Parses the text of `sasl.jaas.config`, which must contain one login module.
+    """Parses the text of `sasl.jaas.config`. It must contain exactly one login module.
 
     Raises:
         InvalidOptionError: The syntax is invalid, the module is unknown, or there are several

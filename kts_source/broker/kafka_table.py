@@ -131,8 +131,8 @@ REFUSED: Final[Mapping[str, str]] = {
     "ssl.secure.random.implementation": "TLS is Python's OpenSSL; remove it",
     "ssl.trustmanager.algorithm": "TLS is Python's OpenSSL; remove it",
 }
-"""Maps rejected options, each a name or a prefix followed by `*`, to the reason and to what to do
-instead. Supported options are not rejected, even if they match a prefix.
+"""Maps rejected options to the reason and to the alternative. A key is a name, or a prefix followed
+by `*`. Supported options are not rejected, even if they match a prefix.
 """
 
 WITHOUT_EFFECT: Final = (
@@ -166,7 +166,7 @@ WITHOUT_EFFECT: Final = (
     "session.timeout.ms",
     "socket.connection.setup.timeout.max.ms",
 )
-"""Ignored options, each a name or a prefix followed by `*`. They are about consumer groups,
+"""Ignored options, each a name or a prefix followed by `*`. They configure consumer groups,
 commits, polling, metrics, Java's sockets, and checks that brokers make. Options that are in no
 table and are not about security are ignored, too.
 """

@@ -270,7 +270,7 @@ class _Client:
     converts errors to `BrokerError`.
     """
 
-    def __init__(self, security: Security, mechanism: Any) -> None:  # noqa: ANN401  # untyped there
+    def __init__(self, security: Security, mechanism: Any) -> None:  # noqa: ANN401  # untyped in kafka-python
         self._name = security.mechanism
         self._login = security.login
         self._mechanism = mechanism

@@ -206,7 +206,7 @@ def _jks_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]:
         elif tag == _PRIVATE_KEY_TAG:
             take(number(4))
             chain = [certificate() for _ in range(number(4))]
-            certificates += chain[:1]  # Java trusts the key's own
+            certificates += chain[:1]  # Java trusts only the certificate of the key
         else:
             raise KeyStoreError(f"has an entry of unknown kind {tag}")
     if position != len(body):

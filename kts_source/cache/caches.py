@@ -194,8 +194,8 @@ class Caches:
                 continue
             numbers = list(run)
             # Two requests overlap if they are for adjacent slices, or if the same scan runs twice.
-            # They nearly always share the first or last chunk then, so locks on these two chunks
-            # are enough.
+            # In both cases they nearly always share the first or last chunk, so locks on these two
+            # chunks are enough.
             held = names[numbers[0]], names[numbers[-1]]
             with cache.flight(held, patience_seconds=self._patience_seconds):
                 for number in numbers:
@@ -256,7 +256,7 @@ def default_folders() -> Iterator[Path]:
     cache_home = os.environ.get("XDG_CACHE_HOME", "")
     if cache_home.startswith("/"):
         yield Path(cache_home) / _FOLDER_NAME
-    home = os.path.expanduser("~")  # noqa: PTH111  # Path.home raises where there is none
+    home = os.path.expanduser("~")  # noqa: PTH111  # Path.home raises if it is unknown
     if home.startswith("/") and Path(home).is_dir():
         yield Path(home) / ".cache" / _FOLDER_NAME
     yield Path(tempfile.gettempdir()) / f"{_FOLDER_NAME}-{os.geteuid()}"

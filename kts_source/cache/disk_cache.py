@@ -119,7 +119,7 @@ def _try(path: str, folder: int | None) -> int | None:
         if os.fstat(descriptor).st_ino == os.stat(path, dir_fd=folder).st_ino:
             return descriptor
     except (BlockingIOError, FileNotFoundError):
-        pass  # held by another, or just removed by its holder
+        pass  # locked by another process, or just removed by it
     except BaseException:
         os.close(descriptor)
         raise
@@ -146,8 +146,8 @@ _SWEEP: Final = "sweep"
 _SWEEP_SECONDS: Final = 60.0
 _ABANDONED_SECONDS: Final = 3600.0
 _SWEEP_SHARE: Final = 32
-"""A process sweeps after it wrote this share of the limit. The sweep ends at twice this share below
-the limit.
+"""A process deletes old entries each time it has written 1/32 of the limit. It stops when the cache
+is 2/32 below the limit.
 """
 _ASKED_AGAIN_NS: Final = 500_000_000
 _SECOND_NS: Final = 1_000_000_000

@@ -91,7 +91,7 @@ class SegmentPack:
         if self._cache is None or not _is_certain(entry):
             return
         if any(index.content is not None for index in segment.objects.indexes.values()):
-            return  # rebuilt from more than the objects of this segment
+            return  # an index was rebuilt, also from other objects
         suffixes = {info.key: suffix for suffix, info in entry.objects}
         facts = segment_facts(segment, lambda ref: suffixes.get(ref.key))
         if facts is None:

@@ -49,8 +49,8 @@ _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 def read_keys(path: str, form: str) -> list[bytes | None]:
     """Reads keys from a file. `form` is its format, one of `FORMATS`.
 
-    An ambiguous line raises an error. Otherwise a search for a wrong key would find nothing and
-    certify that no records exist.
+    An ambiguous line raises an error. If it were guessed, a search for the wrong key would find
+    nothing and certify that no records exist.
 
     Raises:
         InvalidOptionError: The file is unreadable, contains no key, or does not have the format
@@ -113,8 +113,8 @@ def from_hex(text: str, name: str) -> bytes:
     """Parses hex digits to bytes.
 
     Raises:
-        InvalidOptionError: The text is not hex. The error text begins with `name`, which names the
-            source of the text.
+        InvalidOptionError: The text is not hex. The error text begins with `name`, the source of
+            the text.
     """
     try:
         return bytes.fromhex(text)

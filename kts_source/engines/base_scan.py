@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     Progress = Callable[[int, int], object]
 
 _SMALL_LIMIT: Final = 1 << 16
-"""Scans with a limit up to this use one thread. A second one would read rows above the limit."""
+"""Scans with a limit of at most this number of rows use one thread. A second thread would read rows
+above the limit.
+"""
 
 
 class SharedPlan:

@@ -108,7 +108,7 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
         columns: Columns | None = None,
         filter: pc.Expression | None = None,  # pyarrow's name
         batch_size: int | None = None,
-        **arguments: Any,  # noqa: ANN401  # pyarrow's own, for its reading of files
+        **arguments: Any,  # noqa: ANN401  # see `_IGNORED`
     ) -> TierScanner:
         """Returns an object that reads the rows of one query. It has the methods of a pyarrow
         `Scanner`.

@@ -181,7 +181,7 @@ def _comparison(
             return None
         return Compare(op, Column(names[0]), number)
     match _scalar(literal):
-        case {"String": str(text)} | {"StringOwned": str(text)}:  # the latter in Polars 1.30
+        case {"String": str(text)} | {"StringOwned": str(text)}:  # Polars 1.30 has `StringOwned`
             return field_comparison(schema, names, op, text)
     return None if number is None else field_comparison(schema, names, op, number)
 

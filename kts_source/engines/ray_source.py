@@ -50,7 +50,9 @@ class TierDatasource(Datasource):  # type: ignore[misc]  # Ray ships no types fo
         super().__init__()
         self._projection_map = None  # Ray's base class reads it but does not set it
         self._scan = scan
-        self._size = scan.plan.nominal_bytes  # planned once, however often Ray asks for tasks
+        self._size = (
+            scan.plan.nominal_bytes
+        )  # planned once, even if Ray requests tasks several times
 
     def get_name(self) -> str:
         """Returns the name that Ray shows in its progress output."""
@@ -72,7 +74,7 @@ class TierDatasource(Datasource):  # type: ignore[misc]  # Ray ships no types fo
 
     def get_read_tasks(
         self,
-        parallelism: int,  # the plan says how many there are
+        parallelism: int,  # ignored: the plan has a fixed number of tasks
         per_task_row_limit: int | None = None,
         data_context: object = None,
     ) -> list[ReadTask]:

@@ -56,18 +56,18 @@ NEEDED: Final = (KEY, "value", TOPIC, PARTITION, OFFSET, "timestamp")
 """Columns that the table needs so that a compaction can merge new records into its files."""
 
 HELD_BYTES: Final = 64 << 20
-"""Maximum bytes of records in memory. Above it, the first round writes files, and the second reads
-a smaller share of a bucket.
+"""Maximum bytes of records in memory. If there are more, the first round writes them to files, and
+the second round reads a smaller share of a bucket.
 """
 BUCKET_BYTES: Final = 256 << 20
-"""Approximate original bytes of segments per bucket."""
+"""Approximate number of uncompressed segment bytes per bucket."""
 MAX_BUCKETS: Final = 1024
 BASE_RATIO: Final = 4
-"""Approximate original bytes of records per byte of the table."""
+"""Approximate number of uncompressed record bytes per byte of the table."""
 _TASK_BYTES: Final = 64 << 20
 _MAX_MODULUS: Final = 1 << 20  # beyond it, single keys fill the memory
 _MAX_PARTITIONS: Final = 4096
-"""Number of partitions per topic to look up if rows have no partition column."""
+"""Number of partitions per topic whose offsets are looked up if rows have no partition column."""
 _MAX_NAMED: Final = 5
 _ROWS: Final = 4096
 
@@ -474,7 +474,7 @@ def check_rebuild(
     planned: AbstractSet[PartitionKey],
 ) -> None:
     """Checks that a rebuild of the table from the tier reads every partition of which the table has
-    rows. Otherwise the rows of the partition would be lost.
+    rows. A rebuild would lose the rows of other partitions.
 
     Raises:
         RangeGapError: The table has rows of topics or partitions that are no longer in the tier.
@@ -487,8 +487,8 @@ def check_rebuild(
         owners.update(tuple(row[name] for name in schema.names) for row in distinct)
     keys: set[PartitionKey] = set()
     for topic_id, *partition in owners:
-        # Without a partition column, every partition counts for which the table has committed
-        # offsets.
+        # Without a partition column, assume rows of every partition for which the table has
+        # committed offsets.
         numbers = partition or [
             number
             for number in range(_MAX_PARTITIONS)

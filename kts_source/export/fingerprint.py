@@ -287,7 +287,7 @@ def describe_transform(transform: Transform | None) -> str:
 
 def digest_number(text: str) -> int:
     """Returns a digest of `text` as a number of 63 bits. A Delta table stores it as the version of
-    a `txn` action, which must be a signed 64-bit number.
+    a `txn` action. This version is a signed 64-bit number.
     """
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 

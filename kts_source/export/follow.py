@@ -158,7 +158,7 @@ class _Rounds:
         """
         began = self._clock()
         report, error = self._attempt()
-        if report is not None:  # first, since a signal may arrive at any time
+        if report is not None:  # count it first, since a signal may arrive at any time
             self.total = add_reports(self.total, report)
             self._is_checked = True
             self._settings = replace(self._settings, verify=False)  # only before the first round

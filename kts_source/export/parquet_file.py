@@ -37,7 +37,9 @@ _REPEATING: Final = ("topic", "partition", "timestampType")
 _PACKED: Final = ("offset", "timestamp")
 _EPOCH: Final = datetime.datetime(1970, 1, 1)  # `_plain_bound` appends the zone
 _PER_MILLISECOND: Final = {"s": 1, "ms": 1, "us": 1000, "ns": 1_000_000}
-"""Units of file timestamps per millisecond: Parquet stores seconds as milliseconds."""
+"""Maps an Arrow timestamp unit to the number of stored units per millisecond. Parquet stores
+seconds as milliseconds.
+"""
 _MAX_BOUND: Final = 128
 """Maximum number of characters of a text that is used as a minimum or maximum."""
 _WRITE_BATCH_ROWS: Final = 4096

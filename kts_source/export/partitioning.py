@@ -102,8 +102,9 @@ def column_at(rows: pa.RecordBatch | pa.Table, path: str) -> pa.Array | pa.Chunk
 
 PartitionValue: TypeAlias = str | int | bool | datetime.date | None
 ValuesIn: TypeAlias = Literal["path", "log", "file"]
-"""Location of the partition values of a file: its path, the table's log (in both cases the file has
-no such column), or the file itself, where readers use its bounds.
+"""Where a table format stores the partition values of a file: in the file's path, in the table's
+log, or in the file itself. In the first two cases, the file lacks the partition columns. In the
+third case, readers use the bounds of these columns.
 """
 
 CHECKED: Final = "checked"
@@ -164,9 +165,9 @@ class PartitionField:
         """Name of the column that contains the source value in a file. Only used if files contain
         the partition values.
 
-        A field of a struct is copied to a separate column for this. Otherwise an Iceberg table
-        could be partitioned by the first field of a struct. In such a table, Java readers return a
-        struct of nulls instead of a null struct.
+        A field of a struct is copied to a separate column, because no Iceberg table must be
+        partitioned by the first field of a struct. In such a table, Java readers return a struct of
+        nulls instead of a null struct.
         """
         return self.name if self.is_inner else self.source
 

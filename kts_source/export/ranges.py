@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 _NO_IDS: Final = frozenset({"", "A" * 22})
-"""Values that are no topic id: brokers without topic ids report `Uuid.ZERO_UUID`."""
+"""Values that mean "no topic id". Brokers without topic ids report `Uuid.ZERO_UUID`."""
 
 
 class PartitionKey(NamedTuple):

@@ -3,9 +3,9 @@
 A table keeps the columns with which it was created. There are three cases for the fields of a
 decoded key or value:
 
-* Fields that only the rows have are added to the table if schema evolution is on. They are added
-  after the existing fields and are nullable.
-* Fields that only the table has become null in the new rows if schema evolution is on.
+* Fields that the table lacks are added to it if schema evolution is on. They are added after the
+  existing fields and are nullable.
+* Fields that the rows lack become null in the new rows if schema evolution is on.
 * Every other difference is an error, because types of columns never change.
 """
 
@@ -414,8 +414,8 @@ def _field(there: pa.Field, here: pa.Field, path: str) -> pa.Field:
 
 
 def _canonical(kind: pa.DataType) -> pa.DataType:
-    """Replaces types such as `large_string` by `string`. Libraries of tables return the former, and
-    decoders return the latter.
+    """Replaces types such as `large_string`, which libraries of tables return, by types such as
+    `string`, which decoders return.
     """
     return _united(kind, kind, "")
 

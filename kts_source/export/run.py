@@ -306,8 +306,8 @@ class _Run:
         return plan
 
     def _check_lost(self, skipped: Iterable[Skipped], plan: ExportPlan, state: TableState) -> None:
-        """Checks that the table has no rows with the offsets in `skipped`, which a rebuild cannot
-        read.
+        """Checks that the table has no rows with the offsets in `skipped`. A rebuild could not read
+        these rows again.
         """
         topic_ids = {
             (partition.topic, partition.partition): partition.topic_id
@@ -421,7 +421,7 @@ class _Run:
                 )
             return schemas[0]
         schema = job.columns or schema_without_rows(self.options, self.settings)
-        if schema is not None:  # a table must not be created with columns that rows cannot have
+        if schema is not None:  # before a table is created with columns that it cannot have
             check_columns(schema, self.settings, job.target.values_in)
         return schema
 

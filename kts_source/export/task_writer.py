@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 
 
 MAX_OPEN_FILES: Final = 8
-"""Maximum open files of a task, one per partition values; the least recently used file is closed
-for another one.
+"""Maximum open files of a task. Each combination of partition values has its own file. Before
+another file is opened, the least recently used file is closed.
 """
 MAX_HELD_BYTES: Final = 128 << 20
-"""Rows in memory, over all open files."""
+"""Maximum bytes of rows in memory, over all open files."""
 
 
 class _Owner(NamedTuple):
@@ -158,8 +158,8 @@ class TaskWriter:
         self._seconds += time.monotonic() - started
 
     def set_aside(self, batch: pa.RecordBatch, reasons: Mapping[int, str]) -> None:
-        """Writes the rows in `reasons`, which cannot be decoded, to the dead letters. `reasons`
-        maps the number of a row in the batch to the reason. `batch` contains their stored bytes.
+        """Writes rows that cannot be decoded to the dead letters. `batch` contains their stored
+        bytes. `reasons` maps the number of each such row in the batch to the reason.
         """
         self._letters.add(batch, [Rejected(row, reason) for row, reason in reasons.items()])
 

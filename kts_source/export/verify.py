@@ -39,7 +39,7 @@ _ROWS: Final = 1 << 16
 _CHUNK_BITS: Final = 16
 _CHUNK: Final = 1 << _CHUNK_BITS
 MAX_CHUNKS: Final = 1 << 14
-"""Bitmaps of 8 KiB in memory: 128 MiB."""
+"""Maximum number of bitmaps of 8 KiB in memory: 128 MiB."""
 _FULL: Final = np.full(_CHUNK // 8, 255, np.uint8)
 _ADVICE: Final = (
     "Restore the previous version of the table, or export into another table. Without verify=True"
@@ -54,7 +54,7 @@ class _ChunkKey(NamedTuple):
 
 @dataclass(slots=True)
 class _Recorded:
-    """What the commits of a table recorded for one partition.
+    """Facts that the commits of a table recorded for one partition.
 
     Attributes:
         held: The range of offsets that the table has; `None` if it recorded no range for the
@@ -77,7 +77,7 @@ class _Recorded:
 
 @dataclass(slots=True)
 class _Tally:
-    """What the table contains of one partition.
+    """Facts about the rows of one partition in the table.
 
     Attributes:
         rows: Number of rows.
@@ -362,8 +362,8 @@ class _Check:
         held = entry.held
         of_range = "" if held is None else f" of offsets [{held.start}, {held.stop})"
         return DataLossError(
-            f"the commits of the table wrote {expected:,} rows{of_range}, and it has {spans}:"
-            f" {_cause(self.contents)} {_ADVICE}",
+            f"the commits of the table wrote {expected:,} rows{of_range}, but the table has"
+            f" {spans}: {_cause(self.contents)} {_ADVICE}",
             **_location(owner, None if held is None else held.start, self.target),
         )
 

@@ -75,13 +75,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_KEYS: Final = 1 << 26
-"""A segment with more keys has no filter."""
+"""Maximum number of keys of a filter. A segment with more keys has no filter."""
 SALT_SIZE: Final = 16
 _BUCKET_KEYS: Final = 64
 _MAX_BITS: Final = 24
 _LOW_BITS: Final = 32
 _LOOK_UPS: Final = 1 << 14
-"""Keys that are looked up together, to limit memory for the keys of their buckets."""
+"""Maximum number of keys that are looked up together. This limits the memory for the keys of their
+buckets.
+"""
 _SECRET_BYTES: Final = (16, 64)
 _MAGIC: Final = b"KTKI"
 _TAIL: Final = struct.Struct(">II4s")
@@ -137,10 +139,10 @@ class KeyFilter:
         numbers = np.frombuffer(data, "<u4")
         count = (1 << bits) + 1
         if not 0 <= bits <= _MAX_BITS or len(numbers) < count:
-            raise ValueError("a filter lacks borders")
+            raise ValueError("a filter has too few bucket borders")
         borders, lows = numbers[:count], numbers[count:]
         if borders[0] != 0 or borders[-1] != len(lows) or (borders[1:] < borders[:-1]).any():
-            raise ValueError("borders of a filter are not in order")
+            raise ValueError("the bucket borders of a filter do not ascend")
         return cls(bits, borders, lows)
 
     def to_bytes(self) -> bytes:

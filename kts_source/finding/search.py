@@ -74,7 +74,9 @@ if TYPE_CHECKING:
     from kts_source.read.task_metrics import TaskMetrics
 
 _TASK_BYTES: Final = 32 << 20
-"""As for scans: ordered threads stall for up to one task, so tasks are small."""
+"""Default size of a task. As in scans, tasks are small, because ordered threads may wait for a
+whole task.
+"""
 _ISOLATION: Final = "isolationLevel"
 _LOCATION_COLUMNS: Final = (TOPIC, PARTITION, "offset")
 

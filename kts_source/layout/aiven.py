@@ -111,12 +111,14 @@ class AivenLayout:
         )
 
     def stems(self, key_prefix: str, name: SegmentName) -> tuple[str, ...]:
-        """Returns one or two possible stems of the segment's keys.
+        """Returns one or two possible stems of the segment's keys: a prefix, followed by the key
+        without its suffix.
 
-        The first stem has the prefix and the key that the custom metadata records. If it records
-        none, the stem has `key_prefix` and the usual key. If the recorded prefix is not
-        `key_prefix`, the second stem has `key_prefix`, because the tier may have been copied to
-        another path.
+        The custom metadata of the segment may record the prefix, the key, both or neither. The
+        first stem uses the recorded values; `key_prefix` and the plugin's default key replace
+        missing ones. Custom metadata that cannot be parsed is logged and ignored. If the recorded
+        prefix differs from `key_prefix`, the second stem has the same key after `key_prefix`,
+        because the tier may have been copied to another path.
         """
         try:
             recorded = parse_custom_metadata(name.custom_metadata)

@@ -192,8 +192,8 @@ class NamingLayout(Layout, Protocol):
         """Groups the listed objects of a partition's folder by segment."""
 
     def stems(self, key_prefix: str, name: SegmentName) -> tuple[str, ...]:
-        """Returns possible stems of the keys of a segment. If objects exist for several of them,
-        the first one is correct.
+        """Returns the possible stems of a segment's keys, the most likely first. A stem is a key
+        without its suffix. If objects exist for several stems, the first of these is used.
         """
 
 

@@ -74,7 +74,9 @@ _SIDE_FILES: Final = (
 )
 _NO_TIMESTAMP: Final = -1
 _MAX_TIMESTAMP_READS: Final = 16
-"""Maximum number of reads. Usually one is enough: the last batches have the largest timestamp."""
+"""Maximum number of reads to confirm the largest timestamp. Usually one is enough, because the last
+batches have it.
+"""
 
 
 class LocalTieredLayout:
@@ -215,7 +217,7 @@ def _with_next_bases(listing: PartitionListing) -> tuple[SegmentEntry, ...]:
     """Sets `next_base` of each segment with an empty log to the next higher base offset of the
     partition, because the log has no batch that shows where the segment ends.
 
-    Base offsets of damaged segments count, too. Otherwise the lost offsets of a damaged segment
+    Base offsets of damaged segments count, too. Without them, the lost offsets of a damaged segment
     would seem to belong to the empty segment before it.
     """
     bases: set[int | None] = {entry.base_offset for entry in listing.segments}
@@ -235,7 +237,7 @@ def _largest_timestamp(
     store: ObjectStore, log: ObjectInfo | None, times: TimeIndex | None, index: OffsetIndex | None
 ) -> int:
     """Returns the timestamp (ms) of the last time-index entry if the log confirms it: the batch at
-    the offset of the entry has this timestamp, and no later batch has a larger one. Otherwise
+    the offset of the entry has this timestamp, and no later batch has a larger one. If it does not,
     returns −1.
 
     The comparison is needed because pruning relies on this timestamp, and the time index has no

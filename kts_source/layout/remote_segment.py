@@ -91,7 +91,7 @@ class StoredIndex:
 
     @classmethod
     def rebuilt(cls, log: ObjectRef, content: bytes) -> StoredIndex:
-        """Returns a side file with the bytes `content`, which a layout rebuilt from the log."""
+        """Returns a side file that a layout rebuilt from the log. `content` is its bytes."""
         return cls(log, 0, len(content), content)
 
     @property

@@ -114,7 +114,7 @@ _ESSENTIAL: Final = (
         " `value.user.id`, even if they are not selected.",
     ),
 )
-"""The options that most reads need."""
+"""Options that most reads need."""
 
 _MORE: Final = (
     Option(
@@ -180,7 +180,7 @@ _MORE: Final = (
         parse_int,
         "Asserts that timestamps of records are at most this many ms after the upload of their"
         " segment. Plans with timestamp bounds then read only manifests of objects modified since"
-        " that time. Otherwise they read all manifests.",
+        " that time. Without this option, they read all manifests.",
     ),
     Option("includeHeaders", parse_bool, "Adds column `headers`.", default="false"),
     Option(

@@ -59,7 +59,9 @@ _PLAIN: Final = (
     *("maxPlanRequests", "planFile", "maxBatchBytes", "maxConcurrentRequests", "prefetchBytes"),
     *("maxTimestampAheadMs", "timeZone"),
 )
-"""Options that become attributes of `ScanOptions` as parsed: `keyPrefix` is `key_prefix`."""
+"""Options whose parsed value becomes an attribute of `ScanOptions` unchanged. The attribute of
+`keyPrefix` is `key_prefix`.
+"""
 _STORAGE: Final = re.compile(r"s3\..*|storageoptions", re.DOTALL)
 _KAFKA: Final = re.compile(r"kafka\..*", re.DOTALL)
 _FALLBACK: Final = re.compile(r"fallback\.(s3\..+|storageoptions)")
@@ -189,7 +191,7 @@ def parse_any_options(options_by_name: Mapping[str, str]) -> ScanOptions:
     texts = {name.lower(): text for name, text in options_by_name.items()}
     key_texts = _take(texts, KEY_OPTION_PATTERN)
     storage_texts = _take(texts, _STORAGE)
-    if "storageoptions" in storage_texts:  # also a row of the table of options
+    if "storageoptions" in storage_texts:  # it is also in the table of options
         texts["storageoptions"] = storage_texts["storageoptions"]
     fallback_texts = {
         name.removeprefix("fallback."): text for name, text in _take(texts, _FALLBACK).items()

@@ -114,7 +114,9 @@ _ACCESS_OPTIONS: Final = (
     (_KEY, parse_text, "PEM file (PKCS#8) with the key of the client certificate."),
     (_KEY_PASSWORD, _parse_secret, "The password of the key file."),
 )
-"""Name after `value.` or `key.`, parser and meaning of options that need a registry's URL."""
+"""Options that need a registry's URL: name without the prefix `value.` or `key.`, parser and
+meaning.
+"""
 ACCESS_NAMES: Final = tuple(name for name, _, _ in _ACCESS_OPTIONS)
 
 

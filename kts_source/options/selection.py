@@ -123,7 +123,7 @@ EARLIEST_OFFSET: Final = -2
 LATEST_OFFSET: Final = -1
 
 PartitionValues: TypeAlias = Mapping[str, Mapping[int, int]]
-"""Topic to partition to an offset or a timestamp."""
+"""Maps a topic to a mapping from partition to offset or timestamp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +166,8 @@ _NAMED_BOUNDS: Final[Mapping[str, Bound]] = {"earliest": EarliestBound(), "lates
 
 
 def mentions(bound: Bound, end: str) -> bool:
-    """Returns whether a bound is `earliest` or `latest`, whichever `end` names, for at least one
-    partition. In JSON, the numbers −2 and −1 have the same meaning.
+    """Returns whether a bound is `end` (`earliest` or `latest`) for at least one partition. In
+    JSON, −2 means `earliest` and −1 means `latest`.
     """
     if isinstance(bound, OffsetsBound):
         return any(NAMED_OFFSETS[end] in offsets.values() for offsets in bound.offsets.values())

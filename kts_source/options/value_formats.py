@@ -127,8 +127,8 @@ def _json_type(form: ColumnFormat) -> pa.DataType:
 
     if form.needs_type:
         raise ValueError(
-            f"'{form.column}.format' = {form.format} needs '{form.column}.schema', because no"
-            " sample is read here to infer the type"
+            f"'{form.column}.format' = {form.format} needs '{form.column}.schema': only scans,"
+            " streams and searches infer the type from a sample"
         )
     from segment_format.values.json.program import projected
 

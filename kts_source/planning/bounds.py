@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TimestampLookup: TypeAlias = Callable[[int], tuple[PartitionLog, int | None]]
-"""Maps a timestamp in ms to the first offset dated at or after it (or `None`), and to the log with
-all holes below that offset that may have contained an earlier match.
+"""Maps a timestamp in ms to two values: the first offset with this or a later timestamp, or `None`;
+and the log with all holes below this offset that may have contained an earlier match.
 """
 BoundsOf: TypeAlias = Callable[[PartitionLog, TimestampLookup], tuple[int, int]]
 """Maps a partition's log and its timestamp lookup to the offsets [start, stop) to read."""
@@ -282,7 +282,7 @@ def refuse_contradiction(location: Place, evidence: str) -> None:
 def check_outcomes(location: Place, partition: PartitionLog, decisions: Decisions) -> None:
     """Checks that the outcomes of all transactions are known. An outcome is unknown if its marker
     may be in a hole, or if no usable producer snapshot shows which transactions are open after a
-    hole. Then raises `DataLossError`; only warns if loss is allowed.
+    hole. In this case raises `DataLossError`, or logs a warning if data loss is allowed.
     """
     gap = decisions.unknown_after
     if gap is not None:
@@ -308,8 +308,8 @@ def check_outcomes(location: Place, partition: PartitionLog, decisions: Decision
 def check_no_holes(
     location: Place, partition: PartitionLog, start: int, stop: int, note: str = ""
 ) -> None:
-    """Checks that no offsets of [start, stop) are missing. Otherwise raises `DataLossError`; only
-    warns if loss is allowed.
+    """Raises `DataLossError` if offsets of [start, stop) are missing. Logs a warning instead if
+    data loss is allowed.
 
     Unverifiable gaps count as missing, because they may have contained records. `note` is appended
     to the message.

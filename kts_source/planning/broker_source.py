@@ -78,14 +78,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 5
-"""Attempts to plan if leaders change in the meantime."""
+"""Maximum number of attempts to plan if leaders change in the meantime."""
 _SAMPLE_SEGMENTS: Final = 3
-"""Number of newest segments from which the bytes per offset are estimated."""
+"""The bytes per offset are estimated from this number of newest segments."""
 _FEW_OFFSETS: Final = 100_000
-"""Without segments, ranges of fewer offsets are estimated without a request for a sample."""
+"""If the tier has no segment, the size of a range with fewer offsets is estimated without fetching
+a sample.
+"""
 _GUESSED_BYTES: Final = 200.0
 _EMPTY_IN_A_ROW: Final = 16
-"""Partitions to look up after a gap: a reader has no offsets of empty partitions."""
+"""Number of partitions to look up after the last partition with offsets. There may be gaps, because
+a reader has no offsets of empty partitions.
+"""
 
 
 def with_cluster(options: ScanOptions, plan: Callable[[ClusterView], ScanPlan]) -> ScanPlan:

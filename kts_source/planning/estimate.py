@@ -51,7 +51,8 @@ S3_PRICES: Final[Mapping[str, Price]] = {
     "ONEZONE_IA": Price(1.00, 0.01),
     "GLACIER_IR": Price(10.00, 0.03),
 }
-"""List prices of one large region, read within it. Pass your own table for other prices."""
+"""List prices of one large region for readers in this region. Pass your own table for other prices.
+"""
 
 S3_STORAGE: Final[Mapping[str, float]] = {
     "STANDARD": 0.023,

@@ -39,11 +39,11 @@ log = logging.getLogger(__name__)
 
 _MAX_PARTITIONS: Final = 8
 _MAX_RECORDS: Final = 500
-"""At each end of a partition."""
+"""Maximum number of sample records at each end of a partition."""
 _MAX_BYTES: Final = 1 << 20
-"""Of keys and values at each end of a partition."""
+"""Maximum bytes of sample keys and values at each end of a partition."""
 _MAX_PIECES: Final = 64
-"""Maximum number of pieces of a plan to read for the records at an end."""
+"""Maximum number of slices and broker ranges to read at each end of a partition."""
 
 
 def with_types(options: ScanOptions) -> ScanOptions:
@@ -104,14 +104,14 @@ def _texts(values: Iterable[bytes | None], form: ColumnFormat) -> Iterator[bytes
 
 
 def _sample(options: ScanOptions, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-    at_end = mentions(options.starting, "latest")  # of a stream, which may begin there
+    at_end = mentions(options.starting, "latest")  # only a stream may begin there
     asked = replace(
         options,
         columns=columns,
         formats=(),
         max_plan_bytes=None,
         max_plan_requests=None,
-        where=split_by_fields(options.where)[0],  # of columns that are decoded
+        where=split_by_fields(options.where)[0],  # without conditions on decoded fields
         starting=EarliestBound() if at_end else options.starting,
     )
     with contextlib.closing(open_tier(asked)) as tier:

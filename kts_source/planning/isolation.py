@@ -77,10 +77,10 @@ def decide(partition: PartitionLog, start: int, stop: int, side_files: SideFiles
     ):
         horizon += 1
     if first < last and stop < partition.ranges[last].stop and ends.is_known(last - 1):
-        ends.open_after(last - 1)  # for `check_ends`; raises here if it needs ranges below
+        ends.open_after(last - 1)  # for `check_ends`; raises if it needs earlier ranges
     for number in cut_ranges(partition.ranges, last):
         if number >= first and ends.is_known(number):
-            ends.open_after(number)  # likewise
+            ends.open_after(number)  # for `check_ends`, too
     undecided = ends.undecided(horizon, below=stop)
     aborted = [
         txn for n in range(first, horizon + 1) for txn in ends.aborted(n, is_first=n == first)
@@ -476,7 +476,7 @@ def _lost_in_gaps(
         }
         after = number + 1
         while after < horizon and not ends.is_known(after) and ends.follows(after + 1):
-            after += 1  # after a gap, the state at the end of a cut range is a guess
+            after += 1  # after a gap, the state is only a guess if its segment ends later
         decided |= {pid for pid, begun in ends.open_after(after).items() if begun < low}
         lost += [
             # As if the first offset of the gap were an abort marker. No segment has this offset,

@@ -200,7 +200,7 @@ def partition_log(
         first_lost = min((span.start for span in lost), default=checkpoint_start)
         log_start = stop = max(first_lost, checkpoint_start)
     ranges, missing = cover(candidates, log_start, stop)
-    # Ends of ranges whose segment may continue after the end with offsets without records.
+    # Ends of ranges whose segment may have further offsets without records.
     inexact_ends = {
         span.stop
         for span in ranges

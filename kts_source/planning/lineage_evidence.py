@@ -129,9 +129,9 @@ def difference(
     Args:
         lineage: Lineage that the text calls "the former".
         other: Lineage that the text calls "the latter".
-        starts: True to compare first offsets, too. Pass False for a follower that copied a
-            compacted log: it recorded, as the first offset of an epoch, the first offset that
-            compaction had kept.
+        starts: True to compare the first offsets of epochs, too. Pass False if one of the lineages
+            is of a follower of a compacted topic. Such a follower records the first offset that
+            compaction kept, which may be higher.
     """
     number_of = {entry.epoch: number for number, entry in enumerate(lineage)}
     for other_number, entry in enumerate(other):

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from segment_format.isolation import AbortedIntervals, OpenTransaction
 
 SegmentName: TypeAlias = tuple[str, int, str]
-"""Topic, partition and segment id: a copied partition has the segment ids of the original."""
+"""Topic, partition and segment id. The segment id alone is not unique, because a copied partition
+has the same segment ids.
+"""
 
 
 def segment_name(segment: RemoteSegment | SegmentSlice) -> SegmentName:
@@ -221,7 +223,7 @@ class PartitionPlan:
 _OTHER_FIELDS: Final = attrgetter(
     *(field.name for field in fields(SegmentSlice) if field.name != "surroundings")
 )
-"""Used instead of `dataclasses.replace`, which takes twice as long: a plan has a slice per
+"""Faster than `dataclasses.replace`, which takes twice as long. Plans have a slice for each
 segment.
 """
 
@@ -309,7 +311,7 @@ def _with_surroundings(
 ) -> list[SegmentSlice]:
     """Returns the slices of a partition with their surroundings."""
     spans: dict[str, list[SegmentRange]] = {}
-    for span in ranges:  # a segment inside another one cuts the range of that one in two
+    for span in ranges:  # a segment inside another one splits its range in two
         spans.setdefault(span.segment.segment_id, []).append(span)
     located: list[SegmentSlice] = []
     neighbors = Neighbors()

@@ -316,8 +316,8 @@ def assemble(
     notes: Iterable[str],
     asked: Mapping[str, Sequence[int]],
 ) -> ScanPlan:
-    """Returns the plan of a scan. Cuts the slices and ranges of all partitions, and packs them into
-    tasks.
+    """Returns the plan of a scan. Splits the slices and ranges of all partitions, and packs them
+    into tasks.
 
     Args:
         options: Options of the scan.

@@ -240,7 +240,7 @@ class ScanPlan:
 
     def objects_read(self) -> list[ObjectRef]:
         """Returns the objects that tasks will read: logs, and the offset indexes of segments that
-        are cut into slices.
+        are split into slices.
         """
         slices = [piece for task in self.tasks for piece in task.slices]
         # Skip logs without bytes, because they may have no object.
@@ -712,7 +712,7 @@ def _check_slices(
         )
         if not is_complete:
             offsets = f"[{first.start_offset}, {last.stop_offset})"
-            raise ValueError(f"the slices of offsets {offsets} leave out bytes of their segment")
+            raise ValueError(f"the slices of offsets {offsets} skip bytes of their segment")
     if leaves_rows_out:
         return
     wanted = ((start, stop) for _, start, stop in partition.wanted_ranges())

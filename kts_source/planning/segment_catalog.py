@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PLANNING_THREADS: Final = MAX_POOL_CONNECTIONS
-"""Concurrent requests of one plan."""
+"""Maximum concurrent requests of one plan."""
 MAX_FOLDERS: Final = 8
 """Maximum number of folders to list to suggest a key prefix."""
 _GROUPS: Final = 64
@@ -54,8 +54,8 @@ _INLINE_SEGMENTS: Final = 8
 _SIDE_FILES: Final = frozenset(IndexType) - {IndexType.TRANSACTION}
 _MAX_EMPTY_LOGS: Final = 100_000
 _EMPTY_LOGS: Final[dict[tuple[str, str], bool]] = {}
-"""Cache of whether segments without a log object are empty, by URI and version of their
-description: streams list them repeatedly.
+"""Cache for streams, which list segments repeatedly. Maps the URI and version of a segment's
+description to whether the segment is empty; only for segments without a log object.
 """
 
 
@@ -432,9 +432,18 @@ def _not_found(
 def likely_prefixes(
     store: ObjectStore, layout: Layout, key_prefix: str, wanted: Iterable[str]
 ) -> tuple[str, ...]:
-    """Returns key prefixes other than `key_prefix` under which there are topics. Searches the
-    parent folder of `key_prefix`, then the root of the store. If a folder has topics in `wanted`,
-    returns only the prefixes of these topics for the folder.
+    """Suggests key prefixes to try instead of `key_prefix`.
+
+    Searches the parent folder of `key_prefix` and the root of the store, and their subfolders down
+    to the first folder with topics. Looks at no more than `MAX_FOLDERS` folders.
+
+    Args:
+        store: Store of the tier.
+        layout: Layout that recognizes the folders of topics.
+        key_prefix: Prefix under which no topic was found. The result does not contain it.
+        wanted: Names of topics. If a folder has topics whose names end with one of these, the
+            result contains the prefixes that lead to these topics. For other folders with topics
+            it contains the folder.
     """
     topics = tuple(wanted)
     waiting = list(dict.fromkeys((key_prefix[: key_prefix.rfind("/") + 1], "")))

@@ -42,7 +42,7 @@ _Read = TypeVar("_Read", bound="DecodedBatch | EntryTimes | _EntryEpoch")
 log = logging.getLogger(__name__)
 
 _MAX_CACHED_BYTES: Final = 64 << 10
-"""Indexes up to this size are cached, because both bounds and the cut are often in one segment."""
+"""Maximum bytes of an index to cache. A segment often contains several bounds or task borders."""
 _MAX_CACHED: Final = 4
 
 

@@ -1,9 +1,9 @@
 """Converts offsets to byte slices of segments, and packs slices into tasks of similar size.
 
-A segment that is larger than a task is cut near chunk borders. Small adjacent slices share a task.
-The offset index limits the bytes that are read for an offset range. Option `where` limits slices by
-offsets, timestamps and partitions; it does not change the planned offsets of a partition, its end
-or its holes.
+A segment that is larger than a task is split near chunk borders. Small adjacent slices share a
+task. The offset index limits the bytes that are read for an offset range. Option `where` limits
+slices by offsets, timestamps and partitions; it does not change the planned offsets of a partition,
+its end or its holes.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 _Piece = TypeVar("_Piece")
 _INDEX_ENTRY_BYTES: Final = 8
 _MAX_DISORDERED: Final = 16
-"""Maximum number of segments with an out-of-order largest timestamp that are compared with their
-time index, at one request each.
+"""Maximum number of segments whose out-of-order largest timestamp is compared with their time
+index. Each comparison takes a request.
 """
 MAX_SLICES: Final = 1 << 22
 """Maximum slices of a plan: 512 TiB in tasks of the default size."""
@@ -101,14 +101,14 @@ def spans(
 def _offset_cuts(
     segment: RemoteSegment, start: int, stop: int, index: OffsetIndex | None, limit: int
 ) -> Sequence[int]:
-    """Returns the offsets at which [start, stop) is cut, including `start` and `stop`, so that at
-    most about `limit` records are between adjacent cuts.
+    """Returns the offsets at which [start, stop) is split, including `start` and `stop`, so that at
+    most about `limit` records are between two adjacent offsets.
 
     The number of records is estimated. Every record has an offset and takes at least one byte, even
     in a compressed batch. So if there are fewer bytes than offsets between two index entries,
     compaction has removed records, and the offsets of the remaining records are unknown. Such a
-    part is not cut inside, and its bytes count as records. Otherwise each offset counts as a
-    record.
+    part is not split, and each of its bytes counts as a record. In other parts, each offset counts
+    as a record.
     """
     if limit >= stop - start:
         return start, stop
@@ -166,7 +166,7 @@ def _too_many_slices() -> PlanTooLargeError:
 
 def _without_index(objects: SegmentObjects) -> SegmentObjects:
     """Returns the objects of a segment without its offset index, which is not usable. Without an
-    index, tasks cannot look up boundaries, so the segment is not cut into several slices.
+    index, tasks cannot look up boundaries, so the segment is not split.
     """
     unused = objects.indexes[IndexType.OFFSET]
     indexes = {**objects.indexes, IndexType.OFFSET: replace(unused, stop=unused.start)}
@@ -193,7 +193,7 @@ def _owners(
 
 
 def cut(piece: SegmentSlice, target: int) -> Iterator[SegmentSlice]:
-    """Cuts a slice into slices of about `target` bytes of work each. The number of slices is
+    """Splits a slice into slices of about `target` bytes of work each. The number of slices is
     limited by the number of entries in the offset index.
     """
     count = math.ceil(piece.work / target)
@@ -205,7 +205,7 @@ def cut(piece: SegmentSlice, target: int) -> Iterator[SegmentSlice]:
     chunk = piece.objects.chunk_index.original_chunk_size
     step = piece.nominal_bytes / count
     inner = (piece.cut_start + round(step * number) for number in range(1, count))
-    if step >= chunk:  # cuts on chunk borders
+    if step >= chunk:  # split at chunk borders
         inner = (round(position / chunk) * chunk for position in inner)
     between = {position for position in inner if piece.cut_start < position < piece.cut_stop}
     for cut_start, cut_stop in pairwise([piece.cut_start, *sorted(between), piece.cut_stop]):
@@ -213,8 +213,8 @@ def cut(piece: SegmentSlice, target: int) -> Iterator[SegmentSlice]:
 
 
 def cut_range(piece: BrokerRange, target: int, max_records: int | None) -> Iterator[BrokerRange]:
-    """Cuts a broker range into ranges with about equal numbers of offsets, so that each has at most
-    about `target` bytes and at most `max_records` offsets.
+    """Splits a broker range into ranges with about equal numbers of offsets, so that each has at
+    most about `target` bytes and at most `max_records` offsets.
     """
     offsets = piece.stop_offset - piece.start_offset
     count = math.ceil(piece.work / target)
@@ -278,8 +278,8 @@ class _Pruner:
         # Bounds of the offsets and timestamps of matching rows.
         self._box = EVERYWHERE if where is None else region(specialised(where, topic, partition))
         self._side_files = side_files
-        # True until a segment was found that is not completely too early. Only for this segment is
-        # a request for the time index worthwhile.
+        # True as long as all records of all segments so far were too early. The time index is
+        # requested only for the first segment with a record that is not.
         self._all_earlier = True
         self._disordered = 0
 
@@ -308,9 +308,7 @@ class _Pruner:
         if self._all_earlier:
             if is_skipped(segment, following, first_ms, self._side_files):
                 return stop
-        elif segment.is_dated_before(
-            first_ms
-        ):  # although an earlier segment is not dated before it
+        elif segment.is_dated_before(first_ms):  # although an earlier segment has later timestamps
             self._disordered += 1
             is_sure = self._disordered > _MAX_DISORDERED
             if is_sure or has_confirmed_time(segment, self._side_files):

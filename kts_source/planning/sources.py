@@ -40,7 +40,7 @@ class SourceLog:
     Attributes:
         log: Log start, end and ranges. If `is_complete` is False, it may have only the ranges that
             were requested.
-        is_complete: True if every segment was read. Otherwise, log start and end may be wrong.
+        is_complete: True if every segment was read. If False, log start and end may be wrong.
         is_empty: True if the log proved to have no segment.
         unknown_lineage: A damaged segment whose leader epoch is unknown or the newest, so that it
             is uncertain which segments belong to the log; `None` if there is no such segment.

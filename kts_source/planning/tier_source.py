@@ -79,7 +79,9 @@ NEWEST_UPLOADS: Final = 4
 last.
 """
 _MAX_UPLOADS: Final = 16
-"""More objects with the same time show that the times are not upload times."""
+"""Maximum number of newest uploads. If more objects have the newest time, the times are not upload
+times.
+"""
 
 
 class TierSource:

@@ -119,7 +119,7 @@ _SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?", re.DOTALL)
 
 
 DECIMAL: Final = pa.decimal256(76, 38)
-"""Holds every decimal of Spark exactly, whatever its scale."""
+"""Can represent every decimal of Spark exactly, with any scale."""
 
 
 def field_values(field: Field, column: pa.Array) -> pa.Array:

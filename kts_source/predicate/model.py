@@ -70,7 +70,9 @@ KINDS: Final[Mapping[str, Kind]] = {
     "timestamp": Kind.INSTANT,
     "timestampType": Kind.NUMBER,
 }
-"""The columns a predicate may name, by their kind; headers only through `Header`."""
+"""Maps each column that a predicate may name to its kind. Headers are accessed only through
+`Header`.
+"""
 
 Value = bytes | int | Decimal | float
 
@@ -299,8 +301,8 @@ def _all_of(terms: tuple[Predicate, ...]) -> Predicate | None:
 
 
 FindField = Callable[[tuple[str, ...]], tuple[tuple[str, ...], pa.DataType]]
-"""Maps the names on the path to a field to their exact spelling and the field's type. Ignores
-upper and lower case. Raises `ValueError` if there is no such field.
+"""Finds a field by the names on the path to it, ignoring case. Returns the exact spelling of these
+names and the field's type. Raises `ValueError` if the field does not exist.
 """
 
 

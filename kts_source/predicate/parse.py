@@ -1,8 +1,7 @@
 """Parses a Spark SQL predicate, and returns it as a tree of the classes in `model`.
 
-sqlglot parses the SQL grammar. Each node of its tree must be of a supported type, and all arguments
-of the node must be supported. Otherwise the error names the node, so unsupported syntax never
-changes a result silently.
+sqlglot parses the SQL grammar. An unsupported type of node, or an unsupported argument of a node,
+raises an error that names the node. So unsupported syntax never changes a result silently.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ _ARGUMENTS: Final[Mapping[type[exp.Expr], tuple[str, ...]]] = {
     exp.Literal: ("this", "is_string"),
     exp.Identifier: ("this", "quoted"),
 }
-"""Supported nodes and their supported arguments."""
+"""Maps supported types of nodes to their supported arguments."""
 
 _TIMESTAMP_FUNCTIONS: Final = {
     "timestamp_seconds": 1_000_000,
@@ -112,7 +111,7 @@ _TIMESTAMP_FUNCTIONS: Final = {
     "timestamp_micros": 1,
 }
 _SAME_AS: Final = {exp.DataType.Type.TEXT: Kind.BYTES, exp.DataType.Type.BIGINT: Kind.NUMBER}
-"""Casts without effect: Spark does not validate bytes that it casts to a string."""
+"""Casts without effect. Spark does not validate the bytes when it casts binary to string."""
 _NOT_COMPARED: Final = (Kind.STRUCT, Kind.DURATION)
 _INSTANT_TYPES: Final = (exp.DataType.Type.TIMESTAMPTZ, exp.DataType.Type.TIMESTAMPLTZ)
 

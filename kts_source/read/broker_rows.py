@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MAX_SAME_FAILURES: Final = 3
-"""Maximum failures of the same kind: a wrong key or layout must not move a whole scan to the
-brokers.
+"""Maximum failures of the same kind. A wrong key or layout must not make the brokers serve a whole
+scan.
 """
 _MAX_RUNS: Final = 64
 
@@ -145,7 +145,7 @@ def rows_of(
                 decoder = None
             if decoder is None:
                 shown = broker_range.from_offset(lost_stops[-1]) if lost_stops else broker_range
-                if transactions is not None and has_lost:  # markers are lost, too
+                if transactions is not None and has_lost:  # the lost offsets may include markers
                     transactions = _transaction_check(broker_range, needed)
                 elif transactions is not None:
                     transactions.use(needed)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _QUEUE_PER_THREAD = 4
 # These bytes are wasted if the consumer stops early: after a LIMIT is satisfied, Spark needs 0.1 s
-# or more to stop a task. They are enough to keep a consumer of more rows from waiting for a second
-# round trip.
+# or more to stop a task. They are enough for a consumer without a LIMIT, which would otherwise wait
+# for a second round trip.
 EARLY_BYTES: Final = 12 << 20
 # Bytes in the page cache are read at gigabytes per second, after up to milliseconds of waiting for
 # a core and the GIL. A slower source is read faster with several concurrent requests.
@@ -30,7 +30,7 @@ _NEAR_SECONDS_PER_READ: Final = 1e-3
 _PATIENCE_SECONDS: Final = 0.1
 _HEAD_START_SECONDS: Final = 0.01
 """Seconds after which `while_waiting` is called. Until then, the thread that sends the request
-needs the core.
+needs the CPU.
 """
 
 

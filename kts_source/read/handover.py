@@ -126,7 +126,7 @@ class _Handover:
         self._max_bytes = threads * WAITING_BYTES
         self._cancellation = Cancellation()
         self._queue: SimpleQueue[_Item] = SimpleQueue()
-        # With `ordered`: items that arrived before an earlier read had ended, by number of read.
+        # Only if `ordered`: items by number of read. They wait until all earlier reads have ended.
         self._early: dict[int, deque[_Item]] = {}
         self._room = threading.Condition()
         self._begun = 0
@@ -199,7 +199,7 @@ class _Handover:
 
     def _begin(self) -> int | None:
         """Returns the number of the next read to run. Returns `None` if all reads have begun, or if
-        the reads are stopped. Waits while the batches that the consumer has not taken have too many
+        the reads are stopped. First waits until the batches in the queue are below the limit of
         bytes.
         """
         with self._room:

@@ -35,9 +35,13 @@ class BatchLimits:
 
 
 FOR_SPARK: Final = BatchLimits(8192, 2 << 20)
-"""Fastest for Spark's Arrow reader: each batch has a fixed cost, and should fit the CPU cache."""
+"""Fastest limits for Spark's Arrow reader. Each batch has a fixed cost, and should fit into the CPU
+cache.
+"""
 FOR_ENGINES: Final = BatchLimits(65536, 8 << 20)
-"""For reading in threads: fewer batches, so threads rarely wait for the GIL."""
+"""Limits for reading in threads. Larger batches mean fewer batches, so threads rarely wait for the
+GIL.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from segment_format.arrow import RecordDecoder
 
 _PROBE_ROWS: Final = 32768
-"""More than the rows in a window of small records, because each batch has a fixed cost."""
+"""Maximum rows of a batch in the first pass. A window of small records has fewer rows, so it
+becomes one batch. Each batch has a fixed cost.
+"""
 _LARGE_COLUMNS: Final = frozenset(("value", "headers"))
 """Columns that justify a second pass; decoding other columns is as fast as skipping them."""
 

@@ -1,6 +1,6 @@
 """Reads bytes of original segments and of their side files from the objects of a tier.
 
-Fetches the chunks that contain the wanted bytes, decrypts and decompresses them, and cuts them to
+Fetches the chunks that contain the wanted bytes, decrypts and decompresses them, and returns only
 the wanted bytes.
 """
 
@@ -38,7 +38,9 @@ FIRST_REQUEST_BYTES = 1 << 20  # of a task: often enough for a LIMIT
 MAX_INDEX_BYTES = 64 << 20  # far above segment.index.bytes (10 MiB)
 
 MAX_TOGETHER_BYTES: Final = 64 << 10
-"""Limit for reading neighboring side files with one request; a second request costs more."""
+"""Adjacent side files up to this total size are read with one request. A second request costs more
+than the additional bytes.
+"""
 _STATE: Final = (IndexType.PRODUCER_SNAPSHOT, IndexType.LEADER_EPOCH, IndexType.TRANSACTION)
 _ALL: Final = (IndexType.OFFSET, IndexType.TIMESTAMP, *_STATE)
 _READ_TOGETHER: Final = {

@@ -274,9 +274,9 @@ def _look_ahead(
     range_stop: int,
     expected: dict[int, int | None],
 ) -> None:
-    """Compares the markers in the segment from byte `position` on with `expected`, which
-    `TransactionCheck.next_markers` returned. Deletes each expected marker from `expected` when it
-    is found. Stops when `expected` is empty, or at offset `range_stop`.
+    """Compares the markers in the segment from byte `position` on with `expected`, a result of
+    `TransactionCheck.next_markers`. Deletes each marker that is found from `expected`. Stops when
+    `expected` is empty, or at offset `range_stop`.
     """
     batches = _transactional_batches(task_slice, task_slice.objects, source, position)
     with closing(batches):

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 BadValues = tuple[BadValue, ...]
 _Outcome = tuple[int, pa.RecordBatch, InvalidValueError | None]
-"""Number of malformed rows that are skipped, the other rows, and the error after them."""
+"""Three values: the number of malformed rows that are skipped, the valid rows, and the error to
+raise after these rows.
+"""
 
 log = logging.getLogger(__name__)
 

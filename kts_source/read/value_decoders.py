@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 _NAMED_BY_ID: Final = (AVRO_CONFLUENT, JSON_CONFLUENT, PROTOBUF_CONFLUENT, AVRO_APICURIO)
 _NO_ID: Final = bytes(CONFLUENT_HEADER)
-"""Prefix of a value without an id that exists in a registry with Confluent's API."""
+"""Prefix with an id that exists in no registry with Confluent's API."""
 
 
 @lru_cache(32)
@@ -163,12 +163,12 @@ def needed_columns(formats: Iterable[ColumnFormat]) -> tuple[str, ...]:
 
 
 def framed(batch: pa.RecordBatch, form: ColumnFormat) -> pa.Array:
-    """Returns the values of a column, each with its schema id in front, in the layout that the
-    column's format expects.
+    """Returns the values of a column with a prefix that contains the schema id, as the column's
+    format expects.
 
-    If a header has the schema id, the id is copied to the front of the value. If the id is in a
-    header that is not supported, an id that no schema has is added instead. Otherwise, the first
-    bytes of the value would be read as an id.
+    A schema id in a record header is copied to this prefix. If the format does not support the
+    header, the prefix contains an id that does not exist. Without this prefix, the first bytes of
+    the value would be read as its schema id.
     """
     values = batch.column(form.column)
     if form.format not in _NAMED_BY_ID:

@@ -109,8 +109,8 @@ T = TypeVar("T")
 MAX_SCHEMAS: Final = 1000
 """Size of the LRU cache of schemas."""
 MAX_UNKNOWN: Final = 1000
-"""Limit of lookups of ids without a usable schema within `UNKNOWN_SECONDS`: values may have any
-id.
+"""Maximum number of failed lookups of ids within `UNKNOWN_SECONDS`. Malformed values may contain
+any id.
 """
 UNKNOWN_SECONDS: Final = 300.0
 

@@ -117,7 +117,7 @@ def find_schema(registry: RegistryPlace, schema_id: int | str) -> RegisteredSche
         return schema
     try:
         return _read_file(Path(registry.place), schema_id)
-    except OSError as error:  # neither the schema nor the rows are to blame
+    except OSError as error:  # not a fault of the schema or the rows
         raise RegistryError(
             f"the folder of schemas cannot be read on this machine: {type(error).__name__}"
         ) from None

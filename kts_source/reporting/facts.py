@@ -308,9 +308,11 @@ def retentions(columns: SegmentColumns, rate: float, now_ms: int) -> tuple[Reten
 
 
 MAX_TEXTS: Final = 200
-"""Skipped segments, orphans, holes, epochs and transactions of a partition on the page."""
+"""Maximum number of skipped segments, orphans, holes, epochs and transactions of a partition on the
+page.
+"""
 MAX_FINDINGS: Final = 2000
-"""Findings of an audit on the page, worst first."""
+"""Maximum number of an audit's findings on the page. The worst findings come first."""
 
 
 @dataclass(frozen=True, slots=True)

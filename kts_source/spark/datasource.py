@@ -42,7 +42,7 @@ _COLUMNS: Final[dict[types.DataType, str]] = {
 }
 _TYPES: Final = {name: kind for kind, names in _COLUMNS.items() for name in names.split()}
 _WITHOUT_LIMITS: Final = ("4.0.", "4.1.")
-"""Versions of Spark whose `Trigger.AvailableNow` asks a Python source for one batch."""
+"""Versions of Spark whose `Trigger.AvailableNow` requests only one batch from a Python source."""
 
 
 def spark_schema(columns: Sequence[str], formats: Sequence[ColumnFormat] = ()) -> types.StructType:

@@ -50,15 +50,20 @@ TESTED_VERSIONS: Final = frozenset({"0.7.2"})
 versions are not trusted.
 """
 MAX_BATCHES: Final = 15
-"""Batches of a task: the channel has room for one more, which signals the task's end."""
+"""Maximum batches of a task. Sail's channel has room for one more item, which signals the task's
+end.
+"""
 TASK_BYTES: Final = 16 << 20
-"""Original bytes of a task, unless `targetPartitionBytes` is set: all its rows may be in memory."""
+"""Default of `targetPartitionBytes`. Tasks are small, because all rows of a task may be in memory.
+"""
 
 _LIMITS: Final = BatchLimits(1 << 17, 4 << 20)
 _MAX_COLUMN_BYTES: Final = (1 << 31) - 1
-"""Arrow counts the bytes of a batch's column in 32 bits and splits longer ones into two batches."""
+"""Maximum bytes of a column in one batch. Arrow counts them in 32 bits, and splits longer columns
+into several batches.
+"""
 _turns: Final = threading.BoundedSemaphore(os.cpu_count() or 1)
-"""Limits how many tasks decode at a time; more would only use memory."""
+"""Limits how many tasks decode at a time. More concurrent tasks would only use memory."""
 _COLUMNS: Final = ("offset", PARTITION, "timestamp")
 _OPS: Final = {
     "EqualTo": Op.EQ,

@@ -31,7 +31,7 @@ def scheme_of(path: str) -> str:
 
     Raises:
         InvalidOptionError: The path looks like a misspelled URL, such as `s3:bucket/x` or
-            `"s3://bucket"`, which must not become a local folder.
+            `"s3://bucket"`. It must not be opened as a local folder.
     """
     path = path.strip()
     match = _SCHEME.match(path)

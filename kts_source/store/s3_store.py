@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-# Error codes after which a retry may succeed, although their HTTP status says otherwise.
+# Error codes after which a retry may succeed, although their HTTP status is not retriable.
 _TRANSIENT_CODES: Final = frozenset(
     {
         "ConditionalRequestConflict",

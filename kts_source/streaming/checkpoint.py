@@ -89,8 +89,8 @@ def committed_position(
     batches = folder.batches("commits")
     if not batches:
         raise StreamOffsetError(
-            f"{checkpoint} has no committed batch: is it the checkpoint location of a query that"
-            " has finished one?"
+            f"{checkpoint} has no committed batch. Use the checkpointLocation of a query that has"
+            " finished a batch"
         )
     number = max(batches)
     lines = folder.text(f"offsets/{number}").split("\n")

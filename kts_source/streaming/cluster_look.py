@@ -66,7 +66,9 @@ _ATTEMPTS: Final = 5
 _CHUNK_BYTES: Final = 64 << 20
 """Maximum size in bytes of the chunks in which offsets that only brokers have are read."""
 _SHARES: Final = 64
-"""A batch limit is divided by this to get the size of a chunk, so a batch reads many partitions."""
+"""The size of a chunk is the batch limit divided by this number, so that a batch contains rows of
+many partitions.
+"""
 _EPOCHS_AT_ONCE: Final = 100
 
 

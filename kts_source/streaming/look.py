@@ -69,7 +69,7 @@ class LogLook(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """True if all segments were read. Otherwise, the start and end of the log may still be
+        """True if all segments were read. If False, the start and end of the log may still be
         wrong.
         """
 

@@ -80,10 +80,13 @@ _MAX_SEGMENTS: Final = 256
 PAGE: Final = 1000
 """Number of keys that a store lists in one request."""
 _SEEN_AGAIN: Final = 30
-"""This many objects at the end are always listed again: they include copies in progress."""
+"""The last objects of a listing, up to this number, are always listed again, because they include
+copies in progress.
+"""
 _GAIN_IN_A_ROW: Final = 8
-"""Minimum factor by which one listing of all partitions must reduce the number of requests: its
-requests are sequential, but listings of single partitions run concurrently.
+"""All partitions are listed together if this reduces the number of requests by at least this
+factor. The factor is high, because these requests are sequential, but separate listings of
+partitions run concurrently.
 """
 
 
@@ -488,7 +491,7 @@ class TierLooker:
             options = replace(options, topic_ids={**options.topic_ids, topic: settled[1]})
         try:
             newest = discover_topic(options, topic, compared, catalog, self.pool)
-        except (DataLossError, TopicNotFoundError) as error:  # another first copy is in progress
+        except (DataLossError, TopicNotFoundError) as error:  # no id has a complete segment yet
             log.info("%s", error)
             return None
         if not is_settled:
@@ -615,7 +618,7 @@ class ListingMemory:
         numbers = self._layout.partitions(store, folder)
         prefixes = [self._layout.partition_folder(folder, number) for number in numbers]
         self._in_a_row.clear()
-        # Only if no other topic is in the same folder.
+        # List the whole folder only if it belongs to this topic id alone.
         if folder.topic_id in folder.folder and self._is_better_in_a_row(prefixes):
             listed: dict[str, list[ObjectInfo]] = defaultdict(list)
             for info in store.list_objects(folder.folder):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SLACK: Final = 64
 """Bytes after the end of each growing buffer that kernels may overwrite."""
 WORTH_COPYING: Final = 4
-"""Filled bytes are copied if the memory is more than this many times as large."""
+"""The filled part of a buffer is copied if the buffer is more than this number of times larger."""
 
 
 def allocate(size: int) -> pa.Buffer:

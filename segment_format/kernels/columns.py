@@ -210,7 +210,9 @@ COLUMNS: Final[dict[str, Column]] = {
     "batchBaseOffset": _fixed(pa.int64(), c.WANT_BASE_OFFSET, c.BASE_OFFSETS),
     "codec": _codec(),
 }
-"""Columns by name: first those of Spark's Kafka source, then columns about a record's origin."""
+"""Maps names to columns: first the columns of Spark's Kafka source, then columns about a record's
+origin.
+"""
 
 
 def column_names(columns: Iterable[str], others: Container[str] = ()) -> tuple[str, ...]:

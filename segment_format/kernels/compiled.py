@@ -29,8 +29,8 @@ numba_config: Any = numba.config
 """Settings that numba reads from the environment at import; they are not typed."""
 
 OPTIONS: Final[dict[str, Any]] = {"nogil": True, "_nrt": False, "error_model": "numpy"}
-"""Options of all functions. Kernels own no memory; with reference counting of the frame, a batch of
-one record takes a third longer.
+"""Options of all compiled functions. Reference counting is off, because kernels own no memory, and
+decoding a batch of one record would take a third longer.
 """
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import Final
 
 # --- Set once by the owner: the selection --------------------------------------------------------
-WANTED: Final = 0  # bits, see below
+WANTED: Final = 0  # bits WANT_…, see below
 START_OFFSET: Final = 1
 STOP_OFFSET: Final = 2
 CHECK_CRCS: Final = 3
@@ -40,9 +40,11 @@ ORDERED: Final = 15  # 1: entries ascend and stay between NEXT_OFFSET and OFFSET
 POSITION: Final = 16  # of the next entry
 DONE: Final = 17  # 1: an entry at or after STOP_OFFSET was read
 NEEDED: Final = 18  # with NEED_MORE: bytes needed from POSITION on, 0 if unknown
-NEXT_OFFSET: Final = 19  # with ORDERED: minimal first offset of the next entry
+NEXT_OFFSET: Final = 19  # with ORDERED: lowest possible first offset of the next entry
 STOPPING: Final = 20  # with NEED_MORE: 1 if the entry at POSITION ends the decoding anyway
-STOPPING_NEXT: Final = 21  # with STOPPING: minimal offset of the entry after the one at POSITION
+STOPPING_NEXT: Final = (
+    21  # with STOPPING: lowest possible offset of the entry after the one at POSITION
+)
 
 # --- The last entry that was skipped because it ends before START_OFFSET -------------------------
 SKIPPED_SIZE: Final = 22  # 0: its checksum is irrelevant, or was compared
@@ -67,13 +69,13 @@ BASE_SEQUENCE: Final = 38
 TRANSACTIONAL: Final = 39
 CODEC: Final = 40
 BATCH_BASE_OFFSET: Final = 41  # for the column; records count from BASE_OFFSET
-LAST_OFFSET: Final = 126  # maximal offset of the batch's records
-LEAST_OFFSET: Final = 127  # minimal offset of the next record
+LAST_OFFSET: Final = 126  # highest possible offset of the batch's records
+LEAST_OFFSET: Final = 127  # lowest possible offset of the next record
 
 SCRATCH: Final = 42  # address of a byte buffer, by the owner
 SCRATCH_CAPACITY: Final = 43
 SCRATCH_NEEDED: Final = 44  # with GROW_SCRATCH
-PAYLOAD_BOUND: Final = 47  # with COMPRESSED: maximal decompressed bytes, -1 if unknown
+PAYLOAD_BOUND: Final = 47  # with COMPRESSED: maximum decompressed bytes, -1 if unknown
 
 # --- Wanted timestamps, in milliseconds and inclusive: set once by the owner ---------------------
 FIRST_TIMESTAMP: Final = 45
@@ -95,7 +97,7 @@ HEADER_KEY_BYTES: Final = 59
 HEADER_VALUE_ENDS: Final = 60
 HEADER_VALUE_BYTES: Final = 61
 HEADER_VALUE_VALID: Final = 62
-LEADER_EPOCHS: Final = 63  # int32 per row, -1 for none, like all below unless noted
+LEADER_EPOCHS: Final = 63  # int32 per row, -1 for none, like all columns below unless noted
 PRODUCER_IDS: Final = 64  # int64 per row
 PRODUCER_EPOCHS: Final = 65
 SEQUENCES: Final = 66
@@ -205,12 +207,12 @@ LOCATION_PAYLOAD: Final = 2  # in the payload array
 LOCATION_SCRATCH: Final = 3  # in the scratch buffer
 
 # --- Statuses ------------------------------------------------------------------------------------
-NEED_MORE: Final = 0  # the window ends before, or inside, the next entry
+NEED_MORE: Final = 0  # the window ends before the end of the next entry
 FULL: Final = 1  # the columns are full: hand them out, then call again
 GROW: Final = 2  # the next record needs more capacity: see NEW_…
 COMPRESSED: Final = 3  # decompress BATCH_POSITION + 61 … and call again with the payload
 LEGACY: Final = 4  # an entry of magic 0 or 1, BATCH_SIZE bytes at POSITION
-FINISHED: Final = 5  # an entry at or after STOP_OFFSET was met
+FINISHED: Final = 5  # an entry at or after STOP_OFFSET was reached
 GROW_SCRATCH: Final = 6  # decompression needs SCRATCH_NEEDED bytes
 CONTINUE: Final = 7  # internal: continue
 CHECKED: Final = 8  # internal: the batch has a valid checksum
@@ -237,23 +239,23 @@ ERROR_TIMESTAMP: Final = -17
 ERROR_RECORD_SIZE: Final = -18
 ERROR_RECORD_COUNT: Final = -19
 ERROR_RECORD_OFFSET: Final = -20
-ERROR_SKIPPED: Final = -21  # the batch skipped last has a wrong checksum
+ERROR_SKIPPED: Final = -21  # the last skipped batch has a wrong checksum
 ERROR_TRANSACTION: Final = -22  # a batch or marker contradicts the aborted intervals
 
 # --- Slots of TRANSACTIONS, a `segment_format.transaction_check.TransactionCheck` ----------------
 TXN_TABLE: Final = 0  # address of entries: producer id, a state below, offset of a stray abort
 TXN_MASK: Final = 1  # entries of the table, a power of two, less 1
 TXN_FREE: Final = 2  # free entries
-TXN_MET: Final = 3  # address of an int64 per interval; 1: its ABORT marker was met
+TXN_MET: Final = 3  # address of an int64 per interval; 1: its ABORT marker was read
 TXN_STATE_SIZE: Final = 4
 TXN_ENTRY_SIZE: Final = 3
 TXN_MULTIPLIER: Final = 0x9E3779B97F4A7C15  # of the hash of producer ids
 
 TXN_NO_ENTRY: Final = 0
-TXN_UNSEEN: Final = 1  # no batch of the producer was met
+TXN_UNSEEN: Final = 1  # no batch of the producer was read
 TXN_KEPT: Final = 2  # its records since the last marker are returned
 TXN_LEFT_OUT: Final = 3  # its records since the last marker are skipped as aborted
-TXN_ENDED: Final = 4  # a marker came last
+TXN_ENDED: Final = 4  # its last batch was a marker
 
 # --- Frame of `scan_batches`, written by the caller ----------------------------------------------
 SCAN_WINDOW: Final = 0  # address
@@ -294,9 +296,10 @@ KEY_SLOT_MAPS: Final = 1  # number of maps
 KEY_SLOT_KEYS: Final = 2  # address of int32 ends of texts, after a leading one, or of numbers
 KEY_SLOT_WIDTH: Final = 3  # bytes of a number; 0 for texts
 KEY_SLOT_DATA: Final = 4  # address of the texts' bytes, or of the numbers
-KEY_SLOT_KEPT: Final = 5  # address of a byte per entry, set to 0 for the ones to drop
+KEY_SLOT_KEPT: Final = 5  # address of a byte per entry, 0: the entry is dropped
 KEY_SLOT_TABLE: Final = 6  # address of int64: a power of 2, at least twice the largest map
-KEY_SLOT_SEED: Final = 7  # of hashes; random, so that no sender can choose keys that collide
+KEY_SLOT_SEED: Final = 7  # of hashes; random, so that no producer can choose colliding keys
 KEY_FRAME_SIZE: Final = 8
 FEW_KEYS: Final = 8
-"""Entries of a map up to which each key is compared with each other key."""
+"""Maps with at most this number of entries compare all pairs of keys. Larger maps use a hash table.
+"""

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 BLOCK: Final = 64
 """Number of bytes of a vector."""
 _WIDE: Final = 4
-"""Number of vectors that are folded concurrently, so that no multiplication waits for another."""
+"""Number of independent vectors. The CPU folds them in parallel, so no multiplication waits for
+another.
+"""
 _AHEAD: Final = 4096
 """Prefetch distance in bytes."""
 _POLYNOMIAL: Final = 0x1EDC6F41

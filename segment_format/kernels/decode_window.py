@@ -496,7 +496,8 @@ def _check_batch(source: Address, position: Value, frame: Frame) -> Value:
     frame[c.BYTES] += size
     if last_offset < frame[c.START_OFFSET]:
         frame[c.BATCHES_SKIPPED_OFFSET] += 1
-        # Too many records: their offsets would exceed the last offset, so they may be wanted.
+        # If the batch has too many records, some may have offsets above its last offset. Such
+        # records may be wanted.
         if count > last_delta + 1 and base_offset + count > frame[c.START_OFFSET]:
             return _fail(frame, c.ERROR_RECORD_COUNT, position, base_offset, last_offset, count)
         frame[c.SKIPPED_IS_BROKEN] = 0
@@ -669,7 +670,7 @@ def decode_window(
                 continue
             if status != c.FOUND:
                 return status
-            # The next step sees the record as a batch of its own.
+            # Decode the record as if it were a batch with one record.
             left = frame[c.RECORDS_LEFT] - 1
             frame[c.RECORDS_LEFT] = 1
             frame[c.RECORDS_STOP] = frame[c.SOUGHT_STOP]

@@ -119,8 +119,8 @@ def order_message(first: int, last: int, frame: Sequence[int]) -> str:
     """
     least, stop = frame[c.NEXT_OFFSET], frame[c.OFFSETS_STOP]
     return (
-        f"an entry has offsets {first} to {last}, which must be in [{least}, {stop}) and below"
-        " those of the next entry"
+        f"an entry has offsets {first} to {last}, but they must be in [{least}, {stop}) and"
+        " below those of the next entry"
     )
 
 
@@ -642,7 +642,7 @@ class RecordDecoder:
         arrays = self._buffers.arrays(last=last)
         for index, constant in self._constants:
             arrays.insert(index, constant.rows(rows))
-        # Not built from arrays: without columns, such a batch would have no rows.
+        # `from_arrays` would return a batch without rows if there are no columns.
         struct = pa.Array.from_buffers(self._struct, rows, [None], 0, children=arrays)
         return pa.RecordBatch.from_struct_array(struct)
 

@@ -1,12 +1,10 @@
-"""Reads only the first fields of each record. Uses the length of the record to skip its other
-fields.
+"""Reads the first fields of each record, and skips the other fields with the record's length.
 
-`step_records` reads offsets and timestamps. It checks the fields up to the offset delta, like
-`decode_records`. It is fast, because the address of the next record depends only on the length of
-the current one.
+`step_records` returns offsets and timestamps. It checks the fields up to the offset delta, like
+`decode_records`, but does not read the fields after it.
 
-`seek_key` finds the next record with a wanted key. It compares keys without copying them, and
-checks nothing after the key. `segment_format.key_set` documents the hash.
+`seek_key` finds the next record with a wanted key. It compares keys without copying them, and does
+not check the fields after the key. `segment_format.key_set` documents the hash.
 """
 
 from __future__ import annotations
@@ -92,9 +90,11 @@ def _step_offsets(
 
 @helper
 def step_records(source: Address, frame: Frame) -> Value:
-    """Does the same as `decode_records`, but is faster. May be called only if the wanted columns
-    are offsets, timestamps or columns with one value per batch (no bit of `NEEDS_BODY` is set).
-    Does not check fields after the offset delta.
+    """Does the same as `decode_records`, but is faster. Does not check fields after the offset
+    delta.
+
+    Requires that all wanted columns are offsets, timestamps, or columns with one value per batch:
+    no bit of `NEEDS_BODY` may be set.
     """
     wanted = frame[c.WANTED]
     want_offset = wanted & c.WANT_OFFSET != 0

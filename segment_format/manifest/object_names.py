@@ -28,8 +28,8 @@ A broker's log directory (`UnifiedLog.parseTopicPartitionName`, `LogFileUtils`, 
 
 The offset is the segment's base offset. For a snapshot it is the last offset that the snapshot
 covers, plus 1. Brokers format the 20 digits by their locale (Arabic-Indic digits under `ar_EG`).
-The parser accepts the digits of every script. Otherwise it would not recognize the names of some
-segments, and their rows would be missing without an error.
+The parser accepts the digits of every script, because an unrecognized name would mean that rows are
+missing without an error.
 """
 
 from __future__ import annotations

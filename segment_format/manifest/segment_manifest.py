@@ -269,7 +269,7 @@ class SegmentIndexes:
 
 @dataclass(frozen=True, slots=True)
 class SegmentManifest:
-    """Describes how a segment is cut into chunks, compressed and encrypted in its objects.
+    """Describes how a segment is split into chunks, compressed and encrypted in its objects.
 
     Attributes:
         chunk_index: Maps bytes of the segment file to stored bytes.

@@ -331,9 +331,7 @@ class Positions:
         return len(self.at)
 
     def only(self, rows: Integers) -> Positions:
-        """Returns the positions of the messages with the numbers `rows`. They can be changed
-        without changing this object.
-        """
+        """Returns a copy of the positions of the messages with the numbers `rows`."""
         return Positions(self.data, self.at[rows], self.stop[rows], self.good[rows])
 
     def put(self, rows: Integers, moved: Positions) -> None:
@@ -442,7 +440,7 @@ class Positions:
 _EPOCH_BYTES = 4 + 8 + 1
 _MAX_TAGGED_FIELDS = 4
 _ROWS_AT_ONCE = 8192
-"""Keeps the data of a step in the processor's cache."""
+"""Rows that are parsed together. Their data fit into the CPU cache."""
 _NUMBERS = (
     "partition",
     "start_offset",

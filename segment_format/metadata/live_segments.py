@@ -51,8 +51,8 @@ _STATES = len(RemoteLogSegmentState)
 """Number of states. A segment without events is in DELETE_SEGMENT_FINISHED."""
 
 _ANNOUNCED, _BEGUN_OTHERWISE, _KNOWN, _UPDATED = 0, 1, 2, 2 + _STATES
-"""Kinds of events: a segment in COPY_SEGMENT_STARTED, a segment in another state, a segment kept
-from earlier events (one kind per state), an update (one kind per new state).
+"""Kinds of events: a segment that begins in COPY_SEGMENT_STARTED, a segment that begins in another
+state, a segment known from earlier events (one kind per state), an update (one kind per new state).
 """
 _KINDS = _UPDATED + _STATES
 _DROPPED_KEPT = 10

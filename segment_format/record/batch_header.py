@@ -60,7 +60,9 @@ MAGIC_2: Final = 2
 HEADER_SIZE: Final = 61
 """Bytes before the first record."""
 LENGTH_PREFIX_SIZE: Final = 12
-"""Bytes of an entry of any magic that its length field does not count: offset and length."""
+"""Bytes of an entry that its length field does not count, for any magic: the offset and the length
+itself.
+"""
 CRC_START: Final = 21
 """First byte that the CRC of a magic-2 batch covers."""
 MIN_BATCH_LENGTH: Final = HEADER_SIZE - LENGTH_PREFIX_SIZE

@@ -182,7 +182,7 @@ def _decompress_gzip(payload: BytesLike, max_output_bytes: int) -> BytesLike:
             raise _too_large("gzip", max_output_bytes)
         pieces.append(piece)
         if not member.eof:
-            raise DecompressionError("gzip: the member is cut", position=position)
+            raise DecompressionError("gzip: the member is truncated", position=position)
         rest = member.unused_data
         if len(rest) <= _GZIP_TRAILER_AND_HEADER or not _begins_gzip_member(rest):
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -229,7 +229,7 @@ def _in_pieces(view: memoryview, max_output_bytes: int) -> bytes:
         if at_end:
             return b"".join(pieces)
         if not piece and not consumed:
-            raise DecompressionError("lz4: the frame is cut", position=position)
+            raise DecompressionError("lz4: the frame is truncated", position=position)
 
 
 def _with_plain_header(view: memoryview, *, check: bool) -> memoryview:
@@ -247,7 +247,7 @@ def _with_plain_header(view: memoryview, *, check: bool) -> memoryview:
         raise DecompressionError(f"lz4: the frame flags {flags:#04x} are invalid", position=4)
     header_size = 15 if flags & _CONTENT_SIZE_FLAG else 7
     if len(view) < header_size:
-        raise DecompressionError("lz4: the frame header is cut", position=len(view))
+        raise DecompressionError("lz4: the frame header is truncated", position=len(view))
     if check:
         try:
             lz4.frame.get_frame_info(view[:header_size])
@@ -316,12 +316,12 @@ def _stream_blocks(view: memoryview) -> list[tuple[int, int, int]]:
     blocks: list[tuple[int, int, int]] = []
     position, end = _HEADER_SIZE, len(view)
     if end < _HEADER_SIZE:
-        raise DecompressionError("snappy: the stream header is cut", position=end)
+        raise DecompressionError("snappy: the stream header is truncated", position=end)
     while end - position >= 4:
         size: int = _u32(view, position)[0]
         if size == _MAGIC_WORD:
             if end - position < _HEADER_SIZE:
-                raise DecompressionError("snappy: a stream header is cut", position=position)
+                raise DecompressionError("snappy: a stream header is truncated", position=position)
             position += _HEADER_SIZE
             continue
         start = position + 4
@@ -442,7 +442,7 @@ def scan_frames(view: memoryview) -> Sequence[Frame]:
     while True:
         if end - position < 8:
             raise DecompressionError(
-                "zstd: the bytes are not a frame, or the frame is cut", position=position
+                "zstd: the bytes are not a frame, or the frame is truncated", position=position
             )
         if bytes(view[position : position + 4]) == _ZSTD_MAGIC:
             frame = _scan_frame(view, position, end)
@@ -453,10 +453,10 @@ def scan_frames(view: memoryview) -> Sequence[Frame]:
         ):
             position += 8 + int.from_bytes(view[position + 4 : position + 8], "little")
             if position > end:
-                raise DecompressionError("zstd: a skippable frame is cut", position=end)
+                raise DecompressionError("zstd: a skippable frame is truncated", position=end)
         else:
             raise DecompressionError(
-                "zstd: the bytes do not begin a frame, which must begin here", position=position
+                "zstd: the bytes at this position do not begin a frame", position=position
             )
         if position == end:
             return frames
@@ -489,7 +489,7 @@ def _scan_frame(view: memoryview, start: int, end: int) -> Frame:
     max_output = 0
     while True:
         if position + 3 > end:
-            raise DecompressionError("zstd: the frame is cut", position=end)
+            raise DecompressionError("zstd: the frame is truncated", position=end)
         block = view[position] | view[position + 1] << 8 | view[position + 2] << 16
         size = block >> 3
         kind = block >> 1 & 3
@@ -512,7 +512,7 @@ def _scan_frame(view: memoryview, start: int, end: int) -> Frame:
     if descriptor & _CHECKSUM_FLAG:
         position += 4
     if position > end:
-        raise DecompressionError("zstd: the frame is cut", position=end)
+        raise DecompressionError("zstd: the frame is truncated", position=end)
     if content_size is not None:
         if content_size > max_output:
             raise DecompressionError(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from segment_format._cursor import BytesLike
 
 ENTRY_PREFIX_SIZE: Final = 17
-"""Bytes of an entry up to and with its magic."""
+"""Bytes of an entry up to its magic (inclusive)."""
 MIN_ENTRY_LENGTH: Final = (14, 22, MIN_BATCH_LENGTH)
 """Smallest value of the size field, by magic."""
 

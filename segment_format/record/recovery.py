@@ -43,9 +43,11 @@ if TYPE_CHECKING:
     Read: TypeAlias = Callable[[int, int], bytes | memoryview]
 
 WINDOW_BYTES: Final = 64 << 10
-"""Bytes read at once where batches are stepped over."""
+"""Bytes per read if only batch headers are read."""
 RECOVERY_WINDOW_BYTES: Final = 4 << 20
-"""Bytes read at once where checksums are verified; bounds the memory, whatever a batch states."""
+"""Bytes per read if checksums are verified. Limits memory even if the length field of a batch is
+wrong.
+"""
 _MAX_MARKER_BYTES: Final = 64 << 10
 _MAX_RELATIVE_OFFSET: Final = 2**31 - 1
 _LAST_OFFSET_DELTA: Final = struct.Struct(">i")
@@ -203,7 +205,7 @@ def _find_last(read: Read, size: int, position: int, walk: _Walk) -> tuple[Entry
 
 
 def _step_over(walk: _Walk, head: memoryview, entry: Entry) -> int:
-    """Returns the last offset of `entry`, which is not the last entry. Sets `has_holes` of `walk`
+    """Returns the last offset of `entry`. It must not be the last entry. Sets `has_holes` of `walk`
     if offsets are missing in or before the entry.
 
     Args:
@@ -270,7 +272,7 @@ def _require_plausible(
         raise CorruptRecordError(
             f"the last batch has offsets {first} to {last} and follows offset"
             f" {walk.next_offset - 1}, but the time index ends with offset {newest}: one of them is"
-            " damaged, or the log was cut",
+            " damaged, or the log was truncated",
             position=entry.position,
             offset=first,
         )

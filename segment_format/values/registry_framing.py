@@ -76,9 +76,10 @@ _NO_GLUE_HEADER: Final = (
     "the value does not start with byte 3, compression 0 or 5, and a schema id of 16 bytes"
 )
 MAX_INFLATED_BATCH: Final = 1 << 30
-"""Decompressed bytes of all values of a batch; values that exceed the limit are malformed."""
+"""Maximum decompressed bytes of all values of a batch. Values that exceed the limit are malformed.
+"""
 MAX_INFLATED_VALUE: Final = 128 << 20
-"""Decompressed bytes of one value."""
+"""Maximum decompressed bytes of one value."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,7 +247,7 @@ def flipped(data: bytes, key: str, start: int, source: random.Random) -> bytes:
 def repeated(data: bytes, source: random.Random) -> bytes:
     """Returns a copy of `data` in which some bytes occur twice in a row.
 
-    The copy is cut to the size of `data`. If `data` has fewer than 400 bytes, returns as many
+    The copy is truncated to the size of `data`. If `data` has fewer than 400 bytes, returns as many
     bytes 0xff.
     """
     if len(data) < 400:

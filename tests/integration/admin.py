@@ -204,7 +204,7 @@ class Admin:
         self._settle(self.client().delete_records([TopicPartition(topic, partition, before)]))
 
     def alter_topic(self, topic: str, **settings: str) -> None:
-        """Changes settings of a topic. Names contain `_` instead of `.`."""
+        """Changes settings of a topic. In the names of `settings`, `_` stands for a dot."""
         self._alter(ConfigResource(ConfigResource.Type.TOPIC, topic), settings)
 
     def alter_brokers(self, **settings: str) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(720)]
 
 
-def test_tier_has_partitions_and_offsets_that_the_cases_need(differential: World) -> None:
+def test_workload_creates_partitions_and_offsets_for_all_cases(differential: World) -> None:
     facts = differential.facts
     assert set(facts.tier_ends) >= {(name, n) for name in TOPICS for n in range(TOPICS[name])}
     assert facts.tier_ends["plain-sparse", 1] == 0 < facts.latest["plain-sparse", 1]

@@ -198,7 +198,7 @@ def test_skipped_control_and_aborted_batches_are_counted() -> None:
 
 
 @pytest.mark.parametrize("max_rows", [1, 4, 7, 15, 4096])
-def test_batch_sizes_are_independent_of_window_cuts(max_rows: int) -> None:
+def test_batch_sizes_are_independent_of_window_sizes(max_rows: int) -> None:
     data = three_batches()
     expected_sizes = [batch.num_rows for batch in iter_arrow(data, max_rows=max_rows)]
     assert expected_sizes == [max_rows] * (15 // max_rows) + (

@@ -30,7 +30,7 @@ def countries(spark: SparkSession, folder: str) -> list[Any]:
     return [country for (country,) in rows]
 
 
-def test_text_partitions_are_read_as_text(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_reads_text_partition_values_as_strings(spark: SparkSession, tmp_path: Path) -> None:
     for number, text in enumerate(TEXTS[:6]):
         lake = export(tmp_path / str(number), [text])
         assert countries(spark, lake.target) == [text]

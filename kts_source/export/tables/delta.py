@@ -18,10 +18,10 @@ versions:
 A commit is written as the version right after the compared snapshot, so no other commit can be in
 between. The entry `kts` in its `commitInfo` identifies the export in the history.
 
-delta-rs does not check partition columns and constraints of added files. So an export checks the
-table itself: it accepts only tables that require no more of writers than plain files with bounds of
-their columns. Otherwise it raises an error that names the required feature. Source: PROTOCOL.md of
-Delta, "Requirements for Writers" and "Table Features".
+delta-rs does not check partition columns and constraints of added files. So an export accepts a
+table only if plain files with column bounds satisfy all its requirements for writers. For any other
+table it raises an error that names the required feature. Source: PROTOCOL.md of Delta,
+"Requirements for Writers" and "Table Features".
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ log = logging.getLogger(__name__)
 
 RULES: Final = ("isolationLevel", "columns", "transform", "partitionBy", "where", "compact")
 _MAX_HISTORY: Final = 256
-"""Newest versions whose commits are read to find other exports."""
+"""Number of newest versions whose commits are read to find other exports."""
 _UNKNOWN_EPOCH: Final = -1
 
 
@@ -446,7 +446,9 @@ _WRITABLE: Final = frozenset(
     }
 )
 _LAST_LEGACY_VERSION: Final = 5
-"""Writer version 6 requires identity columns; from version 7 on, tables list their features."""
+"""Highest supported writer version without a list of features. Version 6 requires identity columns;
+from version 7 on, tables list their features.
+"""
 _TXN_RETENTION: Final = "delta.setTransactionRetentionDuration"
 _ELSEWHERE: Final = "Export into another table"
 

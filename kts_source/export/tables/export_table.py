@@ -165,7 +165,7 @@ class Commit:
         newest_ms: Timestamp of the newest record of each partition in ms; only for a compaction.
         letters: Number of the commit's list of dead letters. The table records only one number, so
             it publishes the previous list before it replaces the number.
-        typed: Names of decoded columns. They may have fields that the table does not have.
+        typed: Names of decoded columns. `schema` may have fields in them that the table lacks.
         counts: Number of rows of each partition of the commit, including earlier commits.
             `ExportTable.commit` sets it.
         commit_id: Id that the table records. If the response to the commit is lost, it shows
@@ -447,9 +447,7 @@ class ExportTable(ABC):
         return state
 
     def _with_table_columns(self, commit: Commit, state: TableState) -> Commit:
-        """Returns the commit with another `schema`. Its decoded columns also have the fields that
-        only the table has.
-        """
+        """Adds the fields of the table to the decoded columns in `schema` of the commit."""
         there = state.schema() if commit.typed else None
         if there is None or commit.schema is None:
             return commit

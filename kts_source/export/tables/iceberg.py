@@ -319,7 +319,7 @@ class IcebergExportTable(ExportTable):
             pass  # another export created it first
         except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
             failure = self._library_error("the Iceberg table cannot be created", error)
-            if not self._exists():  # otherwise only the response was lost
+            if not self._exists():  # if it exists, only the response was lost
                 raise failure from None
 
     def _exists(self) -> bool:
@@ -644,7 +644,7 @@ def _data_file(table: Table, transaction: Transaction, path: str) -> IcebergFile
                 " an export takes partition values from these bounds. Partition by another column",
                 uri=path,
             )
-    partition = statistics.partition(spec, schema)  # before texts are cut
+    partition = statistics.partition(spec, schema)  # before texts are truncated
     for aggregate in statistics.column_aggregates.values():
         if isinstance(aggregate.current_max, str):
             aggregate.current_max = upper_bound(aggregate.current_max, aggregate.trunc_length)

@@ -240,9 +240,9 @@ class _SyncedFile(io.BufferedWriter):
     def write(self, data: Any) -> int:  # noqa: ANN401  # any buffer
         written = super().write(data)
         self._waiting += written
-        # Start writing these bytes to disk while the next rows are compressed. Otherwise `close`
-        # would have to wait for all bytes. Drop the written pages from the page cache, because they
-        # are not read again soon.
+        # Start writing these bytes to disk while the next rows are compressed, so that `close` need
+        # not wait for all bytes. Drop the written pages from the page cache, because they are not
+        # read again soon.
         if self._waiting >= _WRITE_BACK_BYTES and hasattr(os, "posix_fadvise"):  # not on macOS
             self._waiting = 0
             self.flush()

@@ -59,7 +59,7 @@ _DEPTH: Final = 2
 _NO_DATA: Final = frozenset({"lost+found"})
 """Folders that the file system creates, usually unreadable."""
 _FIRST_FILES: Final = 100
-"""A partition's folder has a log file or an index among the first of its files."""
+"""Number of files to list to recognize the folder of a partition by a log file or an index."""
 
 TopicPartition = tuple[str, int]
 _NamedFile = tuple[LogFileName, "ObjectInfo"]

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 
 MAX_PROGRAMS: Final = 1000
-"""Size of the LRU cache of writers."""
+"""Size of the LRU cache of programs. Each writer schema has one program."""
 _MIN_CAPACITY: Final = 64
 _BYTES_PER_ROW: Final = 16
-"""Bytes added to each row for estimates: a row of 0 bytes may still have defaults."""
+"""Bytes that estimates add to each row, because a row of 0 bytes may still have defaults."""
 
 
 class AvroDecoder:

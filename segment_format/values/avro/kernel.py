@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 TRUNCATED = np.uint64(0)
-"""Returned instead of the next address if the number exceeds the value."""
+"""Returned instead of the next address if the value ends inside the number."""
 TOO_LONG = np.uint64(1)
 """Returned instead of the next address if the number has more than 64 bits."""
 _ONE = np.uint64(1)

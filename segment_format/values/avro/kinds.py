@@ -11,6 +11,6 @@ FIXED: Final = 1
 BYTES: Final = 2
 """Variable-size values: ends and bytes."""
 ITEMS: Final = 3
-"""Ends of items, which have a level of their own."""
+"""Lists and maps: ends of the items. The items have their own level."""
 STRUCT: Final = 4
-"""No buffer except validity."""
+"""Structs: only a validity buffer."""

@@ -34,7 +34,7 @@ SKIP_FIXED: Final = 11  # A: bytes
 VALID: Final = 12  # the slot is not null
 NULL: Final = 13  # B: slot after those to null
 ITEMS: Final = (
-    14  # a block's count. A: level of items, B: minimal bytes of an item, C: end, D: loop
+    14  # a block's count. A: level of items, B: minimum bytes of an item, C: end, D: loop
 )
 NEXT: Final = 15  # A: level of the items, C: their ITEMS, D: loop
 SKIP_ITEMS: Final = 16  # as ITEMS
@@ -140,5 +140,5 @@ MESSAGES: Final = {
     ERROR_TOO_MUCH: "its column would exceed 2 GiB or 2**31 items in one batch",
 }
 MAX_EMPTY: Final = 4096
-"""Items without bytes that all arrays of one level may have in one value."""
+"""Maximum number of items without bytes, over all arrays of one level in one value."""
 LARGEST: Final = 2**31 - 1

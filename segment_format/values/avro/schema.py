@@ -221,9 +221,9 @@ _LOGICAL_SIZES: Final = {UUID: 16, DURATION: 12}
 _MAX_DIGITS: Final = 38
 _MAX_FIXED: Final = 1 << 30
 MAX_TYPES: Final = 1 << 13
-"""Maximal number of types of a schema, each counted as often as it is used."""
+"""Maximum number of types of a schema, each counted as often as it is used."""
 MAX_LEVELS: Final = 64
-"""Maximal nesting of types."""
+"""Maximum nesting of types."""
 
 
 def parse_avro(text: str | bytes, references: tuple[str | bytes, ...] = ()) -> Schema:

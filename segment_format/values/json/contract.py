@@ -108,7 +108,7 @@ OPEN_SIZE: Final = 5  # node, entry, position, size, row
 BAD_SIZE: Final = 4  # row, code, node, position in the row
 KEY_SIZE: Final = 3  # address of the token, its size, address of the node
 MAX_KEYS: Final = 64
-"""Keys of a struct that are remembered; one more stays empty."""
+"""Maximum number of remembered keys of a struct. One more entry stays empty."""
 
 # --- Ops: kinds of values ------------------------------------------------------------------------
 TEXT: Final = 1
@@ -156,10 +156,12 @@ NULL: Final = 28
 TOO_MANY_ITEMS: Final = 29
 BAD_ZONE: Final = 30
 LAST_CODE: Final = 63
-"""Functions that return an address return a code if they fail; no address is as small."""
+"""Largest error code. Functions that return an address return a code if they fail. No address is so
+small.
+"""
 
 MAX_DEPTH: Final = 512
-"""Maximal nesting of objects and arrays, wanted or not."""
+"""Maximum nesting of objects and arrays, including those that are skipped."""
 READ_AHEAD: Final = 64
 """Bytes that may be read after every input, and written after every output."""
 

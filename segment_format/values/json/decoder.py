@@ -101,7 +101,7 @@ def reason(code: int, node: Node, byte: bytes, position: int) -> str:
 
 
 _MAX_ITEM_BYTES: Final = 1 << 30
-"""Maximal bytes for the items of all lists and maps of a batch, while it is read."""
+"""Maximum bytes of the items of all lists and maps of a batch while it is decoded."""
 _FIRST_OPEN: Final = 64
 _FIRST_ITEMS: Final = 4096
 

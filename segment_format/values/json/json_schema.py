@@ -26,7 +26,7 @@ from typing import Any, Final, NoReturn
 import pyarrow as pa
 
 _MAX_TYPES: Final = 1 << 13
-"""Maximal number of types, each counted as often as it is referenced."""
+"""Maximum number of types, each counted as often as it is referenced."""
 _MAX_LEVELS: Final = 64
 _NULL: Final = "null"
 _OBJECT: Final = "object"

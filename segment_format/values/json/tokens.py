@@ -311,7 +311,8 @@ _POINT = np.uint64(ord("."))
 _E = np.uint64(ord("e"))
 _CASE = np.uint64(0x20)
 _MOST_EXPONENT = np.int64(10**11)
-"""Limit of exponents: larger ones cannot be compensated by digits, which are at most 2^31."""
+"""Maximum exponent. A number has at most 2^31 digits, so they cannot compensate a larger exponent.
+"""
 
 _MAX_EXACT = np.uint64(1 << 53)
 _INFINITY = np.uint64(0x7FF << 52)
@@ -319,7 +320,9 @@ _SIGN = np.uint64(1 << 63)
 _HIDDEN = np.uint64(1 << 52)
 _LOW_NINE = np.uint64(0x1FF)
 OPEN = np.uint64((1 << 64) - 1)
-"""Bits that no parsed double has: the number is undecided, and Python rounds it later."""
+"""Marks a number that the kernel could not round, so that Python rounds it later. No parsed double
+has these bits.
+"""
 
 
 @inlined

@@ -66,7 +66,9 @@ def _read_zigzag(data: bytes, position: int) -> tuple[int, int]:
 
 
 _MAX_HEADS: Final = 64
-"""Heads that values are compared with; further ones are parsed value by value."""
+"""Maximum number of distinct heads of a batch that are parsed once. The heads of other values are
+parsed one by one.
+"""
 _MAX_HEAD_SIZE: Final = CONFLUENT_GUID_HEADER + 10 * (MAX_INDEXES + 1)
 
 

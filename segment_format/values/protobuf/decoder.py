@@ -171,8 +171,8 @@ class ProtobufDecoder:
 _MAX_ENTRIES: Final = 2**31 - 1
 MAX_BUFFER_BYTES: Final = 512 << 20
 BYTES_PER_INPUT_BYTE: Final = 8
-"""Elements and texts of a batch are limited to the larger of `MAX_BUFFER_BYTES` and this multiple
-of the input: two bytes may be a message of a thousand columns.
+"""The bytes of a batch's elements and texts are limited to the larger of `MAX_BUFFER_BYTES` and
+this multiple of the input. Without a limit, two bytes could become a message of a thousand columns.
 """
 
 

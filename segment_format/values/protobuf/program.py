@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 Selection = dict[str, "Selection | None"]
-"""Names of wanted fields, each with the selection below it; `None` for all."""
+"""Maps names of wanted fields to the selection inside each of them; `None` = all fields."""
 
 
 class Kind(Enum):
@@ -115,7 +115,9 @@ NUMBERS: Final = {
     FieldType.SINT32: Number(c.SINT32, VARINT, 4, pa.int32()),
     FieldType.SINT64: Number(c.SINT64, VARINT, 8, pa.int64()),
 }
-"""Field type -> how it is decoded. Spark has no Arrow type for unsigned 64 bits except decimal."""
+"""Maps a field type to its decoding. Unsigned 64-bit numbers become decimals, because Spark
+supports no other Arrow type for them.
+"""
 OPEN_ENUM: Final = Number(c.INT32, VARINT, 4, pa.string())
 CLOSED_ENUM: Final = Number(c.CLOSED_ENUM, VARINT, 4, pa.string())
 TEXTS: Final = {FieldType.STRING: (c.TEXT, pa.string()), FieldType.BYTES: (c.BINARY, pa.binary())}

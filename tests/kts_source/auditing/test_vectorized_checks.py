@@ -91,9 +91,11 @@ def split_batches(log: bytes) -> list[bytearray]:
 
 
 def damage_segments(rng: random.Random) -> list[SegmentFiles]:
-    """Returns the healthy segments with one to three random faults.
+    """Returns the healthy segments after one to three random faults.
 
-    Most of the changed batches have valid checksums.
+    A fault swaps, repeats, deletes or inserts a batch, flips a bit in an index, or flips a bit in
+    the header of a batch. After a flip in a header, the checksum of the batch is computed again,
+    unless the flip is in the checksum.
     """
     segments = healthy_segments()
     for _ in range(rng.randint(1, 3)):

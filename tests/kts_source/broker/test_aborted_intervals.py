@@ -1,6 +1,6 @@
 """Tests that a fetch drops incomplete batches and aborted rows.
 
-The tests cut responses at random positions.
+The tests truncate responses at random positions.
 """
 
 from __future__ import annotations

@@ -368,7 +368,7 @@ class Exporting:
             raise _AmbiguousTierError from error
 
     def _options(self, step: Step, **options: str) -> dict[str, str]:
-        if "planFile" not in options:  # a plan file is already cut into tasks
+        if "planFile" not in options:  # a plan file already consists of tasks
             options["targetPartitionBytes"] = str((1, 100, 300, 1 << 20)[step.b % 4])
         return {
             "path": "/",

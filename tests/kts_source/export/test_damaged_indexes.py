@@ -75,7 +75,7 @@ def build_log_with_abort_in_next_segment() -> BuiltLog:
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_export_commits_nothing_if_next_segment_lost_transaction_index_entry(
+def test_export_commits_nothing_if_next_segment_lacks_transaction_index_entry(
     table_format: str, tmp_path: Path
 ) -> None:
     log = build_log_with_abort_in_next_segment()
@@ -90,7 +90,7 @@ def test_export_commits_nothing_if_next_segment_lost_transaction_index_entry(
     assert table_offsets(lake) == [0, 2, 4, 5]
 
 
-def test_hybrid_export_commits_nothing_if_next_segment_lost_transaction_index_entry(
+def test_hybrid_export_commits_nothing_if_next_segment_lacks_transaction_index_entry(
     tmp_path: Path,
 ) -> None:
     log = build_log_with_abort_in_next_segment()
@@ -110,7 +110,7 @@ def test_hybrid_export_commits_nothing_if_next_segment_lost_transaction_index_en
 
 
 @pytest.mark.parametrize("records", ["1", "2", "3", "4"])
-def test_export_commits_nothing_if_cut_segment_lost_transaction_index_entry(
+def test_export_commits_nothing_if_split_segment_lacks_transaction_index_entry(
     records: str, tmp_path: Path
 ) -> None:
     builder = LogBuilder(index_interval_bytes=0)

@@ -46,7 +46,7 @@ def test_rows_with_timestamps_beyond_python_datetime_are_written(
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_date_partition_of_far_timestamp_raises_error_with_offset(
+def test_date_partition_after_year_9999_raises_error_with_offset(
     table_format: str, tmp_path: Path
 ) -> None:
     lake = Lake(tmp_path, table_format)

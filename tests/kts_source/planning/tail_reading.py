@@ -222,8 +222,8 @@ def check_older_disks(history: History, seed: int, outcomes: Counter[str]) -> No
 
 
 def _continues(entries: list[Entry], life: PartitionLife) -> bool:
-    """Returns whether the leader's log contains `entries`, which are on a disk, and all entries of
-    the newest upload.
+    """Returns whether the leader's log contains all `entries` of a disk and all entries of the
+    newest upload.
     """
     log = life.leader.entries
     if entries and divergence(entries, log) < entries[-1].stop:

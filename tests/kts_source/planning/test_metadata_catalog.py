@@ -253,7 +253,7 @@ def test_denied_read_of_object_raises_error_unless_object_was_deleted(
     world: World, exists: bool
 ) -> None:
     # If `exists` is false, the object is deleted after its lookup, and the store denies access to
-    # missing keys. Otherwise, the client may not use the key that encrypts the object.
+    # missing keys. If it is true, the client may not use the key that encrypts the object.
     world.write_metadata()
     denied_keys = set(world.keys(2))
 
@@ -328,9 +328,9 @@ class _LogWithoutLastBatch(FakeLog):
     """A log that never returns its last batch."""
 
     def read(
-        self, at: int, most_bytes: int, *, committed: bool
+        self, at: int, max_bytes: int, *, committed: bool
     ) -> tuple[bytes, list[tuple[int, int]] | None]:
         if at >= self.batches[-1].base:
             return b"", None
         shorter = FakeLog(self.batches[:-1])
-        return shorter.read(at, most_bytes, committed=committed)
+        return shorter.read(at, max_bytes, committed=committed)

@@ -141,7 +141,7 @@ def test_lost_index_entry_of_segment_that_contains_another_segment_raises_error(
 
 
 @pytest.mark.parametrize("local", [False, True])
-def test_lost_marker_of_transaction_below_log_start_leaves_out_no_other_rows(local: bool) -> None:
+def test_lost_marker_of_transaction_below_log_start_skips_no_other_rows(local: bool) -> None:
     steps = [aborted(2), aborted(1), plain(2), plain(2), plain(2), abort, plain(2)]
     first, second = rolled(steps, {0, 3, 4, 5}), rolled(steps, {0, 2, 4, 5})
     # The log starts at 2, inside the transaction. Its marker at 9 is lost.
@@ -186,7 +186,7 @@ def with_two_transactions_around_a_hole(end: Callable[[LogBuilder], object]) -> 
 
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("stop", [6, 7, 8, 10])
-def test_transaction_that_begins_in_a_hole_is_committed_although_the_hole_ends_another(
+def test_transaction_that_begins_in_hole_is_committed_if_another_one_ends_there(
     stop: int, local: bool
 ) -> None:
     log = with_two_transactions_around_a_hole(commit)

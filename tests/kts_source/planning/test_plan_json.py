@@ -44,7 +44,7 @@ def test_plan_with_where_may_omit_offsets_but_no_bytes_between_slices() -> None:
         after for before, after in pairwise(slices) if before["offsets"] == after["offsets"]
     )
     next(continuations)["cuts"][0] += 1
-    with pytest.raises(InvalidOptionError, match="leave out bytes of their segment"):
+    with pytest.raises(InvalidOptionError, match="skip bytes of their segment"):
         ScanPlan.from_json(json.dumps(plan))
 
 

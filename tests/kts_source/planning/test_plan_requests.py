@@ -231,9 +231,11 @@ def test_plan_of_offset_window_of_random_log_equals_plan_from_all_manifests(
 
 
 def has_newest_epoch_in_last_uploads(objects: Mapping[str, bytes]) -> bool:
-    """Returns whether the newest leader epoch of each partition is in its last uploads.
+    """Returns whether the last `NEWEST_UPLOADS` uploads of each partition include its newest
+    segment. The newest segment has the highest leader epoch and, among these, the highest end
+    offset.
 
-    A plan from few segments relies on this.
+    A plan that reads only a few manifests is correct only if this is true.
     """
     groups: dict[str, list[tuple[int, int, int]]] = {}
     for key, data in objects.items():

@@ -206,7 +206,7 @@ def test_large_topic_is_split_evenly() -> None:
     assert sum(task.nominal_bytes for task in larger_plan.tasks) == plan.nominal_bytes
 
 
-def test_cutting_a_partial_slice_keeps_its_offsets() -> None:
+def test_split_of_partial_slice_keeps_its_offsets() -> None:
     partial = replace(make_segment(9000), cut_start=2500, start_offset=30, stop_offset=60)
     slices = list(cut(partial, 2000))
     assert [(piece.cut_start, piece.cut_stop) for piece in slices] == [

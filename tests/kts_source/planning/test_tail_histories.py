@@ -27,7 +27,7 @@ def test_scans_of_tiers_with_disks_return_the_log_of_the_leader() -> None:
     assert outcomes["lost"] + outcomes["spoiled"] < 20, outcomes
 
 
-def test_scans_with_disks_older_than_the_tier_return_the_log_of_the_leader() -> None:
+def test_scan_with_outdated_disk_returns_log_of_leader() -> None:
     outcomes: Counter[str] = Counter()
     with in_one_thread():
         for seed in range(60):

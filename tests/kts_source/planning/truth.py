@@ -168,12 +168,13 @@ class PartitionTruth:
         )
 
     def lost_outcomes(self, start: int, stop: int) -> tuple[bool, bool]:
-        """Returns two values: whether a read of [start, stop) may fail, and whether it must fail.
+        """Returns two values: whether a `read_committed` scan of [start, stop) may fail because a
+        transaction's outcome is unknown, and whether it must fail.
 
-        The read fails because the outcome of a transaction is lost. Considers transactions that
-        begin below `stop`. An outcome is lost only if the transaction has rows in [start, stop).
-        Transactions whose marker is in the missing end of the log are undecided, so they do not
-        count.
+        The scan may fail if a hole begins between the first offset and the marker of a transaction
+        that begins below `stop`. It must fail if the hole contains the marker, and the transaction
+        has rows in [start, stop) below the last stable offset. Transactions whose marker is at or
+        above `present_stop` are still open for the reader, so they do not count.
         """
         may_be_lost = is_lost = False
         stable = min(stop, self.last_stable_offset)

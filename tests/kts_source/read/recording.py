@@ -40,7 +40,7 @@ class RecordingStore:
     def __init__(self) -> None:
         self.asked: list[tuple[str, int, int, str | None]] = []
         self.running = 0
-        self.most_running = 0
+        self.max_running = 0
         self.gate = threading.Event()
         self.gate.set()
         self.begun = threading.Semaphore(0)
@@ -51,7 +51,7 @@ class RecordingStore:
         with self._lock:
             self.asked.append((key, start, stop, version))
             self.running += 1
-            self.most_running = max(self.most_running, self.running)
+            self.max_running = max(self.max_running, self.running)
         self.begun.release()
         try:
             with cancelled_by(self.gate.set):

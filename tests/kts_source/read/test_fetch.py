@@ -63,7 +63,7 @@ def test_fetch_returns_ranges_in_order(
     assert sorted(store.asked) == sorted(
         (fetched.key, fetched.start, fetched.stop, fetched.version) for fetched in ranges
     )
-    assert store.most_running <= threads
+    assert store.max_running <= threads
 
 
 def test_fetch_reads_nothing_before_the_first_next() -> None:
@@ -95,7 +95,7 @@ def test_read_ahead_respects_limit_of_concurrent_requests() -> None:
         assert len(store.asked) == 3
         store.gate.set()
         consumer.join()
-    assert store.most_running == 3
+    assert store.max_running == 3
     assert len(store.asked) < 50
 
 

@@ -135,7 +135,7 @@ class Clock:
 
 
 def read_near(seconds: Sequence[float], monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Reads ten bytes for each entry of `seconds`, which is the duration of the read.
+    """Makes a read of ten bytes for each duration in `seconds`.
 
     Returns, for each read, whether the thread of the consumer executed the read.
     """

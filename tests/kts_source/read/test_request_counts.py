@@ -122,7 +122,7 @@ def test_full_scan_sends_few_requests() -> None:
 
 
 @pytest.mark.parametrize("target", ["3m", "8m", "20m"])
-def test_each_cut_of_a_segment_reads_at_most_one_additional_chunk(target: str) -> None:
+def test_each_split_of_a_segment_reads_at_most_one_additional_chunk(target: str) -> None:
     store = CountedTier()
     plan = planned(store, targetPartitionBytes=target)
     before = store.counters

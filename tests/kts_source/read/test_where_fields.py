@@ -135,7 +135,7 @@ def test_rows_are_filtered_by_key_fields(tmp_path: Path) -> None:
         ("value.tags['k'] IS NULL", "not supported"),
     ],
 )
-def test_error_of_refused_condition_names_the_reason(
+def test_error_about_unsupported_condition_states_the_reason(
     good: dict[str, str], where: str, named: str
 ) -> None:
     with pytest.raises(InvalidOptionError, match=named):

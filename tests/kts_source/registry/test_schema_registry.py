@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 DEEP = b"[" * 100_000
 NOT_FOUND = b"HTTP/1.1 404 Not Found\r\n\r\n"
 ANSWERS = {
-    "cut chunk": b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n50\r\n{"schema"',
-    "cut length": b'HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{"schema"',
+    "truncated chunk": b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n50\r\n{"schema"',
+    "body shorter than Content-Length": b'HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{"schema"',
     "no HTTP": b"SSH-2.0-x\r\n",
     "no status": b"HTTP/1.1 abc OK\r\n\r\n",
     "no answer": b"",

@@ -44,7 +44,9 @@ limits = st.builds(
 
 
 def pending_from(segments: Sequence[PendingSegment], start: int) -> Iterator[PendingSegment]:
-    """Yields the segments from offset `start` on. A segment that contains `start` is cut there."""
+    """Yields the segments from offset `start` on. A segment that contains `start` is split, and its
+    part before `start` is skipped.
+    """
     for segment in segments:
         if segment.stop > start:
             first = max(segment.start, start)

@@ -26,10 +26,12 @@ PATH = "/credentials"
 EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The token has expired.</Message></Error>"
 
 
-class Gate(ThreadingHTTPServer):
-    """Issues short-lived tokens like a container role, and proxies requests to an S3 server.
+class CredentialProxy(ThreadingHTTPServer):
+    """HTTP server that issues short-lived credentials and forwards S3 requests.
 
-    Only requests with a valid token reach the server.
+    A request for `PATH` returns new credentials, like the endpoint of a container role. Other
+    requests are forwarded to an S3 server if their token is valid. If not, the response is 403
+    with `ExpiredToken`.
 
     Attributes:
         issued: Number of issued tokens.
@@ -40,7 +42,7 @@ class Gate(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, endpoint: str) -> None:
-        super().__init__(("127.0.0.1", 0), Visitor)
+        super().__init__(("127.0.0.1", 0), CredentialProxyHandler)
         self.store = urlsplit(endpoint).netloc
         self.issued = self.refused = 0
         self.used: set[str] = set()
@@ -75,11 +77,11 @@ class Gate(ThreadingHTTPServer):
             return True
 
 
-class Visitor(BaseHTTPRequestHandler):
+class CredentialProxyHandler(BaseHTTPRequestHandler):
     """Handles requests for credentials and proxied requests."""
 
     protocol_version = "HTTP/1.1"
-    server: Gate
+    server: CredentialProxy
 
     def do_GET(self) -> None:
         if self.path == PATH:
@@ -120,8 +122,8 @@ class Visitor(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def gate(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    opened = Gate(s3_server.endpoint)
+def proxy(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[CredentialProxy]:
+    opened = CredentialProxy(s3_server.endpoint)
     thread = threading.Thread(target=opened.serve_forever)
     thread.start()
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
@@ -136,22 +138,24 @@ def gate(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]
 
 @pytest.mark.slow
 @pytest.mark.s3
-def test_expired_tokens_are_replaced_while_a_stream_runs(gate: Gate, s3_server: S3Server) -> None:
+def test_expired_tokens_are_replaced_while_a_stream_runs(
+    proxy: CredentialProxy, s3_server: S3Server
+) -> None:
     bucket = s3_server.upload(TIER / "tiered", prefix="tiered/")
     options = {
         **tier_options("txn", maxSegmentsPerTrigger="3", minListingIntervalMs="0"),
         "path": f"s3://{bucket}",
-        "s3.endpoint": gate.url,
+        "s3.endpoint": proxy.url,
         "s3.region": s3_server.region,
         "s3.path-style-access": "true",
     }
     stream = Checkpointed(options)
     while stream.batch():
-        gate.expire_all()
+        proxy.expire_all()
     stream.close()
     rows = sum(table.num_rows for table in stream.batches.values())
     assert rows == expected_table("txn", "read_committed").num_rows
     assert len(stream.batches) > 4
-    assert len(gate.used) > len(stream.batches)
-    assert gate.refused == 0
+    assert len(proxy.used) > len(stream.batches)
+    assert proxy.refused == 0
     assert "token" not in "".join(stream.offset_log)

@@ -58,7 +58,7 @@ def test_snapshot_with_changed_byte_raises() -> None:
                 parse_producer_snapshot(changed)
 
 
-def test_cut_snapshot_raises() -> None:
+def test_truncated_snapshot_raises() -> None:
     for size in range(len(SNAPSHOT)):
         with pytest.raises(CorruptIndexError):
             parse_producer_snapshot(SNAPSHOT[:size])

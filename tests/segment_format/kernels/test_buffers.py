@@ -159,7 +159,7 @@ def test_batches_of_records_with_empty_headers_are_limited() -> None:
     assert rows_of(batches) == [([("", b"")] * 500,)] * 40
 
 
-def test_nulls_in_several_bitmap_words_match_reference() -> None:
+def test_decoder_matches_reference_on_nulls_in_several_bitmap_words() -> None:
     records = [
         SimpleRecord(value=None if row % 7 == 0 else b"%d" % row, key=None if row > 100 else b"k")
         for row in range(200)

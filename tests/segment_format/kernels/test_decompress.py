@@ -98,7 +98,7 @@ def test_kernel_decompresses_payloads_of_producers(codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", ["lz4", "snappy"])
-def test_kernel_output_of_cut_or_changed_payload_matches_library(codec: str) -> None:
+def test_kernel_matches_library_on_truncated_or_changed_payload(codec: str) -> None:
     text = texts()[4][:3000] + bytes(100) + random.Random(2).randbytes(300)
     stored = compress(codec, text)
     decompressed = 0

@@ -60,7 +60,7 @@ def plain_segments() -> list[Path]:
 
 
 @pytest.mark.parametrize("cut", [(), (1,), (7, 50)])
-def test_golden_batches_match_reference(cut: tuple[int, ...]) -> None:
+def test_decoder_matches_reference_on_golden_batches(cut: tuple[int, ...]) -> None:
     for vector in vectors()["batches"]:
         data = bytes.fromhex(vector["hex"])
         rows = actual(data, cut=cut)
@@ -73,7 +73,7 @@ def test_golden_batches_match_reference(cut: tuple[int, ...]) -> None:
         ]
 
 
-def test_codec_payloads_of_all_clients_match_reference() -> None:
+def test_decoder_matches_reference_on_codec_payloads_of_all_clients() -> None:
     numbers = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
     accepted = 0
     for case in vectors()["codec"]:
@@ -91,7 +91,7 @@ def test_codec_payloads_of_all_clients_match_reference() -> None:
     assert 0 < accepted < len(vectors()["codec"])
 
 
-def test_broker_segments_match_reference() -> None:
+def test_decoder_matches_reference_on_broker_segments() -> None:
     segments = plain_segments()
     assert len(segments) > 90
     total = 0
@@ -132,7 +132,7 @@ def test_rows_match_kafka_consumer() -> None:
     assert rows == expected_rows
 
 
-def test_golden_transaction_logs_match_reference() -> None:
+def test_decoder_matches_reference_on_golden_transaction_logs() -> None:
     document = json.loads((VECTORS / "kafka-txn-goldens.json").read_text())
     for log in document["logs"]:
         data = b"".join(
@@ -145,7 +145,9 @@ def test_golden_transaction_logs_match_reference() -> None:
 
 @SLOW
 @given(strategies.logs(legacy=True) | strategies.logs(), CUTS, st.integers(1, 5))
-def test_generated_logs_match_reference(log: BuiltLog, cut: tuple[int, ...], max_rows: int) -> None:
+def test_decoder_matches_reference_on_generated_logs(
+    log: BuiltLog, cut: tuple[int, ...], max_rows: int
+) -> None:
     data = b"".join(segment.log for segment in log.segments)
     rows = actual(data, cut=cut, max_rows=max_rows)
     assert rows == expected(data)
@@ -154,7 +156,9 @@ def test_generated_logs_match_reference(log: BuiltLog, cut: tuple[int, ...], max
 
 @SLOW
 @given(st.data())
-def test_offset_ranges_and_aborted_transactions_match_reference(data: st.DataObject) -> None:
+def test_decoder_matches_reference_on_offset_ranges_with_aborted_transactions(
+    data: st.DataObject,
+) -> None:
     log = data.draw(strategies.logs())
     stored = b"".join(segment.log for segment in log.segments)
     first, last = log.segments[0].base_offset, log.segments[-1].next_offset
@@ -235,7 +239,7 @@ def _txn(producer_id: int, first: int, last: int) -> Any:  # noqa: ANN401
     st.integers(1, 40),
     st.data(),
 )
-def test_offset_column_alone_matches_reference(
+def test_decoder_matches_reference_if_only_offsets_are_read(
     shapes: list[tuple[int, int, int]], max_rows: int, data: st.DataObject
 ) -> None:
     offset = 100
@@ -257,7 +261,7 @@ def test_offset_column_alone_matches_reference(
 
 @SLOW
 @given(st.data(), CUTS, st.booleans())
-def test_corrupt_logs_match_reference(
+def test_decoder_matches_reference_on_corrupt_logs(
     data: st.DataObject, cut: tuple[int, ...], check_crcs: bool
 ) -> None:
     log = data.draw(strategies.logs(max_steps=4, legacy=data.draw(st.booleans())))
@@ -287,7 +291,9 @@ def test_corrupt_skipped_entry_is_reported_before_later_truncated_entry(
 
 @MANY
 @given(st.data())
-def test_corrupt_records_with_valid_checksum_match_reference(data: st.DataObject) -> None:
+def test_decoder_matches_reference_on_corrupt_records_with_valid_checksum(
+    data: st.DataObject,
+) -> None:
     """The batch checksum is valid, so only the record decoder can reject these bytes."""
     case = data.draw(
         strategies.batches(codec=st.sampled_from(["none", "none", "lz4", "snappy", "zstd"]))
@@ -305,7 +311,7 @@ BYTES = st.integers(0, 255)
 
 @MANY
 @given(st.binary(max_size=80), st.integers(0, 5))
-def test_any_bytes_as_records_match_reference(payload: bytes, count: int) -> None:
+def test_decoder_matches_reference_on_random_record_bytes(payload: bytes, count: int) -> None:
     data = frame_batch(payload, base_offset=7, record_count=count, last_offset_delta=4)
     assert actual(data) == expected(data)
 
@@ -321,7 +327,7 @@ def test_any_bytes_as_records_match_reference(payload: bytes, count: int) -> Non
         b"",
     ],
 )
-def test_records_with_crafted_lengths_match_reference(length: bytes) -> None:
+def test_decoder_matches_reference_on_invalid_record_lengths(length: bytes) -> None:
     record = b"\x00\x00\x00\x01\x01\x00"
     for payload in (
         length + record + b"\x01\x01\x00",
@@ -339,7 +345,9 @@ def test_records_with_crafted_lengths_match_reference(length: bytes) -> None:
 @SLOW
 @given(st.binary(max_size=40), st.binary(max_size=3) | st.none())
 @example(b"\xf0\x9f\x98\x00", None)  # the replacement character has the same length
-def test_header_keys_with_invalid_utf8_match_reference(key: bytes, value: bytes | None) -> None:
+def test_decoder_matches_reference_on_header_keys_with_invalid_utf8(
+    key: bytes, value: bytes | None
+) -> None:
     stored = b"\x01" if value is None else bytes([2 * len(value)]) + value
     body = b"\x00\x00\x00\x01\x01\x02" + bytes([len(key) << 1 & 0x7F | 0x80, len(key) >> 6]) + key
     body += stored

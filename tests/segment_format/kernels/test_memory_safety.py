@@ -50,8 +50,8 @@ class GuardedPages:
 
 
 def hostile_logs() -> list[bytes]:
-    """Returns batches that are cut and changed at every byte, with valid checksums where possible.
-    Some payloads are shorter than a record.
+    """Returns batches that are truncated or changed at each byte, with valid checksums where
+    possible. Some payloads are shorter than a record.
     """
     document = json.loads((VECTORS / "kafka-vectors.json").read_text())
     stored = [
@@ -154,7 +154,7 @@ def test_kernel_does_not_write_past_the_buffers(sizes: tuple[int, ...]) -> None:
         assert (output[total + c.COPY_SLACK :] == MARK).all()
 
 
-def test_hostile_logs_match_reference() -> None:
+def test_decoder_matches_reference_on_hostile_logs() -> None:
     logs = hostile_logs()[::7]
     outcomes = [actual(data) for data in logs]
     assert outcomes == [expected(data) for data in logs]

@@ -98,7 +98,7 @@ def test_key_filter_matches_reference(
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
 @pytest.mark.parametrize("columns", [("offset",), ("offset", "timestamp"), ("key", "offset")])
-def test_key_filter_with_selected_columns_matches_reference(
+def test_key_filter_matches_reference_for_selected_columns(
     codec: str, columns: tuple[str, ...]
 ) -> None:
     keys = [None, b"", b"k", b"key", b"longer key", b"longer kez"]
@@ -178,7 +178,7 @@ def test_key_filter_without_keys_returns_no_rows() -> None:
 
 @SLOW
 @given(st.binary(max_size=80), st.integers(0, 5), st.lists(st.none() | st.binary(max_size=3)))
-def test_key_filter_on_any_bytes_matches_reference_or_raises(
+def test_key_filter_on_random_bytes_matches_reference_or_raises(
     payload: bytes, count: int, keys: list[bytes | None]
 ) -> None:
     """An invalid record raises, unless the kernel skips it because its key is not in the set.

@@ -79,7 +79,7 @@ def test_zstd_size_bound_with_checksum_or_small_window_matches_parser() -> None:
     [
         pytest.param(zstandard.compress(b"stated size " * 9), id="content size"),
         pytest.param(compress("zstd", b"two") * 2, id="two frames"),
-        pytest.param(compress("zstd", b"cut" * 50)[:-1], id="cut"),
+        pytest.param(compress("zstd", b"cut" * 50)[:-1], id="truncated"),
         pytest.param(compress("zstd", b"more" * 50) + b"\0", id="a byte after the frame"),
         pytest.param(b"\x50\x2a\x4d\x18\x04\0\0\0abcd", id="skippable"),
         pytest.param(b"", id="nothing"),
@@ -89,7 +89,7 @@ def test_zstd_size_bound_of_unusual_payload_is_unknown(stored: bytes) -> None:
     assert in_kernel(stored) == -1
 
 
-def test_zstd_size_bound_of_cut_or_changed_frame_matches_or_is_unknown() -> None:
+def test_zstd_size_bound_of_truncated_or_changed_frame_matches_or_is_unknown() -> None:
     stored = compress("zstd", texts()[4][:3000])
     bounded = 0
     for position in range(len(stored)):

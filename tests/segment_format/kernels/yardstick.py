@@ -86,8 +86,8 @@ def _rows(
         try:
             entry = next(iter_entries(data, position=position))
         except TruncatedBatchError:
-            # A skipped entry is checked only if the next entry shows that it may matter. Otherwise
-            # the first fault in the log is reported.
+            # The skipped entries were not checked yet. If one of them is corrupt, report it,
+            # because the first fault in the log must be reported.
             _check_skipped(skipped, limit)
             raise
         stored = data[entry.position : entry.stop]

@@ -150,7 +150,7 @@ def test_zstd_frame_with_wrong_content_size_raises() -> None:
 @pytest.mark.parametrize(
     "change",
     [lambda frame: frame + b"x", lambda frame: frame + frame, lambda frame: frame[:-1]],
-    ids=["a byte more", "two frames", "cut"],
+    ids=["a byte more", "two frames", "truncated"],
 )
 def test_several_or_truncated_zstd_frames_raise(change: Any) -> None:  # noqa: ANN401 - a lambda
     frame = base64.b64decode(encode_chunk_sizes([1, 2, 3]))

@@ -63,7 +63,7 @@ def test_custom_metadata_round_trips(metadata: CustomMetadata) -> None:
         ("8080808080808000", 5),  # varint of six bytes
         ("02 01 02 0261 00 02 c801", 6),  # tags descending
         ("02 00 01 00 00 01 00", 5),  # the same tag twice
-        ("01 00 02 c8", 3),  # value cut
+        ("01 00 02 c8", 3),  # truncated value
         ("01 00 02 0000", 4),  # value longer than its number
         ("01 00 01 80", 4),  # unfinished varint
         ("01 01 02 0561", 4),  # text longer than its field

@@ -159,7 +159,7 @@ def test_leader_epochs_in_hash_order_are_sorted() -> None:
     assert parsed == COPY_STARTED
 
 
-def test_txn_index_empty_false_differs_from_absent() -> None:
+def test_false_txn_index_empty_is_not_parsed_as_missing() -> None:
     said_no = VALUES["type0+txnIndexEmpty"][:-1] + b"\0"
     parsed = parse_metadata_record(said_no)
     assert parsed == replace(COPY_STARTED, txn_index_empty=False)
@@ -195,7 +195,7 @@ REFUSED = {
         "version 2 of record type 0 is not supported; supported: 0, 1",
     ),
     "bytes behind": (TYPE0 + b"\0", "1 bytes after the end"),
-    "cut": (TYPE0[:-1], "tagged fields: the varint runs past the end"),
+    "truncated": (TYPE0[:-1], "tagged fields: the varint runs past the end"),
     "null topic": (patched(TYPE0, 3, "00"), "null where text"),
     "topic longer than the record": (patched(TYPE0, 3, "ff7f"), "topic: 16382 bytes wanted"),
     "topic not UTF-8": (patched(TYPE0, 4, "ff"), "invalid UTF-8"),

@@ -46,7 +46,7 @@ def test_data_batch_and_empty_control_batch_have_no_control_type() -> None:
 
 
 @pytest.mark.parametrize(("name", "number"), CONTROL_TYPES.items())
-def test_control_type_has_its_name(name: str, number: int) -> None:
+def test_parser_returns_named_control_type(name: str, number: int) -> None:
     key = struct.pack(">hh", 0, number)
 
     assert parse_control_record_type(key) is ControlRecordType[name.upper()]

@@ -40,7 +40,7 @@ def test_iteration_can_start_at_any_entry() -> None:
     assert list(iter_entries(b"")) == []
 
 
-def test_log_cut_inside_entry_raises() -> None:
+def test_log_truncated_inside_entry_raises() -> None:
     log = record_set("v2-none-createtime") + record_set("v0-none")
     borders = {entry.position for entry in iter_entries(log)}
 

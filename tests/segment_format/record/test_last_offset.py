@@ -45,7 +45,7 @@ def test_last_offset_of_legacy_message_is_found() -> None:
 
 
 @pytest.mark.parametrize("lost", [1, 5, 60, 61, 83])
-def test_last_offset_of_cut_log_raises(lost: int) -> None:
+def test_last_offset_of_truncated_log_raises(lost: int) -> None:
     data = batch(0) + batch(2)
     with pytest.raises(TruncatedBatchError):
         tail_of(data[:-lost])
@@ -123,7 +123,7 @@ def test_gap_with_batch_in_time_index_is_accepted(newest: int) -> None:
     [
         ((2, 5, 41 + 64), 42),  # offset 41 with a flipped bit
         ((2, 5, 41 - 32), 42),  # also a flipped bit
-        ((2, 5), 42),  # cut after the batch that follows a gap
+        ((2, 5), 42),  # truncated after the batch that follows the gap
         ((2, 5, 41), 20),
     ],
 )

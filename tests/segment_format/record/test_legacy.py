@@ -154,7 +154,7 @@ def test_truncated_last_inner_message_is_ignored() -> None:
     ids=[
         "null value",
         "empty",
-        "cut first",
+        "first message truncated",
         "nested",
         "magic 2 inside",
         "zeros",

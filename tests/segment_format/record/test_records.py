@@ -234,7 +234,7 @@ def test_changed_crc_byte_raises(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)
-def test_log_cut_inside_entry_raises_truncated_batch(name: str) -> None:
+def test_log_truncated_inside_entry_raises_truncated_batch_error(name: str) -> None:
     log = record_set("v2-min") + record_set(name)
     stops = {entry.stop for entry in iter_entries(log)} | {0}
 

@@ -230,7 +230,7 @@ def test_replica_that_ends_before_the_other_starts_is_reported_and_not_read(
     assert f"it holds [0, {stale_end}), which does not reach offset {first}" in caplog.text
 
 
-def test_untiered_rows_before_late_replica_are_not_read_and_are_reported(
+def test_skipped_offsets_before_first_offset_of_late_replica_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Only the other replica still has the rows before the first offset of the late replica.

@@ -277,5 +277,5 @@ def test_kernel_reference_and_fastavro_match_for_many_random_seeds() -> None:
             except Exception as error:
                 raise AssertionError(f"{run_property.__name__}({seed + tried})") from error
         tried += 1
-    print(f"{tried} seeds from {seed} on")  # noqa: T201  # for whoever runs pytest with -rP
+    print(f"{tried} seeds from {seed} on")  # noqa: T201  # shown by pytest -rP
     assert tried > 10

@@ -59,7 +59,7 @@ SAMPLES = [
 
 
 @pytest.mark.parametrize("schema", SAMPLES)
-def test_cut_or_changed_values_match_reference(schema: Json) -> None:
+def test_decoder_matches_reference_on_truncated_or_changed_values(schema: Json) -> None:
     writer = parse_avro(json.dumps(schema))
     data = max((Values(Random(seed)).of(writer) for seed in range(40)), key=len)[:400]
     values: list[bytes | None] = [data[:size] for size in range(len(data) + 1)]

@@ -66,7 +66,7 @@ BAD = {
     "a length beyond 32 bits": b"\x0a" + varint((1 << 32) + 1, 5) + b"a",
     "a number of eleven bytes": b"\x18" + varint(5, 11),
     "an unknown number of eleven bytes": b"\xa0\x06" + varint(5, 11),
-    "a packed number that is cut": b"\x62\x02\x01\x80",
+    "a packed number that is truncated": b"\x62\x02\x01\x80",
     "a packed number that goes on behind": b"\x62\x01\x80\x01",
     "packed bytes beyond the end": b"\x62\x03\x01",
     "text that is not UTF-8": b"\x0a\x01\xff",
@@ -77,8 +77,8 @@ BAD = {
     "a group without end": b"\xa3\x06",
     "a group that another ends": b"\xa3\x06\xac\x06",
     "a group that ends behind its message": b"\x7a\x02\xa3\x06\xa4\x06",
-    "a double that is cut": b"\x11\0\0\0\0\0\0\0",
-    "an unknown one of four bytes that is cut": b"\xa5\x06\0\0\0",
+    "a double that is truncated": b"\x11\0\0\0\0\0\0\0",
+    "an unknown four-byte field that is truncated": b"\xa5\x06\0\0\0",
 }
 
 
