@@ -1,4 +1,7 @@
-"""Reads Kafka's tiered storage as a table, without brokers: `spark.read.format("tiered-kafka")`."""
+"""Reads Kafka's tiered storage as a table, without brokers: `spark.read.format("tiered-kafka")`.
+
+`__version__` is the version of the installed package.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from kts_source.spark.audit import audit
     from kts_source.spark.backfill import backfill
     from kts_source.spark.datasource import TieredKafkaDataSource, register, run_available_now
+
+    __version__: str
 
 __all__ = [
     "AuditReport",
@@ -64,4 +69,6 @@ def __getattr__(name: str) -> object:
     # Lazy: planning and reading work without pyspark, and the import is fast.
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
+    if name == "__version__":
+        return importlib.import_module("kts_source.libraries").package_version()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,16 +1,25 @@
-"""Helpers for optional libraries: require that a library is installed, and hide its log lines."""
+"""Helpers for installed packages: their version, whether they exist, and their log lines."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
 from contextlib import contextmanager
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 from kts_source.errors import InvalidOptionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+def package_version() -> str:
+    """Returns the version of this package; `unknown` if it is not installed."""
+    try:
+        return metadata.version("tiered-kafka")
+    except metadata.PackageNotFoundError:  # run from a source folder
+        return "unknown"
 
 
 def require(library: str, extra: str, what: str) -> None:

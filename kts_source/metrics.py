@@ -12,14 +12,19 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from kts_source.options import option_texts
 from kts_source.read.task_metrics import CLOSED, DONE, TaskMetrics, read_metrics
 from kts_source.store.storage_options import storage_options_from
 from kts_source.streaming.lag import PartitionLag, StreamLag, stream_lag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from matplotlib.axes import Axes
+
+    from kts_source.options import Options
 
 __all__ = ["PartitionLag", "StreamLag", "Summary", "TaskMetrics", "stream_lag", "summary"]
 
@@ -81,6 +86,7 @@ class Summary:
             f" {total['batches_skipped_aborted']:,} aborted,"
             f" {total['batches_skipped_offset']:,} outside the offsets,"
             f" {total['batches_skipped_timestamp']:,} outside the timestamps",
+            f"malformed rows   {total['malformed']:>16,}",
             "task seconds     "
             + ", ".join(f"{name} {total[f'{name}_seconds']:.2f}" for name in _TIMES)
             + f"; all {total['seconds']:.2f}",
@@ -88,7 +94,7 @@ class Summary:
         lines += [f"lost             {text}" for text in self.lost]
         return "\n".join(lines)
 
-    def plot(self, axes: Any = None) -> Any:  # noqa: ANN401  # matplotlib ships no types for this
+    def plot(self, axes: Axes | None = None) -> Axes:
         """Plots the time of each task as stacked bars.
 
         Args:
@@ -119,12 +125,12 @@ class Summary:
         return axes
 
 
-def summary(path: str, options: Mapping[str, str] | None = None) -> Summary:
+def summary(path: str, options: Options | None = None) -> Summary:
     """Reads the metrics of all tasks at `path`.
 
     Args:
         path: The value of option `metricsPath`.
         options: Storage options (`s3.*`, `storageOptions`) if the path needs them.
     """
-    storage = storage_options_from(options or {})
+    storage = storage_options_from(option_texts(options or {}))
     return Summary(tuple(read_metrics(path.strip(), storage.reveal())))

@@ -1,9 +1,9 @@
-"""Formats lists, sizes and names for messages, and tables for notebooks."""
+"""Formats lists, sizes and names for messages, and tables for terminals and notebooks."""
 
 from __future__ import annotations
 
 import html
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 MAX_ROWS: Final = 50
 _MAX_SHOWN: Final = 5
 _MAX_LINE: Final = 300
+_MAX_CELL: Final = 60
 _LEFT: Final = ' style="text-align:left"'
 
 
@@ -27,7 +28,7 @@ def some(texts: Iterable[str]) -> str:
 def one_line(reason: str) -> str:
     """Returns the beginning of a text as one line."""
     line = " ".join(reason[:1000].split())  # it may have megabytes
-    return line if len(line) <= _MAX_LINE else line[: _MAX_LINE - 1] + "…"
+    return _cut(line, _MAX_LINE)
 
 
 def format_bytes(size: int) -> str:
@@ -72,27 +73,103 @@ def json_fields(value: Any) -> Any:  # noqa: ANN401
     return value
 
 
-def facts_table(title: str, facts: Mapping[str, str]) -> str:
-    """Returns an HTML table with one row for each entry of `facts`."""
-    rows = "".join(
-        f"<tr><th{_LEFT}>{_escape(name)}</th><td{_LEFT}>{_escape(text)}</td></tr>"
-        for name, text in facts.items()
-    )
-    return f"<table><caption{_LEFT}><b>{_escape(title)}</b></caption>{rows}</table>"
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows that people read. Shows at most `MAX_ROWS` rows.
+
+    Attributes:
+        title: Title above the rows; empty for none.
+        header: Names of the columns; empty for none.
+        rows: The cells of each row. Integers are aligned right.
+    """
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+    @classmethod
+    def of_facts(cls, title: str, facts: Mapping[str, str]) -> Table:
+        """Returns a table with one row for each entry of `facts`."""
+        return cls(title, (), tuple(facts.items()))
+
+    @property
+    def _more(self) -> str:
+        return f"and {len(self.rows) - MAX_ROWS:,} more" if len(self.rows) > MAX_ROWS else ""
+
+    def html(self) -> str:
+        """Returns an HTML table."""
+        head = "".join(f"<th{_LEFT}>{_escape(name)}</th>" for name in self.header)
+        body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in self.rows[:MAX_ROWS])
+        if self._more:
+            body += f'<tr><td{_LEFT} colspan="{len(self.rows[0])}">{self._more}</td></tr>'
+        return (
+            f"<table><caption{_LEFT}><b>{_escape(self.title)}</b></caption>"
+            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        )
+
+    def text(self) -> str:
+        """Returns lines with aligned columns. Long cells are truncated."""
+        numeric = [
+            any(isinstance(cell, int) for cell in column)
+            for column in zip(*self.rows[:MAX_ROWS], strict=True)
+        ]
+        lines = [[*map(printable, self.header)]] if self.header else []
+        width = _MAX_CELL if self.header else 2 * _MAX_CELL
+        lines += [[_cell_text(cell, width) for cell in row] for row in self.rows[:MAX_ROWS]]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        numeric = numeric or [False] * len(widths)
+        shown = [printable(self.title)] if self.title else []
+        for line in lines:
+            cells = zip(line, widths, numeric, strict=True)
+            padded = [
+                text.rjust(width) if right else text.ljust(width) for text, width, right in cells
+            ]
+            shown.append("  ".join(padded).rstrip())
+        return "\n".join([*shown, self._more] if self._more else shown)
 
 
-def rows_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Returns an HTML table of at most `MAX_ROWS` rows. Integers are aligned right."""
-    rows = list(rows)
-    head = "".join(f"<th{_LEFT}>{_escape(name)}</th>" for name in header)
-    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows[:MAX_ROWS])
-    if len(rows) > MAX_ROWS:
-        more = f"and {len(rows) - MAX_ROWS:,} more"
-        body += f'<tr><td{_LEFT} colspan="{len(header)}">{more}</td></tr>'
-    return (
-        f"<table><caption{_LEFT}><b>{_escape(title)}</b></caption>"
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+class Displayed:
+    """Shows an object as tables: aligned text in a terminal, and HTML in a notebook."""
+
+    __slots__ = ()
+
+    def _tables(self) -> Sequence[Table]:
+        """Returns the tables to show."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return "\n\n".join(table.text() for table in self._tables())
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """Returns the tables as HTML, which notebooks display."""
+        return "".join(table.html() for table in self._tables())
+
+
+def preview_bytes(value: bytes | None, width: int) -> str:
+    """Returns bytes as text if it is printable, otherwise as hex digits. Truncates to `width`
+    characters.
+    """
+    if value is None:
+        return "null"
+    try:
+        text = bytes(value).decode()
+    except UnicodeDecodeError:
+        text = ""
+    shown = (
+        text if text.isprintable() and (text or not value) else f"0x{bytes(value[:width]).hex()}"
     )
+    return _cut(shown, width)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _cell_text(value: object, max_width: int) -> str:
+    return f"{value:,}" if isinstance(value, int) else _cut(printable(str(value)), max_width)
 
 
 def _cell(value: object) -> str:

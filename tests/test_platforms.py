@@ -170,7 +170,7 @@ def test_dependencies_have_wheels_for_machine_and_python(
     assert int(versions["pyspark"].split(".")[0]) == 4
 
 
-def test_number_of_core_dependencies_is_small(wheel: Path, tmp_path: Path) -> None:
+def test_wheel_without_extras_does_not_require_large_packages(wheel: Path, tmp_path: Path) -> None:
     versions, errors = resolve_wheel(wheel, (), "3.12", X86, tmp_path)
     assert versions, errors
     assert (

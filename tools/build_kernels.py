@@ -31,6 +31,7 @@ from segment_format.kernels.native import (
     SOURCES_SYMBOL,
     VARIANTS,
     Variant,
+    code_digest,
     machine_name,
     open_library,
     source_digest,
@@ -254,7 +255,10 @@ def _sources() -> str:
         for name, module in sys.modules.items()
         if name.startswith("segment_format.") and module.__file__ is not None
     )
-    text = "".join(f"{source_digest(PACKAGE / path)} {path}\n" for path in paths)
+    text = ""
+    for path in paths:
+        source = (PACKAGE / path).read_bytes()
+        text += f"{source_digest(source)} {code_digest(source)} {path}\n"
     data = text.encode() + b"\0"
     escaped = "".join(f"\\{byte:02x}" for byte in data)
     constant = f'@text = constant [{len(data)} x i8] c"{escaped}"'

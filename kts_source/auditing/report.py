@@ -12,7 +12,7 @@ from enum import StrEnum
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from kts_source.texts import camel_case, json_fields, printable, rows_table
+from kts_source.texts import Displayed, Table, camel_case, json_fields, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -457,8 +457,8 @@ class PartitionStatement(_JsonValue):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class AuditReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class AuditReport(Displayed):
     """The result of an audit.
 
     Attributes:
@@ -528,8 +528,7 @@ class AuditReport:
         """
         return json.dumps(self.to_dict(), indent=1)
 
-    def _repr_html_(self) -> str:
-        """Returns two HTML tables for notebooks: the findings, and a row per partition."""
+    def _tables(self) -> tuple[Table, ...]:
         title = (
             f"Audit at level {self.level}: {len(self.errors):,} errors,"
             f" {len(self.findings):,} findings in {self.path}"
@@ -551,8 +550,8 @@ class AuditReport:
             (f"{partition.topic}-{partition.partition}", *partition.to_row())
             for partition in self.partitions
         ]
-        served = rows_table("Served offsets", columns, rows)
-        return (rows_table(title, header, findings) if findings else "") + served
+        served = Table("Served offsets", columns, rows)
+        return (Table(title, header if findings else (), findings), served)
 
     @classmethod
     def from_json(cls, text: str) -> AuditReport:

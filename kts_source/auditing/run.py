@@ -28,7 +28,7 @@ from kts_source.auditing.report import (
 from kts_source.auditing.state import NO_STATE, AuditState, PartitionState, open_to_append
 from kts_source.errors import InvalidOptionError, StoreError
 from kts_source.layout.find_layout import find_layout
-from kts_source.options import ScanOptions, parse_options
+from kts_source.options import options_of
 from kts_source.planning.planner import paused_collector
 from kts_source.planning.segment_catalog import (
     PLANNING_THREADS,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from kts_source.auditing.broker_checks import BrokerSnapshot
     from kts_source.layout.layout import Layout
+    from kts_source.options import Options, ScanOptions
     from kts_source.planning.segment_catalog import ListedPartition
     from kts_source.store.object_store import ObjectStore
 
@@ -221,7 +222,7 @@ class AuditArguments(TypedDict, total=False):
 
 
 def audit(
-    source: Mapping[str, str] | ScanOptions,
+    source: Options | ScanOptions,
     *,
     level: str = METADATA,
     grace_ms: int = DEFAULT_GRACE_MS,
@@ -256,7 +257,7 @@ def audit(
             options.
         StoreError: A request to the store failed.
     """
-    options = source if isinstance(source, ScanOptions) else parse_options(source)
+    options = options_of(source)
     _check(options, level, jobs)
     if jobs > 1 and executor is None:
         executor = AuditProcesses(jobs)

@@ -659,7 +659,8 @@ class Cluster:
                 pause()
         raise BrokerUnavailableError(
             f"no broker of kafka.bootstrap.servers answers: {some(dict.fromkeys(failures))}."
-            " If the cluster no longer exists, remove this option to read only the tier"
+            " Check the addresses and the network. If the cluster no longer exists, a scan without"
+            " this option reads only the tier; a stream with a checkpoint must keep the option"
         )
 
 

@@ -11,11 +11,11 @@ import socket
 import struct
 import time
 from dataclasses import dataclass
-from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.broker.sasl import require_kafka, sasl_client
 from kts_source.errors import BrokerAccessError, BrokerError
+from kts_source.libraries import package_version
 from kts_source.secret import scrub
 
 if TYPE_CHECKING:
@@ -335,7 +335,7 @@ class Connection:
         request = ApiVersionsRequest(
             version=_VERSIONS_API_VERSION,
             client_software_name="tiered-kafka",
-            client_software_version=_own_version(),
+            client_software_version=package_version(),
         )
         answer = self.ask(request)
         if answer.error_code != _NO_ERROR:
@@ -376,13 +376,6 @@ class Connection:
             lifetime_ms = answer.session_lifetime_ms
         if lifetime_ms > 0:
             self._expires = time.monotonic() + lifetime_ms / 1000
-
-
-def _own_version() -> str:
-    try:
-        return metadata.version("tiered-kafka")
-    except metadata.PackageNotFoundError:  # run from a source folder
-        return "unknown"
 
 
 def _text(error: OSError) -> str:

@@ -6,7 +6,7 @@ set with `-o name=value`. `--json` prints one JSON document instead of a table.
 
 The exit code is 0 for success, 1 if the tier, its data or the target is corrupt, missing or
 unreachable, 2 if the command or an option is invalid, 3 if offsets that the tier should have are
-missing, and 130 if the command was interrupted.
+missing, 4 if an export rejected too many records, and 130 if the command was interrupted.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from kts_source.errors import (
     DataLossError,
     InvalidOptionError,
     KeyPrefixError,
+    RejectedRowsError,
     StoreError,
     TieredKafkaError,
     TierNotFoundError,
@@ -56,6 +57,7 @@ from kts_source.tier import open_tier
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from kts_source.export.report import BackfillReport
     from kts_source.export.settings import ExportSettings
     from kts_source.options import ScanOptions
     from kts_source.planning.scan_plan import ScanPlan
@@ -381,7 +383,11 @@ def _read_audit(path: str) -> AuditReport:
 @click.option("--tombstones", help="With --compact: keep, remove or remove-old.")
 @click.option("--delete-retention-ms", type=int, help="Minimum age of tombstones for remove-old.")
 @click.option("--export-id", help="Distinguishes exports into the same table.")
+@click.option(
+    "--second-copy", is_flag=True, help="Write topics again that another export wrote to TARGET."
+)
 @click.option("--schema-evolution", help="add: add new fields of values to the table.")
+@click.option("--on-new-fields", help="warn or fail if values have fields that the schema lacks.")
 @click.option(
     "--text-partitions",
     help="as-is: allow partition texts that readers may parse as numbers, dates or booleans.",
@@ -411,6 +417,18 @@ def _read_audit(path: str) -> AuditReport:
     metavar="FOLDER",
     help="Folder for rows that cannot be decoded. --clean also cleans this folder.",
 )
+@click.option(
+    "--replay-dead-letters",
+    "replay",
+    is_flag=True,
+    help="Only write rows in --dead-letters that are valid now, each once.",
+)
+@click.option(
+    "--max-rejected",
+    metavar="PERCENT",
+    help="Maximum share of rejected rows in a commit, by default 1%. 100% accepts all.",
+)
+@click.option("--prometheus", type=click.Path(dir_okay=False), help="Write metrics.")
 @click.option("--png", metavar="FILE", help="Save the report as a picture. Needs matplotlib.")
 @json_flag
 @scan_options(by_option_only=("catalog",))
@@ -426,12 +444,15 @@ def export(
     dry_run: bool,
     workers: int | None,
     with_spark: bool,
+    prometheus: str | None,
     png: str | None,
     as_json: bool,
     **settings: Any,  # noqa: ANN401  # `ExportArguments`
 ) -> None:
     """Write the selected topics to TARGET, each offset once. Run the command again to continue."""
-    from kts_source.export.settings import export_settings  # other commands do not need it
+    # Other commands do not need these modules.
+    from kts_source.export.report import failure_to_prometheus
+    from kts_source.export.settings import export_settings
 
     *tier, target = locations
     if len(tier) > 2:
@@ -442,6 +463,8 @@ def export(
     if png is not None:
         require("matplotlib", "plot", "--png")  # fail before the work, not after it
         local_file(png)
+    if prometheus is not None:
+        local_file(prometheus)
     named = {name: value for name, value in settings.items() if value not in (None, ())}
     if catalog:
         named["catalog"] = dict(pair.partition("=")[::2] for pair in catalog)
@@ -454,7 +477,16 @@ def export(
 
         click.echo(offsets_of_table(source=options, target=target, **named))
     else:
-        _run(options, checked, workers, with_spark=with_spark, png=png, as_json=as_json)
+        try:
+            report = _run(options, checked, workers, with_spark=with_spark, as_json=as_json)
+        except TieredKafkaError as error:
+            if prometheus is not None:
+                write_atomically(prometheus, failure_to_prometheus(target, error))
+            raise
+        if prometheus is not None:
+            write_atomically(prometheus, report.to_prometheus())
+        if png is not None:
+            report.save_png(png)
 
 
 def _clean(settings: ExportSettings, older_than_hours: float | None, *, dry_run: bool) -> None:
@@ -471,9 +503,8 @@ def _run(
     workers: int | None,
     *,
     with_spark: bool,
-    png: str | None,
     as_json: bool,
-) -> None:
+) -> BackfillReport:
     from kts_source.export.follow import follow
     from kts_source.export.progress import NO_PROGRESS, default_progress
     from kts_source.export.run import export as run_export
@@ -492,14 +523,13 @@ def _run(
         report = follow(options, settings, executor, on_round=lambda m: click.echo(m.to_json()))
     else:
         report = run_export(options, settings, executor, progress=progress)
-    if png is not None:
-        report.save_png(png)
     if follows:  # standard output has only a line of JSON per round
         click.echo(str(report), err=True)
     elif as_json:
         print_json(report.to_dict())
     else:
         click.echo(str(report))
+    return report
 
 
 @click.group(help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
@@ -531,5 +561,7 @@ def main(arguments: list[str] | None = None) -> int:
         click.echo(f"kts: {error}", err=True)
         if isinstance(error, InvalidOptionError):
             return 2
+        if isinstance(error, RejectedRowsError):
+            return 4
         return 3 if isinstance(error, DataLossError) else 1
     return code if isinstance(code, int) else 0

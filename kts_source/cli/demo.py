@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kts_source.cli.output import dated_rows, preview_bytes, print_table
+from kts_source.cli.output import dated_rows, print_table
 from kts_source.engines.scan import scan
 from kts_source.errors import TierNotFoundError, UnsupportedSparkError
 from kts_source.options import READ_COMMITTED, READ_UNCOMMITTED, parse_options
@@ -26,7 +26,7 @@ from kts_source.planning.planner import plan_scan
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.read_task import read_task
 from kts_source.read.segment_source import SegmentSource
-from kts_source.texts import format_bytes
+from kts_source.texts import format_bytes, preview_bytes
 from kts_source.tier import open_tier
 
 if TYPE_CHECKING:

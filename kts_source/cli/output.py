@@ -127,22 +127,6 @@ def _shown(cell: object) -> str:
     return f"{cell:,}" if isinstance(cell, int) else printable(str(cell))
 
 
-def preview_bytes(value: bytes | None, width: int) -> str:
-    """Returns bytes as text if it is printable, otherwise as hex digits. Truncates to `width`
-    characters.
-    """
-    if value is None:
-        return "null"
-    try:
-        text = bytes(value).decode()
-    except UnicodeDecodeError:
-        text = ""
-    shown = (
-        text if text.isprintable() and (text or not value) else f"0x{bytes(value[:width]).hex()}"
-    )
-    return shown if len(shown) <= width else shown[: width - 1] + "…"
-
-
 def time_text(microseconds: int, precision: str = "milliseconds") -> str:
     """Returns a time in microseconds since 1970 as ISO 8601 text in UTC. The year may be any
     integer.

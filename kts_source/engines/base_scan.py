@@ -13,18 +13,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from kts_source.errors import InvalidOptionError
-from kts_source.options.scan_options import checked_columns
+from kts_source.options.scan_options import checked_columns, scan_facts
 from kts_source.planning.planner import plan_scan
 from kts_source.planning.slicing import conjunction, narrowed
 from kts_source.predicate.implied_ranges import TRUE
 from kts_source.read.handover import ThreadTiers, in_threads
 from kts_source.read.read_settings import FOR_ENGINES, BatchLimits, read_schema
 from kts_source.read.task_metrics import TaskPlace
-from kts_source.texts import facts_table
+from kts_source.texts import Displayed, Table
 from segment_format.reused_memory import release_idle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -59,7 +59,7 @@ class SharedPlan:
             return self.made
 
 
-class BaseScan:
+class BaseScan(Displayed):
     """The methods of `Scan` that the adapters for Polars, DuckDB and Ray use."""
 
     def __init__(
@@ -130,16 +130,17 @@ class BaseScan:
         """
         return self.task_reader(task)
 
-    def select(self, columns: Sequence[str]) -> Self:
+    def select(self, *columns: str | Iterable[str]) -> Self:
         """Returns a scan of the same rows that has only the columns in `columns`, in this order.
 
         Args:
-            columns: Names of columns of the table.
+            *columns: Names of columns of the table, or lists of names.
 
         Raises:
             InvalidOptionError: A name is unknown or repeated.
         """
-        checked = checked_columns("columns", columns, self._options.formats)
+        names = [name for each in columns for name in ([each] if isinstance(each, str) else each)]
+        checked = checked_columns("columns", names, self._options.formats)
         return self._like(replace(self._options, columns=checked))
 
     def where_predicate(self, condition: Predicate) -> Self:
@@ -186,7 +187,7 @@ class BaseScan:
         progress: Progress | None = None,
     ) -> pa.Table:
         """Reads all rows into memory and returns them as a table. For `threads` and `progress`, see
-        `batches`; the default is one thread per core.
+        `batches`; the default is one thread per core. `to_arrow` is another name of this method.
         """
         import pyarrow as pa
 
@@ -229,13 +230,7 @@ class BaseScan:
             shared_plan=self._shared_plan,
         )
 
-    def __repr__(self) -> str:
-        return f"Scan({', '.join(f'{name}={text}' for name, text in self._facts().items())})"
-
-    def _repr_html_(self) -> str:
-        """Returns a small HTML table for notebooks. If the plan was already made, the table also
-        contains figures of the plan.
-        """
+    def _tables(self) -> tuple[Table]:
         facts = self._facts()
         if self._shared_plan.made is not None:
             plan = self.plan
@@ -244,15 +239,10 @@ class BaseScan:
                 facts[partition.topic_partition] = (
                     f"[{partition.start:,}, {partition.stop:,}) {partition.end_reason}"
                 )
-        return facts_table("Scan", facts)
+        return (Table.of_facts("Scan", facts),)
 
     def _facts(self) -> dict[str, str]:
-        options = self._options
-        facts = {
-            "path": ",".join((options.path, *options.disk_paths)) or "brokers alone",
-            "columns": ", ".join(self.columns),
-            "isolationLevel": options.isolation_level,
-        }
+        facts = scan_facts(self._options)
         if self._condition is not None:
             facts["where"] = repr(self._condition)
         if self._max_rows is not None:

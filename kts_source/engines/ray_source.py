@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kts_source.read.task import ScanTask
 
 
-def ray_dataset(scan: BaseScan, **arguments: Any) -> Any:  # noqa: ANN401  # Ray's Dataset is not typed
+def ray_dataset(scan: BaseScan, **arguments: Any) -> ray.data.Dataset:  # noqa: ANN401  # Ray's own
     """Returns the rows of a scan as a Ray `Dataset`. Ray's workers read them.
 
     Args:

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from kts_source.engines.base_scan import BaseScan, SharedPlan, thread_count
 from kts_source.errors import InvalidOptionError
 from kts_source.libraries import require
-from kts_source.options import check_for_batch, parse_any_options
+from kts_source.options import options_of
 from kts_source.planning.infer_types import with_types
+from kts_source.texts import Table, preview_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Generator
 
+    import duckdb
+    import pandas as pd
+    import polars as pl
     import pyarrow as pa
+    import ray.data
 
     from kts_source.engines.duckdb_dataset import TierDataset
     from kts_source.finding.query import Conditions
     from kts_source.finding.search import Search
-    from kts_source.options import ScanOptions
+    from kts_source.options import OptionValue, PathOrOptions, ScanOptions
     from kts_source.planning.scan_plan import ScanPlan
     from kts_source.predicate.model import Predicate
 
+_MAX_SHOWN: Final = 40
 _TASK_BYTES: Final = 64 << 20
 """Default size of a task. Tasks are small, because ordered threads may wait for a whole task."""
 
 
-def scan(source: Mapping[str, str]) -> Scan:
+def scan(source: PathOrOptions, **more: OptionValue) -> Scan:
     """Returns a scan of topics. Any engine that reads Arrow can use it.
 
     The store is not accessed until the plan or a row is needed. There is one exception: if values
@@ -35,13 +42,14 @@ def scan(source: Mapping[str, str]) -> Scan:
     All of them share one plan, so they read the same offsets.
 
     Args:
-        source: Options as for `spark.read.format("tiered-kafka")`.
+        source: Options as for `spark.read.format("tiered-kafka")`, or the path of the tier.
+        **more: Options in addition to those in `source`.
 
     Raises:
         InvalidOptionError: An option is unknown, malformed or contradicts another option. Or the
             schema of JSON values cannot be inferred from the sample.
     """
-    check_for_batch(options := parse_any_options(source))
+    options = options_of(source, **more)
     if "targetPartitionBytes" not in options.given:
         options = replace(options, target_partition_bytes=_TASK_BYTES)
     # Key files are loaded now, because they may exist only on this machine.
@@ -51,8 +59,8 @@ def scan(source: Mapping[str, str]) -> Scan:
 class Scan(BaseScan):
     """A table of Kafka records that is read lazily; see `scan`.
 
-    `select`, `where` and `limit` return a new scan. A scan can be pickled together with its plan.
-    The pickle contains credentials as `Secret`.
+    `select`, `where` and `limit` return a new scan. Iterating over a scan yields its batches. A
+    scan can be pickled together with its plan. The pickle contains credentials as `Secret`.
 
     Args:
         options: Options of the scan.
@@ -80,6 +88,35 @@ class Scan(BaseScan):
         zone, fields = self._options.time_zone, fields_of_formats(self._options.formats)
         return self.where_predicate(parse_predicate(condition, zone, fields=fields))
 
+    def filter(self, condition: str) -> Self:
+        """Returns a scan of the rows for which `condition` is true. Same as `where`."""
+        return self.where(condition)
+
+    def head(self, rows: int = 10) -> pa.Table:
+        """Returns the first `rows` rows in the order of topic, partition and offset. Reads only the
+        bytes of these rows and of some rows after them.
+
+        Raises:
+            TieredKafkaError: See `plan` and `read_task`.
+            ValueError: `rows` is negative.
+        """
+        return self.limit(rows).to_table(threads=1)
+
+    def show(self, rows: int = 10) -> None:
+        """Prints the first `rows` rows. Bytes are printed as text if they are printable, and long
+        values are truncated.
+        """
+        table = self.head(rows)
+        cells = list(zip(*map(_shown, table.columns), strict=True))
+        title = "" if cells else "no rows"
+        sys.stdout.write(Table(title, table.column_names, cells).text() + "\n")
+
+    def to_arrow(
+        self, *, threads: int | None = None, progress: Callable[[int, int], object] | None = None
+    ) -> pa.Table:
+        """Reads all rows into memory. Same as `to_table`."""
+        return self.to_table(threads=threads, progress=progress)
+
     def to_reader(
         self,
         *,
@@ -100,7 +137,7 @@ class Scan(BaseScan):
         batches = self.batches(threads=thread_count(threads), ordered=ordered, progress=progress)
         return pa.RecordBatchReader.from_batches(self.schema, batches)
 
-    def to_pandas(self, *, threads: int | None = None) -> Any:  # noqa: ANN401  # pandas is not a dependency
+    def to_pandas(self, *, threads: int | None = None) -> pd.DataFrame:
         """Reads all rows into a pandas frame. The columns are Arrow-backed, so nulls are kept and
         integers stay integers.
 
@@ -112,7 +149,7 @@ class Scan(BaseScan):
 
         return self.to_table(threads=threads).to_pandas(types_mapper=pd.ArrowDtype)
 
-    def to_polars(self, *, threads: int | None = None) -> Any:  # noqa: ANN401  # nor is Polars
+    def to_polars(self, *, threads: int | None = None) -> pl.DataFrame:
         """Reads all rows into a Polars frame. Use `to_lazy` instead to read only the columns and
         rows that a query needs.
 
@@ -122,9 +159,9 @@ class Scan(BaseScan):
         require("polars", "polars", "to_polars()")
         import polars as pl
 
-        return pl.from_arrow(self.to_table(threads=threads))
+        return pl.DataFrame(self.to_table(threads=threads))
 
-    def to_lazy(self, *, threads: int | None = None) -> Any:  # noqa: ANN401  # nor is Polars
+    def to_lazy(self, *, threads: int | None = None) -> pl.LazyFrame:
         """Returns the scan as a Polars `LazyFrame`. Polars passes columns, conditions and limits of
         a query to the scan.
 
@@ -149,7 +186,24 @@ class Scan(BaseScan):
 
         return TierDataset(self)
 
-    def to_ray(self, **arguments: Any) -> Any:  # noqa: ANN401  # nor is Ray
+    def to_duckdb(
+        self, connection: duckdb.DuckDBPyConnection | None = None
+    ) -> duckdb.DuckDBPyRelation:
+        """Returns the scan as a DuckDB relation. DuckDB passes the columns and the condition of a
+        query to the scan.
+
+        Args:
+            connection: Connection of the relation; default: DuckDB's default connection.
+
+        Raises:
+            InvalidOptionError: DuckDB is not installed.
+        """
+        require("duckdb", "duckdb", "to_duckdb()")
+        import duckdb
+
+        return (connection or duckdb.default_connection()).from_arrow(self.to_dataset())
+
+    def to_ray(self, **arguments: Any) -> ray.data.Dataset:  # noqa: ANN401  # Ray's own
         """Returns the rows as a Ray `Dataset`, with a read task for each task of the plan.
 
         Args:
@@ -186,6 +240,15 @@ class Scan(BaseScan):
         batches = counted.batches(threads=thread_count(threads), ordered=False)
         return sum(batch.num_rows for batch in batches)
 
+    def __iter__(self) -> Generator[pa.RecordBatch]:
+        return self.batches()
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        raise TypeError("a Scan has no length, because its rows are not read yet: call count()")
+
     def __arrow_c_schema__(self) -> object:
         """Exports the schema of the rows to other Arrow libraries."""
         return self.schema.__arrow_c_schema__()
@@ -197,6 +260,18 @@ class Scan(BaseScan):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the scan. If its plan was made, the pickle contains the plan, too."""
         return _restored, (self._options, self._where, self._max_rows, self._shared_plan.made)
+
+
+def _shown(column: pa.ChunkedArray) -> list[object]:
+    """Returns the values of a column as cells for people."""
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.string())  # the year may be after 9999, which Python rejects
+    return [
+        preview_bytes(value, _MAX_SHOWN) if isinstance(value, bytes | None) else value
+        for value in column.to_pylist()
+    ]
 
 
 def _restored(

@@ -19,16 +19,18 @@ from kts_source.options.selection import EARLIEST_OFFSET, EarliestBound, LatestB
 from kts_source.planning.planner import plan_scan
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping
 
     from kts_source.export.ranges import CommittedRanges
     from kts_source.export.settings import ExportSettings
+    from kts_source.options import Options
 
 
 def end_offsets(
     *,
-    source: Mapping[str, str],
-    target: str,
+    source: Options,
+    target: str | os.PathLike[str],
     partitions: Mapping[str, int] | None = None,
     **arguments: Unpack[ExportArguments],
 ) -> str:

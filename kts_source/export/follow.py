@@ -23,15 +23,16 @@ from kts_source.export.row_schema import check_typed
 from kts_source.export.run import export
 from kts_source.export.tables.export_table import is_outage
 from kts_source.options import parse_options
-from kts_source.options.scan_options import check_for_stream
+from kts_source.options.scan_options import check_for_stream, refuse_durations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     from kts_source.export.report import BackfillReport
     from kts_source.export.settings import ExportSettings
     from kts_source.export.task_writer import ExportExecutor
+    from kts_source.options import Options
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class RoundMetrics:
 
 
 def follow(
-    source: Mapping[str, str],
+    source: Options,
     settings: ExportSettings,
     executor: ExportExecutor,
     *,
@@ -135,7 +136,7 @@ class _Rounds:
 
     def __init__(
         self,
-        source: Mapping[str, str],
+        source: Options,
         settings: ExportSettings,
         executor: ExportExecutor,
         on_round: Callable[[RoundMetrics], object],
@@ -201,6 +202,8 @@ class _Rounds:
         options = parse_options(self._source)
         check_for_stream(options)
         check_typed(options, self._settings)
+        reason = "follow=True must continue at the same offsets after a restart"
+        refuse_durations(options, options.durations, reason)
         if self._settings.compaction is not None and not can_merge(options, self._settings):
             raise InvalidOptionError(
                 "compact=True with follow=True merges each round into the table: option columns"
@@ -211,7 +214,7 @@ class _Rounds:
 
 def _is_temporary(error: BaseException) -> bool:
     """Returns True if the error means that a store, brokers, a schema registry or a catalog was
-    unavailable, so that the round can be repeated.
+    unavailable. Then the round can be repeated.
     """
     if isinstance(error, TieredKafkaError):
         return error.retriable

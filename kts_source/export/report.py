@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import textwrap
+import time
 from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
+from kts_source.errors import RejectedRowsError
 from kts_source.store.open_store import local_file
-from kts_source.texts import format_bytes, rows_table
+from kts_source.texts import Displayed, Table, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
+
+    from matplotlib.figure import Figure
 
     from kts_source.export.ranges import RangeAdvance
     from kts_source.export.task import TaskReport
 
 _MAX_SKIPPED: Final = 8
 """Maximum number of skipped ranges in the picture."""
+_STAGES: Final = ("planning", "verifying", "running", "committing")
+"""Stages whose seconds add up to the duration of a run."""
+_HELP: Final = {
+    "timestamp_seconds": "End of the last run, seconds since the epoch.",
+    "success": "1 if the last run succeeded, 0 if it failed.",
+    "rows": "Rows that the last run wrote.",
+    "rejected_rows": "Rows that the last run rejected.",
+    "skipped_offsets": "Requested offsets that the last run skipped.",
+    "commits": "Commits of the last run.",
+    "seconds": "Duration of the last run.",
+}
+_LABEL_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _WIDTH: Final = 96
 """Maximum number of characters of a line in the picture."""
 
@@ -48,8 +64,8 @@ class WrittenRange:
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class BackfillReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class BackfillReport(Displayed):
     """Figures of one run of an export.
 
     Attributes:
@@ -71,6 +87,8 @@ class BackfillReport:
         seconds: Seconds by stage of the run. The stages `tasks` and `writing` are sums over all
             tasks.
         verified: Results of the verification with `verify=True`, as sentences.
+        new_fields: Fields of keys and values that were not written, because the schema lacks them.
+        replayed: Number of files of dead letters that were replayed.
     """
 
     target: str
@@ -91,6 +109,8 @@ class BackfillReport:
     skipped: tuple[Skipped, ...]
     seconds: Mapping[str, float]
     verified: tuple[str, ...] = ()
+    replayed: int = 0
+    new_fields: tuple[str, ...] = ()
 
     @property
     def ratio(self) -> float:
@@ -103,13 +123,27 @@ class BackfillReport:
         """Returns the report as values that JSON supports."""
         return {**asdict(self), "ratio": self.ratio}
 
-    def _repr_html_(self) -> str:
-        """Returns HTML tables for notebooks: the figures of the run, and a row per offset range."""
+    def to_prometheus(self) -> str:
+        """Returns the figures of the run in the text format of Prometheus."""
+        return _prometheus(
+            self.target,
+            {
+                "success": 1,
+                "rows": self.rows,
+                "rejected_rows": self.rejected,
+                "skipped_offsets": sum(gap.stop - gap.start for gap in self.skipped),
+                "commits": self.commits,
+                "seconds": sum(self.seconds.get(stage, 0.0) for stage in _STAGES),
+            },
+        )
+
+    def _tables(self) -> tuple[Table, ...]:
         first, *facts = (line.strip() for line in _summary(self))
         rows = [(f"{r.topic}-{r.partition}", r.start, r.stop, "written") for r in self.ranges]
         rows += [(f"{g.topic}-{g.partition}", g.start, g.stop, g.reason) for g in self.skipped]
-        table = rows_table("Ranges", ("partition", "start", "stop", ""), rows)
-        return rows_table(first, (), [(fact,) for fact in facts]) + (table if rows else "")
+        figures = Table(first, (), [(fact,) for fact in facts])
+        ranges = Table("Ranges", ("partition", "start", "stop", ""), rows)
+        return (figures, ranges) if rows else (figures,)
 
     def save_png(self, path: str | Path) -> None:
         """Saves the report as a PNG picture.
@@ -125,12 +159,30 @@ class BackfillReport:
         lines.extend(
             f"  {span.topic}-{span.partition}: [{span.start}, {span.stop})" for span in self.ranges
         )
-        if not self.ranges:
+        if self.replayed:
+            lines.append(f"  {self.replayed:,} files of dead letters were replayed")
+        elif not self.ranges:
             lines.append("  nothing new to write")
         return "\n".join([*lines, *(f"  skipped {gap}" for gap in self.skipped)])
 
 
-def draw_report(report: BackfillReport) -> Any:  # noqa: ANN401  # matplotlib ships no types for this
+def failure_to_prometheus(target: str, error: Exception) -> str:
+    """Returns the figures of a failed run in the text format of Prometheus."""
+    rejected = error.rejected if isinstance(error, RejectedRowsError) else 0
+    return _prometheus(target, {"success": 0, "rejected_rows": rejected})
+
+
+def _prometheus(target: str, figures: Mapping[str, float]) -> str:
+    figures = {"timestamp_seconds": time.time(), **figures}
+    label = target.translate(_LABEL_ESCAPES)
+    return "".join(
+        f"# HELP kts_export_{name} {_HELP[name]}\n# TYPE kts_export_{name} gauge\n"
+        f'kts_export_{name}{{target="{label}"}} {value:.15g}\n'
+        for name, value in figures.items()
+    )
+
+
+def draw_report(report: BackfillReport) -> Figure:
     """Draws a picture of the report. The left side has a bar with the seconds of each stage, and
     the right side has the text of the report.
 
@@ -178,6 +230,8 @@ def _summary(report: BackfillReport) -> list[str]:
     lines.extend(f"  {line}" for line in report.verified)
     if report.rejected:
         lines.append(f"  {report.rejected:,} rows went to the dead letters")
+    if report.new_fields:
+        lines.append(f"  not in the schema, so not written: {', '.join(report.new_fields)}")
     return lines
 
 
@@ -231,6 +285,7 @@ def add_reports(first: BackfillReport, then: BackfillReport) -> BackfillReport:
         skipped=tuple(gap for _, gap in sorted(gaps.items())),
         seconds=seconds,
         verified=(*first.verified, *then.verified),
+        new_fields=tuple(dict.fromkeys((*first.new_fields, *then.new_fields))),
     )
 
 

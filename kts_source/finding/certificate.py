@@ -11,7 +11,7 @@ from kts_source.options.selection import TimestampBound, TimestampsBound
 from kts_source.options.value_formats import PERMISSIVE
 from kts_source.planning.estimate import ARCHIVE_CLASSES
 from kts_source.predicate.model import fields_of
-from kts_source.texts import json_fields
+from kts_source.texts import Displayed, Table, json_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -220,8 +220,8 @@ class PartitionCertificate:
     matches: int
 
 
-@dataclass(frozen=True, slots=True)
-class Certificate:
+@dataclass(frozen=True, slots=True, repr=False)
+class Certificate(Displayed):
     """The result of a search: searched and unread offsets, and assumptions.
 
     Attributes:
@@ -280,6 +280,34 @@ class Certificate:
     def records(self) -> int:
         """Number of records that were compared with the keys or conditions."""
         return sum(partition.records for partition in self.partitions)
+
+    def _tables(self) -> tuple[Table, Table]:
+        state = "incomplete"
+        if self.complete:
+            state = "complete and exhaustive" if self.exhaustive else "complete"
+        title = f"Certificate: {state}, {self.matches:,} matches in {self.records:,} records"
+        facts = {
+            "path": self.path,
+            "isolationLevel": self.isolation_level,
+            "keys": "any" if self.keys is None else f"{self.keys:,}",
+            "conditions": "; ".join(self.conditions) or "none",
+            "assumptions": f"{len(self.assumptions):,}, see attribute assumptions",
+            "not covered": "; ".join((*self.faults, *self.outside)) or "nothing",
+        }
+        header = ("partition", "start", "stop", "segments", "records", "matches", "not searched")
+        rows = [
+            (
+                f"{each.topic}-{each.partition}",
+                each.start,
+                each.stop,
+                each.segments,
+                each.records,
+                each.matches,
+                each.left_out or "; ".join(unread.reason for unread in each.unread),
+            )
+            for each in self.partitions
+        ]
+        return Table.of_facts(title, facts), Table("Searched offsets", header, rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the certificate as a dictionary of JSON values. The docs page about `find`

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kts_source.layout.remote_segment import ObjectRef
-    from kts_source.options import ScanOptions
+    from kts_source.options import Options, ScanOptions
     from kts_source.read.task import SegmentSlice
     from segment_format.key_set import KeySet
 
@@ -464,7 +464,7 @@ class IndexReport:
 
 
 def index_keys(
-    source: Mapping[str, str],
+    source: Options,
     folder: str,
     *,
     secret: bytes | None = None,
@@ -523,7 +523,7 @@ def _report(progress: Callable[[int, int], object], total: int, read: int) -> No
     progress(read, total)
 
 
-def _index_options(source: Mapping[str, str]) -> ScanOptions:
+def _index_options(source: Options) -> ScanOptions:
     check_for_batch(options := parse_any_options(source))
     named = sorted(options.given & {"planFile", "where", "timestampRange", "targetPartitionBytes"})
     if options.brokers is not None:

@@ -190,12 +190,12 @@ class Conditions(TypedDict, total=False):
     """Conditions on records, in addition to option `where`. A record must meet all of them.
 
     Attributes:
-        keys: A record must have one of these keys. `None` stands for records without a key. Keys
-            are compared as bytes, regardless of option `key.format`.
+        keys: A record must have one of these keys. A string is encoded in UTF-8. `None` stands for
+            records without a key. Keys are compared as bytes, regardless of option `key.format`.
         value_contains: Bytes that the value must contain; a string is encoded in UTF-8.
         value_matches: A regular expression of RE2 that must match somewhere in the value.
-        headers: Names, or pairs of name and value. A record must have each of these headers. A
-            header need not be the last one with its name.
+        headers: Names, or pairs of name and value. A string as value is encoded in UTF-8. A record
+            must have each of these headers. A header need not be the last one with its name.
         producer_ids: One of these producers must have written the record.
         partitioner_pruning: True to search only the partitions to which Kafka's default partitioner
             writes the keys. The certificate states this assumption.
@@ -206,10 +206,10 @@ class Conditions(TypedDict, total=False):
         key_index_secret: The secret with which `key_index` was written.
     """
 
-    keys: Iterable[bytes | None]
+    keys: Iterable[bytes | str | None]
     value_contains: bytes | str
     value_matches: str
-    headers: Iterable[str | tuple[str, bytes]]
+    headers: Iterable[str | tuple[str, bytes | str]]
     producer_ids: Iterable[int]
     partitioner_pruning: bool
     num_partitions: int
@@ -233,10 +233,12 @@ def query_of(**conditions: Unpack[Conditions]) -> Query:
     return Query(
         None if keys is None else KeySet.of(keys),
         "" if keys is None else digest_of_keys(keys),
-        text.encode() if isinstance(text, str) else text,
+        None if text is None else _as_bytes(text),
         conditions.get("value_matches"),
         tuple(
-            HeaderQuery(header) if isinstance(header, str) else HeaderQuery(*header)
+            HeaderQuery(header)
+            if isinstance(header, str)
+            else HeaderQuery(header[0], _as_bytes(header[1]))
             for header in headers
         ),
         tuple(conditions.get("producer_ids", ())),
@@ -247,16 +249,20 @@ def query_of(**conditions: Unpack[Conditions]) -> Query:
     )
 
 
-def _keys(values: Iterable[bytes | None]) -> set[bytes | None]:
+def _as_bytes(value: bytes | str) -> bytes:
+    return value.encode() if isinstance(value, str) else value
+
+
+def _keys(values: Iterable[bytes | str | None]) -> set[bytes | None]:
     if isinstance(values, str | bytes | bytearray | memoryview):
         raise InvalidOptionError("keys is a single value: give a list, even for a single key")
     keys: set[bytes | None] = set()
     for key in values:
-        if key is not None and not isinstance(key, bytes):
+        if key is not None and not isinstance(key, bytes | str):
             raise InvalidOptionError(
-                f"a key is of type {type(key).__name__}: give bytes, or None for no key"
+                f"a key is of type {type(key).__name__}: give text, bytes, or None for no key"
             )
-        keys.add(key)
+        keys.add(None if key is None else _as_bytes(key))
     if not keys:
         raise InvalidOptionError("keys is empty: give at least one key")
     return keys

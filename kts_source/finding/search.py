@@ -39,6 +39,7 @@ from kts_source.finding.query import (
     query_of,
 )
 from kts_source.options import check_for_batch, parse_any_options
+from kts_source.options.scan_options import scan_facts
 from kts_source.options.selection import Assign
 from kts_source.options.value_formats import DROP_MALFORMED
 from kts_source.planning.infer_types import with_types
@@ -49,7 +50,7 @@ from kts_source.read.read_task import read_task
 from kts_source.read.segment_source import SegmentSource
 from kts_source.read.task import ScanTask
 from kts_source.read.task_metrics import DONE, TaskMeter, TaskPlace
-from kts_source.texts import one_line
+from kts_source.texts import Displayed, Table, one_line
 from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
 
     from kts_source.finding.query import Conditions
     from kts_source.layout.remote_segment import ObjectRef
-    from kts_source.options import ScanOptions
+    from kts_source.options import Options, ScanOptions
     from kts_source.planning.partition_plan import PartitionPlan
     from kts_source.planning.scan_plan import ScanPlan
     from kts_source.read.task import SegmentSlice
@@ -361,7 +362,7 @@ def _unserved(partition: PartitionPlan) -> Iterator[UnservedObjects]:
         yield UnservedObjects(orphan.keys, orphan.reason)
 
 
-def find(source: Mapping[str, str], **conditions: Unpack[Conditions]) -> Search:
+def find(source: Options, **conditions: Unpack[Conditions]) -> Search:
     """Finds all records of the topics that meet the conditions, and certifies which offsets were
     searched.
 
@@ -396,7 +397,7 @@ class _Run:
     filters: SegmentFilters | None
 
 
-class Search:
+class Search(Displayed):
     """A search for the records that meet a query. Reads the records on request, and then certifies
     which offsets were searched.
 
@@ -537,6 +538,14 @@ class Search:
             requests=sum(task_metrics.requests for task_metrics in metrics),
             bytes=sum(task_metrics.bytes for task_metrics in metrics),
         )
+
+    def _tables(self) -> tuple[Table]:
+        facts = scan_facts(self._options)
+        if self._query.keys is not None:
+            facts["keys"] = f"{len(self._query.keys):,}"
+        facts["conditions"] = "; ".join(conditions_of(self._options, self._query)) or "none"
+        facts["state"] = "not read to the end yet" if self._run is None else "read to the end"
+        return (Table.of_facts("Search", facts),)
 
     def _read_settings(self) -> ReadSettings:
         columns = (*self._options.columns, *_LOCATION_COLUMNS, *self._query.columns)

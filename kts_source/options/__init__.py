@@ -11,18 +11,25 @@ from kts_source.options.scan_options import (
     ScanOptions,
     check_for_batch,
     check_for_stream,
+    options_of,
     parse_any_options,
     parse_options,
 )
+from kts_source.options.values import Options, OptionValue, PathOrOptions, option_texts
 
 __all__ = [
     "OPTIONS",
     "READ_COMMITTED",
     "READ_UNCOMMITTED",
     "Option",
+    "OptionValue",
+    "Options",
+    "PathOrOptions",
     "ScanOptions",
     "check_for_batch",
     "check_for_stream",
+    "option_texts",
+    "options_of",
     "options_tables",
     "parse_any_options",
     "parse_options",

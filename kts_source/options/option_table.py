@@ -22,18 +22,16 @@ from kts_source.options.parsing import (
     parse_positive_int32,
     parse_text,
     parse_time_zone,
-    parse_timestamp_range,
 )
 from kts_source.options.selection import (
     parse_assign,
     parse_offsets,
-    parse_partition_timestamps,
     parse_pattern,
     parse_subscribe,
-    parse_timestamp,
     parse_topic_ids,
 )
 from kts_source.options.stream_options import STREAM_OPTIONS
+from kts_source.options.times import parse_partition_times, parse_time, parse_time_range
 from kts_source.options.value_formats import VALUE_OPTIONS
 from kts_source.store.storage_options import S3_OPTIONS
 from segment_format.record.batch_header import HEADER_SIZE
@@ -71,27 +69,29 @@ _ESSENTIAL: Final = (
     Option(
         "startingOffsets",
         parse_offsets,
-        'First offsets, inclusive: `earliest`, or `{"topic":{"0":23,"1":-2}}` (−2 earliest) with'
-        " every tiered partition.",
+        'First offsets, inclusive: `earliest`, or `{"topic":{"0":23,"1":-2}}` (−2 earliest). Other'
+        " partitions begin at `earliest`.",
         default="earliest",
     ),
     Option(
         "endingOffsets",
         parse_offsets,
-        'Last offsets, exclusive: `latest`, or `{"topic":{"0":50,"1":-1}}` (−1 latest).',
+        'Last offsets, exclusive: `latest`, or `{"topic":{"0":50,"1":-1}}` (−1 latest). Other'
+        " partitions end at `latest`.",
         default="latest",
     ),
     Option(
         "startingTimestamp",
-        parse_timestamp,
-        "Starts at the first record with this timestamp or a later one, in ms since the epoch."
-        " Overrides `startingOffsetsByTimestamp` and `startingOffsets`.",
+        parse_time,
+        "Starts at the first record with this timestamp or a later one: ms since the epoch,"
+        " `2026-02-25`, `2026-02-25T10:00Z`, or `-1h` before now. Overrides"
+        " `startingOffsetsByTimestamp` and `startingOffsets`.",
     ),
     Option(
         "endingTimestamp",
-        parse_timestamp,
-        "Ends before the first record with this timestamp or a later one, in ms since the epoch."
-        " Without such a record, `latest` applies.",
+        parse_time,
+        "Ends before the first record with this timestamp or a later one, written as"
+        " `startingTimestamp`. Without such a record, `latest` applies.",
     ),
     Option(
         "isolationLevel",
@@ -160,14 +160,14 @@ _MORE: Final = (
     ),
     Option(
         "startingOffsetsByTimestamp",
-        parse_partition_timestamps,
-        'Start timestamps by partition: `{"topic":{"0":1700000000000}}`. Overrides'
-        " `startingOffsets`.",
+        parse_partition_times,
+        'Start timestamps by partition: `{"topic":{"0":1700000000000,"1":"2026-02-25"}}`. Other'
+        " partitions begin at `earliest`. Overrides `startingOffsets`.",
     ),
     Option(
         "endingOffsetsByTimestamp",
-        parse_partition_timestamps,
-        "End timestamps by partition. Overrides `endingOffsets`.",
+        parse_partition_times,
+        "End timestamps by partition. Other partitions end at `latest`. Overrides `endingOffsets`.",
     ),
     Option(
         "startingOffsetsByTimestampStrategy",
@@ -192,14 +192,15 @@ _MORE: Final = (
     ),
     Option(
         "timestampRange",
-        parse_timestamp_range,
-        "Range of timestamps, `start,stop`, in ms since the epoch, without the stop; either may be"
-        " empty. Filters rows and does not change offset bounds.",
+        parse_time_range,
+        "Range of timestamps, `start,stop`, each written as `startingTimestamp`, without the stop;"
+        " either may be empty. Filters rows and does not change offset bounds.",
     ),
     Option(
         "timeZone",
         parse_time_zone,
-        "Zone of timestamps without a zone in `where`: `Europe/Zurich`, `UTC`, `+02:00`.",
+        "Zone of timestamps without a zone in `where` and in bounds: `Europe/Zurich`, `UTC`,"
+        " `+02:00`. Default: UTC in bounds, an error in `where`.",
     ),
     Option(
         "failOnDataLoss",

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.errors import InvalidOptionError
-from kts_source.predicate.model import MAX_INT64, MIN_INT64, Column, Compare, Op
+from kts_source.predicate.model import MAX_INT64, MIN_INT64
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -118,27 +118,6 @@ def parse_time_zone(name: str, text: str) -> tzinfo:
         return time_zone(text)
     except ValueError as error:
         raise InvalidOptionError(f"option {name!r}: {error}") from None
-
-
-def parse_timestamp_range(name: str, text: str) -> tuple[Compare, ...]:
-    """Parses `start,stop` in milliseconds since the epoch, and returns it as conditions on the
-    timestamp. One bound may be empty.
-    """
-    sides = [side.strip() for side in text.split(",", 1)]
-    if len(sides) < 2 or not any(sides):
-        raise InvalidOptionError(
-            f"option {name!r} must be start,stop in ms since 1970, such as"
-            " 1700000000000,1700003600000"
-        )
-    start, stop = (parse_int(name, side) if side else None for side in sides)
-    if start is not None and stop is not None and start > stop:
-        raise InvalidOptionError(f"option {name!r} has a stop before its start: {text!r}")
-    return tuple(
-        # The table stores timestamps as 64-bit microseconds, so limit the bounds to this range.
-        Compare(op, Column("timestamp"), min(max(bound * 1000, MIN_INT64), MAX_INT64))
-        for op, bound in ((Op.GE, start), (Op.LT, stop))
-        if bound is not None
-    )
 
 
 def parse_names(name: str, text: str) -> tuple[str, ...]:

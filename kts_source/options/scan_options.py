@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,12 +19,14 @@ from kts_source.options.option_table import DISKS, METADATA_TOPIC, OPTIONS, READ
 from kts_source.options.parsing import check_characters
 from kts_source.options.selection import Bound, mentions
 from kts_source.options.stream_options import StreamSettings, stream_settings
+from kts_source.options.times import TIME_RANGE, Clock, options_with_durations, resolved_times
 from kts_source.options.value_formats import (
     ColumnFormat,
     column_formats,
     error_columns,
     further_columns,
 )
+from kts_source.options.values import option_texts
 from kts_source.predicate.model import And
 from kts_source.store.joined_store import is_beside
 from kts_source.store.open_store import refuse_credentials
@@ -36,11 +39,13 @@ from kts_source.store.storage_options import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from collections.abc import Set as AbstractSet
     from datetime import tzinfo
 
     from kts_source.broker.settings import BrokerSettings
     from kts_source.cache.caches import CacheSettings
     from kts_source.options.selection import Selection
+    from kts_source.options.values import Options, OptionValue, PathOrOptions
     from kts_source.predicate.model import Predicate
     from kts_source.secret import Secret
 
@@ -117,6 +122,7 @@ class ScanOptions:
         time_zone: Time zone of timestamp texts in `where` that name no zone; `None` rejects such
             texts.
         given: Names of the options that the user set, as spelled in the table of options.
+        durations: Names of the options with a duration before the time when they were parsed.
         brokers: Settings of broker connections; `None` without `kafka.bootstrap.servers`.
         tail: True to read up to the end of the brokers' log; false to end where the tier ends.
         broker_fallback: True to read records from brokers if the store does not return them.
@@ -159,6 +165,7 @@ class ScanOptions:
     where: Predicate | None
     time_zone: tzinfo | None
     given: frozenset[str]
+    durations: frozenset[str]
     brokers: BrokerSettings | None
     tail: bool
     broker_fallback: bool
@@ -178,17 +185,17 @@ class ScanOptions:
         return self.isolation_level == READ_COMMITTED
 
 
-def parse_any_options(options_by_name: Mapping[str, str]) -> ScanOptions:
+def parse_any_options(source: Options) -> ScanOptions:
     """Checks the options of a batch or a stream, and converts their texts to typed values.
 
     Args:
-        options_by_name: Text of each option, by its name. Upper and lower case are equal.
+        source: Text or value of each option, by its name. Upper and lower case are equal.
 
     Raises:
         InvalidOptionError: An option is unknown, malformed, missing or contradicts another.
         RegistryError: A registry that must supply the schema does not answer.
     """
-    texts = {name.lower(): text for name, text in options_by_name.items()}
+    texts = {name.lower(): text for name, text in option_texts(source).items()}
     key_texts = _take(texts, KEY_OPTION_PATTERN)
     storage_texts = _take(texts, _STORAGE)
     if "storageoptions" in storage_texts:  # it is also in the table of options
@@ -201,6 +208,8 @@ def parse_any_options(options_by_name: Mapping[str, str]) -> ScanOptions:
     kafka_texts = _take(texts, _KAFKA)
     ignored = [name for name in _IGNORED if texts.pop(name, None) is not None]
     values = _parse_known(texts)
+    durations = options_with_durations(values)
+    values |= resolved_times(values, Clock(time.time_ns() // 1_000_000, values["timeZone"]))
     brokers, idle = broker_settings(kafka_texts)
     for name in ("tail", "brokerFallback"):
         if brokers is None and name.lower() in texts and values[name]:
@@ -225,6 +234,7 @@ def parse_any_options(options_by_name: Mapping[str, str]) -> ScanOptions:
         cache=cache,
         where=where,
         given=frozenset(_BY_LOWER_NAME[name].name for name in texts),
+        durations=durations,
         brokers=brokers,
         tail=brokers is not None and values["tail"],
         broker_fallback=brokers is not None and values["brokerFallback"],
@@ -365,18 +375,47 @@ def checked_columns(
     return tuple(columns)
 
 
-def parse_options(given: Mapping[str, str]) -> ScanOptions:
+def parse_options(source: Options) -> ScanOptions:
     """Checks the options of one batch `load()`, and converts their texts to typed values.
 
     Args:
-        given: Text of each option, by its name. Upper and lower case are equal.
+        source: Text or value of each option, by its name. Upper and lower case are equal.
 
     Raises:
         InvalidOptionError: An option is unknown, malformed, missing or contradicts another.
     """
-    options = parse_any_options(given)
+    options = parse_any_options(source)
     check_for_batch(options)
     return options
+
+
+def options_of(source: PathOrOptions | ScanOptions, **more: OptionValue) -> ScanOptions:
+    """Returns the checked options of one batch `load()`. Options that are already checked are
+    returned unchanged.
+
+    Args:
+        source: Options, or the path of the tier.
+        **more: Options in addition to those in `source`.
+
+    Raises:
+        InvalidOptionError: See `parse_options`.
+        TypeError: Options are added to options that are already checked.
+    """
+    if isinstance(source, ScanOptions):
+        if more:
+            raise TypeError(f"options are already checked, so none can be added: {min(more)}")
+        return source
+    return parse_options(option_texts(source, **more))
+
+
+def scan_facts(options: ScanOptions) -> dict[str, str]:
+    """Returns the main options as texts for people, by name, without credentials."""
+    return {
+        "path": ",".join((options.path, *options.disk_paths)) or "brokers alone",
+        "topics": str(options.selection),
+        "columns": ", ".join(options.columns),
+        "isolationLevel": options.isolation_level,
+    }
 
 
 def check_for_batch(options: ScanOptions) -> None:
@@ -402,6 +441,18 @@ def check_for_stream(options: ScanOptions) -> None:
         raise InvalidOptionError(
             "option 'tailPath' is not valid in a stream, because disks of stopped brokers do not"
             " change"
+        )
+    refuse_durations(options, {TIME_RANGE}, "a stream must filter all batches alike")
+
+
+def refuse_durations(options: ScanOptions, names: AbstractSet[str], reason: str) -> None:
+    """Raises InvalidOptionError if one of the options in `names` has a duration before the current
+    time. `reason` explains why its meaning must not change between runs.
+    """
+    for name in sorted(options.durations & names):
+        raise InvalidOptionError(
+            f"option {name!r} has a duration before now, but {reason}. Set a timestamp such as"
+            " 2026-02-25T10:00Z instead"
         )
 
 

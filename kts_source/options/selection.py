@@ -10,11 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from kts_source.errors import InvalidOptionError
 from kts_source.options.parsing import (
-    parse_int,
     parse_json_object,
     parse_names,
     parse_partition_number,
@@ -25,7 +24,7 @@ from segment_format.errors import InvalidManifestError
 from segment_format.kafka_uuid import uuid_from_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 
 _INTERNAL: Final = frozenset(
@@ -40,6 +39,9 @@ class Subscribe:
 
     topics: tuple[str, ...]
 
+    def __str__(self) -> str:
+        return ", ".join(self.topics)
+
     def wanted(self, available: Iterable[str]) -> tuple[str, ...]:
         """Returns the names of the selected topics, sorted. Does not use `available`."""
         return tuple(sorted(self.topics))
@@ -53,6 +55,9 @@ class SubscribePattern:
 
     pattern: str
 
+    def __str__(self) -> str:
+        return f"topics that match {self.pattern!r}"
+
     def wanted(self, available: Iterable[str]) -> tuple[str, ...]:
         """Returns the topics among `available` that match, sorted."""
         search = re.compile(self.pattern).search
@@ -64,6 +69,10 @@ class Assign:
     """A selection of some partitions of some topics (option `assign`)."""
 
     partitions: Mapping[str, tuple[int, ...]]
+
+    def __str__(self) -> str:
+        pairs = ((topic, number) for topic in self.partitions for number in self.partitions[topic])
+        return ", ".join(f"{topic}-{number}" for topic, number in pairs)
 
     def wanted(self, available: Iterable[str]) -> tuple[str, ...]:
         """Returns the names of the selected topics, sorted. Does not use `available`."""
@@ -178,7 +187,14 @@ def parse_offsets(name: str, text: str) -> Bound:
     """Parses `earliest`, `latest`, or offsets in JSON."""
     if bound := _NAMED_BOUNDS.get(text.strip().lower()):
         return bound
-    offsets = _partition_values(name, text, '{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}')
+
+    def parse(value: object) -> int:
+        if type(value) is not int or not MIN_INT64 <= value <= MAX_INT64:
+            raise InvalidOptionError(f"option {name!r} has {value!r} instead of a whole number")
+        return value
+
+    example = '{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}'
+    offsets = partition_values(name, text, example, parse)
     for topic, partitions in offsets.items():
         for partition, offset in partitions.items():
             if offset < EARLIEST_OFFSET:
@@ -189,33 +205,28 @@ def parse_offsets(name: str, text: str) -> Bound:
     return OffsetsBound(offsets)
 
 
-def parse_timestamp(name: str, text: str) -> Bound:
-    """Parses milliseconds since the epoch, 0 or more."""
-    timestamp_ms = parse_int(name, text)
-    if timestamp_ms < 0:
-        raise InvalidOptionError(f"option {name!r} must not be negative: {text!r}")
-    return TimestampBound(timestamp_ms)
+_Value = TypeVar("_Value")
 
 
-def parse_partition_timestamps(name: str, text: str) -> Bound:
-    """Parses timestamps by topic and partition, in JSON."""
-    timestamps = _partition_values(name, text, '{"topicA":{"0":1700000000000}}')
-    if any(timestamp < 0 for numbers in timestamps.values() for timestamp in numbers.values()):
-        raise InvalidOptionError(f"option {name!r} has a negative timestamp: {text!r}")
-    return TimestampsBound(timestamps)
+def partition_values(
+    name: str, text: str, example: str, parse: Callable[[object], _Value]
+) -> dict[str, dict[int, _Value]]:
+    """Parses a JSON object of values by topic and partition.
 
-
-def _partition_values(name: str, text: str, example: str) -> PartitionValues:
-    values: dict[str, dict[int, int]] = {}
+    Args:
+        name: Name of the option.
+        text: The JSON text.
+        example: A valid text, for errors.
+        parse: Converts a value of JSON; raises `InvalidOptionError`.
+    """
+    values: dict[str, dict[int, _Value]] = {}
     for topic, partitions in parse_json_object(name, text, example=example).items():
         if not isinstance(partitions, dict):
             raise InvalidOptionError(f"option {name!r} must be JSON like {example}, not {text!r}")
         numbers = values[topic] = {}
         for partition_text, value in partitions.items():
             partition = parse_partition_number(name, partition_text)
-            if type(value) is not int or not MIN_INT64 <= value <= MAX_INT64:
-                raise InvalidOptionError(f"option {name!r} has {value!r} instead of a whole number")
             if partition in numbers:
                 raise InvalidOptionError(f"option {name!r} names {topic}-{partition} twice")
-            numbers[partition] = value
+            numbers[partition] = parse(value)
     return values

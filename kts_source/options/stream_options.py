@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,33 +13,10 @@ from kts_source.options.parsing import (
     parse_positive_int,
     parse_positive_int32,
 )
+from kts_source.options.times import parse_duration_ms
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-# The units are the units of `JavaUtils.timeStringAsMs`, with which Spark's Kafka source parses its
-# delay.
-_UNIT_MS: Final[Mapping[str, int]] = {
-    "": 1,
-    "ms": 1,
-    "s": 1_000,
-    "m": 60_000,
-    "min": 60_000,
-    "h": 3_600_000,
-    "d": 86_400_000,
-}
-_DURATION: Final = re.compile(r"([0-9]{1,15})\s*([a-z]*)", re.IGNORECASE)
-
-
-def parse_duration_ms(name: str, text: str) -> int:
-    """Parses milliseconds, plain or with a unit: `900000`, `500ms`, `90s`, `15m`, `1h`, `2d`."""
-    match = _DURATION.fullmatch(text.strip())
-    unit = _UNIT_MS.get(match[2].lower()) if match else None
-    if match is None or unit is None:
-        raise InvalidOptionError(
-            f"option {name!r} must be a duration such as 500ms, 90s, 15m or 1h, not {text!r}"
-        )
-    return int(match[1]) * unit
 
 
 STREAM_OPTIONS: Final[tuple[Option, ...]] = (

@@ -66,7 +66,7 @@ class Progress(Protocol):
 
     def bounds_of(self, topic: str, topic_id: str, partition: int) -> BoundsOf | None:
         """Returns a function that finds the unread offsets of a partition. Returns `None` if the
-        reader has read nothing of the partition, so that only the options determine the bounds.
+        reader has read nothing of the partition. Then only the options determine the bounds.
         """
 
     def first_missing(self, partition: PartitionPlan) -> int:
@@ -190,39 +190,50 @@ def _named_partitions(bound: Bound) -> Mapping[str, Mapping[int, int]] | None:
 def check_named(
     options: ScanOptions, held: AbstractSet[tuple[str, int]], topics: AbstractSet[str]
 ) -> None:
-    """Checks that bounds in JSON name exactly the partitions to read, as in Spark.
+    """Checks that bounds in JSON name only existing partitions.
+
+    Partitions that a bound does not name are read from their start, or to their end. Spark's Kafka
+    source rejects such a bound.
 
     Args:
         options: Options with the bounds.
         held: The partitions to read.
-        topics: Topics. For these, the bounds may also name partitions without data.
+        topics: Topics whose partitions without data are unknown. A bound that names all other
+            partitions of such a topic may also name partitions without data.
 
     Raises:
-        InvalidOptionError: The bounds name other partitions, or not all of them.
+        InvalidOptionError: A bound names a partition that is not read.
     """
     for option, bound in (("starting", options.starting), ("ending", options.ending)):
         named = _named_partitions(bound)
         if named is None:
             continue
         pairs = {(topic, number) for topic, numbers in named.items() for number in numbers}
-        extra = {pair for pair in pairs - held if pair[0] not in topics}
-        for problem, verb in ((held - pairs, "does not name"), (extra, "names")):
-            if problem:
-                names = ", ".join(f"{topic}-{number}" for topic, number in sorted(problem))
-                raise InvalidOptionError(
-                    f"the {option} offsets must name the partitions that are read (−2 earliest, −1"
-                    f" latest), but the option {verb} {names}"
-                )
+        # If a bound names only some of the partitions, a partition without data may be a typo.
+        complete = topics - {topic for topic, _ in held - pairs}
+        extra = {pair for pair in pairs - held if pair[0] not in complete}
+        if extra:
+            may_be_empty = any(topic in topics for topic, _ in extra)
+            raise InvalidOptionError(
+                f"the {option} offsets name partitions that are not read: {_names(extra)}. Remove"
+                " them from the option"
+                + (", or name all other partitions, too, if they are empty" if may_be_empty else "")
+                + f". Partitions to read: {_names(held) or 'none'}"
+            )
+
+
+def _names(partitions: AbstractSet[tuple[str, int]]) -> str:
+    return some(f"{topic}-{number}" for topic, number in sorted(partitions))
 
 
 def wanted_of(bound: Bound, location: Place) -> int | None:
-    """Returns the offset or timestamp of a bound for a partition; `None` for `earliest` and
-    `latest`.
+    """Returns the offset or timestamp of a bound for a partition. Returns `None` for `earliest` and
+    `latest`, and for a partition that a bound in JSON does not name.
     """
     if isinstance(bound, TimestampBound):
         return bound.timestamp_ms
-    named = _named_partitions(bound)
-    return None if named is None else named[location.topic][location.partition]
+    named = _named_partitions(bound) or {}
+    return named.get(location.topic, {}).get(location.partition)
 
 
 def _clamped(option: str, offset: int, location: Place, partition: PartitionLog) -> int:
@@ -256,9 +267,9 @@ def check_decided(bound: Bound, location: Place, stop: int, decided: int, reason
 
 
 def check_lineage_known(location: Place, damaged: RemoteSegment) -> None:
-    """Reports a damaged segment whose leader epoch may be newer than those in all readable
-    checkpoints, so that it is unknown which segments belong to the log. Raises `DataLossError`;
-    only warns if loss is allowed.
+    """Reports a damaged segment whose leader epoch may be newer than all epochs in readable
+    checkpoints. It is then unknown which segments belong to the log. Raises `DataLossError`; only
+    warns if loss is allowed.
     """
     location.raise_or_warn(
         f"the newest leader epoch may be that of offsets [{damaged.start_offset},"
@@ -269,8 +280,9 @@ def check_lineage_known(location: Place, damaged: RemoteSegment) -> None:
 
 
 def refuse_contradiction(location: Place, evidence: str) -> None:
-    """Reports `evidence` that the newest leader-epoch checkpoint is wrong, so that segments of the
-    log would be skipped. Raises `DataLossError`; only warns if loss is allowed.
+    """Reports `evidence` that the newest leader-epoch checkpoint is wrong. Segments of the log
+    would be skipped because of the wrong checkpoint. Raises `DataLossError`; only warns if loss is
+    allowed.
     """
     location.raise_or_warn(
         f"{evidence}. Segments would be skipped because of it. Restore the damaged side file from a"
@@ -355,8 +367,8 @@ def is_skipped(
     timestamp_ms: int,
     side_files: SideFiles,
 ) -> bool:
-    """Returns whether all records of a segment have timestamps before `timestamp_ms`, so that a
-    search can skip it.
+    """Returns whether all records of a segment have timestamps before `timestamp_ms`. A search can
+    skip such a segment.
 
     For the last segment of a run of skipped segments, the time index must confirm the largest
     timestamp in the description. The descriptions of the other skipped segments may be wrong, too.

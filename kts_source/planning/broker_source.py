@@ -337,8 +337,8 @@ class _TierRun:
 
 
 class UnusableSegmentError(Exception):
-    """Raised if the side files of a segment do not show its transactions, so that brokers must
-    serve it.
+    """Raised if the side files of a segment do not show its transactions. Brokers must then serve
+    the segment.
     """
 
     def __init__(self, segment_id: str) -> None:
@@ -444,11 +444,12 @@ class UnionLog(SourceLog):
                 continue
             last = run.index(read[-1])
             first = run.index(read[0])
-            run_log = replace(self.log, ranges=run[first:], holes=(), unverifiable=())
+            # Ranges before the first one show which transactions are open at its start.
+            run_log = replace(self.log, ranges=run, holes=(), unverifiable=())
             ends = EndStates(run_log, self.side_files)
-            entries, deciding = self._aborted_in_run(run_log, last - first, ends)
+            entries, deciding = self._aborted_in_run(run_log, (first, last), stop, ends)
             aborted += entries
-            run_log = replace(run_log, ranges=run[first : first + deciding + 1])
+            run_log = replace(run_log, ranges=run[: deciding + 1])
             self._tier_runs.append(_TierRun(run_log, ends))
         return aborted
 
@@ -467,37 +468,46 @@ class UnionLog(SourceLog):
                     check_end(run.log, decisions.aborted, run.ends, number, below, self.side_files)
                 except (CorruptSegmentError, UnknownStartError) as error:
                     log.warning("%s", error)
-                    self._leave_to_brokers(_segment_of(error, ranges).segment_id)
+                    self._leave_to_brokers(_segment_of(error, ranges, number).segment_id)
                     return False
         return True
 
     def _aborted_in_run(
-        self, run: PartitionLog, last: int, ends: EndStates
+        self, run: PartitionLog, read: tuple[int, int], stop: int, ends: EndStates
     ) -> tuple[list[AbortedTxn], int]:
-        """Returns two values: the aborted transactions that segments 0 to `last` of `run` show, and
-        the number of the last segment whose side files were read.
+        """Returns two values: the aborted transactions that the segments of the read show, and the
+        number of the last segment whose transaction index was read.
 
-        Later segments are read only while a transaction that was open after segment `last` is
-        undecided. Such a transaction is included if a later segment or the leader reports that it
-        was aborted.
+        Later segments are read only while a transaction that began before offset `stop`, and is
+        open at the end of the read's last segment, is undecided. Such a transaction is included if
+        a later segment or the leader reports that it was aborted.
+
+        Args:
+            run: Consecutive ranges of the log.
+            read: Numbers of the first and the last range that the read needs.
+            stop: The end of the read, exclusive.
+            ends: The transactions that are open at the end of each range of `run`.
         """
+        first_read, last_read = read
         end_of_log = self._brokers.end
         aborted: list[AbortedTxn] = []
         began: set[tuple[int, int]] | None = None
-        for number, span in enumerate(run.ranges):
+        for number, span in enumerate(run.ranges[first_read:], first_read):
             entries = self.side_files.aborted(span.segment)
-            if entries is None or (entries and not _fits_previous_range(ends, number, entries)):
+            if entries is None or (
+                entries and number > first_read and not _fits_previous_range(ends, number, entries)
+            ):
                 raise UnusableSegmentError(span.segment.segment_id)
             is_last = number == len(run.ranges) - 1
             end = span.segment.stop_offset if is_last else span.stop
             aborted += (txn for txn in entries if span.start <= txn.last_offset < end)
-            if number < last or (not is_last and ends.continues_elsewhere(number)):
+            if number < last_read or (not is_last and ends.continues_elsewhere(number)):
                 continue
             end = span.segment.stop_offset
             still_open = {
                 (producer, first)
                 for producer, first in self._open_at_end(run, number, ends).items()
-                if first < end_of_log
+                if first < min(stop, end_of_log)
             }
             began = still_open if began is None else still_open & began
             if not began:
@@ -517,8 +527,8 @@ class UnionLog(SourceLog):
 
     def _open_at_end(self, run: PartitionLog, number: int, ends: EndStates) -> Mapping[int, int]:
         """Returns the first offset of each transaction that is open at the end of range `number`,
-        by producer id. If the producer snapshot is unusable, brokers should serve the segment. Only
-        if they are too old for this, replays the log.
+        by producer id. If the producer snapshot is unusable, brokers should serve the segment. If
+        the brokers are too old for this, replays the log instead.
 
         Raises:
             UnusableSegmentError: Brokers must serve the segment: its snapshot is unusable, and the
@@ -559,8 +569,8 @@ class UnionLog(SourceLog):
             return began
 
     def broker_ranges(self, start: int, stop: int) -> list[BrokerRange]:
-        """Returns the broker ranges for those offsets of [start, stop) that the tier does not
-        serve.
+        """Returns the broker ranges for the offsets in [start, stop) that the tier does
+        not serve.
         """
         brokers = self._brokers
         rest = list(between(self.log.ranges, start, stop))
@@ -622,10 +632,14 @@ def broker_place(options: ScanOptions, brokers: BrokerLog) -> Place:
 
 
 def _segment_of(
-    error: CorruptSegmentError | UnknownStartError, ranges: Sequence[SegmentRange]
+    error: CorruptSegmentError | UnknownStartError, ranges: Sequence[SegmentRange], number: int
 ) -> RemoteSegment:
-    """Returns the segment that an error names; the last segment if the error names no segment."""
-    if isinstance(error, CorruptSegmentError) and error.offset is not None:
+    """Returns the segment that brokers must serve after an error. If earlier ranges are missing, it
+    is the segment of range `number`; if the error names no segment, the last one.
+    """
+    if isinstance(error, UnknownStartError):
+        return ranges[number].segment
+    if error.offset is not None:
         for span in ranges:
             if span.segment.start_offset <= error.offset < span.segment.stop_offset:
                 return span.segment

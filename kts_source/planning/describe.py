@@ -6,13 +6,13 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyarrow as pa
 
 from kts_source.errors import CorruptSegmentError, TieredKafkaError
 from kts_source.libraries import require
-from kts_source.options import READ_COMMITTED, ScanOptions, parse_options
+from kts_source.options import READ_COMMITTED, options_of
 from kts_source.options.selection import Assign, EarliestBound, LatestBound
 from kts_source.planning.planner import plan_scan
 from kts_source.planning.segment_catalog import ListedPartition, SegmentCatalog, discover
@@ -20,13 +20,16 @@ from kts_source.planning.side_files import SideFiles
 from kts_source.planning.tier_source import layout_of
 from kts_source.read.segment_source import SegmentSource
 from kts_source.store.joined_store import is_beside
-from kts_source.texts import format_bytes, rows_table
+from kts_source.texts import Displayed, Table, format_bytes
 from kts_source.tier import Tier, open_tier
 from segment_format.errors import UnknownKeyError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
+    import pandas as pd
+
+    from kts_source.options import OptionValue, PathOrOptions, ScanOptions
     from kts_source.planning.partition_plan import PartitionPlan
     from kts_source.planning.scan_plan import ScanPlan
     from kts_source.store.object_store import ObjectStore
@@ -122,8 +125,8 @@ _SCHEMA: Final = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TierDescription:
+@dataclass(frozen=True, slots=True, repr=False)
+class TierDescription(Displayed):
     """Watermarks of the selected partitions, in order of topic and partition."""
 
     partitions: tuple[PartitionWatermark, ...]
@@ -135,8 +138,12 @@ class TierDescription:
         rows = [asdict(mark) for mark in self.partitions]
         return pa.Table.from_pylist(rows, _SCHEMA)
 
-    def _repr_html_(self) -> str:
-        """Returns an HTML table with a row per partition, which notebooks display."""
+    def _tables(self) -> tuple[Table]:
+        return (self.table,)
+
+    @property
+    def table(self) -> Table:
+        """A short table with a row per partition."""
         header = ("partition", "log start", "tier end", "last stable", "segments", "bytes", "")
         rows = [
             (
@@ -150,9 +157,9 @@ class TierDescription:
             )
             for mark in self.partitions
         ]
-        return rows_table("Tier", header, rows)
+        return Table("Tier", header, rows)
 
-    def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is optional
+    def to_pandas(self) -> pd.DataFrame:
         """Returns the table of `to_arrow` as a pandas DataFrame.
 
         Raises:
@@ -178,7 +185,7 @@ class DescribedPlan:
 
 
 def describe(
-    options: Mapping[str, str] | ScanOptions, store: ObjectStore | None = None
+    source: PathOrOptions | ScanOptions, store: ObjectStore | None = None, **more: OptionValue
 ) -> TierDescription:
     """Returns the watermarks of the selected partitions. If the options name brokers, includes the
     cluster's offsets after the tier.
@@ -187,18 +194,19 @@ def describe(
     options.
 
     Args:
-        options: As for the data source.
+        source: Options of the data source, or the path of the tier.
         store: Store of the tier; by default it is opened from the options.
+        **more: Options in addition to those in `source`.
 
     Raises:
         TieredKafkaError: Planning fails for another reason than holes.
     """
     tier = None if store is None else Tier(store)
-    return described_plan(options, tier, tasks=False).description
+    return described_plan(options_of(source, **more), tier, tasks=False).description
 
 
 def described_plan(
-    options: Mapping[str, str] | ScanOptions, tier: Tier | None = None, *, tasks: bool = True
+    options: ScanOptions, tier: Tier | None = None, *, tasks: bool = True
 ) -> DescribedPlan:
     """Describes a tier and also returns the plan. With `tasks=False`, the plan of a tier without
     brokers has no tasks.
@@ -206,9 +214,8 @@ def described_plan(
     Raises:
         TieredKafkaError: Planning fails for another reason than holes.
     """
-    parsed = options if isinstance(options, ScanOptions) else parse_options(options)
     unbounded = replace(
-        parsed,
+        options,
         starting=EarliestBound(),
         ending=LatestBound(),
         isolation_level=READ_COMMITTED,
@@ -394,8 +401,8 @@ def unless_locked(make: Callable[[], _Result]) -> _Result | None:
 def partitions_with_keys(
     options: ScanOptions, tier: Tier | None = None
 ) -> list[tuple[ListedPartition, tuple[str, ...]]]:
-    """Returns a pair for every partition: the partition, and the ids of private keys that its
-    segments need but the options do not have.
+    """Returns two values for every partition: the partition, and the ids of private keys that its
+    segments need and the options lack.
     """
     held = set(options.key_ring.key_ids)
     with (

@@ -196,20 +196,20 @@ def check_end(
         CorruptSegmentError: The log shows an outcome that contradicts `aborted`.
         UnknownStartError: Earlier ranges are needed to find the open transactions.
     """
-    if not ends.is_known(number):
-        return  # after a gap, and without a usable snapshot
     waiting = {txn.producer_id: txn.first_offset for txn in ends.undecided(number, below=below)}
     last_read = number
     while waiting and number + 1 < len(partition.ranges):
         number += 1
         before, span = partition.ranges[number - 1 : number + 1]
-        if not ends.is_known(number):
-            return
         if not ends.follows(number):
             waiting = {p: first for p, first in waiting.items() if (p, before.stop) not in lost}
         # A lower first offset belongs to the same transaction, which began below the log start: a
         # replay finds the log start instead. A later transaction has a higher first offset.
-        opened = ends.open_after(number)
+        opened = (
+            ends.open_after(number)
+            if ends.is_known(number)
+            else side_files.replay(span, waiting).open_after  # after a gap, without a snapshot
+        )
         ended = {
             producer: first
             for producer, first in waiting.items()
@@ -475,8 +475,8 @@ def _lost_in_gaps(
             txn.producer_id for txn in aborted if txn.first_offset < low and txn.last_offset >= high
         }
         after = number + 1
-        while after < horizon and not ends.is_known(after) and ends.follows(after + 1):
-            after += 1  # after a gap, the state is only a guess if its segment ends later
+        while after < horizon and not ends.is_known(after):
+            after += 1  # the state is only a guess, and a later one may be known
         decided |= {pid for pid, begun in ends.open_after(after).items() if begun < low}
         lost += [
             # As if the first offset of the gap were an abort marker. No segment has this offset,
@@ -498,9 +498,9 @@ def _begun_earlier(
     """Returns corrected copies of those aborted transactions that span a gap and have a first
     offset that is too high in their index entry.
 
-    A transaction that spans a gap was open at the start of the gap, so the producer snapshot there
-    has its first offset. Snapshots have a checksum, so an index entry with a higher first offset is
-    damaged.
+    A transaction that spans a gap was open at the start of the gap, so the producer snapshot at
+    that offset records the first offset of the transaction. Snapshots have a checksum, so an index
+    entry with a higher first offset is damaged.
     """
     gaps = {gap.start for gap in partition.missing}
     if not gaps:

@@ -25,7 +25,7 @@ from kts_source.errors import (
     PlanTooLargeError,
     TieredKafkaError,
 )
-from kts_source.options import ScanOptions, parse_options
+from kts_source.options import ScanOptions, options_of
 from kts_source.planning.bounds import (
     check_decided,
     check_lineage_known,
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from kts_source.broker.broker_range import BrokerRange
+    from kts_source.options import OptionValue, PathOrOptions
     from kts_source.planning.bounds import BoundsOf, Progress
     from kts_source.planning.lineage import PartitionLog
     from kts_source.planning.sources import SourceLog, SourcePartition
@@ -76,17 +77,18 @@ OnPartitionError: TypeAlias = Callable[[TieredKafkaError], object]
 _OpenSource: TypeAlias = Callable[[ScanOptions, Tier, Executor, Executor], Source]
 
 
-def plan(options: Mapping[str, str], store: ObjectStore | None = None) -> ScanPlan:
+def plan(source: PathOrOptions, store: ObjectStore | None = None, **more: OptionValue) -> ScanPlan:
     """Plans the scan that the data source would run with these options.
 
     Args:
-        options: Options of the data source.
+        source: Options of the data source, or the path of the tier.
         store: Store of the tier; by default it is opened from the options.
+        **more: Options in addition to those in `source`.
 
     Raises:
         TieredKafkaError: See `plan_scan`.
     """
-    return plan_scan(parse_options(options), None if store is None else Tier(store))
+    return plan_scan(options_of(source, **more), None if store is None else Tier(store))
 
 
 def plan_scan(

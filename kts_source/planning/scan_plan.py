@@ -47,7 +47,7 @@ from kts_source.predicate.model import MAX_INT64, MIN_INT64
 from kts_source.read.task import ScanTask, SegmentSlice
 from kts_source.store.joined_store import is_beside
 from kts_source.store.object_store import check_key
-from kts_source.texts import camel_case, format_bytes, printable, rows_table
+from kts_source.texts import Displayed, Table, camel_case, format_bytes, printable
 from segment_format.errors import SegmentFormatError
 from segment_format.index.checkpoints import EpochEntry
 from segment_format.isolation import AbortedIntervals, OpenTransaction
@@ -79,8 +79,8 @@ _READ_ERRORS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ScanPlan:
+@dataclass(frozen=True, slots=True, repr=False)
+class ScanPlan(Displayed):
     """A fixed list of byte ranges to read, and of the objects and offsets that are skipped.
 
     Attributes:
@@ -117,10 +117,7 @@ class ScanPlan:
         """
         return explain(self, prices)
 
-    def _repr_html_(self) -> str:
-        """Returns an HTML table for notebooks, with one row per partition. `explain` shows more
-        details.
-        """
+    def _tables(self) -> tuple[Table]:
         work = estimate(self.tasks)
         title = (
             f"Plan: {len(self.tasks):,} tasks, {work.requests:,} requests,"
@@ -130,7 +127,7 @@ class ScanPlan:
             (p.topic_partition, p.start, p.stop, len(p.surviving.ranges), p.end_reason)
             for p in self.partitions
         ]
-        return rows_table(title, ("partition", "start", "stop", "segments", "ends"), rows)
+        return (Table(title, ("partition", "start", "stop", "segments", "ends"), rows),)
 
     def to_json(self) -> str:
         """Returns the plan as a JSON document for option `planFile`. The document contains no

@@ -126,7 +126,8 @@ class SegmentCatalog:
 
     def is_empty(self, entry: SegmentEntry) -> bool:
         """Returns whether the log of a segment is empty: its description states 0 bytes and lists
-        every side file except the transaction index. Returns False if it cannot be read.
+        every side file except the transaction index. Returns False if the description cannot be
+        read.
         """
         versions = (info.version for _, info in entry.objects if info.key == entry.described_by)
         version = next(versions, None)

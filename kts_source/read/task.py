@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kts_source.layout.remote_segment import IndexType
+from kts_source.texts import format_bytes, some
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,7 +119,7 @@ class SegmentSlice:
         return self.nominal_bytes * percent // 100
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ScanTask:
     """Defines what one task reads: first the slices, then the broker ranges.
 
@@ -145,6 +146,13 @@ class ScanTask:
     def parts(self) -> tuple[SegmentSlice | BrokerRange, ...]:
         """All slices and broker ranges, in the order in which they are read."""
         return (*self.slices, *self.ranges)
+
+    def __repr__(self) -> str:
+        ranges = (
+            f"{each.topic}-{each.partition} [{each.start_offset}, {each.stop_offset})"
+            for each in self.parts
+        )
+        return f"ScanTask({some(ranges)}; {format_bytes(self.nominal_bytes)})"
 
     @property
     def topic_partitions(self) -> tuple[str, ...]:

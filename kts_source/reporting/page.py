@@ -32,9 +32,10 @@ import numpy as np
 
 from kts_source.errors import InvalidOptionError
 from kts_source.libraries import errors_only
-from kts_source.options import ScanOptions, parse_options
+from kts_source.options import options_of
 from kts_source.planning.describe import (
     LockedPartition,
+    TierDescription,
     described_plan,
     locked_partition,
     only,
@@ -44,7 +45,7 @@ from kts_source.planning.describe import (
 from kts_source.planning.planner import paused_collector
 from kts_source.reporting.facts import TierFacts, tier_facts
 from kts_source.store.open_store import local_file
-from kts_source.texts import printable
+from kts_source.texts import Displayed, Table, printable
 from kts_source.tier import Tier
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kts_source.auditing.report import AuditReport
+    from kts_source.options import OptionValue, PathOrOptions, ScanOptions
     from kts_source.planning.describe import DescribedPlan
     from kts_source.reporting.facts import SegmentColumns
     from kts_source.store.object_store import ObjectStore
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
 MAX_IDS: Final = 20_000
 """If there are more segments, the page has only the ids of those that are not served."""
 _MAX_EXACT: Final = 1 << 52
+_FRAME: Final = "width:100%;height:800px;border:0"
 
 
 def packed(facts: Mapping[str, Any], segments: SegmentColumns) -> str:
@@ -171,8 +174,8 @@ def _digest(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TierReport:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class TierReport(Displayed):
     """The report of a tier.
 
     Attributes:
@@ -185,6 +188,18 @@ class TierReport:
         """Returns the report as an HTML page that loads no other file."""
         return page(self.facts)
 
+    def _tables(self) -> tuple[Table]:
+        described = TierDescription(self.facts.partitions).table
+        return (replace(described, title=f"Report of {self.facts.uri}"),)
+
+    def _repr_html_(self) -> str:
+        """Returns the page in a frame, which notebooks display."""
+        # The frame has no access to the notebook: scripts of the page have an origin of their own.
+        return (
+            f'<iframe srcdoc="{html.escape(self.to_html())}" sandbox="allow-scripts"'
+            f' title="Tier report" style="{_FRAME}"></iframe>'
+        )
+
     def save(self, path: str | Path) -> None:
         """Writes the report as an HTML file in UTF-8.
 
@@ -196,11 +211,12 @@ class TierReport:
 
 
 def report(
-    source: Mapping[str, str] | ScanOptions,
+    source: PathOrOptions | ScanOptions,
     *,
     audit: AuditReport | None = None,
     store: ObjectStore | None = None,
     now_ms: int | None = None,
+    **more: OptionValue,
 ) -> TierReport:
     """Creates a report of the selected topics of a tier. It shows the segments over time and by
     offset, their contents, cost and holes.
@@ -209,17 +225,18 @@ def report(
     partition, the partition is listed with the facts that its manifests contain.
 
     Args:
-        source: Options of the data source; bounds are ignored.
+        source: Options of the data source, or the path of the tier; bounds are ignored.
         audit: Result of an audit of the same tier, to include in the report.
         store: Store of the tier; by default it is opened from the options.
         now_ms: Current time in ms since 1970; by default the time of the clock.
+        **more: Options in addition to those in `source`.
 
     Raises:
         InvalidOptionError: The audit is of another tier.
         TieredKafkaError: The tier cannot be planned. Holes are not errors.
     """
     made_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    options = source if isinstance(source, ScanOptions) else parse_options(source)
+    options = options_of(source, **more)
     tier = None if store is None else Tier(store)
     described, locked = describe_unlocked(options, tier)
     if described is None:  # the error names the key

@@ -13,17 +13,17 @@ from kts_source.auditing.run import audit as audit_here
 from kts_source.export.progress import NO_PROGRESS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
     from kts_source.auditing.report import AuditReport
     from kts_source.auditing.run import AuditArguments, AuditJob, AuditTask
-    from kts_source.options import ScanOptions
+    from kts_source.options import Options, ScanOptions
 
 
 def audit(
-    source: Mapping[str, str] | ScanOptions,
+    source: Options | ScanOptions,
     *,
     spark: SparkSession | None = None,
     **arguments: Unpack[AuditArguments],

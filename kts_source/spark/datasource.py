@@ -10,21 +10,26 @@ from typing import TYPE_CHECKING, Final
 
 from kts_source.columns import ALL_COLUMNS
 from kts_source.errors import InvalidOptionError
-from kts_source.options import check_for_batch, check_for_stream, parse_any_options
+from kts_source.options import (
+    check_for_batch,
+    check_for_stream,
+    option_texts,
+    parse_any_options,
+)
 from kts_source.options.value_formats import column_types, further_columns
 from kts_source.spark.data_source_api import DataSource, Travels, types
 from kts_source.spark.readers import TieredKafkaBatchReader, TieredKafkaStreamReader
 from kts_source.spark.worker import explained_imports, forget_finders_of_sparks_archives
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, MutableMapping, Sequence
+    from collections.abc import Callable, MutableMapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from kts_source.options import ScanOptions
+    from kts_source.options import Options, ScanOptions
     from kts_source.options.value_formats import ColumnFormat
 
 
@@ -277,7 +282,7 @@ def session_builder() -> SparkSession.Builder:
 
 def run_available_now(
     spark: SparkSession,
-    options: Mapping[str, str],
+    options: Options,
     write: Callable[[DataFrame], DataStreamWriter],
     *,
     schema: str | None = None,
@@ -303,7 +308,7 @@ def run_available_now(
         StreamingQueryException: The query failed. The next run continues from its checkpoint.
     """
     has_no_limits = spark.version.startswith(_WITHOUT_LIMITS)
-    reader = spark.readStream.format(TieredKafkaDataSource.name()).options(**options)
+    reader = spark.readStream.format(TieredKafkaDataSource.name()).options(**option_texts(options))
     if has_no_limits:
         reader = reader.option("stopAtEnd", "true")
     if schema is not None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.errors import StreamOffsetError
+from kts_source.options import option_texts
 from kts_source.read.task_metrics import open_filesystem
 from kts_source.store.local_store import local_root
 from kts_source.store.open_store import refuse_credentials, scheme_of
@@ -31,6 +32,7 @@ from kts_source.streaming.offsets import position_from_json
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kts_source.options import Options
     from kts_source.streaming.offsets import StreamPosition
 
 EARLIEST: Final = -2
@@ -44,7 +46,7 @@ def end_offsets(
     *,
     source: str | int | None = None,
     partitions: Mapping[str, int] | None = None,
-    options: Mapping[str, str] | None = None,
+    options: Options | None = None,
 ) -> str:
     """Returns the end of the last batch that a query has committed. Use the result as
     `startingOffsets` for `format("kafka")`, or for another stream or batch query of this source.
@@ -82,7 +84,7 @@ def committed_position(
     checkpoint: str,
     *,
     source: str | int | None = None,
-    options: Mapping[str, str] | None = None,
+    options: Options | None = None,
 ) -> StreamPosition:
     """Returns the end of the last committed batch of a query; see `end_offsets`."""
     folder = _Folder(checkpoint, options)
@@ -144,12 +146,12 @@ def _chosen(offsets: Mapping[str, str], source: str | int | None, where: str) ->
 class _Folder:
     """Reads the files of a checkpoint location, which is on this machine or in a store."""
 
-    def __init__(self, path: str, options: Mapping[str, str] | None) -> None:
+    def __init__(self, path: str, options: Options | None) -> None:
         path = path.strip()
         refuse_credentials(path)
         self._path = path.rstrip("/")
         self._local = Path(local_root(path)) if scheme_of(path) == "file" else None
-        storage = storage_options_from(options or {}).reveal()
+        storage = storage_options_from(option_texts(options or {})).reveal()
         self._files: Any = None if self._local is not None else open_filesystem(path, storage)
 
     def batches(self, name: str) -> list[int]:

@@ -6,7 +6,7 @@ so neither numba nor LLVM is imported. If there is no usable library, numba comp
 when they are first used (`segment_format.kernels.jit`).
 
 The library contains the paths and digests of the sources from which it was compiled. A library
-whose sources have changed is not used.
+whose sources have changed is not used, unless only comments and docstrings have changed.
 
 `KTS_KERNELS` in the environment names the variant to use, or `jit` for numba.
 """
@@ -163,15 +163,35 @@ def open_library(path: Path) -> ctypes.CDLL:
     except ValueError:
         raise OSError(f"{path} is not a library of kernels") from None
     for line in sources.decode().splitlines():
-        digest, name = line.split(" ", 1)
-        if digest != source_digest(PACKAGE / name):
+        digest, digest_of_code, name = line.split(" ", 2)
+        source = (PACKAGE / name).read_bytes()
+        if source_digest(source) != digest and code_digest(source) != digest_of_code:
             raise OSError(f"{path} was compiled before {name} changed")
     return library
 
 
-def source_digest(path: Path) -> str:
+def source_digest(source: bytes) -> str:
     """Returns a digest of a source file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(source).hexdigest()
+
+
+def code_digest(source: bytes) -> str:
+    """Returns a digest of a source file that its comments and docstrings do not change. Slow, so
+    only used if the file has changed.
+    """
+    import ast
+
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            node.body = [
+                statement
+                for statement in node.body
+                if not (
+                    isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+                )
+            ]
+    return source_digest(ast.dump(tree).encode())
 
 
 def variants_of_cpu() -> tuple[Variant, ...]:

@@ -90,7 +90,7 @@ def _own_flags(command: click.Command) -> set[str]:
 
 
 @pytest.mark.parametrize("name", sorted(kts.commands))
-def test_cli_page_names_every_flag(name: str) -> None:
+def test_cli_page_contains_every_flag(name: str) -> None:
     page = _page("cli.md")
     sections = re.split(r"^## ", page, flags=re.MULTILINE)
     (section,) = [text for text in sections if text.startswith(f"`kts {name}`\n")]
@@ -101,7 +101,7 @@ def test_cli_page_names_every_flag(name: str) -> None:
 @pytest.mark.parametrize(
     ("page", "package"), [("python-api.md", kts_source), ("segment-format.md", segment_format)]
 )
-def test_api_pages_name_every_public_name(page: str, package: ModuleType) -> None:
+def test_api_pages_contain_every_public_name(page: str, package: ModuleType) -> None:
     shown = re.findall(r"^::: ([\w.]+)$", _page(page), re.MULTILINE)
     assert {f"{package.__name__}.{name}" for name in package.__all__} <= set(shown)
 

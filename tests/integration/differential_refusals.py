@@ -47,12 +47,6 @@ REFUSED: Final[Mapping[str, Case]] = {
             "subscribe": "plain",
             "endingOffsets": offsets_json(facts, "plain", 1, plain_0=-2),
         },
-        "start without a partition": fixed_options(
-            subscribe="plain", startingOffsets='{"plain":{"0":1,"1":1}}'
-        ),
-        "end without a partition": fixed_options(
-            subscribe="plain", endingOffsets='{"plain":{"0":1,"1":1}}'
-        ),
         "start of another topic": fixed_options(
             subscribe="append", startingOffsets='{"append":{"0":1},"plain":{"0":1}}'
         ),
@@ -100,23 +94,14 @@ REFUSED: Final[Mapping[str, Case]] = {
         "start times of another topic": fixed_options(
             subscribe="append", startingOffsetsByTimestamp='{"append":{"0":1},"txn":{"0":1}}'
         ),
-        "end times without a partition": fixed_options(
-            subscribe="plain", endingOffsetsByTimestamp='{"plain":{"0":1}}'
-        ),
-        "start times as texts": fixed_options(
-            subscribe="append", startingOffsetsByTimestamp='{"append":{"0":"5"}}'
-        ),
         "records each in words": fixed_options(subscribe="plain", maxRecordsPerPartition="some"),
         "headers without a text": fixed_options(subscribe="plain", includeHeaders=""),
         "start without JSON": fixed_options(subscribe="plain", startingOffsets="first"),
         "start with a text for a number": fixed_options(
             subscribe="append", startingOffsets='{"append":{"0":"one"}}'
         ),
-        "start times without a partition": fixed_options(
-            subscribe="plain", startingOffsetsByTimestamp='{"plain":{"0":1,"1":1}}'
-        ),
         "start time in words": fixed_options(subscribe="plain", startingTimestamp="yesterday"),
-        "end time in words": fixed_options(subscribe="plain", endingTimestamp="2024-01-01"),
+        "end time in words": fixed_options(subscribe="plain", endingTimestamp="tomorrow"),
         "no match": fixed_options(subscribe="plain", startingTimestamp=str(FAR_FUTURE_MS)),
         "no match by partition": fixed_options(
             subscribe="append",
@@ -162,6 +147,8 @@ NUMBERS: Final = "negative times are codes of Kafka's protocol, −5 the end of 
 SLOPPY: Final = "JSON that is partly ignored is a mistake"
 BLANKS: Final = "blanks around a word or a number are harmless"
 UNKNOWN_TO_THE_TIER: Final = "the tier does not know partitions that have no segments"
+DEFAULTS: Final = "partitions that a bound does not name have its default"
+TIMES: Final = "a time may be a date, a timestamp or a duration"
 CLAMPED: Final = "with data loss allowed, all ranges are clamped to the existing offsets"
 
 # Differences from `format("kafka")`, each with its reason.
@@ -258,6 +245,25 @@ DIFFERENT: Final[Mapping[str, Case]] = {
     "a start without an untiered partition": only_spark_rejects(
         fixed_options(subscribe="plain-sparse", startingOffsets='{"plain-sparse":{"0":1}}'),
         UNKNOWN_TO_THE_TIER,
+    ),
+    "start without a partition": only_spark_rejects(
+        fixed_options(subscribe="plain", startingOffsets='{"plain":{"0":1,"1":1}}'), DEFAULTS
+    ),
+    "end without a partition": only_spark_rejects(
+        fixed_options(subscribe="plain", endingOffsets='{"plain":{"0":1,"1":1}}'), DEFAULTS
+    ),
+    "start times without a partition": only_spark_rejects(
+        fixed_options(subscribe="plain", startingOffsetsByTimestamp='{"plain":{"0":1,"1":1}}'),
+        DEFAULTS,
+    ),
+    "end times without a partition": only_spark_rejects(
+        fixed_options(subscribe="plain", endingOffsetsByTimestamp='{"plain":{"0":1}}'), DEFAULTS
+    ),
+    "start times as texts": only_spark_rejects(
+        fixed_options(subscribe="append", startingOffsetsByTimestamp='{"append":{"0":"5"}}'), TIMES
+    ),
+    "end date": only_spark_rejects(
+        fixed_options(subscribe="plain", endingTimestamp="2024-01-01"), TIMES
     ),
     "a start above everything, data loss allowed": only_spark_rejects(
         lambda facts: {

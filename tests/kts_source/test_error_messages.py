@@ -251,8 +251,9 @@ PLAN_ERRORS: Final[dict[str, tuple[dict[str, str | None], str]]] = {
     ),
     "offsets_of_other_partition": (
         {"startingOffsets": '{"orders":{"1":3}}'},
-        "InvalidOptionError: the starting offsets must name the partitions that are read"
-        " (−2 earliest, −1 latest), but the option does not name orders-0",
+        "InvalidOptionError: the starting offsets name partitions that are not read: orders-1."
+        " Remove them from the option, or name all other partitions, too, if they are empty."
+        " Partitions to read: orders-0",
     ),
     "timestamp_above_end": (
         {"startingTimestamp": "99999999999999"},

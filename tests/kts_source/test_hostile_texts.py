@@ -18,7 +18,7 @@ from kts_source.cli.output import json_text, print_json, print_table
 from kts_source.errors import CorruptSegmentError
 from kts_source.export.report import Skipped, empty_report
 from kts_source.layout.layout import Orphan
-from kts_source.texts import MAX_ROWS, facts_table, printable, rows_table, some
+from kts_source.texts import MAX_ROWS, Table, printable, some
 from tests.golden_data import tier_options
 from tests.kts_source.auditing.damaged_tier import TOPIC, healthy_segments, write_tier
 from tests.kts_source.reporting.test_page import HOSTILE, SAFE
@@ -64,8 +64,8 @@ def check_html(html: str, text: str) -> None:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_notebook_tables_escape_texts(text: str) -> None:
-    check_html(facts_table(text, {text: text}), text)
-    check_html(rows_table(text, (text,), [(text,)]), text)
+    check_html(Table.of_facts(text, {text: text}).html(), text)
+    check_html(Table(text, (text,), [(text,)]).html(), text)
     check_html(create_report(text)._repr_html_(), text)
     gap = Skipped(text, 0, 1, 2, text)
     report = empty_report(text, "parquet")
@@ -93,7 +93,7 @@ def test_notebook_tables_contain_the_same_values_as_plain_texts() -> None:
 
 
 def test_long_notebook_tables_are_truncated() -> None:
-    html = rows_table("t", ("n",), [(n,) for n in range(MAX_ROWS + 7)])
+    html = Table("t", ("n",), [(n,) for n in range(MAX_ROWS + 7)]).html()
     assert html.count("<td") == MAX_ROWS + 1
     assert "and 7 more" in html
 

@@ -221,7 +221,7 @@ def test_export_clean_removes_only_files_of_dead_attempts(
     assert sorted(table["offset"].to_pylist()) == list(range(865))
 
 
-def test_commands_return_exit_codes(
+def test_exit_code_of_command_depends_on_kind_of_error(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(capsys, "plan", "--subscribe", "nosuch")[0] == 1

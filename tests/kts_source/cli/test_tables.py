@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kts_source.cli.output import preview_bytes, print_table
-from kts_source.texts import format_bytes
+from kts_source.cli.output import print_table
+from kts_source.texts import format_bytes, preview_bytes
 
 
 def test_table_aligns_numbers_right_and_text_left(

@@ -86,6 +86,7 @@ def test_kts_export_command_writes_decoded_values_to_delta_table(
     assert main(arguments) == 1
     assert "offset 3" in capsys.readouterr().err
     arguments += ["--dead-letters", str(tmp_path / "letters"), "--schema-evolution", "add"]
+    arguments += ["--max-rejected", "10%"]
     assert main(arguments) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["rows"], report["rejected"]) == (11, 1)

@@ -91,7 +91,7 @@ def test_misspelled_option_raises_error_that_suggests_the_right_name(option: str
         ({"startingOffsets": '{"orders":{"0":1,"0":2}}'}, "a key twice"),
         ({"startingOffsets": '{"orders":{"0":1.5}}'}, "whole number"),
         ({"startingOffsets": '{"orders":{"x":1}}'}, "partition number"),
-        ({"startingTimestamp": "yesterday"}, "whole number"),
+        ({"startingTimestamp": "yesterday"}, "a date or timestamp such as"),
         ({"startingTimestamp": "-5"}, "negative"),
         ({"endingOffsetsByTimestamp": '{"orders":{"0":-5}}'}, "negative"),
         ({"startingOffsetsByTimestampStrategy": "guess"}, "error or latest"),

@@ -158,21 +158,40 @@ def test_assigned_partition_without_objects_logs_a_warning(
     assert "[7, 8]" in note
 
 
-@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets", "both by time"])
-def test_offsets_json_that_omits_a_tiered_partition_raises_invalid_option_error(
-    option: str,
-) -> None:
-    offsets_json = '{"txn":{"0":5}}'
-    bounds = (
-        {option: offsets_json}
-        if option != "both by time"
-        else {"startingOffsetsByTimestamp": offsets_json}
+def planned_offsets(**bounds: str) -> list[tuple[int, int]]:
+    options = tier_options("txn", isolationLevel="read_uncommitted", **bounds)
+    return [(each.start, each.stop) for each in plan_scan(parse_options(options)).partitions]
+
+
+TXN_STOPS = [partition_summaries("txn")[number]["tier_end_offset"] for number in (0, 1)]
+
+
+def test_partitions_that_offsets_json_omits_begin_at_earliest_and_end_at_latest() -> None:
+    first, second = TXN_STOPS
+    assert planned_offsets(startingOffsets='{"txn":{"0":5}}') == [(5, first), (0, second)]
+    assert planned_offsets(endingOffsets='{"txn":{"1":7}}') == [(0, first), (0, 7)]
+    by_time = planned_offsets(endingOffsetsByTimestamp='{"txn":{"0":0}}')
+    assert by_time == [(0, 0), (0, second)]
+    by_time = planned_offsets(
+        startingOffsetsByTimestamp='{"txn":{"1":9999999999999}}',
+        startingOffsetsByTimestampStrategy="latest",
     )
-    with pytest.raises(InvalidOptionError, match="does not name txn-1"):
-        plan_scan(parse_options(tier_options("txn", **bounds)))
+    assert by_time == [(0, first), (second, second)]
 
 
-def test_plan_notes_name_selected_and_other_topic_ids(
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+@pytest.mark.parametrize(
+    ("offsets", "wrong"),
+    [('{"txn":{"0":5,"2":5}}', "txn-2"), ('{"txn":{"0":5},"tnx":{"1":5}}', "tnx-1")],
+)
+def test_offsets_json_with_unknown_partition_raises_invalid_option_error(
+    option: str, offsets: str, wrong: str
+) -> None:
+    with pytest.raises(InvalidOptionError, match=f"not read: {wrong}.*to read: txn-0, txn-1"):
+        planned_offsets(**{option: offsets})
+
+
+def test_notes_of_plan_contain_selected_and_unselected_topic_ids(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     plan = plan_scan(parse_options(tier_options("recreated")))

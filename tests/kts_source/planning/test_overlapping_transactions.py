@@ -53,7 +53,7 @@ def aborted(count: int) -> Callable[[LogBuilder], object]:
 
 
 def abort(builder: LogBuilder) -> object:
-    """Appends the abort marker of the transaction of `aborted`."""
+    """Appends the marker that aborts the records of `aborted`."""
     return builder.abort(1)
 
 
@@ -141,7 +141,7 @@ def test_lost_index_entry_of_segment_that_contains_another_segment_raises_error(
 
 
 @pytest.mark.parametrize("local", [False, True])
-def test_lost_marker_of_transaction_below_log_start_skips_no_other_rows(local: bool) -> None:
+def test_lost_marker_of_transaction_open_at_log_start_skips_only_its_rows(local: bool) -> None:
     steps = [aborted(2), aborted(1), plain(2), plain(2), plain(2), abort, plain(2)]
     first, second = rolled(steps, {0, 3, 4, 5}), rolled(steps, {0, 2, 4, 5})
     # The log starts at 2, inside the transaction. Its marker at 9 is lost.
@@ -167,8 +167,8 @@ def test_transaction_across_hole_before_partly_read_segment_is_committed(
 def with_two_transactions_around_a_hole(end: Callable[[LogBuilder], object]) -> BuiltLog:
     """Builds segments [0, 2), [2, 5), [5, 6), [6, 7), [7, 8) and [8, 10).
 
-    A transaction begins at 0 and ends at 2. The next one of its producer begins at 3 and ends at 8
-    with the marker of `end`.
+    A transaction begins at 0 and ends at 2. The next transaction of the same producer begins at 3
+    and ends at 8. `end` appends its marker.
     """
     steps = [
         aborted(1),
@@ -186,7 +186,7 @@ def with_two_transactions_around_a_hole(end: Callable[[LogBuilder], object]) -> 
 
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("stop", [6, 7, 8, 10])
-def test_transaction_that_begins_in_hole_is_committed_if_another_one_ends_there(
+def test_commit_of_transaction_that_begins_in_hole_ignores_earlier_transaction(
     stop: int, local: bool
 ) -> None:
     log = with_two_transactions_around_a_hole(commit)
@@ -208,9 +208,62 @@ def test_lost_index_entry_is_detected_after_two_holes(local: bool) -> None:
         offsets(segments, "plan", local=local, stop=6, **more)
 
 
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("stop", [1, 2, 5, 7, 9])
+def test_lost_index_entry_is_detected_after_hole_and_partly_read_segment(
+    stop: int, local: bool
+) -> None:
+    steps = [aborted(1), plain(1), plain(2), plain(1), plain(1), plain(1), abort, plain(1)]
+    first, second = rolled(steps, {1, 2, 4, 5}), rolled(steps, {1, 2, 3, 5})
+    # Offsets [2, 4) are missing, and the snapshot of [4, 6) describes another offset than 5.
+    segments = [pick(first, 0, 2), pick(first, 4, 6), pick(second, 5, 7), pick(first, 7, 9)]
+    more = {"endingOffsets": json.dumps({"t": {"0": stop}}), "failOnDataLoss": "false"}
+    rows = offsets(segments, "plan", local=local, stop=stop, **more)
+    assert rows == [n for n in (1, 4, 5, 6, 8) if n < stop]
+    segments[3] = replace(segments[3], txnindex=None)
+    with pytest.raises(CorruptSegmentError, match="began at offset 0"):
+        offsets(segments, "plan", local=local, stop=stop, **more)
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("stop", [5, 6, 7, 9])
+def test_lost_index_entry_is_detected_if_partly_read_segment_follows_hole(
+    stop: int, local: bool
+) -> None:
+    steps = [plain(2), plain(2), aborted(1), plain(1), plain(1), abort, plain(1)]
+    first, second = rolled(steps, {0, 1, 3, 4}), rolled(steps, {0, 1, 2, 4})
+    segments = [pick(first, 0, 2), pick(first, 4, 6), pick(second, 5, 7), pick(first, 7, 9)]
+    more = {
+        "startingOffsets": json.dumps({"t": {"0": 4}}),
+        "endingOffsets": json.dumps({"t": {"0": stop}}),
+    }
+    rows = offsets(segments, "plan", local=local, stop=stop, **more)
+    assert rows == [n for n in (5, 6, 8) if n < stop]
+    segments[3] = replace(segments[3], txnindex=None)
+    with pytest.raises(CorruptSegmentError, match="began at offset 4"):
+        offsets(segments, "plan", local=local, stop=stop, **more)
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("stop", [9, 10, 11, 12])
+@pytest.mark.parametrize("end", [commit, abort])
+def test_transaction_across_two_holes_and_invalid_snapshot_keeps_its_outcome(
+    end: Callable[[LogBuilder], object], stop: int, local: bool
+) -> None:
+    steps = [aborted(1), plain(1), plain(2), plain(2), plain(2), aborted(1), plain(1), end]
+    log = rolled([*steps, plain(1)], {1, 2, 3, 4, 6})
+    segments = [pick(log, *each) for each in ((0, 2), (4, 6), (8, 10), (10, 12))]
+    snapshot = segments[1].snapshot
+    segments[1] = replace(segments[1], snapshot=snapshot[:-1] + bytes([snapshot[-1] ^ 1]))
+    more = {"endingOffsets": json.dumps({"t": {"0": stop}}), "failOnDataLoss": "false"}
+    rows = offsets(segments, "plan", local=local, stop=stop, **more)
+    committed = (0, 1, 4, 5, 8, 9, 11) if end is commit else (1, 4, 5, 9, 11)
+    assert rows == [n for n in committed if n < stop]
+
+
 def check_reads_with_holes(seed: int) -> None:
-    """Reads overlapping segments without one or two of them. No read may return aborted records or
-    raise an error.
+    """Reads overlapping segments of which one or two are missing. No read may return aborted
+    records. A read may raise an error only if an entry of a transaction index is also missing.
     """
     source = random.Random(seed)
     steps = random_steps(source)
@@ -225,11 +278,27 @@ def check_reads_with_holes(seed: int) -> None:
         del segments[lost]
     end = first.end_offset()
     committed = {row.offset for row in first.rows("read_committed")}
+    remaining = [segments[each] for each in sorted(segments)]
+    indexed = [number for number, files in enumerate(remaining) if files.txnindex]
     for stop in {end, *source.sample(range(1, end), min(5, end - 1))}:
-        more = {"endingOffsets": json.dumps({"t": {"0": stop}}), "failOnDataLoss": "false"}
-        remaining = [segments[each] for each in sorted(segments)]
-        rows = offsets(remaining, "plan", local=source.random() < 0.5, stop=end, **more)
-        assert set(rows) <= committed, (seed, stop)
+        start = source.choice((0, source.randrange(stop)))
+        more = {
+            "startingOffsets": json.dumps({"t": {"0": start}}),
+            "endingOffsets": json.dumps({"t": {"0": stop}}),
+            "failOnDataLoss": "false",
+        }
+        local = source.random() < 0.5
+        rows = offsets(remaining, "plan", local=local, stop=end, **more)
+        assert set(rows) <= committed, (seed, start, stop)
+        if indexed:
+            damaged = [*remaining]
+            number = source.choice(indexed)
+            damaged[number] = replace(damaged[number], txnindex=None)
+            try:
+                rows = offsets(damaged, "plan", local=local, stop=end, **more)
+            except CorruptSegmentError:
+                continue
+            assert set(rows) <= committed, (seed, start, stop, number)
 
 
 def test_random_reads_with_holes_return_no_aborted_records() -> None:
@@ -244,15 +313,17 @@ def hybrid_offsets(
     *,
     local_start: int,
     stop: int,
+    start: int = 0,
 ) -> list[int]:
-    """Writes segments to a tier, and reads offsets [0, stop) from the tier and from brokers.
+    """Writes segments to a tier, and reads offsets [start, stop) from the tier and from brokers.
 
     Args:
         log: The log of the brokers.
         segments: Segments of the tier.
-        versions: Max versions of requests that brokers support, by name.
+        versions: Maximum version of each request that brokers support, by name of the request.
         local_start: First offset that brokers have on their disks.
         stop: End of the read, exclusive.
+        start: First offset of the read.
     """
     objects: dict[str, bytes] = {}
     writer = LocalTierWriter(objects, topic="t")
@@ -265,6 +336,7 @@ def hybrid_offsets(
         more = {
             "kafka.bootstrap.servers": brokers.bootstrap,
             "brokerFallback": "false",
+            "startingOffsets": json.dumps({"t": {"0": start}}),
             "endingOffsets": json.dumps({"t": {"0": stop}}),
         }
         return written_logs.read(objects, True, isolationLevel="read_committed", **more)
@@ -281,6 +353,28 @@ def test_marker_after_the_end_of_a_partly_read_segment_aborts_its_transaction(
     segments = [pick(*each) for each in ranges]
     rows = hybrid_offsets(first, segments, versions, local_start=10, stop=stop)
     assert rows == [n for n in range(2, stop) if n != 6]
+
+
+@pytest.mark.parametrize("versions", [{}, OLD_BROKERS])
+@pytest.mark.parametrize("start", range(5))
+def test_read_that_starts_in_partly_read_segment_uses_the_tier(
+    start: int, versions: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    steps = [plain(2) for _ in range(6)]
+    first, second = rolled(steps, {0, 2, 3, 4}), rolled(steps, {0, 1, 2, 3, 4})
+    segments = [*first.segments, pick(second, 4, 6)]
+    rows = hybrid_offsets(first, segments, versions, local_start=10, start=start, stop=12)
+    assert rows == list(range(start, 12))
+    assert "is read from brokers" not in caplog.text
+
+
+@pytest.mark.parametrize("stop", [1, 2])
+def test_read_that_ends_before_a_transaction_succeeds_with_old_brokers(stop: int) -> None:
+    steps = [plain(2), aborted(2), commit, plain(1), plain(2), plain(2)]
+    log = rolled(steps, {1, 3, 4})
+    segments = [files for files in log.segments if files.base_offset != 4]
+    rows = hybrid_offsets(log, segments, OLD_BROKERS, local_start=8, stop=stop)
+    assert rows == list(range(stop))
 
 
 def check_hybrid_read(seed: int) -> bool:
@@ -302,14 +396,17 @@ def check_hybrid_read(seed: int) -> bool:
     versions = source.choice(({}, OLD_BROKERS, OLD_BROKERS))
     returned = False
     for stop in {end, *source.sample(range(1, end), min(8, end - 1))}:
+        start = source.choice((0, source.randrange(stop)))
         try:
-            rows = hybrid_offsets(first, segments, versions, local_start=local_start, stop=stop)
+            rows = hybrid_offsets(
+                first, segments, versions, local_start=local_start, start=start, stop=stop
+            )
         except OldBrokerError:
             assert versions
             continue
         returned = True
-        expected = [row.offset for row in first.rows("read_committed", start=0, stop=stop)]
-        assert rows == expected, (seed, stop)
+        expected = [row.offset for row in first.rows("read_committed", start=start, stop=stop)]
+        assert rows == expected, (seed, start, stop)
     return returned
 
 
@@ -390,14 +487,14 @@ def wrong_reads(seed: int, damages: int) -> tuple[int, list[str]]:
     return refused, wrong
 
 
-def test_randomly_damaged_overlapping_segments_return_right_rows_or_raise() -> None:
+def test_randomly_damaged_overlapping_segments_return_expected_rows_or_raise() -> None:
     results = [wrong_reads(seed, 6) for seed in range(25)]
     assert sum(refused for refused, _ in results) > 10
     assert [text for _, wrong in results for text in wrong] == []
 
 
 @pytest.mark.fuzz
-def test_overlapping_segments_damaged_with_new_seed_return_right_rows_or_raise() -> None:
+def test_overlapping_segments_damaged_with_new_seed_return_expected_rows_or_raise() -> None:
     end = time.monotonic() + float(os.environ.get("KTS_FUZZ_SECONDS", "240")) / 12
     first = int(os.environ.get("KTS_FUZZ_SEED", random.SystemRandom().randrange(1 << 32)))
     for seed in itertools.count(first):

@@ -241,7 +241,7 @@ def test_incomplete_metrics_line_is_ignored(
     assert summaries == [()]
 
 
-def test_metrics_of_other_versions_are_read() -> None:
+def test_metrics_with_unknown_or_missing_members_are_read() -> None:
     line = TaskMetrics(scan="s", rows=3, lost=("a",)).to_json()
     assert TaskMetrics.from_json(line) == TaskMetrics(scan="s", rows=3, lost=("a",))
     assert TaskMetrics.from_json('{"rows": 2, "unheard_of": []}') == TaskMetrics(rows=2)
@@ -257,4 +257,6 @@ def test_summary_of_metrics_can_be_plotted(tmp_path: Path) -> None:
     axes = metrics.Summary(tasks).plot()
     tops = [max(bar.get_y() + bar.get_height() for bar in bars) for bars in axes.containers]
     assert max(tops) == pytest.approx(2.0)
-    assert {text.get_text() for text in axes.get_legend().get_texts()} >= {"wait", "decode"}
+    legend = axes.get_legend()
+    assert legend is not None
+    assert {text.get_text() for text in legend.get_texts()} >= {"wait", "decode"}

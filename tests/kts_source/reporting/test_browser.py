@@ -215,3 +215,16 @@ def test_page_of_100_000_segments_opens_in_two_seconds(tmp_path: Path) -> None:
     # The machine may be busy, so only the fastest of three attempts is checked.
     times = [open_page(tmp_path, html, look, "large") for _ in range(3)]
     assert min(times) <= 2, times
+
+
+def test_notebook_draws_the_page_in_a_frame(tmp_path: Path) -> None:
+    async def look(tab: Browser) -> None:
+        for _ in range(200):
+            # The frame has an origin of its own, so only its picture can be read.
+            if len(await tab.screenshot()) > 60_000:
+                return
+            await asyncio.sleep(0.1)
+        raise AssertionError("the frame is empty")
+
+    html = f'<!doctype html><html data-ready="0"><body>{golden()._repr_html_()}</body></html>'
+    open_page(tmp_path, html, look, "notebook")

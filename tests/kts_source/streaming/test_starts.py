@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING
 import pyarrow.compute as pc
 import pytest
 
+import kts_source
 from kts_source.errors import InvalidOptionError
-from tests.golden_data import TIER, assert_same_rows, expected_table
+from kts_source.options import scan_options
+from kts_source.options.times import Clock
+from tests.golden_data import (
+    TIER,
+    IsolationLevel,
+    assert_same_rows,
+    expected_table,
+    tier_options,
+)
 from tests.kts_source.streaming.running import GrowingTier, Running
 
 if TYPE_CHECKING:
@@ -45,10 +54,36 @@ def test_starting_offsets_in_json_are_used_for_each_partition(starting: str, fir
     assert begins == {"0": first, "1": 3671 if "-1" in starting else 0}
 
 
-def test_starting_offsets_that_lack_a_partition_raise_invalid_option_error() -> None:
+def test_partition_that_starting_offsets_omit_begins_at_earliest() -> None:
     stream = Running(TIER, "txn", startingOffsets='{"txn":{"0":5}}')
-    with pytest.raises(InvalidOptionError, match="does not name txn-1"):
+    stream.all()
+    assert stream.position(0)["from"]["txn"]["p"] == {"0": 5, "1": 0}
+
+
+def test_starting_offsets_of_unknown_partition_raise_invalid_option_error() -> None:
+    stream = Running(TIER, "txn", startingOffsets='{"txn":{"0":5,"2":5}}')
+    with pytest.raises(InvalidOptionError, match="not read: txn-2"):
         stream.batch()
+
+
+def test_duration_is_resolved_when_first_batch_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    level: IsolationLevel = "read_uncommitted"
+    middle = sorted(expected_table("txn", level)["timestamp"].to_pylist())[2000]
+    middle_ms = int(middle.timestamp() * 1000)
+
+    def set_now(now_ms: int) -> None:
+        monkeypatch.setattr(scan_options, "Clock", lambda _now, zone: Clock(now_ms, zone))
+
+    set_now(middle_ms + 3_600_000)
+    stream = Running(TIER, "txn", startingTimestamp="-1h", isolationLevel=level)
+    assert stream.choose()
+    set_now(middle_ms + 10**12)  # no record is as late as an hour before
+    stream.start()
+    stream.all()
+    options = tier_options("txn", isolationLevel=level, startingTimestamp=str(middle_ms))
+    starts = {str(each.partition): each.start for each in kts_source.plan(options).partitions}
+    assert stream.position(0)["from"]["txn"]["p"] == starts
+    assert 0 < stream.rows().num_rows < expected_table("txn", level).num_rows
 
 
 def test_stream_that_starts_after_the_tier_waits_for_it(tier: GrowingTier) -> None:

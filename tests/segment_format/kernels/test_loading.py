@@ -46,7 +46,7 @@ def test_decoding_does_not_load_pandas() -> None:
     assert result.stdout.split() == ["3", "False"], result.stderr
 
 
-def test_feed_before_all_rows_are_read_or_after_finish_raises_error() -> None:
+def test_feed_raises_before_all_rows_are_read_and_after_finish() -> None:
     data = write_batch([SimpleRecord(b"v")] * 9, base_offset=0)
     decoder = RecordDecoder(columns=("offset",), max_rows=1)
     next(decoder.feed(data))

@@ -138,7 +138,7 @@ def copied_package(folder: Path) -> Path:
     text = ctypes.c_char_p.in_dll(library, native.SOURCES_SYMBOL).value
     assert text is not None
     for line in text.decode().splitlines():
-        name = line.split(" ", 1)[1]
+        name = line.split(" ", 2)[2]
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes((native.PACKAGE / name).read_bytes())
     return folder
@@ -153,9 +153,11 @@ def test_library_with_changed_source_is_refused(
 ) -> None:
     package = copied_package(tmp_path)
     monkeypatch.setattr(native, "PACKAGE", package)
-    native.open_library(native.LIBRARY)
     source = package / name
-    source.write_text(source.read_text() + "\n")
+    text = source.read_text()
+    source.write_text(f"# a comment\n{text.replace('Returns', 'Return')}")
+    native.open_library(native.LIBRARY)
+    source.write_text(f"{text}\n_CHANGED = 1\n")
     with pytest.raises(OSError, match=f"compiled before {name} changed"):
         native.open_library(native.LIBRARY)
 
