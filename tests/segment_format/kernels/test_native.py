@@ -138,7 +138,7 @@ def copied_package(folder: Path) -> Path:
     text = ctypes.c_char_p.in_dll(library, native.SOURCES_SYMBOL).value
     assert text is not None
     for line in text.decode().splitlines():
-        name = line.split(" ", 2)[2]
+        name = line.rpartition(" ")[2]
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes((native.PACKAGE / name).read_bytes())
     return folder
