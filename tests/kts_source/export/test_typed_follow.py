@@ -80,7 +80,7 @@ def test_kts_export_command_writes_decoded_values_to_delta_table(
     schema = tmp_path / "order.avsc"
     schema.write_text(json.dumps(SCHEMA))
     arguments = ["export", options["path"], TOPIC, str(tmp_path / "table"), "--workers", "1"]
-    arguments += ["--value.format", "avro", "--value.schema", str(schema), "--json"]
+    arguments += ["--value-format", "avro", "--value-schema", str(schema), "--json"]
     arguments += ["--table-format", "delta", "--partition-by", "value.country"]
     arguments += ["--sort-within-files", "value.amount"]
     assert main(arguments) == 1
