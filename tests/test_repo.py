@@ -91,7 +91,7 @@ def test_long_functions_returns_only_non_kernels_above_the_limit() -> None:
     assert long_functions(text("@property", 61)) == ["work"]
     assert long_functions(text("", 60)) == []
     assert long_functions(text("@helper", 61)) == []
-    assert long_functions(text("@kernel('int64(uint64)')", 61)) == []
+    assert long_functions(text("@kernel", 61)) == []
 
 
 def test_functions_have_at_most_max_function_lines() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from tests.golden_data import tier_options
+from tests.needs import needs
 from tests.test_loaded_modules import ADAPTERS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,19 +72,45 @@ def test_wheel_contains_only_the_packages(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.endswith("/")}
     info = {name for name in names if PurePosixPath(name).parts[0].endswith(".dist-info")}
-    assert names - info == tracked("segment_format", "kts_source", "pyspark_tiered_kafka.py")
+    sources = tracked("segment_format", "kts_source", "pyspark_tiered_kafka.py")
+    assert names - info == sources | {"segment_format/kernels/kernels.so"}
     assert {PurePosixPath(name).name for name in info} >= {"METADATA", "RECORD", "WHEEL", "LICENSE"}
     assert "segment_format/py.typed" in names
     assert "kts_source/py.typed" in names
     assets = {name for name in names if name.startswith("kts_source/reporting/assets/")}
     assert {PurePosixPath(name).suffix for name in assets} == {".js", ".css"}
+    assert wheel.stat().st_size <= 3 << 20
+
+
+def test_wheel_is_tagged_with_this_platform_for_all_pythons(wheel: Path) -> None:
+    name = wheel.name.removesuffix(".whl")
+    assert "-py3-none-" in name
+    assert name.endswith((platform.machine(), "any")) == (sys.platform == "linux")
+    assert not name.endswith("any")
+
+
+def test_library_in_linux_wheel_needs_no_other_library(wheel: Path, tmp_path: Path) -> None:
+    needs("readelf")
+    with zipfile.ZipFile(wheel) as archive:
+        library = archive.extract("segment_format/kernels/kernels.so", tmp_path)
+    dynamic = run("readelf", "--dynamic", "--dyn-syms", "--wide", library, cwd=tmp_path)
+    assert "(NEEDED)" not in dynamic
+    undefined = {line.split()[-1] for line in dynamic.splitlines() if " UND " in line}
+    assert undefined - {"UND"} <= {"memcpy", "memmove", "memset"}  # without versions of glibc
+
+
+def needs_numba(module: Path) -> bool:
+    """Returns whether the module contains functions that numba compiles."""
+    return module.name == "compiled.py" or "kernels.compiled import" in module.read_text()
 
 
 def test_modules_import_from_wheel_without_spark(python: Path, tmp_path: Path) -> None:
     modules = sorted(
         name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         for name in tracked("segment_format", "kts_source")
-        if name.endswith(".py") and not name.endswith("__main__.py")
+        if name.endswith(".py")
+        and not name.endswith("__main__.py")
+        and not needs_numba(ROOT / name)
     )
     # Modules that need more than the core dependencies: Spark, the commands and the engines.
     excluded = ("kts_source.spark", "kts_source.cli.", *ADAPTERS)

@@ -120,7 +120,7 @@ def _sample_options() -> dict[str, str]:
 
 def _show_tier(options: Mapping[str, str]) -> list[str]:
     """Plans and reads the whole tier in this process, prints a summary, and returns the topics."""
-    from segment_format.kernels.decoder import load_kernel
+    from segment_format.kernels.native import load_kernel
 
     scan_options = parse_options(options)
     print(f"The tier at {options['path']}:\n")
@@ -134,7 +134,7 @@ def _show_tier(options: Mapping[str, str]) -> list[str]:
             f"\nPlanned in {seconds:.2f} s with {planning.list_requests:,} listings,"
             f" {planning.requests:,} requests and {format_bytes(planning.bytes)}."
         )
-        load_kernel()  # compiles once per machine, so do not time it
+        load_kernel("decode_window")  # compiles once per machine, so do not time it
         reader = SegmentSource(tier, scan_options.key_ring)
         settings = ReadSettings.of(scan_options)
         started = time.perf_counter()
