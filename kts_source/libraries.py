@@ -23,8 +23,8 @@ _PACKAGE: Final = "tiered-kafka"
 
 
 def install_command(extra: str) -> str:
-    """Returns the shell command that installs an extra of this package from the source from which
-    the package was installed: a checkout, a wheel file, a URL or an index (PEP 610).
+    """Returns the shell command that installs an extra of this package. The command uses the same
+    source as the installed package (PEP 610): a checkout, a wheel file, a URL or an index.
     """
     try:
         record = metadata.distribution(_PACKAGE).read_text("direct_url.json")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """Store and local caches of a scan.
+    """Store and local caches that a scan reads from.
 
     Attributes:
         store: Store with the objects of the tier.

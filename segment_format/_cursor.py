@@ -5,7 +5,7 @@ array, and views it through `byte_view` without a copy. `Cursor` reads the data 
 `MessageReader` also reads the data types of Kafka's flexible messages (KIP-482):
 
     uvarint           7 bits a byte, least significant first, top bit: more follow; at most 5 bytes
-    varlong           the same on up to 10 bytes, then zig-zag
+    varlong           like uvarint, at most 10 bytes, then zig-zag
     compact string    uvarint(byte length + 1), UTF-8 bytes; 0 = null
     compact bytes     uvarint(byte length + 1), bytes; 0 = null
     compact array     uvarint(count + 1), items; 0 = null

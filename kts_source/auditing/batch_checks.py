@@ -1,5 +1,4 @@
-"""The checks of audit levels `indexes` and `bytes`, which read the indexes and batches of a
-segment.
+"""Checks the indexes and batches of a segment, for the audit levels `indexes` and `bytes`.
 
 Batches are passed in tables (`BatchTable`). All batches of a table are checked at once with
 vectorized operations. If the table has a fault, its batches are checked one by one to find the
@@ -212,8 +211,8 @@ class SegmentIndexes(SideFileReader):
     def fits(self, table: BatchTable) -> bool:
         """Returns True if all index entries that point to a batch in `table` match this batch.
 
-        `table` must contain the next batches after those that were already compared, and their
-        offsets must ascend.
+        `table` must contain the batches that follow the batches compared so far, in ascending order
+        of offsets.
         """
         positions, offsets = self._due_offsets(table)
         rows = np.searchsorted(table.positions, positions)
@@ -393,8 +392,9 @@ class LogCheck:
 
 
 def check_table(table: BatchTable, check: LogCheck, indexes: SegmentIndexes) -> None:
-    """Checks the batches in `table`, the next ones of a segment. Checks all batches at once. If
-    this finds a fault, checks them one by one to record the first fault of each kind.
+    """Checks the batches in `table`, which must be the next batches of the segment. First checks
+    all of them at once. If there is a fault, checks them one by one to record the first fault of
+    each kind.
     """
     if check.fits(table) and indexes.fits(table):
         check.skip(table)

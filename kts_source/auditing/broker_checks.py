@@ -334,8 +334,9 @@ def check_unlisted(
 def _check_segments(
     partition: PartitionObjects, before: NamedSegments, after: NamedSegments, old_ms: int
 ) -> Iterator[Finding]:
-    """Reports segments that only the tier has or only the brokers list. Also reports copies and
-    deletes that began before `old_ms` and have not finished.
+    """Reports segments of the tier that brokers do not list, and segments listed by brokers that
+    the tier lacks. Also reports copies and deletes that began before `old_ms` and have not
+    finished.
     """
     entries_by_id = {entry.segment_id: entry for entry in partition.entries}
     rest: dict[int | None, list[str]] = defaultdict(list)

@@ -211,7 +211,8 @@ def check_orphans(
         partition: The partition.
         gaps: Gaps of the log; `None` at level `listing`, which does not determine them. Then an
             incomplete segment with a manifest counts as missing if it begins above the first
-            complete segment, or if there is none: the manifest shows that it was complete once.
+            complete segment, or if no segment is complete. Its manifest shows that it was complete
+            once.
         now_ms: The time in ms since 1970.
         grace_ms: Age limit in ms. Younger objects of an incomplete segment are reported as a copy
             that is under way.

@@ -513,8 +513,8 @@ def _check_log_start(
     segments: Sequence[RemoteSegment],
     files: CheckedSideFiles,
 ) -> Iterator[Finding]:
-    """Reports a log start inside the first served segment if only the newest checkpoint has such a
-    high log start.
+    """Reports the log start of the newest leader-epoch checkpoint if it is inside the first served
+    segment and no other checkpoint confirms it.
 
     Readers do not get the records of the segment below this log start. Segments that are completely
     below the log start are reported by other checks.

@@ -434,8 +434,8 @@ def _without_repeated(findings: Sequence[Finding]) -> list[Finding]:
 def _with_stop(
     finding: Finding, unserved: Sequence[tuple[int, int | None]], holes: Sequence[Hole]
 ) -> Finding:
-    """If the finding has no end offset and starts in a hole, returns it with an end offset. This is
-    the first offset of the next segment in `unserved`, or the end of the hole if that is lower.
+    """Returns the finding. If it has no end offset and starts in a hole, its end becomes the first
+    offset of the next segment in `unserved`, or the end of the hole if that is lower.
     """
     start = finding.start
     if start is None or finding.stop is not None:

@@ -5,8 +5,8 @@ base offsets have the same quotient when divided by 4,096. The hash of a block i
 the base offset (int64) and the stored CRC (uint32) of each of its batches in log order, both
 big-endian. The digest is the sum of the hashes of all blocks, as 256-bit numbers, modulo 2^256. The
 first and the last block of a segment may continue in the neighboring segments. Therefore the digest
-of one segment (`DigestPart`) has the sum of the hashes of the other blocks, and the unhashed bytes
-of these two blocks.
+of one segment (`DigestPart`) has the unhashed bytes of the first and the last block, and the sum of
+the hashes of the blocks between them.
 """
 
 from __future__ import annotations
@@ -326,7 +326,7 @@ class PartitionProof:
             fault.
         records: Number of records that readers get, without transaction markers.
         batches: Number of batches that readers get, including transaction markers.
-        digest: See `PartitionStatement`.
+        digest: See `PartitionStatement.digest`.
         findings: Faults of the logs, indexes and side files.
     """
 
@@ -489,7 +489,7 @@ class _BatchCounter:
         span: The offsets of the segment that readers get.
         counted_from: Batches that begin below this offset are not counted, because they were
             counted for an earlier segment.
-        is_first: See `LogProof`.
+        is_first: See `LogProof.is_first`.
         opened: Transactions that are open at the segment's start, as a map from producer id to
             first offset.
     """

@@ -244,8 +244,8 @@ def audit(
         store: The store of the tier. By default, the audit opens it from the options. Allowed only
             if the audit runs in this process.
         now_ms: The current time in ms since 1970; by default the time of the clock.
-        on_read: Called at level `bytes` after a segment or a task, with the original size in bytes
-            of the logs that it read.
+        on_read: Called at level `bytes` with a number of original log bytes that were read: after
+            each segment, or after each task if tasks run in other processes.
         state: Path of the state file, which keeps proofs for the next audit; `None` keeps no
             proofs.
         jobs: Number of processes.

@@ -15,9 +15,9 @@ There are three kinds of lines:
 * `P` is a partition: the name is empty. The identity is a digest over the identities of all
   segments. The JSON is [level, time of the audit, keys, statement, findings].
 
-The audit uses a line only if it lists exactly the same objects. New lines are written immediately,
-so an interrupted audit can be resumed. Truncated and damaged lines are skipped. Segments with a
-fault have no line, so each audit reads them again.
+The audit uses a line only if its own listing has exactly the objects that the line names. New lines
+are written immediately, so an interrupted audit can be resumed. Truncated and damaged lines are
+skipped. Segments with a fault have no line, so each audit reads them again.
 """
 
 from __future__ import annotations

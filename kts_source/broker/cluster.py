@@ -679,7 +679,9 @@ class Cluster:
 
 
 def _first_timeouts(settings: BrokerSettings, first: FirstContact) -> dict[str, float]:
-    """Returns timeouts of `Connection` with which each bootstrap broker is tried in time."""
+    """Returns arguments of `Connection`: timeouts so short that all bootstrap brokers can be tried
+    within `first.seconds`.
+    """
     share = max(first.seconds / len(settings.bootstrap), _LEAST_SHARE_SECONDS)
     return {
         "connect_seconds": min(share, settings.connect_timeout_seconds),

@@ -93,9 +93,7 @@ def error_name(code: int) -> str:
 
 
 def refusal(code: int, **location: Unpack[Place]) -> BrokerError:
-    """Returns the exception for an error code that is not transient, so that retries are
-    useless.
-    """
+    """Returns the exception for an error code that retries cannot change."""
     if code in DENIED:
         return BrokerAccessError(
             "not allowed to read the topic: the user needs Describe and Read on it", **location

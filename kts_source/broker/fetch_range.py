@@ -384,8 +384,8 @@ class RangeFetcher:
         """Returns True if the partition has no batch from `offset` to the end of the range. Called
         after several empty responses.
 
-        Compaction may have removed the last batches of the range. If the batches after them are
-        above the last stable offset, all responses for `read_committed` are empty. So a request for
+        Compaction may have removed the last batches of the range. If the next batches are above the
+        last stable offset, all responses for `read_committed` are empty. So a request for
         `read_uncommitted` checks whether the next batch begins after the range.
 
         If the empty responses are from a follower, returns False and sends the next request to the

@@ -3,8 +3,8 @@
 The index cache contains side files, and facts from manifests (see `SegmentPack`). The optional
 chunk cache contains chunks of segments. The name of an entry consists of the object's URI, the
 object's version and the byte range. Listings and objects without a version are not cached. Bytes
-are cached as stored: encrypted segments stay encrypted, and keys are never cached. Only if the
-settings ask for it, chunks are cached decrypted and decompressed.
+are cached as stored: encrypted segments stay encrypted, and keys are never cached. There is one
+exception: if `CacheSettings.plaintext` is True, chunks are cached decrypted and decompressed.
 
 If two tasks of a machine need the same range at the same time, the first task fetches it and the
 second one waits. If the second task has waited longer than the read timeout, it fetches the range

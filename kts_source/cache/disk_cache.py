@@ -401,9 +401,9 @@ class _Kept(NamedTuple):
 
 
 def _dropping_order(entries: list[_Kept], protected_bytes: int) -> list[_Kept]:
-    """Returns the entries in the order in which a sweep deletes them, least recently used first.
-    The most recent entries that were used again are deleted last, as far as their total size is at
-    most `protected_bytes`.
+    """Returns the entries in the order in which a sweep deletes them. Entries that were used again
+    come last: the most recent ones, up to a total size of `protected_bytes`. Both groups are
+    sorted by the last access, oldest first.
     """
     entries.sort()
     protected: list[_Kept] = []

@@ -3,9 +3,11 @@ what it searched. `kts index` writes filters of keys, so that later searches rea
 
 Formats of files that contain keys:
 
-lines    a key per line in UTF-8, without empty lines, control characters, or spaces at either end
-hex      a key per line in hex digits length   for each key its length (big-endian int32) and its
-bytes; length −1 = records without key
+    lines    a key per line in UTF-8, without empty lines, control characters, or spaces at either
+             end
+    hex      a key per line in hex digits
+    length   for each key its length (big-endian int32) and its bytes; length −1 = records without
+             key
 """
 
 from __future__ import annotations

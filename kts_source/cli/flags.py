@@ -145,7 +145,7 @@ def _layouts() -> list[str]:
 
 
 def option_names() -> list[str]:
-    """Returns the beginnings of values of `-o`, for completion in shells."""
+    """Returns `<name>=` for each option, which shells suggest as the start of a value of `-o`."""
     return [f"{option.name}=" for option in OPTIONS] + [f"{SERVERS}="]
 
 
@@ -196,8 +196,8 @@ def _help(option: Option, *, is_short: bool) -> str:
 
 
 def variable_of(name: str) -> str:
-    """Returns the parameter of a command that gets the value of an option: its name, in which
-    characters that an identifier must not have are replaced by `_`.
+    """Returns the name of the command's parameter for an option: the option's name, with `_` in
+    place of characters that are invalid in identifiers.
     """
     return "source_" + re.sub(r"\W", "_", name)
 

@@ -89,7 +89,7 @@ def print_json(value: object) -> None:
 
 
 def camel_cased(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a row with names as those of columns: `tier_end` becomes `tierEnd`."""
+    """Returns a row with its names in camel case: `tier_end` becomes `tierEnd`."""
     return {camel_case(name): value for name, value in row.items()}
 
 

@@ -49,7 +49,7 @@ _CREDENTIAL: Final = re.compile(
 
 
 def with_defaults(options: Mapping[str, str], profile: str | None) -> dict[str, str]:
-    """Returns options with those added that are set only by the environment or the profile.
+    """Returns the options, and options of the environment and the profile that they lack.
 
     An option is not added if `options` contain another option with the same purpose. For example,
     `assign` replaces `subscribe`.

@@ -2,11 +2,12 @@ r"""Prints records: as lines of JSON, as CSV, as a table, as raw values, or in a
 
 A format of kcat is a text with these tokens:
 
-%t topic      %p partition   %o offset    %T timestamp in ms since 1970
-%k key        %K bytes of the key, -1 without a key
-%s or %v value    %S bytes of the value, -1 without a value
-%h headers, as name=value,…    %% a percent sign
-\n \r \t \\ and \xHH are the characters of these escapes
+    %t topic          %p partition   %o offset   %T timestamp in ms since 1970
+    %k key            %K size of the key in bytes, -1 without a key
+    %s or %v value    %S size of the value in bytes, -1 without a value
+    %h headers, as name=value,…
+    %% a percent sign
+    \n \r \t \\ and \xHH are the characters of these escapes
 """
 
 from __future__ import annotations
@@ -242,7 +243,8 @@ def _cells(batch: pa.RecordBatch, name: str) -> list[Any]:
 
 class _Csv:
     """Writes CSV with a header. An empty field is null, and `""` is an empty text. Bytes that are
-    not UTF-8 become `base64:` and their base64; texts that begin like this become base64, too.
+    not UTF-8 become `base64:` and their base64. Texts that begin with `base64:` are encoded in
+    this way, too.
     """
 
     def __init__(self, schema: pa.Schema) -> None:

@@ -1,5 +1,5 @@
-"""Finds fields of keys and values that the schema of an export lacks, and that are therefore not
-written. Producers have added them.
+"""Finds fields of keys and values that producers have added and the schema of an export lacks. The
+export does not write these fields.
 
 For Avro with a registry, the writer's schema of every value is compared with the schema of the
 export. For JSON, a sample of the values is parsed.

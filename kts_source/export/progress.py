@@ -30,8 +30,8 @@ class Progress:
         """
 
     def ahead(self, tasks: int) -> None:
-        """Called when tasks end whose reports have not arrived yet. `tasks` is the number of such
-        tasks.
+        """Called when tasks have ended but their reports have not arrived yet. `tasks` is the
+        number of these tasks.
         """
 
     def task_done(self, report: TaskReport) -> None:

@@ -83,8 +83,8 @@ def check_rejected(counts: Iterable[RecordCounts], limit: float) -> None:
 
     Args:
         counts: Counts of the tasks of the wave.
-        limit: Maximum share of rejected records in the wave. Below 1, all records of a partition
-            must not be rejected either.
+        limit: Maximum share of rejected records in the wave. If it is below 1, it is also an error
+            if all records of one partition were rejected.
 
     Raises:
         RejectedRowsError: Too many records were rejected.

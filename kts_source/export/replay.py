@@ -194,7 +194,7 @@ def _check_row(row: Mapping[str, Any], state: TableState, uri: str) -> None:
 
 
 def finish_replay(settings: ExportSettings, tasks: Sequence[ReplayTask]) -> None:
-    """Moves the files of `tasks` out of sight of readers, after the commit of their rows."""
+    """Moves the files of `tasks` to `_kts/replayed/`. Call it after the commit of their rows."""
     assert settings.dead_letters is not None
     with closing(open_target(settings.dead_letters, settings.storage)) as store:
         _move(store, (task.letters for task in tasks))

@@ -227,8 +227,8 @@ def _iceberg_fault(kind: pa.DataType) -> str | None:
 
 
 def schema_without_rows(options: ScanOptions, settings: ExportSettings) -> pa.Schema | None:
-    """Returns the columns that an export would write. Returns `None` if they are unknown as long as
-    there are no rows.
+    """Returns the columns that an export would write. Returns `None` if they cannot be determined
+    without a row.
 
     A `RowTransform` is called with zero rows. If it fails or returns a column of nulls only, the
     result is `None`. A transform that is a function is not called, because it may return other

@@ -143,8 +143,8 @@ def _recorded(
 def _verify_totals(
     contents: TableContents, recorded: Mapping[Owner, _Recorded], settings: ExportSettings
 ) -> tuple[str, ...]:
-    """Compares only the total number of rows. Used if the columns of the table do not show which
-    record a row is.
+    """Compares only the total number of rows. Used if the table lacks the columns that identify the
+    record of a row.
     """
     why = "its transform decides" if settings.transform is not None else "its columns do not show"
     expected = sum(entry.count.rows for entry in recorded.values() if entry.count is not None)
@@ -249,8 +249,13 @@ class _Check:
 
     def compare(self) -> tuple[str, ...]:
         """Compares the number of rows of each partition with the number that its commits recorded.
-        Raises an error if rows are missing. Returns the result of `verify`: sentences that describe
-        what was compared and what was not.
+        Returns the result of `verify`: sentences that describe what was compared and what was
+        not.
+
+        Raises:
+            DataLossError: Rows are missing.
+            ExportError: A partition has more rows than its commits wrote, and only this export
+                writes to the table.
         """
         rows = 0
         for owner, entry in sorted(self.recorded.items()):

@@ -162,8 +162,7 @@ class Undecided:
 
 @dataclass(frozen=True, slots=True)
 class UnservedObjects:
-    """Objects of a partition with records that are not part of the log. These records were not
-    searched.
+    """Objects that contain records outside the log of a partition. These records were not searched.
 
     Attributes:
         objects: Keys of the objects, relative to the root of the store.

@@ -224,8 +224,8 @@ def segment_of(entry: SegmentEntry, manifest: SegmentManifest) -> RemoteSegment:
     ref = ObjectRef(key, size, None) if log is None else ObjectRef.of(log)
     if size != ref.size:
         raise InvalidManifestError(
-            f"the chunks add up to {size} bytes, but the object {ref.key} has {ref.size}: the"
-            " object was truncated, or belongs to another manifest"
+            f"the chunks add up to {size} bytes, but the object {ref.key} has {ref.size}"
+            " bytes: the object was truncated, or belongs to another manifest"
         )
     indexes = entry.object(INDEXES_SUFFIX)
     return RemoteSegment(
@@ -261,7 +261,7 @@ def _stored_indexes(manifest: SegmentManifest, indexes: ObjectRef) -> dict[Index
         if span.stop > indexes.size:
             raise InvalidManifestError(
                 f"the {kind.value} index ends at byte {span.stop}, but the object {indexes.key} has"
-                f" {indexes.size}"
+                f" only {indexes.size} bytes"
             )
         stored[kind] = StoredIndex(indexes, span.position, span.stop)
     return stored

@@ -100,7 +100,8 @@ def fetch_options(
     Args:
         values: Parsed options by name.
         storage: Options `s3.*` and `storageOptions` of the first store, by name in lower case.
-        fallback: The same options for the mirror. They override `storage` for the mirror.
+        fallback: Options of the mirror's store, named like those in `storage`. For the mirror, they
+            override `storage`.
 
     Raises:
         InvalidOptionError: There are options for the mirror, but `fallbackPath` is not set.

@@ -1,7 +1,7 @@
 """The table of all options. The parser, the docs and errors use it.
 
-If Spark's own Kafka source has an option, its name here is the same. Spark passes names in lower
-case, so they are compared without regard to case.
+Options of Spark's own Kafka source keep their names here. Spark passes names in lower case, so
+names are compared without regard to case.
 """
 
 from __future__ import annotations

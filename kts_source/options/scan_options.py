@@ -122,7 +122,8 @@ class ScanOptions:
         time_zone: Time zone of timestamp texts in `where` that name no zone; `None` rejects such
             texts.
         given: Names of the options that the user set, as spelled in the table of options.
-        durations: Names of the options with a duration before the time when they were parsed.
+        durations: Names of the options whose text is a duration before the current time, such as
+            `-1h`.
         brokers: Settings of broker connections; `None` without `kafka.bootstrap.servers`.
         tail: True to read up to the end of the brokers' log; false to end where the tier ends.
         broker_fallback: True to read records from brokers if the store does not return them.
@@ -464,7 +465,7 @@ def check_for_stream(options: ScanOptions) -> None:
 
 def refuse_durations(options: ScanOptions, names: AbstractSet[str], reason: str) -> None:
     """Raises InvalidOptionError if one of the options in `names` has a duration before the current
-    time. `reason` explains why its meaning must not change between runs.
+    time. `reason` explains why the meaning of the option must not change between runs.
     """
     for name in sorted(options.durations & names):
         raise InvalidOptionError(
@@ -529,8 +530,11 @@ def _check_catalog(values: Mapping[str, Any], *, has_brokers: bool) -> None:
 
 
 def _tail_paths(values: Mapping[str, Any], *, has_brokers: bool) -> tuple[str, ...]:
-    """Returns the paths of option `tailPath`. Disks belong to a cluster that no longer exists, so
-    they are not read together with brokers.
+    """Returns the paths of option `tailPath`, which name disks of stopped brokers.
+
+    Raises:
+        InvalidOptionError: The options name brokers and disks of stopped brokers, or option
+            `layout` or `keyPrefix` contradicts `tailPath`.
     """
     for name, is_given in (
         ("layout 'kafka-logs'", values["layout"] == DISKS),

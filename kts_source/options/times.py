@@ -183,7 +183,7 @@ TIME_RANGE: Final = "timestampRange"
 
 
 def resolved_times(values: Mapping[str, Any], clock: Clock) -> dict[str, Any]:
-    """Returns bounds and conditions in place of the times in parsed options, by name of the
+    """Converts the times in parsed options to bounds and conditions. Returns these by name of the
     option. Raises InvalidOptionError; see `Clock`.
     """
     resolved: dict[str, Any] = {
@@ -195,8 +195,8 @@ def resolved_times(values: Mapping[str, Any], clock: Clock) -> dict[str, Any]:
 
 
 def options_with_durations(values: Mapping[str, Any]) -> frozenset[str]:
-    """Returns the names of the parsed options with a duration before the current time. Their
-    meaning is another one in the next run.
+    """Returns the names of the parsed options with a duration before the current time. In the next
+    run, such an option means another time.
     """
     return frozenset(
         name for name in (*_BOUNDS, TIME_RANGE) if any(map(_is_ago, _times(values[name])))

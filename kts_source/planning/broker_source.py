@@ -634,8 +634,9 @@ def broker_place(options: ScanOptions, brokers: BrokerLog) -> Place:
 def _segment_of(
     error: CorruptSegmentError | UnknownStartError, ranges: Sequence[SegmentRange], number: int
 ) -> RemoteSegment:
-    """Returns the segment that brokers must serve after an error. If earlier ranges are missing, it
-    is the segment of range `number`; if the error names no segment, the last one.
+    """Returns the segment that brokers must serve after an error. For an `UnknownStartError`, this
+    is the segment of range `number`. For another error, it is the segment with the error's
+    offset, or the last segment if no segment has it.
     """
     if isinstance(error, UnknownStartError):
         return ranges[number].segment

@@ -9,9 +9,10 @@ segments, the segment that begins last serves the offset.
 
 `partition_log` builds the log from a tier alone. `union_log` builds the log from a tier and its
 brokers, or from a tier and the brokers' disks. It uses a segment only if all its offsets above the
-log start belong to the surviving branch: if only a part belongs to that branch, the producer
-snapshot and the transaction index of the segment describe another history. The brokers or disks
-serve all other offsets: the tail of the log, copies in progress, and holes in the tier.
+log start belong to the surviving branch: if some of them belong to another branch, the producer
+snapshot and the transaction index of the segment describe the transactions of that branch. The
+brokers or disks serve all other offsets: the tail of the log, copies in progress, and holes in the
+tier.
 
 Source: KIP-405, `RemoteLogMetadataCache`, `RemoteLogManager.isRemoteSegmentWithinLeaderEpochs`.
 """
@@ -345,8 +346,8 @@ def with_epochs(
 
 
 def joined_lineage(older: Sequence[EpochEntry], newer: Sequence[EpochEntry]) -> list[EpochEntry]:
-    """Returns lineage `newer` with the epochs that it lost when the log start moved. They are taken
-    from `older`.
+    """Returns lineage `newer`, preceded by the epochs of `older` that `newer` lost when the log
+    start moved.
 
     Args:
         older: Entries of an earlier checkpoint of the same log.

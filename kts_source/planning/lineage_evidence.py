@@ -71,7 +71,7 @@ def contradiction(
     for segment in segments:
         if text := difference(lineage, segment.leader_epochs):
             return f"{lineage_name} contradicts the epochs of {_name(segment)}: {text}"
-    for segment in _witnesses(segments, newest if is_newest else None):
+    for segment in _last_of_each_epoch(segments, newest if is_newest else None):
         try:
             entries = side_files.leader_epochs(segment).entries
         except (SegmentFormatError, TieredKafkaError) as error:
@@ -181,7 +181,7 @@ def _dropped(surviving: PartitionLog, lineage: Sequence[EpochEntry]) -> Iterator
             yield span.segment
 
 
-def _witnesses(
+def _last_of_each_epoch(
     segments: Sequence[RemoteSegment], newest: RemoteSegment | None
 ) -> Iterable[RemoteSegment]:
     """Returns the last segment of each leader epoch, newest epoch first. Ignores segment `newest`.

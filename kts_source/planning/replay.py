@@ -1,7 +1,7 @@
 """Reads the plan of option `planFile` instead of planning.
 
-The other options must not contradict the plan, and its objects must be unchanged. Groups of
-options:
+The other options must not contradict the plan, and the objects of the plan must be unchanged.
+Groups of options:
 
     error if they differ              the selection, topicId, keyPrefix, layout, catalog,
                                       tail, bounds, isolationLevel, limits on tasks, where (if

@@ -162,8 +162,8 @@ def day(text: str) -> date:
 
 
 def number_literal(text: str) -> int | Decimal | float:
-    """Parses a number as Spark does. A number with an exponent is a double. Of the other numbers,
-    those with a decimal point are decimals, and the rest are integers.
+    """Parses a number as Spark does. A number with an exponent is a double. Without an exponent, a
+    number with a decimal point is a decimal, and any other number is an integer.
 
     Raises:
         ValueError: The text is not a number, or exceeds the range of Spark's types.

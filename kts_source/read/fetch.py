@@ -34,7 +34,7 @@ needs the CPU.
 """
 
 
-class Sized(Protocol):
+class SizedRequest(Protocol):
     """A request for bytes."""
 
     @property
@@ -43,7 +43,7 @@ class Sized(Protocol):
         ...
 
 
-R = TypeVar("R", bound=Sized)
+R = TypeVar("R", bound=SizedRequest)
 
 
 class Fetched(NamedTuple, Generic[R]):
@@ -122,7 +122,7 @@ def fetch_ranges(
     wanted = iter(requests)
     handed_out = 0
     if near:
-        nearby = yield from _near(read, wanted)
+        nearby = yield from _read_in_calling_thread(read, wanted)
         if nearby is None:
             return
         handed_out = nearby
@@ -139,7 +139,7 @@ def fetch_ranges(
             yield Fetched(request, read(request))
 
 
-def _near(
+def _read_in_calling_thread(
     read: Callable[[R], Data], requests: Iterator[R]
 ) -> Generator[Fetched[R], None, int | None]:
     """Yields responses that it reads in the caller's thread, until the reads take too long.

@@ -78,8 +78,8 @@ class SliceSpan(SegmentSpan):
     Attributes:
         task_slice: The slice.
         first: Start of the slice.
-        last: End of the slice; `None` if it was not looked up yet. Then the next span has the other
-            bytes of the slice.
+        last: End of the slice; `None` if it was not looked up yet. Then the next span has the
+            remaining bytes of the slice.
     """
 
     task_slice: SegmentSlice
@@ -103,11 +103,11 @@ class SliceSpan(SegmentSpan):
 def slice_spans(
     slices: Iterable[SegmentSlice], source: SegmentSource, *, early: bool
 ) -> Iterator[SliceSpan]:
-    """Yields the byte ranges to read for slices.
+    """Yields the spans to read: one span for each slice that has bytes.
 
-    If `early` is true and the first request needs no offset index, the bytes of this request are a
-    separate span. They arrive sooner than all bytes of the slice, and are often sufficient for a
-    LIMIT.
+    If `early` is true, the first slice may get two spans. The first one ends at
+    `first_request_stop`, so it can be requested before the offset index is read. The rows of this
+    span are often sufficient for a LIMIT.
     """
     for task_slice in slices:
         start = segment_start(task_slice)

@@ -1,8 +1,8 @@
-"""Defines the location and credentials of a registry. Also defines a cache of the objects that are
-created from schemas. The keys of the cache are schema ids.
+"""Defines the location and credentials of a registry, and a cache that maps schema ids to objects
+created from the schemas.
 
-Each id is requested once, and not for each row. Memory and number of requests are limited, even if
-malicious values contain many different ids.
+Each id is requested only once. Memory and number of requests are limited, even if malicious values
+contain many different ids.
 """
 
 from __future__ import annotations

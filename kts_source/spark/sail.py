@@ -83,15 +83,15 @@ class SailReader(TieredKafkaBatchReader):
         super().__init__(options)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """Returns the rows of the task in a partition."""
+        """Yields the rows of the task that Spark's `InputPartition` contains."""
         if partition is None or partition.value is None:
             return iter(())
         return read_few_batches(partition.value, self._options)
 
 
 class FilteringSailReader(SailReader):
-    """Skips rows that do not match the filters that Sail pushes down, as far as it supports these
-    filters.
+    """Skips rows that do not match the filters that Sail pushes down. Ignores filters that
+    `condition_of` does not support.
 
     Sail creates a reader for each scan, and applies the filters again. So the reader may return
     rows that do not match, but must not skip rows that match.

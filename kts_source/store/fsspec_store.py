@@ -21,8 +21,8 @@ from kts_source.store.object_store import (
     ObjectInfo,
     beyond_end,
     check_version,
-    is_behind,
     key_order,
+    sorts_after,
 )
 from kts_source.store.request_policy import (
     DEFAULT_RETRY_POLICY,
@@ -106,7 +106,7 @@ class FsspecStore(ClientStore):
             key, info = waiting.pop()
             if info is None:
                 waiting += self._entries(f"{key}/")
-            elif is_behind(key, after):
+            elif sorts_after(key, after):
                 yield info
 
     def _entries(self, prefix: str) -> list[tuple[str, ObjectInfo | None]]:

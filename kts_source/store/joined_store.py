@@ -146,10 +146,10 @@ class FallbackStore:
     The two stores assign different versions to the same object. So versions of this class have
     three parts: `<store number>:<size>:<version in that store>`.
 
-    A read first uses the store that the version names. It uses the other store if this store does
-    not respond after all retries, denies access, or has no such bucket or object. In the other
-    store, the object must have the same size. The first read from there records the object's
-    version, and later reads require this version.
+    A read first uses the store that the version names. If this store does not respond after all
+    retries, denies access, or lacks the bucket or object, the read uses the other store. There, the
+    object must have the size that the version states. The first read from the other store records
+    the object's version in it, and later reads require that version.
 
     Objects with the same key and size have the same bytes, because segment objects are written once
     and their keys contain a random id. The checksums of the records confirm it.

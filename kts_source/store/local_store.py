@@ -33,8 +33,8 @@ from kts_source.store.object_store import (
     check_key,
     check_range,
     check_version,
-    is_behind,
     key_order,
+    sorts_after,
 )
 from segment_format.reused_memory import writable_bytes
 
@@ -150,7 +150,7 @@ class LocalStore:
                     continue
                 if self._is_folder(entry, key):
                     children.append((f"{key}/", None))
-                elif is_behind(key, after) and (info := self._listed_info(entry, key)):
+                elif sorts_after(key, after) and (info := self._listed_info(entry, key)):
                     children.append((key, info))
         children.sort(key=lambda child: key_order(child[0]))
         for key, info in children:

@@ -44,7 +44,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class StoreCounters:
-    """Number of requests and bytes of a store up to one moment.
+    """Numbers of requests and bytes of a store, up to one moment or between two moments.
 
     Attributes:
         requests: Reads and look-ups that were sent, including retries. Providers bill them as GET
@@ -84,8 +84,8 @@ class Tally:
         self._total = StoreCounters()
 
     def add(self, **work: int) -> None:
-        """Adds the value of each argument to a counter. The names of the arguments are the
-        attributes of `StoreCounters`.
+        """Adds the value of each argument to the counter with the argument's name, an attribute of
+        `StoreCounters`.
         """
         more = StoreCounters(**work)
         with self._lock:
@@ -115,7 +115,7 @@ class ObjectStore(Protocol):
 
     @property
     def is_near(self) -> bool:
-        """True if a read only copies bytes within this machine.
+        """True if the objects are on this machine: a read only copies bytes.
 
         Reading ahead in threads and caching would not make such reads faster.
         """
@@ -240,7 +240,7 @@ def beyond_end(size: int, start: int, stop: int, *, uri: str) -> TruncatedObject
     )
 
 
-def is_behind(key: str, after: str | None) -> bool:
+def sorts_after(key: str, after: str | None) -> bool:
     """Returns whether `key` sorts after the key `after` in listings. Returns True if `after` is
     None.
     """

@@ -246,7 +246,7 @@ class _Loop:
         """Does nothing, because obstore has no session that requests share."""
 
 
-class _Use:
+class _ObstoreUse:
     """Records whether this process has used obstore, and whether its parent process had used it
     before the fork.
     """
@@ -260,7 +260,7 @@ class _Use:
         self.is_of_parent = self.is_of_parent or self.is_ours
 
 
-_use: Final = _Use()
+_use: Final = _ObstoreUse()
 _stores: Final = SharedClients[Any]()
 
 

@@ -114,8 +114,8 @@ def refuse_credentials(path: str) -> None:
 def storage_beside(
     path: str, other: str, storage: Secret[Mapping[str, str]]
 ) -> Secret[Mapping[str, str]]:
-    """Converts the storage options of the store at `path` to storage options of the store at
-    `other`.
+    """Returns the storage options for the store at `other`: those of the store at `path`, as far as
+    they apply.
 
     `storageOptions` are dropped if the schemes differ, because they are arguments of one fsspec
     file system.

@@ -34,7 +34,7 @@ from kts_source.store.http_exchange import (
     require_length,
 )
 from kts_source.store.local_store import local_root
-from kts_source.store.object_store import ObjectInfo, check_version, is_behind, key_order
+from kts_source.store.object_store import ObjectInfo, check_version, key_order, sorts_after
 from kts_source.store.request_policy import DEFAULT_RETRY_POLICY, RetryPolicy
 from kts_source.store.storage_options import (
     PATH_SECRET,
@@ -100,7 +100,9 @@ class PresignedStore(ClientStore):
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
         """See `ObjectStore.list_objects`. Sends one request per object to get its size."""
         self._check_key(prefix)
-        wanted = (k for k in self._load(fresh=True) if k.startswith(prefix) and is_behind(k, after))
+        wanted = (
+            k for k in self._load(fresh=True) if k.startswith(prefix) and sorts_after(k, after)
+        )
         keys = sorted(wanted, key=key_order)
         with ThreadPoolExecutor(_LOOK_UPS, thread_name_prefix="kts-list") as pool:
             infos = list(pool.map(self._head_or_none, keys))

@@ -1,8 +1,9 @@
 """Base class of readers that read byte ranges with less CPU than s3fs, adlfs or gcsfs.
 
-At its first use in a process, each store checks whether its options allow such a reader. If not, it
-reads through the fsspec library. Listings and look-ups always go through the fsspec library. One
-subclass reads from S3 with our own client, another from other clouds with obstore.
+When a store is first used in a process, it checks whether its options allow such a reader. If they
+do not, the store reads through the fsspec library. Listings and look-ups always go through the
+fsspec library. One subclass reads from S3 with our own client, another from other clouds with
+obstore.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ class RangeReader(ABC):
         reset_after_fork(self)
 
     def reset(self) -> None:
-        """Makes a forked process decide again whether to use this reader, and open its own
-        clients.
+        """Clears the state that a forked process inherits: the process then decides again whether
+        to use this reader, and opens its own clients.
         """
         self._deciding, self._lock, self._renewing = (threading.Lock() for _ in range(3))
         self._reason: str | None = None
@@ -101,8 +102,8 @@ class RangeReader(ABC):
 
     @property
     def reason(self) -> str:
-        """Reason for which the fsspec library is used instead of this reader; empty if this reader
-        is used. Sends no request.
+        """Reason to use the fsspec library instead of this reader; empty if this reader is used.
+        Sends no request.
         """
         if self._reason is None:
             with self._deciding:

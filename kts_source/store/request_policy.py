@@ -247,8 +247,8 @@ def hedged(call: Callable[[], T], *, after_seconds: float, on_second: Callable[[
     concurrently, and returns the result that arrives first.
 
     Most responses of an object store are fast, but a few take ten times as long. A second request
-    is often answered before such a slow response. Each late response then costs one more request,
-    so this is off by default.
+    is often answered before such a slow response arrives. Hedging is off by default, because each
+    late response costs one more request.
 
     Args:
         call: Makes one attempt. It is run in a thread of its own, in the scope of the current

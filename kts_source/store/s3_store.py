@@ -25,7 +25,7 @@ from kts_source.errors import (
 from kts_source.secret import Secret
 from kts_source.store.client_store import ClientStore
 from kts_source.store.http_exchange import require_range
-from kts_source.store.object_store import ObjectInfo, check_version, is_behind
+from kts_source.store.object_store import ObjectInfo, check_version, sorts_after
 from kts_source.store.range_reader import EXPIRED_CODES, Range, RangeError
 from kts_source.store.request_policy import DEFAULT_RETRY_POLICY, RetryPolicy, TransientError
 from kts_source.store.s3_ranges import S3Reader, hide_tokens
@@ -153,7 +153,7 @@ class S3Store(ClientStore):
                 key = self._listed_key(entry["Key"], prefix)[cut:]
                 is_new = key not in last_page and key not in this_page
                 this_page.add(key)
-                if is_new and not key.endswith("/") and is_behind(key, after):
+                if is_new and not key.endswith("/") and sorts_after(key, after):
                     yield _info(key, entry, size=entry["Size"])
             last_page = this_page
 

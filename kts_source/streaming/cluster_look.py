@@ -198,7 +198,7 @@ class BrokerLook:
 
     @cached_property
     def log(self) -> PartitionLog:
-        """See `LogLook`. The log has a start and an end, but no segment ranges."""
+        """See `LogLook.log`. The log has a start and an end, but no segment ranges."""
         brokers = self._brokers
         end = brokers.end
         if not self._options.tail:
@@ -208,12 +208,12 @@ class BrokerLook:
 
     @property
     def written_stop(self) -> int:
-        """See `LogLook`."""
+        """See `LogLook.written_stop`."""
         # The log ends below the high watermark if transactions are open or with `tail=false`.
         return max(self._brokers.high_watermark, self.log.stop)
 
     def end(self) -> int:
-        """See `LogLook`."""
+        """See `LogLook.end`."""
         return self.log.stop
 
     def end_before(self, hole: Hole) -> int:
@@ -223,20 +223,22 @@ class BrokerLook:
         raise AssertionError(hole)
 
     def epoch_of(self, offset: int) -> int | None:
-        """See `LogLook`."""
+        """See `LogLook.epoch_of`."""
         newest = self._brokers.leader_epoch
         if newest < 0 or not self._brokers.log_start <= offset < self._brokers.end:
             return None
         read, epoch = self._last_read or (offset, -1)
         if offset == self._brokers.end - 1 or (epoch == newest and offset >= read):
             return newest
-        owners = (epoch for epoch, (low, high) in self._near.items() if low <= offset < high)
+        owners = (
+            epoch for epoch, (low, high) in self._recent_epochs.items() if low <= offset < high
+        )
         owner = next(owners, None)
         # If the leader's log no longer contains an epoch, another epoch owns its offsets.
         return self._view.owner(self._brokers, offset) if owner is None else owner
 
     @cached_property
-    def _near(self) -> dict[int, tuple[int, int]]:
+    def _recent_epochs(self) -> dict[int, tuple[int, int]]:
         """Offset ranges of up to 100 leader epochs, by epoch. `epoch_of` will probably be called
         for these offsets. The first epoch is the one that the stream read last. If the stream has
         read no record, the ranges belong to the newest epochs.
@@ -250,7 +252,7 @@ class BrokerLook:
         )
 
     def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
-        """See `LogLook`."""
+        """See `LogLook.first_offset_at_or_after`."""
         return self._view.first_offset_dated(self._brokers, timestamp_ms)
 
     def _merged(self, start: int) -> PartitionLog:
@@ -265,7 +267,7 @@ class BrokerLook:
         return self._view.owned(self._brokers, epochs) if epochs else {}
 
     def pending(self, start: int, stop: int) -> Iterator[PendingSegment]:
-        """See `LogLook`. Offsets that are not in the tier are yielded in chunks instead of
+        """See `LogLook.pending`. Offsets that are not in the tier are yielded in chunks instead of
         segments.
         """
         if start >= stop:
@@ -307,7 +309,7 @@ class BrokerLook:
         return bytes_per_offset(log, self._brokers, start, stop, self._view)
 
     def lag(self, position: int) -> PartitionLag:
-        """See `LogLook`."""
+        """See `LogLook.lag`."""
         end = self.end()
         offsets = max(end - position, 0)
         if not offsets:
@@ -332,7 +334,7 @@ class BrokerLook:
         return PartitionLag(end, offsets, round(size), oldest, self._brokers.log_start)
 
     def plan(self, wanted: BatchRange) -> PlannedPartition:
-        """See `LogLook`. Raises `DataLossError` if offsets were lost.
+        """See `LogLook.plan`. Raises `DataLossError` if offsets were lost.
 
         The log start may have moved since the batch's end was chosen. Offsets of the batch below
         the log start are read from the tier.
@@ -404,7 +406,7 @@ class ClusterLooker:
         self._replaced: set[str] = set()
 
     def close(self) -> None:
-        """See `Looker`."""
+        """See `Looker.close`."""
         self._current.close()
         if self._replayed is not None:
             self._replayed.close()
@@ -414,7 +416,7 @@ class ClusterLooker:
         self.tier.close()
 
     def look(self, position: StreamPosition, before: Look | None) -> Look:
-        """See `Looker`.
+        """See `Looker.look`.
 
         Raises:
             TopicNotFoundError: The cluster does not have a topic that the options name.
@@ -464,7 +466,7 @@ class ClusterLooker:
     def again(
         self, ranges: Mapping[TopicPartition, tuple[str, int]]
     ) -> Mapping[TopicPartition, LogLook]:
-        """See `Looker`."""
+        """See `Looker.again`."""
         if self._replayed is not None:
             self._replayed.close()
         options = replace(

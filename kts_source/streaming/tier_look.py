@@ -110,22 +110,22 @@ class TierLogLook:
 
     @property
     def log(self) -> PartitionLog:
-        """See `LogLook`."""
+        """See `LogLook.log`."""
         return self.tier_log.log
 
     @property
     def written_stop(self) -> int:
-        """See `LogLook`."""
+        """See `LogLook.written_stop`."""
         return self.log.stop
 
     @property
     def is_complete(self) -> bool:
-        """See `LogLook`."""
+        """See `LogLook.is_complete`."""
         return self.tier_log.is_complete
 
     def end(self) -> int:
-        """See `LogLook`. For `read_committed`, this is the last stable offset of the records in the
-        tier.
+        """See `LogLook.end`. For `read_committed`, this is the last stable offset of the records in
+        the tier.
         """
         tier_log = self.tier_log
         # Compute the end again if more of the log was read in the meantime.
@@ -142,7 +142,7 @@ class TierLogLook:
         return self._stable[1]
 
     def end_before(self, hole: Hole) -> int:
-        """See `LogLook`."""
+        """See `LogLook.end_before`."""
         if hole.start not in self._ends_before_holes:
             self._ends_before_holes[hole.start] = self._end_before(hole)
         return self._ends_before_holes[hole.start]
@@ -163,16 +163,16 @@ class TierLogLook:
         return _first_undecided(decisions.undecided, hole.start)
 
     def epoch_of(self, offset: int) -> int | None:
-        """See `LogLook`."""
+        """See `LogLook.epoch_of`."""
         epochs = [entry.epoch for entry in self.log.lineage if entry.start_offset <= offset]
         return epochs[-1] if epochs else None
 
     def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
-        """See `LogLook`."""
+        """See `LogLook.first_offset_at_or_after`."""
         return self.tier_log.first_offset_at_or_after(timestamp_ms)
 
     def lag(self, position: int) -> PartitionLag:
-        """See `LogLook`."""
+        """See `LogLook.lag`."""
         end = self.end()
         offsets = max(end - position, 0)
         if not offsets:
@@ -203,7 +203,7 @@ class TierLogLook:
         return size
 
     def plan(self, wanted: BatchRange) -> PlannedPartition | None:
-        """See `LogLook`. Raises `DataLossError` if offsets were lost after the batch's end was
+        """See `LogLook.plan`. Raises `DataLossError` if offsets were lost after the batch's end was
         chosen, or if the batch ends above the last stable offset.
         """
 
@@ -223,9 +223,9 @@ class TierLogLook:
         return planned
 
     def pending(self, start: int, stop: int) -> Iterator[PendingSegment]:
-        """See `LogLook`. Skips holes. If the iterator has to read the last unread manifests of the
-        log, it ends after that. Then the results so far may be wrong, and the caller must start
-        again.
+        """See `LogLook.pending`. Skips holes. If the iterator has to read the last unread manifests
+        of the log, it ends afterwards. Then the segments yielded so far may be wrong, and the
+        caller must start again.
         """
         position, count = start, _FIRST_SEGMENTS
         while position < stop:
@@ -280,13 +280,13 @@ class TierLooker:
         self._older: dict[str, frozenset[str]] = {}  # ids older than an incarnation the stream read
 
     def close(self) -> None:
-        """See `Looker`."""
+        """See `Looker.close`."""
         self._describing.shutdown(wait=False, cancel_futures=True)
         self.pool.shutdown(wait=False, cancel_futures=True)
         self.tier.close()
 
     def look(self, position: StreamPosition, before: Look | None) -> Look:
-        """See `Looker`."""
+        """See `Looker.look`."""
         catalog = self._catalog(remembered=True)
         for topic_look in (before or {}).values():
             for each in topic_look.partitions.values():
@@ -331,7 +331,7 @@ class TierLooker:
     def again(
         self, ranges: Mapping[TopicPartition, tuple[str, int]]
     ) -> dict[TopicPartition, LogLook]:
-        """See `Looker`."""
+        """See `Looker.again`."""
         catalog = self._catalog()
         folders: dict[tuple[str, str], Sequence[TopicFolder]] = {}
         wanted = []

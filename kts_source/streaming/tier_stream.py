@@ -483,7 +483,7 @@ class TierStream:
     def _choose(
         self, position: StreamPosition, look: Look, *, limited: bool
     ) -> StreamPosition | None:
-        """Chooses the next batch and returns its end; returns `position` itself if the stream must
+        """Chooses the next batch and returns its end. Returns `position` itself if the stream must
         wait.
 
         Returns `None` if the caller must call it again: while the batch was chosen, the rest of a

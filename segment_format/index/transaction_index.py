@@ -42,8 +42,8 @@ class AbortedTxn:
         producer_id: Id of the producer.
         first_offset: Base offset of the transaction's first batch in the partition.
         last_offset: Offset of the transaction's abort marker.
-        last_stable_offset: When the marker was written, all transactions below this offset were
-            committed or aborted.
+        last_stable_offset: All transactions that begin below this offset were committed or aborted
+            when the marker was written.
     """
 
     producer_id: int

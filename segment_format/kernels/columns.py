@@ -360,7 +360,8 @@ _last_capacities: tuple[_Shape | None, tuple[int, ...]] = (None, ())
 
 
 class ColumnBuffers:
-    """The memory of the batch that the record kernel is filling. It is one block for all buffers.
+    """The memory of the batch that the record kernel is filling. All buffers are parts of one
+    allocation.
 
     `arrow_buffers.GrowingBuffers` allocates each buffer separately; for small batches of records, a
     single allocation takes less time.
@@ -434,9 +435,8 @@ class ColumnBuffers:
     def _filled(self) -> Filled:
         """Returns the filled bytes of all buffers.
 
-        If they are a small part of the memory, they are copied to smaller
-        memory. Without this copy, the last batch of each segment would occupy a MiB, even with a
-        few rows.
+        If they are a small part of the allocated memory, they are copied to a smaller allocation.
+        Without this copy, the last batch of each segment would occupy a MiB, even with a few rows.
         """
         layout, slots, (row_bits, growing_bits) = self._layout, self._slots, self._shape.bits
         bits = row_bits * slots[c.ROWS]

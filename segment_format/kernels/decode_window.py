@@ -111,8 +111,8 @@ def interval_at(producer_id: Value, base_offset: Value, frame: Frame) -> Value:
 
 @inlined
 def aborted_stop_of(address: Address, frame: Frame) -> Value:
-    """Calls `interval_at` for the batch at `address`. Returns the offset of the ABORT marker that
-    ends the interval; -1 if there is no interval.
+    """Finds the aborted interval that `interval_at` returns for the batch at `address`. Returns the
+    offset of the ABORT marker that ends this interval; -1 if there is no interval.
 
     A transactional batch is aborted if its base offset is below the returned offset.
     """

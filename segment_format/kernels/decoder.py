@@ -347,8 +347,8 @@ class RecordDecoder:
         """One past the last offset of the entries that were skipped or decoded. 0 if
         `offset_bounds` was not given.
 
-        The entry that ends the decoding does not count. Exception: it counts if its check must wait
-        for bytes of a later window.
+        The entry that ends the decoding counts only if its check must wait for bytes of a later
+        window.
         """
         return self._slots[c.STOPPING_NEXT if self._slots[c.STOPPING] else c.NEXT_OFFSET]
 

@@ -1,5 +1,5 @@
-"""Contains the kernel that reads the batch headers of a log and compares checksums. It does not
-decode records.
+"""Contains the kernel that reads the batch headers of a log and compares the checksums of batches.
+The kernel does not decode records.
 
 `segment_format.record.batch_header` documents the byte layout.
 """

@@ -90,8 +90,8 @@ def _step_offsets(
 
 @helper
 def step_records(source: Address, frame: Frame) -> Value:
-    """Does the same as `decode_records`, but is faster. Does not check fields after the offset
-    delta.
+    """Decodes the remaining records of the current batch like `decode_records`, but reads and
+    checks no field after the offset delta. This is faster.
 
     Requires that all wanted columns are offsets, timestamps, or columns with one value per batch:
     no bit of `NEEDS_BODY` may be set.

@@ -1,4 +1,4 @@
-"""Parses custom metadata, which the broker stores for the plugin in `__remote_log_metadata`.
+"""Parses custom metadata: bytes that the broker stores for the plugin in `__remote_log_metadata`.
 
 Custom metadata consists of one section of Kafka's tagged fields:
 

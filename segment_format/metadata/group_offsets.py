@@ -5,7 +5,8 @@
             int64 commit time in ms, int64 expiration time in ms (only 1), tagged fields (since 4)
 
 A string is an int16 length and UTF-8; since version 4 it is a compact string. Keys of other
-versions are about members of groups. A record without a value deletes the offset.
+versions are about members of groups. A record without a value deletes the group's offset in the
+partition.
 
 Source: `OffsetCommitKey.json` and `OffsetCommitValue.json` in Kafka's group coordinator.
 """
@@ -95,8 +96,8 @@ def committed_offsets(
     """Returns the last committed offsets, sorted by group, topic and partition.
 
     Args:
-        records: Keys and values of one partition of `__consumer_offsets` after another, each in the
-            order of offsets.
+        records: Pairs of key and value: all records of one partition of `__consumer_offsets` in the
+            order of offsets, then those of the next partition, and so on.
 
     Raises:
         InvalidMetadataError: A record is malformed.

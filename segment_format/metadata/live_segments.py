@@ -307,7 +307,7 @@ def _states_after(kinds: Integers, rank: Integers) -> Integers:
 
     Args:
         kinds: Kind of each event. The events of a segment are consecutive.
-        rank: Number of each event in the history of its segment, from 0.
+        rank: Number of each event among the events of its segment, from 0.
     """
     _, functions, composed = _tables()
     function = functions[kinds]

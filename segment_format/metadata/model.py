@@ -143,7 +143,7 @@ class RemoteLogSegmentMetadataSnapshot:
     """A segment in the local snapshot file that brokers of earlier Kafka versions wrote: record
     type 3. It does not state the partition.
 
-    The fields after `id` equal the fields of `RemoteLogSegmentMetadata`.
+    The fields after `id` have the same names and meanings as in `RemoteLogSegmentMetadata`.
     """
 
     id: uuid.UUID

@@ -205,8 +205,8 @@ def _find_last(read: Read, size: int, position: int, walk: _Walk) -> tuple[Entry
 
 
 def _step_over(walk: _Walk, head: memoryview, entry: Entry) -> int:
-    """Returns the last offset of `entry`. It must not be the last entry. Sets `has_holes` of `walk`
-    if offsets are missing in or before the entry.
+    """Returns the last offset of `entry`, which must not be the last entry of the log. Sets
+    `has_holes` of `walk` if offsets are missing in or before the entry.
 
     Args:
         walk: State of the search.
@@ -291,7 +291,7 @@ def _require_plausible(
 
 def _crc32c(data: memoryview, crc: int) -> int:
     """Continues the computation of a CRC-32C with the bytes of `data`. `crc` is the CRC-32C of the
-    previous bytes. `zlib.crc32` does the same for CRC-32.
+    previous bytes. `zlib.crc32` has the same two arguments for CRC-32.
     """
     return int(google_crc32c.extend(crc, np.frombuffer(data, dtype=np.uint8)))
 

@@ -345,7 +345,8 @@ def frame_batch(
     Args:
         payload: Bytes after the header, already compressed with the codec in `attributes`.
         base_offset: First offset of the batch as it was produced.
-        record_count: Header field; may differ from the number of records in the payload.
+        record_count: Number of records that the header states; may differ from the number in the
+            payload.
         last_offset_delta: Last offset of the batch minus `base_offset`.
         attributes: All 16 attribute bits.
         leader_epoch: Epoch of the leader that appended the batch, -1 if unknown. The checksum does

@@ -41,7 +41,8 @@ class SampleShop:
     Args:
         folder: Root of the tier. Existing objects with the same keys are replaced.
         orders_per_month: Orders of a mean month of the first year. The shop grows every year.
-        lost_month: Month whose payments never reach the tier, counted from 0: a hole in the topic.
+        lost_month: Number of the month whose payments never reach the tier, counted from 0. These
+            payments are a hole in the topic.
 
     Attributes:
         options: Options of a scan, except the topics.

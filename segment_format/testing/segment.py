@@ -1,4 +1,4 @@
-"""Writes the files of closed segments in the same form as a broker.
+"""Writes the files of closed segments in the form in which brokers write them.
 
     .index      8 bytes an entry: i32 offset - base offset, i32 file position
     .timeindex  12 bytes an entry: i64 timestamp, i32 offset - base offset
@@ -52,8 +52,8 @@ class ProducerEntry:
         last_sequence: Last sequence of its last batch; -1 if it wrote only markers.
         last_offset: Last offset of its last batch; -1 if it wrote only markers.
         offset_delta: Last offset minus first offset of its last batch.
-        timestamp: Largest timestamp of its last batch. If a marker follows that batch, the
-            timestamp of the last marker. Milliseconds since 1970.
+        timestamp: Milliseconds since 1970: the timestamp of its last marker, or the largest
+            timestamp of its last batch if no marker follows that batch.
         coordinator_epoch: Coordinator epoch of its last marker; -1 if it has no marker.
         current_txn_first_offset: First offset of its open transaction; -1 if none is open.
     """

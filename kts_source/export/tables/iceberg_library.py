@@ -1,5 +1,5 @@
-"""Uses PyIceberg for exports: commits only if the loaded state is current, adds files with bounds
-of fields, and sends requests without checksum headers.
+"""Adapts PyIceberg for exports: a commit fails if the table changed after it was loaded, added
+files record the minimum and maximum of each field, and requests have no checksum headers.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ _AFTER_SURROGATES: Final = 0xE000
 def add_files(
     table: Table, transaction: Transaction, paths: Sequence[str], properties: Mapping[str, str]
 ) -> None:
-    """Adds a snapshot with the data files `paths` and the summary `properties`, even without files.
+    """Adds a snapshot with the data files `paths` and the summary `properties`. Adds a snapshot
+    even if there are no files.
 
     Raises:
         ValueError: The columns of a file do not fit the table.

@@ -189,8 +189,8 @@ class LocalTarget(LocalStore, TargetStore):
         return _SyncedFile(path)
 
     def publish(self, source: str, destination: str, size: int) -> None:
-        """See `TargetStore.publish`. Creates a hard link with the final name, and then removes the
-        first name.
+        """See `TargetStore.publish`. Creates a hard link at `destination`, and then deletes
+        `source`.
         """
         draft, path = self._path(source), self._path(destination)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -163,7 +163,7 @@ class Disks:
 
     def set_aside(self, topic_partition: TopicPartition) -> list[Orphan]:
         """Returns an `Orphan` for each folder of a deleted, stray or future replica of a partition.
-        Its `reason` contains the state.
+        Its `reason` names the state of the replica.
         """
         return [
             Orphan((key,), f"a -{name.state} folder, left alone")

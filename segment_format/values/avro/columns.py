@@ -15,9 +15,10 @@
 | union of int and long, of float and double | int64, float64 |
 | other unions | struct of member0, member1, … without the type null; all but one are null |
 
-Programs write to the buffers of the columns. A table contains the addresses of these buffers. Its
-entry for a column is called *slot*. Columns that always have the same number of rows have the same
-level. Level 0 has one row per decoded value. Each array or map has a level with one row per item.
+Programs write to the buffers of the columns. A table contains the addresses of these buffers. The
+table entry of a column is called *slot*. Columns that always have the same number of rows have the
+same level. Level 0 has one row per decoded value. Each array or map has a level with one row per
+item.
 """
 
 from __future__ import annotations

@@ -405,7 +405,7 @@ class _Compiler:
         self.paths.append(self._path)
         return len(self.code) - 1
 
-    def _here(self) -> int:
+    def _mark_jump_target(self) -> int:
         """Returns the number of the next instruction. Marks this instruction as the target of a
         jump, so that `_step` does not merge it with the previous one.
         """
@@ -448,7 +448,7 @@ class _Compiler:
             self._valid_slot = column.slot
             self._branch(writer.branches[1 - index], reader, column)
             self._valid_slot = -1
-            self.code[instruction][o.C] = self._here()
+            self.code[instruction][o.C] = self._mark_jump_target()
             return
         readable = sum(self._branches(writer, lambda branch: self._branch(branch, reader, column)))
         if not readable:
@@ -465,11 +465,11 @@ class _Compiler:
         ends = []
         results = []
         for number, branch in enumerate(writer.branches):
-            self.code[first + number][o.C] = self._here()
+            self.code[first + number][o.C] = self._mark_jump_target()
             results.append(compile_branch(branch))
             ends.append(self.emit(o.JUMP))
         for end in ends:
-            self.code[end][o.C] = self._here()
+            self.code[end][o.C] = self._mark_jump_target()
         return results
 
     def _branch(self, writer: Schema, reader: Schema, column: Column) -> bool:
@@ -485,7 +485,7 @@ class _Compiler:
             del self.code[size:], self.paths[size:]
             self.steps = {number: steps for number, steps in self.steps.items() if number < size}
             del self.messages[messages:], self.constants[constants:]
-            self._here()
+            self._mark_jump_target()
             self._fail(str(error))
             return False
         return True
@@ -582,10 +582,10 @@ class _Compiler:
         return self.emit(op, column, a=items, b=least, d=self.loops - 1)
 
     def _end_items(self, op: int, begin: int) -> None:
-        self._here()
+        self._mark_jump_target()
         row = self.code[begin]
         self.emit(op, a=row[o.A], c=begin, d=row[o.D])
-        row[o.C] = self._here()
+        row[o.C] = self._mark_jump_target()
 
     def _record(self, writer: s.Record, reader: s.Record, column: Column) -> None:
         targets = writer_fields(writer, reader)
@@ -633,7 +633,7 @@ class _Compiler:
             is_map = isinstance(writer, s.Map)
             inner = writer.values if isinstance(writer, s.Map) else writer.items
             begin = self._begin_items(o.SKIP_ITEMS, is_map + min_size(inner), None)
-            self._here()
+            self._mark_jump_target()
             if is_map:
                 self._step(o.SKIP_BYTES, 1)
             self._skip(inner)

@@ -307,7 +307,7 @@ class _BadSampleError(Exception):
 
 
 @dataclass(slots=True)
-class _Seen:
+class _SampleValues:
     """Describes the values that the samples have at one path.
 
     Attributes:
@@ -319,8 +319,8 @@ class _Seen:
 
     path: str
     kind: str = ""
-    fields: dict[str, _Seen] = field(default_factory=dict)
-    item: _Seen | None = None
+    fields: dict[str, _SampleValues] = field(default_factory=dict)
+    item: _SampleValues | None = None
 
 
 def infer(samples: Iterable[bytes | None]) -> pa.DataType:
@@ -342,7 +342,7 @@ def infer(samples: Iterable[bytes | None]) -> pa.DataType:
         ValueError: The samples conflict, no sample has a value from which a type can be inferred,
             or they have more than 5,000 fields or 100 levels.
     """
-    root = _Seen("")
+    root = _SampleValues("")
     fields = [0]
     reason = "there is no sample"
     for sample in samples:
@@ -353,7 +353,7 @@ def infer(samples: Iterable[bytes | None]) -> pa.DataType:
         except _BadSampleError as error:
             reason = f"no sample is valid JSON: {error}"
             continue
-        _look(root, value, fields, 0)
+        _add_value(root, value, fields, 0)
         reason = "all samples are null or empty"
     kind = _inferred_type(root)
     if kind is None:
@@ -378,7 +378,7 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(constant)
 
 
-def _look(seen: _Seen, value: Any, fields: list[int], depth: int) -> None:  # noqa: ANN401
+def _add_value(seen: _SampleValues, value: Any, fields: list[int], depth: int) -> None:  # noqa: ANN401
     """Adds `value` and all values inside it to the description `seen`."""
     if value is None:
         return
@@ -404,13 +404,13 @@ def _look(seen: _Seen, value: Any, fields: list[int], depth: int) -> None:  # no
                         f"the samples have more than {_MAX_FIELDS} fields; specify a schema"
                     )
                 path = f"{seen.path}.{name}" if seen.path else name
-                seen.fields[name] = _Seen(path)
-            _look(seen.fields[name], below, fields, depth + 1)
+                seen.fields[name] = _SampleValues(path)
+            _add_value(seen.fields[name], below, fields, depth + 1)
     elif kind == _ARRAY:
         if seen.item is None:
-            seen.item = _Seen(seen.path)
+            seen.item = _SampleValues(seen.path)
         for below in value:
-            _look(seen.item, below, fields, depth + 1)
+            _add_value(seen.item, below, fields, depth + 1)
 
 
 def _kind(value: Any) -> str:  # noqa: ANN401
@@ -425,7 +425,7 @@ def _kind(value: Any) -> str:  # noqa: ANN401
     return _OBJECT if isinstance(value, dict) else _ARRAY
 
 
-def _inferred_type(seen: _Seen) -> pa.DataType | None:
+def _inferred_type(seen: _SampleValues) -> pa.DataType | None:
     if seen.kind in _SCALARS:
         return _SCALARS[seen.kind]
     if seen.kind == _ARRAY and seen.item is not None:

@@ -1,7 +1,7 @@
 """Kernel functions that parse strings and numbers of JSON (RFC 8259).
 
 If a function that returns an address fails, it returns an error code of `contract` instead. All
-codes are smaller than any address, so they can be told apart.
+codes are smaller than any address, so a caller can distinguish them from addresses.
 
     number = [ "-" ] ( "0" / digit1-9 *digit ) [ "." 1*digit ]
              [ ( "e" / "E" ) [ "+" / "-" ] 1*digit ]

@@ -255,8 +255,8 @@ class _Compiler:
     tree of fields.
 
     Because of this order, the columns of a field, including the fields in it, have consecutive
-    numbers. The same holds for its levels. So the kernel can clear a field by clearing these
-    ranges.
+    numbers. The levels of a field also have consecutive numbers. So the kernel can clear a field by
+    clearing these ranges.
     """
 
     def __init__(self, schema: Schema) -> None:

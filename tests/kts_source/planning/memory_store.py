@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kts_source.errors import ObjectNotFoundError, TruncatedObjectError
-from kts_source.store.object_store import ObjectInfo, StoreCounters, is_behind
+from kts_source.store.object_store import ObjectInfo, StoreCounters, sorts_after
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -49,7 +49,7 @@ class MemoryStore:
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
         for key in sorted(self._objects):
-            if key.startswith(prefix) and is_behind(key, after):
+            if key.startswith(prefix) and sorts_after(key, after):
                 yield self.head(key)
 
     def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
