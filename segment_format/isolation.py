@@ -1,9 +1,9 @@
 """Defines the intervals of aborted transactions. They determine the batches that `read_committed`
 skips.
 
-A transactional batch of producer `p` with base offset `b` was aborted if and only if there is an
-entry `(p, first, last)` in a transaction index with `first ≤ b < last`: `first` is the base offset
-of the transaction's first batch, `last` the offset of its abort marker. No batch is partly inside
+An entry of a transaction index is `(p, first, last)`: producer, base offset of the transaction's
+first batch, and offset of its abort marker. A transactional batch of producer `p` with base offset
+`b` was aborted if and only if there is an entry with `first ≤ b < last`. No batch is partly inside
 an interval. So only its base offset matters, and batches can be read in any order.
 
 Source: `CompletedFetch`, `TransactionIndex` in Kafka (KIP-98).

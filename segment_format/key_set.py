@@ -1,4 +1,4 @@
-"""Stores a set of record keys in arrays, so that kernels can look up keys.
+"""Stores a set of record keys in arrays, in which kernels look up keys.
 
     h       = seed xor length * M                                all numbers have 64 bits
     h       = (h xor word) * M;  h = h xor (h >> 32)              for each word, see below

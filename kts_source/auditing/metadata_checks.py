@@ -1,7 +1,6 @@
 """The checks of audit level `metadata`: manifests, side files, leader epochs and open transactions.
 
-The audit determines which offsets of a partition readers get. It uses the same code for this as
-scans.
+The audit determines which offsets of a partition readers get. For this it uses the code of scans.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ segment to a thread takes longer than checking it.
 
 @dataclass(frozen=True, slots=True)
 class PartitionAudit:
-    """Audits partitions. Each partition is audited independently of the others.
+    """Audits partitions. The result of a partition does not depend on other partitions.
 
     Attributes:
         options: Options of the audit. Only the private keys and the limits of memory and requests

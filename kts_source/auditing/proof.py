@@ -192,7 +192,8 @@ class LogProof:
         is_first: bool,
         known_open: Mapping[int, int],
     ) -> bool:
-        """Returns True if the segment need not be read again, because the result would be the same.
+        """Returns True if the segment need not be read again, because a new proof would equal this
+        one.
 
         Args:
             span: Offsets [start, stop) of the segment that readers get now.
@@ -261,9 +262,8 @@ class ProvenSegment:
         return "" if encryption is None else encryption.data_key.key_id
 
     def opens_with(self, key_ring: KeyRing) -> bool:
-        """Returns True if `key_ring` can decrypt the segment. It must have the same private key
-        that decrypted the segment for this proof. Also returns True if the segment is not
-        encrypted.
+        """Returns True if `key_ring` has the private key that decrypted the segment for this proof,
+        or if the segment is not encrypted.
         """
         return not self.key_id or self.opened_by == key_ring.fingerprint(self.key_id) != ""
 

@@ -423,7 +423,7 @@ class PartitionStatement(_JsonValue):
         is_whole: True if the audit found no error in the partition. A missing offset in [start,
             stop) is an error.
         records: Number of records that readers get, without transaction markers. `records`,
-            `batches` and `digest` are set only at level `bytes`, and only if all batches in [start,
+            `batches` and `digest` are `None` unless the level is `bytes` and all batches in [start,
             stop) were read and are valid.
         batches: Number of batches that readers get, including transaction markers.
         digest: Sum of SHA-256 hashes over base offsets and checksums of the batches that readers

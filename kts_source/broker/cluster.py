@@ -85,7 +85,7 @@ class EpochEnd:
 
 
 def by_topic(topic_partitions: Iterable[TopicPartition]) -> list[tuple[str, list[int]]]:
-    """Groups partition numbers by topic, because requests must be grouped like this."""
+    """Groups partition numbers by topic, as requests contain them."""
     numbers: dict[str, list[int]] = defaultdict(list)
     for topic, number in topic_partitions:
         numbers[topic].append(number)
@@ -169,7 +169,7 @@ def knows_local_start(cluster: Cluster, topic_partition: TopicPartition) -> bool
 
 def reports_aborted_from(cluster: Cluster, topic_partition: TopicPartition) -> int:
     """Returns an offset. For records at or above this offset, the leader reports all aborted
-    transactions. If it is 0, this is the case for all records.
+    transactions. If it is 0, the leader reports the aborted transactions of all its records.
 
     The offset never decreases. So earlier responses about records at or above this offset were
     complete, too.

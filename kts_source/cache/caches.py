@@ -6,9 +6,8 @@ object's version and the byte range. Listings and objects without a version are 
 are cached as stored: encrypted segments stay encrypted, and keys are never cached. There is one
 exception: if `CacheSettings.plaintext` is True, chunks are cached decrypted and decompressed.
 
-If two tasks of a machine need the same range at the same time, the first task fetches it and the
-second one waits. If the second task has waited longer than the read timeout, it fetches the range
-itself.
+If a task needs a range that another task of the machine is fetching, it waits for that task. After
+the read timeout, it fetches the range itself.
 
 A `Bundle` stores several values in one entry, because creating a file costs more than the few bytes
 that a plan of one partition stores. Its format is:

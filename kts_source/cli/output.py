@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def write_atomically(path: str, text: str) -> None:
-    """Replaces a file atomically, so that readers see either the old or the new text.
+    """Replaces a file atomically: readers see either the old or the new text.
 
     Raises:
         InvalidOptionError: The file cannot be written.

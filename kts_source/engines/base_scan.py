@@ -307,8 +307,8 @@ class TaskReader:
 
     @property
     def _limits(self) -> BatchLimits:
-        """Maximum size of a batch. A batch has at most `max_rows` rows, so that the first batch is
-        returned without waiting for the bytes of later rows.
+        """Maximum size of a batch. A batch has at most `max_rows` rows. Therefore the first batch
+        is returned without waiting for the bytes of later rows.
 
         If the scan has a condition, `max_rows` is not used here, because the number of rows to read
         before the condition is applied is unknown.

@@ -65,11 +65,11 @@ class TierDatasource(Datasource):  # type: ignore[misc]  # Ray ships no types fo
         return self._size
 
     def supports_projection_pushdown(self) -> bool:
-        """Returns True, so that Ray passes the needed columns to this data source."""
+        """Returns True: Ray passes the needed columns to this data source."""
         return True
 
     def supports_predicate_pushdown(self) -> bool:
-        """Returns True, so that Ray passes conditions to this data source."""
+        """Returns True: Ray passes conditions to this data source."""
         return True
 
     def get_read_tasks(

@@ -276,7 +276,7 @@ def _held_offset_dated(tier: PartitionLog, timestamp_ms: int, held: OffsetRange)
     """Finds the first record that has the timestamp `timestamp_ms` or a later one. If this record
     is certainly in the table, returns the first offset of its segment. Otherwise returns `None`.
 
-    Uses only manifests, so that no index must be read. Returns `None` if they do not suffice.
+    Reads only manifests, no index. Returns `None` if manifests do not suffice.
     """
     for span in tier.ranges:
         segment = span.segment
@@ -551,11 +551,12 @@ class _Waves:
                 yield last
 
     def _ends_segment(self, number: int) -> bool:
-        """Returns True if the next task does not read the last segment of task `number`, so that a
-        wave may end after task `number`.
+        """Returns True if a wave may end after task `number`, because the next task does not read
+        the last segment of this task.
 
-        All slices of a segment must be in the same wave. The read compares the transactions of the
-        whole segment with the index, so a fault in one slice affects the others.
+        All slices of a segment must be in the same wave. Tasks compare the transactions of the
+        whole segment with the transaction index. So a fault in one slice affects the other slices
+        of the segment.
         """
         if number + 1 == len(self._tasks):
             return True

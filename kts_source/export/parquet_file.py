@@ -244,12 +244,12 @@ def statistics_of(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, Col
 
 
 def _is_bounded(leaf: Leaf) -> bool:
-    """Returns True if the minimum and maximum of a column are written and used.
+    """Returns True if the file contains the minimum and maximum of a column.
 
-    This is the case for integers, dates and timestamps. For texts and decimals, it is the case only
-    if they are fields of a struct, such as a decoded key or value. It is not the case for
-    floating-point numbers, because Parquet ignores NaN, and Spark sorts NaN above all numbers. It
-    is never the case for items of lists and maps.
+    Returns True for integers, dates and timestamps. Returns True for texts and decimals only if
+    they are fields of a struct, such as a decoded key or value. Returns False for floating-point
+    numbers, because Parquet ignores NaN, and Spark sorts NaN above all numbers. Returns False for
+    items of lists and maps.
     """
     if leaf.repeats:
         return False

@@ -186,7 +186,7 @@ class PartitionCertificate:
         unread: Requested offsets that were not searched. They are in [start, stop) or after `stop`.
         undecided: Transactions without an end marker in the tier. A search with `read_committed`
             ends before the first of them.
-        unserved: Objects with records that are not part of the log, so that they were not searched.
+        unserved: Objects with records outside the log. These records were not searched.
         left_out: Why the partition was not searched; `None` if it was searched.
         segments: Number of segments that were read, including segments that could not be read.
         stored_bytes: Size of the log objects of these segments in the store.

@@ -92,7 +92,7 @@ class HeaderQuery:
     value: bytes | None = None
 
     def mask(self, headers: pa.ListArray) -> pa.BooleanArray:
-        """Returns a mask that is true for the rows whose headers include this one."""
+        """Returns a mask that is true for the rows that have this header."""
         pairs = headers.flatten()
         hits = pc.equal(pairs.field(0), self.name)
         if self.value is not None:

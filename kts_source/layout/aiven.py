@@ -152,9 +152,9 @@ class AivenLayout:
 def _usual_segments(
     infos: Sequence[ObjectInfo], folder: TopicFolder, partition: int, start: int
 ) -> list[SegmentEntry] | None:
-    """Groups a listing by segment like `group_segments`, but faster. Works only if the listing has
-    exactly three objects for each segment, one segment after the other. Returns `None` for other
-    listings.
+    """Groups a listing by segment like `group_segments`, but faster. Returns `None` unless the
+    listing has exactly three objects for each segment, and the objects of a segment follow each
+    other.
     """
     if len(infos) % 3:
         return None

@@ -193,13 +193,13 @@ def check_named(
     """Checks that bounds in JSON name only existing partitions.
 
     Partitions that a bound does not name are read from their start, or to their end. Spark's Kafka
-    source rejects such a bound.
+    source rejects a bound that does not name all partitions.
 
     Args:
         options: Options with the bounds.
         held: The partitions to read.
-        topics: Topics whose partitions without data are unknown. A bound that names all other
-            partitions of such a topic may also name partitions without data.
+        topics: Topics whose partitions without data are unknown. If a bound names all partitions of
+            such a topic that have data, it may also name partitions without data.
 
     Raises:
         InvalidOptionError: A bound names a partition that is not read.
@@ -371,8 +371,8 @@ def is_skipped(
     skip such a segment.
 
     For the last segment of a run of skipped segments, the time index must confirm the largest
-    timestamp in the description. The descriptions of the other skipped segments may be wrong, too.
-    But if timestamps ascend, these segments have no wanted records.
+    timestamp in the description. For the skipped segments before it, the description is trusted. If
+    a description is wrong but timestamps ascend, these segments still have no wanted records.
     """
     if not segment.is_dated_before(timestamp_ms):
         return False

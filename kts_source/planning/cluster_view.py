@@ -314,9 +314,7 @@ class ClusterView:
         return offset if 0 <= offset < log.end else None
 
     def decided_from(self, log: BrokerLog) -> int:
-        """Returns the lowest offset for which brokers report all aborted transactions. They also do
-        so for all higher offsets.
-        """
+        """Returns the lowest offset from which on brokers report all aborted transactions."""
         if not self._options.read_committed:
             return log.log_start
         return max(reports_aborted_from(self._cluster, (log.topic, log.partition)), log.log_start)

@@ -311,9 +311,9 @@ class DiskLog(SourceLog):
     Attributes:
         disks: Facts about the chosen replica on disks, for the plan.
         notes: Objects on the disks that are not read, with the reasons.
-        is_undecided: True if the outcome of transactions in segments on disk is unknown. This is
-            the case if the tier has the log before the first segment on disk, and it is unknown
-            which transactions are open at the start of this segment.
+        is_undecided: True if the outcome of transactions in segments on disk is unknown. It is
+            unknown if no file records which transactions are open at the start of the first segment
+            on disk, and the tier has the log before this segment.
     """
 
     def __init__(

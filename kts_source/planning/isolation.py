@@ -280,8 +280,8 @@ class UnknownStartError(Exception):
 
 class EndStates:
     """Finds the open and aborted transactions of each range of a log, from valid side files or else
-    from batch headers. Caches the results, so that no log is read twice, even if many side files
-    are invalid.
+    from batch headers. Caches the results: no log is read twice, even if many side files are
+    invalid.
 
     Attributes:
         unknown_after: A gap of the log. Batch headers after it were replayed, although it was

@@ -4,8 +4,8 @@ Segments overlap after leader changes and repeated uploads. Some segments belong
 log that an unclean leader election abandoned. The leader-epoch checkpoint of the newest segment is
 the lineage: it records which epoch owns which offsets. The first offset in it is the log start,
 which retention and DeleteRecords raise (`LeaderEpochFileCache.truncateFromStart`). Each epoch has
-only one leader, so two segments of the lineage have the same batches where they overlap. Of such
-segments, the segment that begins last serves the offset.
+only one leader, so overlapping segments of the lineage have equal batches. If several of them have
+an offset, the segment that begins last serves it.
 
 `partition_log` builds the log from a tier alone. `union_log` builds the log from a tier and its
 brokers, or from a tier and the brokers' disks. It uses a segment only if all its offsets above the

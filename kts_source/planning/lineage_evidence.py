@@ -234,8 +234,8 @@ def unconfirmed_start(
     """Finds offsets of the tier that are below the log start of `lineage`, if no other checkpoint
     confirms this log start.
 
-    After DeleteRecords this is normal until another segment is copied. A damaged checkpoint has the
-    same effect.
+    After DeleteRecords, such offsets are normal until another segment is copied. A damaged
+    checkpoint can also cause them.
 
     Returns:
         The offsets [start, stop); `None` if the tier has no offsets below the log start, or if

@@ -86,8 +86,8 @@ def made_with(options: ScanOptions, partitions: Mapping[str, Sequence[int]]) -> 
 
 
 def replayed(options: ScanOptions, tier: Tier, progress: Progress | None = None) -> ScanPlan:
-    """Reads the plan in `planFile`, and checks that its objects are unchanged and that the other
-    options do not contradict it.
+    """Reads the plan in `planFile`. Checks that the objects of the plan are unchanged and that no
+    other option contradicts the plan.
 
     If `progress` is set, the result has no offsets that the reader already has.
 

@@ -746,9 +746,7 @@ def _check_offsets(*offsets: int) -> None:
 
 
 def _check_ascending(*numbers: int) -> None:
-    """Checks that all arguments are integers, and that each is at least as large as the previous
-    one.
-    """
+    """Checks that all arguments are integers and that they never decrease."""
     if any(type(number) is not int for number in numbers):
         raise TypeError("expected an integer")
     if any(low > high for low, high in pairwise(numbers)):

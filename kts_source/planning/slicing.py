@@ -242,7 +242,7 @@ def pack(
     pieces: Iterable[SegmentSlice | BrokerRange], target: int, options: ScanOptions
 ) -> Iterator[ScanTask]:
     """Packs successive slices or broker ranges into tasks, up to the target size in bytes and the
-    limits on segments and records. A task has only slices or only ranges.
+    limits on segments and records. A task never has both slices and broker ranges.
     """
     limit = options.max_records_per_partition
     group: list[SegmentSlice | BrokerRange] = []

@@ -106,7 +106,8 @@ def fetch_ranges(
 
     Args:
         read: Returns the bytes of one request; called from any thread.
-        requests: Iterated in the consumer's thread, as far as the limits of the read-ahead allow.
+        requests: The requests. The consumer's thread takes the next one when the limits of the
+            read-ahead allow it.
         read_ahead: Limits of the read-ahead.
         near: True if the bytes may already be in memory, as with local files. Then the consumer's
             thread reads them itself as long as that is fast, because other threads would load them

@@ -78,8 +78,8 @@ class FilteringDecoder:
 
     @property
     def done(self) -> bool:
-        """True if a batch that begins at or after the stop offset was read, so that no further
-        bytes are needed.
+        """True if a batch that begins at or after the stop offset was read. Then no further bytes
+        are needed.
         """
         return self._decoder.done
 

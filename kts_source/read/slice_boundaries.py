@@ -284,8 +284,8 @@ def usable_offset_index(data: bytes | None, base_offset: int, size: int) -> Offs
     """Parses an offset index. Returns `None` if it is empty, contradicts itself, or has a position
     outside the segment of `size` bytes.
 
-    The result depends only on the file and not on a slice, so all slices of a segment use the same
-    boundaries.
+    The result does not depend on a slice, so neighboring slices of a segment have a common
+    boundary.
     """
     from segment_format.index.sparse_indexes import OffsetIndex  # the first request needs no index
 

@@ -27,8 +27,8 @@ _DECRYPT_PERCENT = 10
 
 @dataclass(frozen=True, slots=True)
 class SliceSurroundings:
-    """Describes which offsets before and after a slice the same plan reads. A task searches these
-    offsets for the start or end of transactions that have rows in the slice.
+    """Describes which offsets before and after a slice are read by the plan of the slice. A task
+    searches these offsets for the start or end of transactions that have rows in the slice.
 
     Attributes:
         range_stop: End of the segment's offsets that belong to the log. Later batches of the
@@ -95,7 +95,7 @@ class SegmentSlice:
 
     @property
     def is_whole(self) -> bool:
-        """True if the slice has all bytes of the segment, so that no boundary must be looked up."""
+        """True if the slice has all bytes of the segment. Then no boundary must be looked up."""
         return self.cut_start == 0 and self.cut_stop == self.objects.size_in_bytes
 
     @property

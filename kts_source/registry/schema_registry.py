@@ -20,11 +20,11 @@ Ids are unique only within a context of the registry. A qualified subject (`:.co
 names its context. If a reference is not qualified, it is looked up in the context of the schema
 that contains it, as in Confluent's clients.
 
-An id always identifies the same schema, so schemas are cached on disk. An entry of the cache
-`schemas` is JSON: `{"kind": …, "parts": [[name, base64], …]}`. The name of an entry consists of
-format version, registry address, tenant (`RegistryAccess.tenant`), kind of ids (for Apicurio's own
-API), subject and id. Schemas of a registry on this machine are cached only if a cache folder is
-configured, because a test registry that is recreated assigns the same ids to other schemas.
+The schema of an id never changes, so schemas are cached on disk. An entry of the cache `schemas` is
+JSON: `{"kind": …, "parts": [[name, base64], …]}`. The name of an entry consists of format version,
+registry address, tenant (`RegistryAccess.tenant`), kind of ids (for Apicurio's own API), subject
+and id. Schemas of a registry on this machine are cached only if a cache folder is configured,
+because a test registry that is recreated assigns the same ids to other schemas.
 """
 
 from __future__ import annotations

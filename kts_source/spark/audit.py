@@ -47,7 +47,7 @@ def audit(
         state: File that stores the results, created with mode 0600. The next audit with this file
             reads only new, changed or faulty segments. If an audit is killed, the next one
             continues where it ended.
-        jobs: Number of processes that audit partitions. The report is the same for any number.
+        jobs: Number of processes that audit partitions. The number does not change the report.
 
     Raises:
         InvalidOptionError: The level is unknown, audits do not support an option, or the state file

@@ -1,9 +1,9 @@
 """Store for a local folder. Files are read with `pread` in the caller's thread, without retries.
 
-The folders of a key are opened one after the other. Each is opened relative to the descriptor of
-its parent folder, without following symbolic links. If a name is a symbolic link, its target is
-computed first, and then opened in the same way. So no path can lead out of the root folder, even if
-another process replaces a folder by a link at any time.
+The folders of a key are opened one after the other. Each folder is opened relative to the
+descriptor of its parent folder, without following symbolic links. If a name is a symbolic link, the
+path of its target is computed, and the folders of that path are opened instead. So no path can lead
+out of the root folder, even if another process replaces a folder by a link at any time.
 """
 
 from __future__ import annotations

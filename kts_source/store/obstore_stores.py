@@ -1,9 +1,9 @@
 """Stores for Azure and Google. fsspec lists and looks up objects; obstore reads byte ranges.
 
 obstore uses half as much CPU as adlfs and gcsfs. Its requests name the version of the object, so a
-read sends one request instead of two (see `fsspec_store`). obstore would also read options from
-environment variables. To prevent that, the settings set every option that obstore could read from
-there. Objects whose keys obstore would change are read through fsspec.
+read sends one request instead of two (see `fsspec_store`). obstore also reads options from
+environment variables, unless they are set in its settings. So the settings set all these options.
+Objects whose keys obstore would change are read through fsspec.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def read_error(class_name: str, text: str) -> RangeError:
 
 
 class _Loop:
-    """Stands in for a file system of fsspec, so that `AsyncClient` runs coroutines on fsspec's
+    """Replaces a file system of fsspec in an `AsyncClient` that only runs coroutines on fsspec's
     event loop.
     """
 

@@ -61,7 +61,7 @@ class LogLook(Protocol):
 
     @property
     def log(self) -> PartitionLog:
-        """Description of the partition's log, as far as its segments were read so far."""
+        """The partition's log. Describes only the segments that were read so far."""
 
     @property
     def written_stop(self) -> int:

@@ -576,7 +576,7 @@ class ListingMemory:
     """A `Layout` that remembers the listings of partitions. If few objects are new, it lists a
     partition with one or two requests.
 
-    Several threads may use it, but only one of them may list the same partition at a time.
+    Several threads may use it, but two threads must not list one partition at the same time.
 
     Args:
         layout: The layout of the tier.

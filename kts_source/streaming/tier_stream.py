@@ -89,7 +89,7 @@ def admit(
     """Chooses the segments of a micro-batch. Returns the end offset (exclusive) for each partition
     that the batch reads.
 
-    Advances the iterators only as far as needed.
+    Takes no more segments from the iterators than it needs for the batch.
 
     Args:
         pending: Unread segments of each partition, in ascending order.

@@ -96,8 +96,8 @@ class GrowingBuffers:
             self._addresses[spec.slot] = buffer.address
 
     def filled(self, slot: int, size: int) -> pa.Buffer:
-        """Returns the first `size` bytes of a buffer. They are copied if they are a small part of
-        the buffer, so that its memory can be released.
+        """Returns the first `size` bytes of a buffer. If they are a small part of the buffer, they
+        are copied, and the memory of the buffer can be released.
         """
         buffer = self._buffers[slot]
         if size * WORTH_COPYING < buffer.size:

@@ -407,8 +407,8 @@ class ColumnBuffers:
             numbers[index] = 0
 
     def grow(self) -> None:
-        """Enlarges the buffers so that the next record fits. Keeps the filled rows. The frame
-        contains the sizes that the record needs.
+        """Enlarges the buffers to fit the next record. Keeps the filled rows. The frame contains
+        the sizes that the record needs.
         """
         old, starts = np.frombuffer(self._memory, np.uint8), self._layout.starts
         self._set_capacities(tuple(map(self._grown, self._shape.growing)))

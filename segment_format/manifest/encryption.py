@@ -296,8 +296,7 @@ def _cipher(data_key: bytes) -> AESGCM:
 def _oaep_decode(encoded: bytes) -> bytes | None:
     """Returns the message inside an OAEP padding, or `None` if the padding is invalid.
 
-    Returns `None` for every kind of invalid padding, so that errors do not reveal which check
-    failed.
+    Returns `None` for every kind of invalid padding: an error must not reveal which check failed.
     """
     masked_seed, masked_block = encoded[1 : 1 + _HASH_SIZE], encoded[1 + _HASH_SIZE :]
     seed = _xor(masked_seed, _mgf1(masked_block, _HASH_SIZE))

@@ -9,8 +9,8 @@ Every entry of every magic begins with the same 17 bytes:
 | 12 | 4 | partition leader epoch (magic 2), CRC (magic 0 and 1) |
 | 16 | 1 | magic i8 |
 
-Kafka's readers stop without an error at an incomplete last entry, because a log in use may end with
-such an entry. A tiered segment is complete, so this module raises an error.
+A log in use may end with an incomplete entry, so Kafka's readers stop there without an error. A
+tiered segment is complete, so this module raises an error.
 
 Source: `ByteBufferLogInputStream`, `RemoteLogInputStream` in Kafka.
 """

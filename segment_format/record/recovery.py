@@ -262,8 +262,8 @@ def _require_plausible(
     * The last entry of the time index has an offset that is in no batch.
     * The gap disappears if one bit in the base offset of the last batch is flipped.
 
-    Compaction leaves gaps as well. So the second situation is accepted if the last entry of the
-    time index is in the last batch, or if the log has other holes.
+    Compaction leaves gaps, too. So the second situation is accepted if the last entry of the time
+    index is in the last batch, or if the log has other holes.
     """
     gap = first - walk.next_offset
     if gap <= 0:

@@ -529,7 +529,8 @@ READ_ERRORS: Final[dict[Callable[[Path], None], str]] = {
     ),
     read_truncated_log: (
         "CorruptSegmentError: the chunks add up to 136 bytes, but the object"
-        " SEGMENT-5.log has 126: the object was truncated, or belongs to another manifest"
+        " SEGMENT-5.log has 126 bytes: the object was truncated, or belongs to another"
+        " manifest"
         " [topic orders, partition 0, offset 5, object file://TIER/SEGMENT-5.rsm-manifest]"
     ),
     read_damaged_batch: (

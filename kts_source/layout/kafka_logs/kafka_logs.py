@@ -5,8 +5,8 @@
                                             leader-epoch-checkpoint, partition.metadata
 
 Each partition is recovered in memory like in a starting broker; nothing is written. Records are
-read from one replica. If this replica lacks offsets, they are read from other replicas with the
-same leader epochs (of the same branch). The checkpoints of all replicas are used. Source:
+read from one replica. If this replica lacks offsets, they are read from other replicas of its
+branch, which means with equal leader epochs. The checkpoints of all replicas are used. Source:
 `LogManager`, `LogLoader`, `UnifiedLog` in Kafka.
 """
 

@@ -96,9 +96,9 @@ def columns_of(schema: Schema) -> Column:
 
 
 def resolved_union(union: s.Union) -> tuple[bool, tuple[Schema, ...]]:
-    """Returns two values: whether the union has the type null, and its other types. If the other
-    types are int and long, they are merged to long. If they are float and double, they are merged
-    to double.
+    """Returns two values: whether the union has the type null, and its other types. If these types
+    are int and long, they are merged to long. If they are float and double, they are merged to
+    double.
     """
     others = tuple(branch for branch in union.branches if branch != s.Primitive(s.NULL))
     nullable = len(others) < len(union.branches)

@@ -190,9 +190,9 @@ def run_value(
     levels: Address,
     loops: Address,
 ) -> Value:
-    """Runs a program over one value. Returns `(status, instruction, argument, needed capacity)`. If
-    the status is `DONE`, the other three have no meaning. They describe an error, or the request of
-    a larger buffer.
+    """Runs a program over one value. Returns `(status, instruction, argument, needed capacity)`.
+    The last three describe an error, or the request of a larger buffer. They have no meaning if
+    the status is `DONE`.
     """
     here = program
     before_at = address

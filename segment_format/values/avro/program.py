@@ -407,7 +407,7 @@ class _Compiler:
 
     def _mark_jump_target(self) -> int:
         """Returns the number of the next instruction. Marks this instruction as the target of a
-        jump, so that `_step` does not merge it with the previous one.
+        jump: `_step` must not merge it with the previous instruction.
         """
         self._target = len(self.code)
         return self._target
