@@ -185,8 +185,8 @@ class SegmentIndexes(SideFileReader):
         return max(max_timestamps_from(read, size, 0, segment.start_offset), default=-1)
 
     def check_last_entry(self, max_batch_bytes: int) -> None:
-        """Checks that the last entry of the offset index points to the first byte of a batch, and
-        that the offsets of the entry and the batch match. Reads one chunk of the log.
+        """Adds a finding if the last entry of the offset index does not point to the first byte of
+        a batch, or if the offsets of entry and batch do not match. Reads one chunk of the log.
         """
         if self.offsets is None or not len(self.offsets):
             return

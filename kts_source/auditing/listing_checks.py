@@ -121,7 +121,7 @@ def keys_of(entry: SegmentEntry) -> tuple[str, ...]:
 
 
 def is_archived(info: ObjectInfo | ObjectRef) -> bool:
-    """Returns whether an object must be restored before it can be read."""
+    """Returns whether an object is archived: it must be restored before it can be read."""
     return info.storage_class in ARCHIVE_CLASSES
 
 

@@ -192,8 +192,7 @@ class LogProof:
         is_first: bool,
         known_open: Mapping[int, int],
     ) -> bool:
-        """Returns True if the segment need not be read again, because a new proof would equal this
-        one.
+        """Returns True if the segment need not be read again, because this proof is still valid.
 
         Args:
             span: Offsets [start, stop) of the segment that readers get now.

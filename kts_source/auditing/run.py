@@ -298,10 +298,10 @@ def _audit_tier(
     if executor is None:
         times = job.grace_ms, job.now_ms
         run = PartitionAudit(options, job.level, *times, tier, layout, pools[0], on_read)
-        results = _audit_here(run, partitions, state, pools[1])
+        results = _audit_in_this_process(run, partitions, state, pools[1])
     else:
         job = replace(job, options=replace(options, key_ring=options.key_ring.loaded()))
-        results = _audit_elsewhere(executor, job, partitions, state, on_read)
+        results = _audit_with_executor(executor, job, partitions, state, on_read)
     statements = []
     for statement, more in results:
         statements.append(statement)
@@ -368,7 +368,7 @@ def _list_partitions(
     return [PartitionObjects.of(partition) for partition in partitions], findings
 
 
-def _audit_here(
+def _audit_in_this_process(
     run: PartitionAudit,
     partitions: Sequence[PartitionObjects],
     state: AuditState | None,
@@ -390,7 +390,7 @@ def _audit_here(
     return (map if run.level == BYTES else pool.map)(audit_partition, partitions)
 
 
-def _audit_elsewhere(
+def _audit_with_executor(
     executor: AuditExecutor,
     job: AuditJob,
     partitions: Sequence[PartitionObjects],

@@ -401,9 +401,11 @@ class _Kept(NamedTuple):
 
 
 def _dropping_order(entries: list[_Kept], protected_bytes: int) -> list[_Kept]:
-    """Returns the entries in the order in which a sweep deletes them. Entries that were used again
-    come last: the most recent ones, up to a total size of `protected_bytes`. Both groups are
-    sorted by the last access, oldest first.
+    """Returns the entries in the order in which a sweep deletes them.
+
+    The protected entries come last: the most recently used of the entries that were used again, up
+    to a total size of `protected_bytes`. The protected entries and the other entries are each
+    sorted by last access, oldest first.
     """
     entries.sort()
     protected: list[_Kept] = []

@@ -27,8 +27,8 @@ class Transformed:
     """The result of a transform for one batch.
 
     Attributes:
-        rows: Transformed rows, in order. If no row remains, return an empty batch with all columns
-            if possible, because a table can be created from its columns. Otherwise return `None`.
+        rows: Transformed rows, in order. If no row remains, set an empty batch with all columns,
+            because a table can be created from it. Set `None` if the columns are unknown.
         rejected: Rows that could not be transformed.
     """
 

@@ -419,7 +419,7 @@ class DiskLog(SourceLog):
                 low, min([tier.ranges[0].start, *(segment.start_offset for segment in segments)])
             )
         gaps = between(tier.ranges, low, MAX_OFFSET)
-        from_disk = [span for gap in gaps for span in _held(gap, segments)]
+        from_disk = [span for gap in gaps for span in _ranges_in_gap(gap, segments)]
         held = sorted([*tier.ranges, *from_disk], key=lambda span: span.start)
         main = ReplicaSource(replica, on_disk, recovery)
         others = [other for other in self._replicas if other is not replica]
@@ -460,7 +460,7 @@ def _has_rebuilt_index(span: SegmentRange) -> bool:
     return index is not None and index.content is not None
 
 
-def _held(gap: OffsetSpan, segments: Iterable[RemoteSegment]) -> Iterator[SegmentRange]:
+def _ranges_in_gap(gap: OffsetSpan, segments: Iterable[RemoteSegment]) -> Iterator[SegmentRange]:
     """Yields, for each segment that has offsets of `gap`, the range of these offsets."""
     for segment in segments:
         start, stop = max(gap.start, segment.start_offset), min(gap.stop, segment.stop_offset)
@@ -476,7 +476,7 @@ def _filled(
         span
         for gap in between(held, low, max(low, stop))
         for piece in filler.fill(gap.start, gap.stop)
-        for span in _held(
+        for span in _ranges_in_gap(
             OffsetSpan(piece.start, piece.stop), (segment for segment, _ in piece.segments)
         )
     ]

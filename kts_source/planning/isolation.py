@@ -86,7 +86,7 @@ def decide(partition: PartitionLog, start: int, stop: int, side_files: SideFiles
         txn for n in range(first, horizon + 1) for txn in ends.aborted(n, is_first=n == first)
     ]
     _refuse_overlaps(partition, aborted, side_files)
-    aborted += _begun_earlier(partition, first, horizon, ends, aborted)
+    aborted += _with_first_offsets_of_snapshots(partition, first, horizon, ends, aborted)
     in_gaps = _lost_in_gaps(partition, first, horizon, ends, aborted)
     lost = tuple(txn for txn in in_gaps if txn.first_offset < stop)
     aborted += lost
@@ -488,15 +488,15 @@ def _lost_in_gaps(
     return lost
 
 
-def _begun_earlier(
+def _with_first_offsets_of_snapshots(
     partition: PartitionLog,
     first: int,
     horizon: int,
     ends: EndStates,
     aborted: Sequence[AbortedTxn],
 ) -> list[AbortedTxn]:
-    """Returns corrected copies of those aborted transactions that span a gap and have a first
-    offset that is too high in their index entry.
+    """Returns copies of those aborted transactions that span a gap and whose index entries have too
+    high a first offset. The copies have the first offset of the producer snapshot.
 
     A transaction that spans a gap was open at the start of the gap, so the producer snapshot at
     that offset records the first offset of the transaction. Snapshots have a checksum, so an index

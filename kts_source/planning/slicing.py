@@ -112,7 +112,7 @@ def _offset_cuts(
     """
     if limit >= stop - start:
         return start, stop
-    borders, sizes = _stretches(segment, start, stop, index)
+    borders, sizes = _parts_between_entries(segment, start, stop, index)
     cuts, remaining = [start], limit
     for (low, high), size in zip(pairwise(borders), sizes, strict=True):
         if high - low > size:
@@ -130,7 +130,7 @@ def _offset_cuts(
     return [*cuts, stop]
 
 
-def _stretches(
+def _parts_between_entries(
     segment: RemoteSegment, start: int, stop: int, index: OffsetIndex | None
 ) -> tuple[list[int], list[int]]:
     """Splits [start, stop) after each offset in the index. Returns two lists: the borders,

@@ -381,7 +381,7 @@ class TierLog(SourceLog):
         lineage, newest = newest_lineage(segments, self._damaged, self.side_files)
         checkpoint = lineage
         if lineage and self._keeps_from < lineage[0].start_offset:
-            lineage = self._extended_down(segments, lineage)
+            lineage = self._with_older_epochs(segments, lineage)
         first = self._bases[0] if lineage and self._bases else None
         epoch = -1 if newest is None else last_epoch(newest)
         self.unknown_lineage = next(iter(with_unknown_epoch(self._damaged, epoch, first)), None)
@@ -389,7 +389,7 @@ class TierLog(SourceLog):
         self._evidence = None if newest is None else (checkpoint, newest, segments)
         self._contradiction = None
 
-    def _extended_down(
+    def _with_older_epochs(
         self, segments: Sequence[RemoteSegment], lineage: Sequence[EpochEntry]
     ) -> Sequence[EpochEntry]:
         """Returns the lineage with earlier entries added, from the newest checkpoint of the
@@ -416,7 +416,7 @@ class TierLog(SourceLog):
         first = range(bisect_right(self._bases, self._bases[0]))
         numbers = {*first, *range(self._group_start(len(entries) - 1), len(entries))}
         latest = {number for number, upload in enumerate(uploads) if upload >= threshold}
-        latest |= _overtaken(self._bases, uploads)
+        latest |= _superseded(self._bases, uploads)
         if min(uploads) < 0 or len(latest) > _MAX_UPLOADS or len(numbers | latest) == len(entries):
             return False
         wanted = sorted(numbers | latest)
@@ -472,7 +472,7 @@ class TierLog(SourceLog):
         return bisect_left(self._bases, self._bases[max(number, 0)])
 
 
-def _overtaken(bases: Sequence[int], uploads: Sequence[int]) -> set[int]:
+def _superseded(bases: Sequence[int], uploads: Sequence[int]) -> set[int]:
     """Returns the indexes of the entries that have the same base offset as another entry, or for
     which a later upload has an equal or lower base offset.
 

@@ -501,7 +501,7 @@ class TierStream:
         if self._ends_here:
             self._check_unread(position, look, existing, target or {})
             pending = self._up_to_target(pending)
-        elif limited and self._delays(pending):
+        elif limited and self._must_wait(pending):
             return position
         pending = [self._up_to_hole(each) for each in pending]
         segments = {
@@ -554,7 +554,7 @@ class TierStream:
         settings = self._options.stream
         return BatchLimits(settings.max_offsets, settings.max_bytes, settings.max_segments)
 
-    def _delays(self, pending: Sequence[PendingPartition]) -> bool:
+    def _must_wait(self, pending: Sequence[PendingPartition]) -> bool:
         """Returns whether the stream must wait for more offsets: there are fewer than
         `min_offsets`, and the last batch started less than `max_delay_ms` ago.
         """
@@ -625,7 +625,9 @@ class TierStream:
         look = pending.look
         for hole in look.log.missing if look is not None and look.is_complete else ():
             assert look is not None
-            may_heal = hole.stop > pending.start and self._may_heal(pending.partition, hole)
+            may_heal = hole.stop > pending.start and self._may_be_copied_later(
+                pending.partition, hole
+            )
             if hole.stop <= pending.start or not (may_heal or self._options.fail_on_data_loss):
                 continue
             stop = max(pending.start, min(pending.stop, look.end_before(hole)))
@@ -642,7 +644,7 @@ class TierStream:
             return replace(pending, stop=stop)
         return pending
 
-    def _may_heal(self, partition: TopicPartition, hole: Hole) -> bool:
+    def _may_be_copied_later(self, partition: TopicPartition, hole: Hole) -> bool:
         """Returns whether the offsets of a hole may still appear, because their copy may be in
         progress.
         """

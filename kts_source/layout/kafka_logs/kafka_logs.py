@@ -108,7 +108,7 @@ class Disks:
         }
         if in_use:
             return frozenset(in_use)
-        aside = {self._topic_id(folder) for _, folder in self._aside(topic)}
+        aside = {self._topic_id(folder) for _, folder in self._folders_set_aside(topic)}
         is_named = any(
             topic_partition[0] == topic
             for log_dir in self._dirs
@@ -122,7 +122,9 @@ class Disks:
         """
         of_any_id = set()
         numbers = {
-            number for number, folder in self._aside(topic) if self._topic_id(folder) == topic_id
+            number
+            for number, folder in self._folders_set_aside(topic)
+            if self._topic_id(folder) == topic_id
         }
         for log_dir in self._dirs:
             for topic_partition, folder in log_dir.partitions.items():
@@ -172,11 +174,11 @@ class Disks:
         ]
 
     def aside_of_others(self, topic: str, topic_id: str) -> list[Orphan]:
-        """Returns an `Orphan` for each folder of a deleted, stray or future replica of a topic, but
-        only for partitions that do not exist with this topic id.
+        """Returns an `Orphan` for each folder of a deleted, stray or future replica of a topic.
+        Skips partitions that exist with this topic id.
         """
         numbers = self.partitions(topic, topic_id)
-        others = sorted({number for number, _ in self._aside(topic)} - {*numbers})
+        others = sorted({number for number, _ in self._folders_set_aside(topic)} - {*numbers})
         return [orphan for number in others for orphan in self.set_aside((topic, number))]
 
     def _dirs_of(self, topic_partition: TopicPartition, topic_id: str) -> Iterator[LogDir]:
@@ -185,7 +187,7 @@ class Disks:
             if folder is not None and self._topic_id(folder) == topic_id:
                 yield log_dir
 
-    def _aside(self, topic: str) -> Iterator[tuple[int, str]]:
+    def _folders_set_aside(self, topic: str) -> Iterator[tuple[int, str]]:
         """Yields the partition number and the folder of each deleted, stray or future replica of a
         topic.
         """

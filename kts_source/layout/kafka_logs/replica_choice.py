@@ -77,7 +77,7 @@ def furthest(replicas: Sequence[Replica], branch: Branch) -> Replica:
     return max(
         replicas,
         key=lambda replica: (
-            _reach(replica, branch),
+            _end_on_branch(replica, branch),
             -replica.lost_in_between,
             replica.log_bytes,
             replica.last_epoch,
@@ -90,8 +90,8 @@ def furthest(replicas: Sequence[Replica], branch: Branch) -> Replica:
 
 def agreed_to(log: Replica | Branch, branch: Branch) -> int:
     """Returns the first offset at which the leader epochs of `log` and `branch` differ;
-    `MAX_OFFSET` if they never differ. Returns −1 if they differ at their first common offset,
-    because they may have diverged at any earlier offset.
+    `MAX_OFFSET` if they never differ. Returns −1 if they differ at the first offset that both
+    have, because they may have diverged at any earlier offset.
     """
     diverges = parts_at(log, branch)
     if diverges is None:
@@ -99,7 +99,7 @@ def agreed_to(log: Replica | Branch, branch: Branch) -> int:
     return diverges if diverges > max(log.log_start, branch.log_start) else -1
 
 
-def _reach(replica: Replica, branch: Branch) -> int:
+def _end_on_branch(replica: Replica, branch: Branch) -> int:
     """Returns one past the last offset of `replica` that is on `branch`; −1 if none of its offsets
     is on the branch.
     """
@@ -136,7 +136,7 @@ def surviving_log(
         if replica.high_watermark is not None
         and replica.high_watermark <= agreed_to(replica, branch)
     ]
-    end, flushed = _reach(best, branch), best.recovery_point or 0
+    end, flushed = _end_on_branch(best, branch), best.recovery_point or 0
     if end < best.log_start:  # no offset on the disks is of the branch
         return SurvivingLog(best, 0, 0, None, tuple(notes))
     if end_of_log:

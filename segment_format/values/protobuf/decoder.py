@@ -270,8 +270,8 @@ class ColumnMemory:
         return True
 
     def bad_entries(self) -> list[int]:
-        """Returns the path to the malformed field, from the outermost field to the malformed field.
-        Each element is the row number of a field in the table of entries.
+        """Returns the path to the malformed field, outermost field first. Each element is the row
+        number of a field in the table of entries.
         """
         start = self._table_at[c.STACK] + c.FRAME_ENTRY
         stop = start + c.FRAME_SIZE * (self.state[c.BAD_DEPTH] + 1)

@@ -425,8 +425,9 @@ def _packed(state: Address, entry: Address, address: Address, stop: Address) -> 
 def _text(
     state: Address, entry: Address, address: Address, stop: Address, readable: Address
 ) -> Value:
-    """Reads the value of a text field. It replaces an earlier value of the field. Returns (status,
-    next address). The status is `DONE`, `GROW`, or the reason why the value is malformed.
+    """Reads the value of a text field. The value replaces an earlier value of the field. Returns
+    (status, next address). The status is `DONE`, `GROW`, or the reason why the value is
+    malformed.
     """
     size, address = read_size(address, stop)
     if address == NOWHERE:
