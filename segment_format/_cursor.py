@@ -265,7 +265,7 @@ class MessageReader(Cursor):
             previous = tag
 
     def expect_end(self) -> None:
-        """Checks that no bytes follow the message."""
+        """Raises an error if bytes follow the message."""
         if self.remaining:
             raise self.fail(f"{self.remaining} bytes after the end of the message")
 

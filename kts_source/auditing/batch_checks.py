@@ -261,8 +261,8 @@ class SegmentIndexes(SideFileReader):
         self._has_time |= bool((table.max_timestamps >= 0).any())
 
     def check(self, batch: BatchFacts) -> None:
-        """Compares `batch`, the next batch of the segment, with the index entries that point to
-        it.
+        """Compares `batch`, the next batch of the segment, with the index entries that point to it.
+        Adds a finding for each entry that does not match.
         """
         self._check_offset(batch)
         self._check_time(batch)

@@ -550,7 +550,9 @@ class _BatchCounter:
 def _compare_side_files(
     span: SegmentRange, facts: SideFileFacts, transactions: Transactions, indexes: SegmentIndexes
 ) -> None:
-    """Compares the transaction index and the producer snapshot with the batches of a segment."""
+    """Compares the transaction index and the producer snapshot with the batches of a segment. Adds
+    findings about differences to `indexes`.
+    """
     if span.stop != span.segment.stop_offset:
         return  # the rest is of a dead branch, or nothing is served
     if facts.aborted is not None:

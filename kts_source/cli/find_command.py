@@ -99,8 +99,8 @@ def _parse_lines(path: str, data: bytes, form: str) -> list[bytes | None]:
 
 
 def _check_line(line: bytes, name: str) -> None:
-    """Rejects a line that is not UTF-8, contains a control character, or begins or ends with a
-    space.
+    """Raises `InvalidOptionError` if a line is not UTF-8, contains a control character, or begins
+    or ends with a space.
     """
     try:
         text = line.decode()

@@ -62,7 +62,7 @@ def show_orders(orders: Scan) -> None:
 
 
 def show_large_orders(orders: Scan) -> None:
-    """Prints the rows that satisfy a condition."""
+    """Prints three of the orders that satisfy `CONDITION`, and how many do."""
     large = orders.where(CONDITION)
     print(f"\n3. Large orders from Switzerland: where({CONDITION!r})\n")
     _print_orders(large.limit(3).to_table().to_pylist())

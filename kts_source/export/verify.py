@@ -143,8 +143,9 @@ def _recorded(
 def _verify_totals(
     contents: TableContents, recorded: Mapping[Owner, _Recorded], settings: ExportSettings
 ) -> tuple[str, ...]:
-    """Compares only the total number of rows. Used if the table lacks the columns that identify the
-    record of a row.
+    """Compares only the total number of rows, because the columns of the table do not identify the
+    record of a row. Raises `DataLossError` if rows or a file are missing. Returns the result of
+    `verify`.
     """
     why = "its transform decides" if settings.transform is not None else "its columns do not show"
     expected = sum(entry.count.rows for entry in recorded.values() if entry.count is not None)

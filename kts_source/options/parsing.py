@@ -42,7 +42,9 @@ _BYTE_SIZE = re.compile(r"([0-9]{1,19})\s*(?:([kmgt])(?:i?b)?|b)?", re.IGNORECAS
 
 
 def check_characters(name: str, text: str) -> None:
-    """Rejects texts with zero bytes or lone surrogates. The error does not show the text."""
+    """Raises `InvalidOptionError` if a text has a zero byte or a lone surrogate. The error does not
+    show the text.
+    """
     try:
         text.encode("utf-8", "surrogateescape")  # file names may have any bytes
         valid = "\0" not in text

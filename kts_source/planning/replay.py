@@ -318,8 +318,8 @@ def _lost(partition: PartitionPlan, text: str) -> DataLossError:
 def _check_bounds(
     partition: PartitionPlan, location: Place, options: ScanOptions, side_files: SideFiles
 ) -> None:
-    """Checks that the bounds in the options result in the offsets of the plan. Computes them from
-    the log that the plan recorded.
+    """Raises `InvalidOptionError` if the bounds in the options do not result in the offsets of the
+    plan. Resolves the bounds with the log that the plan recorded.
     """
     log = partition.surviving
 

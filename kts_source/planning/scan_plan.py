@@ -656,8 +656,8 @@ def _check_range(piece: BrokerRange, partition: PartitionPlan) -> None:
 
 
 def _check_ranges(partition: PartitionPlan, ranges: Sequence[BrokerRange]) -> None:
-    """Checks that the broker ranges of a partition ascend, do not overlap, and contain exactly the
-    offsets that the plan assigns to brokers.
+    """Raises `ValueError` if the broker ranges of a partition overlap, or do not contain exactly
+    the offsets that the plan assigns to brokers.
     """
     planned = partition.brokers.ranges if partition.brokers is not None else ()
     wanted = ((max(low, partition.start), min(high, partition.stop)) for low, high in planned)
@@ -693,8 +693,8 @@ def _check_slice(
 def _check_slices(
     partition: PartitionPlan, slices: Sequence[SegmentSlice], *, leaves_rows_out: bool
 ) -> None:
-    """Checks that successive slices of a segment skip no bytes, and that all slices together cover
-    the offsets of the partition. With `leaves_rows_out`, offsets may be missing, because a
+    """Raises `ValueError` if successive slices of a segment skip bytes, or if the slices do not
+    cover the offsets of the partition. With `leaves_rows_out`, offsets may be missing, because a
     predicate skipped them.
     """
     for _, group in groupby(slices, _span):
@@ -746,7 +746,7 @@ def _check_offsets(*offsets: int) -> None:
 
 
 def _check_ascending(*numbers: int) -> None:
-    """Checks that all arguments are integers and that they never decrease."""
+    """Raises an error if an argument is not an integer, or less than the argument before it."""
     if any(type(number) is not int for number in numbers):
         raise TypeError("expected an integer")
     if any(low > high for low, high in pairwise(numbers)):
@@ -761,7 +761,7 @@ def _check_texts(*values: str, errors: str = "strict") -> None:
 
 
 def _check_keys(*keys: str) -> None:
-    """Checks that keys are texts. Unlike other texts, they may be file names that are not valid
-    UTF-8.
+    """Raises `TypeError` if a key is not a text. Unlike other texts, a key may be a file name that
+    is not valid UTF-8.
     """
     _check_texts(*keys, errors="surrogateescape")

@@ -144,8 +144,8 @@ class SliceDecoder:
             meter.add_decoded(self._decoder.counters)
 
     def _check_transactions(self) -> None:
-        """Compares the aborted intervals of the slice with the markers in the slice and around
-        it.
+        """Compares the aborted intervals of the slice with the markers in the slice and around it.
+        Raises an error if they differ or the markers cannot be read.
         """
         if self._transactions is None:
             return
@@ -275,8 +275,9 @@ def _look_ahead(
     expected: dict[int, int | None],
 ) -> None:
     """Compares the markers in the segment from byte `position` on with `expected`, a result of
-    `TransactionCheck.next_markers`. Deletes each marker that is found from `expected`. Stops when
-    `expected` is empty, or at offset `range_stop`.
+    `TransactionCheck.next_markers`. Deletes each marker that is found from `expected`. Stops
+    when `expected` is empty, or at offset `range_stop`. Raises `ContradictedIntervalsError` if a
+    marker differs.
     """
     batches = _transactional_batches(task_slice, task_slice.objects, source, position)
     with closing(batches):

@@ -147,7 +147,8 @@ def join_header(values: Iterable[str]) -> str | None:
 
 
 async def read_range(answer: ClientResponse, start: int, stop: int, *, uri: str) -> bytes:
-    """Checks that a successful response has bytes [start, stop) of an object, and returns them.
+    """Returns bytes [start, stop) of an object from a successful response. Raises the errors of
+    `require_range` if the response has other bytes.
 
     The aiohttp session must not decompress responses, see `AS_STORED`.
     """
@@ -202,8 +203,8 @@ class Exchange:
             raise TransientError("the response was not read completely")
 
     def require_range(self, start: int, stop: int) -> None:
-        """Checks that the recorded responses together have bytes [start, stop). Does nothing if no
-        response was recorded.
+        """Raises the errors of the function `require_range` if the recorded responses together do
+        not have bytes [start, stop). Does nothing if no response was recorded.
         """
 
         def first_byte(answer: Answer) -> int:
