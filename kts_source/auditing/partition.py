@@ -174,9 +174,7 @@ class PartitionAudit:
     def _read_metadata(
         self, partition: PartitionObjects, key_ring: KeyRing, state: PartitionState
     ) -> _Metadata:
-        """Checks the listing. Then reads and checks all manifests and side files. Returns their
-        contents and all findings.
-        """
+        """Checks the listing, manifests and side files. Returns their contents and findings."""
         findings = self._check_listing(partition)
         segments, facts, proven = self._read_segments(partition, key_ring, state)
         orphans = [orphan.described for orphan in partition.orphans if orphan.described is not None]
