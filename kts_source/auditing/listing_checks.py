@@ -40,9 +40,7 @@ class PartitionObjects:
 
     @classmethod
     def of(cls, partition: ListedPartition) -> PartitionObjects:
-        """Returns the objects of a listed partition, without the attributes that only planning
-        needs.
-        """
+        """Returns the names, complete segments and orphans of a listed partition."""
         return cls(
             partition.topic,
             partition.topic_id,

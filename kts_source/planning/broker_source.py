@@ -324,8 +324,8 @@ class BrokerSource:
 
 @dataclass(frozen=True, slots=True)
 class _TierRun:
-    """Adjacent segments of the tier, up to the last segment that is needed to find out how
-    transactions ended.
+    """A run of adjacent segments in the tier. It ends with the last segment that is needed to find
+    out how transactions ended.
 
     Attributes:
         log: The log, with only the ranges of this run.

@@ -262,11 +262,11 @@ class TierLog(SourceLog):
         return self._contradiction
 
     def end_of_batches(self) -> int:
-        """Returns one past the last offset of the last batch. Reads it from the log. The manifest
-        of the last segment does not prove it, because manifests have no checksum, and no later
-        segment confirms the end.
+        """Returns one past the last offset of the last batch, which is read from the log. The end
+        offset in the last manifest is not used, because manifests have no checksum, and no later
+        segment confirms this offset.
 
-        A reader that continues at an end that is too high would skip records of the next segment.
+        If a reader continued at an end that is too high, it would skip records of the next segment.
         """
         stop = self.log.stop
         while stop > self.log.log_start:
