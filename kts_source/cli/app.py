@@ -32,6 +32,7 @@ from kts_source.cli.output import (
     write_atomically,
     write_records,
 )
+from kts_source.cli.restore_command import restore_command
 from kts_source.cli.scan_options import add_location, json_flag, scan_options
 from kts_source.engines.scan import scan
 from kts_source.errors import (
@@ -510,7 +511,7 @@ def kts() -> None:
 
 for command in (
     *(topics, segments, plan, cat, schema, audit_command, verify_command),
-    *(find_command, index_command, report_command, export, demo),
+    *(find_command, index_command, report_command, export, restore_command, demo),
 ):
     kts.add_command(command)
 
