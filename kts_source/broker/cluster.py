@@ -287,6 +287,11 @@ class Cluster:
             pause()
         raise AssertionError
 
+    @property
+    def node_ids(self) -> list[int]:
+        """Ids of the brokers according to the last metadata, ascending."""
+        return sorted(self._nodes)
+
     def known_leader(self, topic_partition: TopicPartition) -> Leader | None:
         """Returns the leader of a partition according to the last metadata; `None` if unknown."""
         return self._leaders.get(topic_partition)

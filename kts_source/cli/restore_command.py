@@ -5,6 +5,7 @@ offsets. `docs/restore.md` describes the steps.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -12,6 +13,7 @@ import click
 from kts_source.cli.output import echo_printable, print_json, write_atomically
 from kts_source.cli.scan_options import scan_options
 from kts_source.errors import InvalidOptionError
+from kts_source.restore.committing import commit_restore
 from kts_source.restore.planning import plan_restore
 from kts_source.restore.restore_plan import UNDECIDED_POLICIES
 from kts_source.restore.verification import status_restore, verify_restore
@@ -100,15 +102,18 @@ def plan_command(
 
 def _offsets(text: str | None) -> dict[str, dict[int, int]]:
     try:
-        parsed = json.loads(text or "{}")
-        return {
-            topic: {int(number): int(offset) for number, offset in offsets.items()}
-            for topic, offsets in parsed.items()
-        }
+        return _numbers(json.loads(text or "{}"))
     except (ValueError, AttributeError, TypeError):
         raise InvalidOptionError(
             f'--resume-at {text!r} is invalid: use JSON such as {{"topic": {{"0": 4711}}}}'
         ) from None
+
+
+def _numbers(topics: dict[str, dict[str, int]]) -> dict[str, dict[int, int]]:
+    return {
+        topic: {int(number): int(offset) for number, offset in offsets.items()}
+        for topic, offsets in topics.items()
+    }
 
 
 @restore_command.command("write")
@@ -135,6 +140,49 @@ def verify_command(*, plan_file: str, bootstrap_server: str, target_pairs: tuple
     if not differences:
         _print_status(plan_file)
     click.get_current_context().exit(1 if differences else 0)
+
+
+@restore_command.command("commit")
+@click.argument("plan_file", metavar="PLAN")
+@click.option(
+    "--config", multiple=True, metavar="NAME=VALUE", help="New configuration. Repeatable."
+)
+@click.option(
+    "--groups",
+    type=click.Path(exists=True, dir_okay=False),
+    help='JSON file of committed offsets: {"group": {"topic": {"0": 4711}}}.',
+)
+@_target_options
+def commit_command(
+    *,
+    plan_file: str,
+    config: tuple[str, ...],
+    groups: str | None,
+    bootstrap_server: str,
+    target_pairs: tuple[str, ...],
+) -> None:
+    """Verify again, then raise producer ids, commit offsets of groups and set configurations."""
+    report = commit_restore(
+        plan_file,
+        _target(bootstrap_server, target_pairs),
+        configs=_pairs("--config", config),
+        groups=_groups(groups),
+    )
+    for line in report:
+        echo_printable(line)
+    _print_status(plan_file)
+
+
+def _groups(path: str | None) -> dict[str, dict[str, dict[int, int]]]:
+    if path is None:
+        return {}
+    try:
+        parsed = json.loads(Path(path).read_text(encoding="utf-8"))
+        return {group: _numbers(topics) for group, topics in parsed.items()}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise InvalidOptionError(
+            f'--groups {path} is invalid: {error}. Use JSON: {{"group": {{"topic": {{"0": 1}}}}}}'
+        ) from None
 
 
 @restore_command.command("status")

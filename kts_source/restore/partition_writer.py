@@ -52,6 +52,7 @@ class PartitionWriter:
     Attributes:
         files: Size of each written file, by its final name.
         end: One past the last offset of the written log.
+        max_producer_id: Highest producer id in the written log; −1 if it has none.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class PartitionWriter:
         self._download_file = folder / f"download{TEMPORARY}"
         self.files: dict[str, int] = {}
         self.end = restore.log_start
+        self.max_producer_id = -1
         for path in folder.glob(f"*{TEMPORARY}"):
             path.unlink()
 
@@ -144,6 +146,7 @@ class PartitionWriter:
 
     def _add_batch(self, batch: WholeBatch, side_files: RebuiltSideFiles) -> None:
         side_files.add(batch)
+        self.max_producer_id = max(self.max_producer_id, batch.header.producer_id)
         if batch.header.is_transactional:
             self._epochs[batch.header.producer_id] = batch.header.producer_epoch
 

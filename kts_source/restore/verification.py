@@ -113,8 +113,7 @@ def status_restore(plan_path: str) -> list[str]:
     lines.append("the log directory has the rows of the tier")
     if not journal.has("verified"):
         return [*lines, "next: start the broker, then kts restore verify"]
-    return [
-        *lines,
-        "verified: the brokers have the same rows, log starts and ends",
-        "next: set the configurations of the topics, and the offsets of consumer groups",
-    ]
+    lines.append("verified: the brokers have the same rows, log starts and ends")
+    if not journal.has("committed"):
+        return [*lines, "next: move the partitions to their brokers, then kts restore commit"]
+    return [*lines, "committed", "next: nothing; producers and consumers may start"]

@@ -128,7 +128,13 @@ def _write_partition(
         partition = sources[restore.topic, restore.partition]
         writer = PartitionWriter(folder, restore, partition, plan.undecided)
         writer.write(source)
-        staged = journal.add("staged", partition=restore.name, end=writer.end, files=writer.files)
+        staged = journal.add(
+            "staged",
+            partition=restore.name,
+            end=writer.end,
+            maxProducerId=writer.max_producer_id,
+            files=writer.files,
+        )
     place(folder, staged["files"])
     journal.add("placed", partition=restore.name)
 

@@ -6,14 +6,17 @@ its consumers got at offsets of the tier.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from kts_source.restore.committing import commit_restore
 from kts_source.restore.planning import plan_restore
 from kts_source.restore.verification import status_restore, verify_restore
 from kts_source.restore.writing import write_restore
+from tests.integration.admin import wait_until
 from tests.integration.broker import Broker, running_broker
 from tests.integration.cluster import BUSY, Cluster, ClusterSpec
 from tests.integration.served_rows import Row, consume_until
@@ -36,6 +39,8 @@ READY = {
     "retention_bytes": "-1",
 }
 NEW_NAME = "orders-restored"
+SEED, OTHER = 3, 2
+"""The seed broker gets the restored files. Then the partitions move to the other broker."""
 PAIRS = [("orders", 0), ("orders", 1), ("moves", 0)]
 
 
@@ -116,17 +121,17 @@ def test_restored_topics_serve_the_rows_of_the_lost_cluster(tmp_path: Path) -> N
         "subscribe": "orders,moves",
     }
     plan_file = tmp_path / "plan.json"
-    with Cluster(tmp_path / "new", ClusterSpec(settings=BUSY)) as cluster:
-        node = cluster.nodes[1]
+    with Cluster(tmp_path / "new", ClusterSpec(replicas=2, settings=BUSY)) as cluster:
+        node = cluster.nodes[SEED]
         target = {"kafka.bootstrap.servers": node.bootstrap}
         rename = {"orders": NEW_NAME}
         for name, count in ((NEW_NAME, 2), ("moves", 1)):
-            cluster.admin.create_topic(name, count, replicas=None, **READY)
+            cluster.admin.create_topic(name, count, replicas=(SEED,), **READY)
         plan = plan_restore(tier, target, rename=rename)
         assert any("leader epoch 0" in text for text in plan.refusals), plan.refusals
         assert any("--undecided abort" in text for text in plan.refusals), plan.refusals
         for _ in range(4):
-            cluster.restart_node(1)
+            cluster.restart_node(SEED)
             plan = plan_restore(tier, target, rename=rename, undecided="abort")
             if not plan.refusals:
                 break
@@ -136,9 +141,18 @@ def test_restored_topics_serve_the_rows_of_the_lost_cluster(tmp_path: Path) -> N
             write_restore(str(plan_file), tier, str(node.logs))
         node.stop()
         write_restore(str(plan_file), tier, str(node.logs))
-        cluster.start_node(1)
+        cluster.start_node(SEED)
         assert verify_restore(str(plan_file), target) == []
         assert "verified" in status_restore(str(plan_file))[-2]
+        _move(cluster, tmp_path)
+        node.stop()
+        node = cluster.nodes[OTHER]
+        target = {"kafka.bootstrap.servers": node.bootstrap}
+        groups = {"continues": {"orders": {0: ends["orders", 0] - 5, 1: 10}}}
+        configs = {"max.message.bytes": "2000000"}
+        report = commit_restore(str(plan_file), target, configs=configs, groups=groups)
+        assert any("offset 10 is outside" in line for line in report)
+        assert status_restore(str(plan_file))[-2] == "committed"
         new = Broker(node.bootstrap, node.folder, cluster.tier, cluster.class_path, node.pid)
         new_ends = {_new(pair): end for pair, end in ends.items()}
         for level in LEVELS:
@@ -151,6 +165,21 @@ def test_restored_topics_serve_the_rows_of_the_lost_cluster(tmp_path: Path) -> N
         found_starts = new.offsets("earliest")
         assert {pair: found_starts[_new(pair)] for pair in PAIRS} == {p: starts[p] for p in PAIRS}
         _check_continues(new, ends)
+
+
+def _move(cluster: Cluster, folder: Path) -> None:
+    """Moves all restored partitions from the seed broker to the other broker."""
+    moves = [
+        {"topic": topic, "partition": number, "replicas": [OTHER]}
+        for topic, number in map(_new, PAIRS)
+    ]
+    file = folder / "moves.json"
+    file.write_text(json.dumps({"version": 1, "partitions": moves}))
+    tool = "org.apache.kafka.tools.reassign.ReassignPartitionsCommand"
+    server = cluster.nodes[OTHER].bootstrap
+    arguments = (tool, "--bootstrap-server", server, "--reassignment-json-file", str(file))
+    cluster.admin.run_tool(*arguments, "--execute")
+    wait_until(lambda: all(cluster.admin.in_sync(*_new(pair)) == [OTHER] for pair in PAIRS))
 
 
 def _new(pair: tuple[str, int]) -> tuple[str, int]:
@@ -168,13 +197,11 @@ def _check_continues(broker: Broker, ends: PartitionOffsets) -> None:
             "log_level": 0,
         }
     )
-    committed = ends["orders", 0] - 5
-    consumer.commit(offsets=[TopicPartition(NEW_NAME, 0, committed)], asynchronous=False)
     consumer.assign([TopicPartition(NEW_NAME, 0)])
     message = consumer.poll(60)
     assert message is not None
     assert message.error() is None
-    assert message.offset() == committed
+    assert message.offset() == ends["orders", 0] - 5
     consumer.close()
     offsets: list[int] = []
     for number in range(3):
