@@ -46,10 +46,14 @@ class _Digest:
         self._add(f"{name}.lengths", _lengths(pc.binary_length(column)))
         present = column.drop_null()
         if len(present):
-            joined = pc.binary_join(pa.array([present.to_pylist()], pa.list_(pa.binary())), b"")
-            self._add(f"{name}.bytes", joined[0].as_py())
+            _, offsets, data = present.buffers()
+            ends = np.frombuffer(offsets, np.int32)[
+                present.offset : present.offset + len(present) + 1
+            ]
+            if ends[0] < ends[-1]:
+                self._add(f"{name}.bytes", memoryview(data)[ends[0] : ends[-1]])
 
-    def _add(self, name: str, data: bytes) -> None:
+    def _add(self, name: str, data: bytes | memoryview) -> None:
         self._hashes.setdefault(name, hashlib.sha256()).update(data)
 
 

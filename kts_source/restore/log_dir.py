@@ -34,12 +34,13 @@ class LogDir:
     Args:
         path: The folder.
         cluster_id: Id of the cluster that the broker must belong to.
+        node_id: Id of the broker.
 
     Raises:
-        InvalidOptionError: The folder is not a log directory of this cluster.
+        InvalidOptionError: The folder is not a log directory of this broker.
     """
 
-    def __init__(self, path: str, cluster_id: str) -> None:
+    def __init__(self, path: str, cluster_id: str, node_id: int) -> None:
         self.path = Path(path)
         properties = self.path / "meta.properties"
         try:
@@ -53,6 +54,12 @@ class LogDir:
             raise InvalidOptionError(
                 f"log directory {path} belongs to cluster {found!r}, but the plan restores into"
                 f" cluster {cluster_id!r}: use the log directory of a broker of that cluster"
+            )
+
+        if (number := facts.get("node.id", "")) != str(node_id):
+            raise InvalidOptionError(
+                f"log directory {path} belongs to broker {number}, but the topics of the plan are"
+                f" assigned to broker {node_id}: use the log directory of that broker"
             )
 
     @contextmanager
@@ -142,7 +149,7 @@ def place(folder: Path, files: Mapping[str, int]) -> None:
         files: Size of each file to place, by name.
 
     Raises:
-        InvalidOptionError: A file is missing or has another size.
+        InvalidOptionError: A file is missing or has another size, or a log has other records.
     """
     pending = [name for name in files if (folder / (name + TEMPORARY)).exists()]
     for name, size in files.items():
@@ -153,9 +160,14 @@ def place(folder: Path, files: Mapping[str, int]) -> None:
                 f"{path} has {found} bytes, but the journal records {size}: it was changed after"
                 " it was written. Restore into a new topic"
             )
+    for path in folder.glob("*.log"):
+        if path.stat().st_size and (path.name not in files or path.name in pending):
+            raise InvalidOptionError(
+                f"{path} has records that the restore did not write: a broker ran before the write"
+                " was complete. Restore into a new topic"
+            )
     for path in folder.iterdir():
-        is_empty_log = path.suffix != ".log" or not path.stat().st_size
-        if path.suffix in _REPLACED and path.name not in files and is_empty_log:
+        if path.suffix in _REPLACED and path.name not in files:
             path.unlink()
     for name in pending:
         (folder / (name + TEMPORARY)).replace(folder / name)

@@ -100,6 +100,7 @@ def plan_restore(
         plan_id=secrets.token_hex(8),
         source=",".join((parsed.path, *parsed.disk_paths)),
         cluster_id=found.cluster_id,
+        node_id=found.node_id,
         target_ids=found.topic_ids,
         undecided=undecided,
         partitions=tuple(partitions),

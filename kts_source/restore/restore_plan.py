@@ -63,6 +63,7 @@ class RestorePlan:
         plan_id: Random id of the plan.
         source: Paths of the tier.
         cluster_id: Id of the new cluster.
+        node_id: Id of the broker that gets the files; −1 if the replicas are on several brokers.
         target_ids: Topic id of each target topic in the new cluster.
         undecided: What happens to undecided transactions: one of `UNDECIDED_POLICIES`.
         partitions: The partitions, ascending by topic and number.
@@ -73,6 +74,7 @@ class RestorePlan:
     plan_id: str
     source: str
     cluster_id: str
+    node_id: int
     target_ids: dict[str, str]
     undecided: str
     partitions: tuple[PartitionRestore, ...]
@@ -115,7 +117,7 @@ class RestorePlan:
 
     def explain(self) -> str:
         """Returns a description for the operator."""
-        lines = [f"restore from {self.source} to cluster {self.cluster_id or 'unknown'}"]
+        lines = [f"restore from {self.source} to broker {self.node_id} of {self.cluster_id}"]
         for each in self.partitions:
             origin = "" if each.topic == each.target_topic else f" from {each.topic}"
             lines.append(

@@ -36,12 +36,14 @@ class Target:
 
     Attributes:
         cluster_id: Id of the cluster.
+        node_id: Id of the broker that has all replicas; −1 if there is no such broker.
         topic_ids: Topic id of each existing target topic.
         refusals: Reasons why the topics cannot be restored now.
         notes: Facts that the operator should know.
     """
 
     cluster_id: str
+    node_id: int
     topic_ids: dict[str, str]
     refusals: tuple[str, ...]
     notes: tuple[str, ...]
@@ -79,12 +81,28 @@ def describe_target(settings: BrokerSettings, partitions: Sequence[PartitionRest
     for each in partitions:
         wanted.setdefault(each.target_topic, []).append(each)
     with closing(Cluster(settings)) as cluster:
-        request = MetadataRequest(topics=[], allow_auto_topic_creation=False)
-        cluster_id = str(cluster.ask_any(request).cluster_id)
         topics = cluster.topics(wanted)
+        topic_type = MetadataRequest.MetadataRequestTopic
+        names = [topic_type(name=name) for name in topics]
+        answer = cluster.ask_any(MetadataRequest(topics=names, allow_auto_topic_creation=False))
+        replicas = {
+            f"{topic.name}-{partition.partition_index}": tuple(partition.replica_nodes)
+            for topic in answer.topics
+            for partition in topic.partitions
+        }
+        seeds = {nodes[0] for nodes in replicas.values() if len(nodes) == 1}
+        node_id = min(seeds) if len(seeds) == 1 else -1
         refusals = [
             f"topic {name} does not exist in the new cluster: create it"
             for name in sorted(wanted.keys() - topics.keys())
+        ]
+        refusals += [
+            # Another replica would become leader while the seed is stopped. Then the seed would
+            # truncate its log to that of the leader, which is empty.
+            f"{name} of the new cluster has replicas on brokers {list(nodes)}: assign all"
+            " partitions to one broker and no other, until the restore is verified"
+            for name, nodes in sorted(replicas.items())
+            if nodes != (node_id,)
         ]
         notes: list[str] = []
         for name, topic in sorted(topics.items()):
@@ -96,7 +114,7 @@ def describe_target(settings: BrokerSettings, partitions: Sequence[PartitionRest
         for name, configs in topic_configs(cluster, topics, list(REQUIRED_CONFIGS)).items():
             refusals += _config_refusals(name, configs)
     ids = {name: topic.topic_id for name, topic in sorted(topics.items())}
-    return Target(cluster_id, ids, tuple(refusals), tuple(notes))
+    return Target(str(answer.cluster_id), node_id, ids, tuple(refusals), tuple(notes))
 
 
 def _partition_refusals(

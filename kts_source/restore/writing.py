@@ -58,7 +58,7 @@ def write_restore(
         raise InvalidOptionError(
             f"the plan is refused: {some(plan.refusals)}. Remove the reasons and plan again"
         )
-    target = LogDir(log_dir, plan.cluster_id)
+    target = LogDir(log_dir, plan.cluster_id, plan.node_id)
     journal = Journal(plan_path, plan)
     parsed = source_options(options)
     with target.locked():

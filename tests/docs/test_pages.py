@@ -80,9 +80,11 @@ def test_error_classes_found_in_source_text_include_all_importable_ones() -> Non
 def _own_flags(command: click.Command) -> set[str]:
     """Returns the flags of a command, except `--help` and flags that set data source options."""
     shared = {f"--{option.name}" for option in OPTIONS} | {"-o", "--option", "-h", "--help"}
+    commands = [command, *(command.commands.values() if isinstance(command, click.Group) else ())]
     return {
         flag
-        for parameter in command.params
+        for each in commands
+        for parameter in each.params
         if isinstance(parameter, click.Option)
         for flag in parameter.opts
         if flag.startswith("--")

@@ -52,6 +52,7 @@ class FakePartition:
     Attributes:
         followers: Maps a client's rack to the id of the node that the leader recommends to the
             client as preferred read replica.
+        replicas: Ids of the nodes with a replica, in the metadata.
         reports_log_start: True if OFFSET_OUT_OF_RANGE responses contain the log start. Real brokers
             return −1 instead (`ReplicaManager.createLogReadResult`).
     """
@@ -61,6 +62,7 @@ class FakePartition:
     epoch: int = 0
     followers: dict[str, int] = field(default_factory=dict)
     reports_log_start: bool = False
+    replicas: tuple[int, ...] = (0,)
 
 
 class FakeCluster:
@@ -197,7 +199,7 @@ class FakeCluster:
                     partition_index=number,
                     leader_id=partition.leader,
                     leader_epoch=partition.epoch,
-                    replica_nodes=[0],
+                    replica_nodes=list(partition.replicas),
                     isr_nodes=[0],
                     offline_replicas=[],
                 )

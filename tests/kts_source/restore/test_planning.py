@@ -93,6 +93,24 @@ def test_fewer_partitions_are_refused_and_more_are_noted(cluster: NewCluster) ->
     assert plan.notes == ("wide: the tier has no data of partitions [2, 3]; they stay empty",)
 
 
+@pytest.mark.parametrize("replicas", [(0, 1), (1, 0, 2)])
+def test_topic_with_several_replicas_is_refused(
+    replicas: tuple[int, ...], cluster: NewCluster
+) -> None:
+    cluster.add_topic("epochs")
+    cluster.brokers.topics["epochs"][1][0].replicas = replicas
+    (text,) = cluster.plan(EPOCHS).refusals
+    assert f"epochs-0 of the new cluster has replicas on brokers {list(replicas)}" in text
+
+
+def test_topics_on_different_brokers_are_refused(cluster: NewCluster) -> None:
+    cluster.add_topic("wide", partitions=6)
+    cluster.brokers.topics["wide"][1][4].replicas = (1,)
+    plan = cluster.plan(tier_options("wide"))
+    assert len(plan.refusals) == 6
+    assert plan.node_id == -1
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

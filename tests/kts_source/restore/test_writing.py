@@ -15,6 +15,7 @@ from kts_source.restore.restore_plan import read_plan
 from kts_source.restore.verification import status_restore
 from segment_format.index.checkpoints import LeaderEpochCheckpoint, parse_offset_checkpoint
 from segment_format.index.producer_snapshot import parse_producer_snapshot
+from segment_format.kafka_uuid import uuid_from_text
 from tests.golden_data import (
     LOCAL_TIER,
     TOPICS,
@@ -23,9 +24,10 @@ from tests.golden_data import (
     expected_table,
     partition_summaries,
     tier_options,
+    topic_summary,
 )
 from tests.kts_source.planning.scanning import scan
-from tests.kts_source.restore.world import copied_tier
+from tests.kts_source.restore.world import copied_tier, new_cluster
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -168,6 +170,7 @@ def test_refused_plan_is_not_written(cluster: NewCluster) -> None:
     ("name", "text", "problem"),
     [
         ("meta.properties", "version=1\ncluster.id=another\n", "belongs to cluster 'another'"),
+        ("meta.properties", "version=1\ncluster.id=fake\nnode.id=7\n", "belongs to broker 7"),
         ("epochs-0/partition.metadata", f"version: 0\ntopic_id: {'A' * 20}BA", "topic id"),
         ("epochs-0/partition.metadata", "", "is not a partition of the new cluster"),
         (f"epochs-0/{0:020d}.log", "records", "is not empty"),
@@ -292,3 +295,46 @@ def test_changed_file_is_rejected_when_a_write_continues(cluster: NewCluster) ->
     log.write_bytes(log.read_bytes() + b"x")
     with pytest.raises(InvalidOptionError, match="was changed after"):
         cluster.write(EPOCHS)
+
+
+def test_disks_of_old_brokers_are_restored(tmp_path: Path, cluster: NewCluster) -> None:
+    """A restored log directory is used as the disk of an old broker: alone, and after a tier that
+    lacks the last segment.
+    """
+    topic_id = uuid_from_text(topic_summary("epochs")["topicId"])
+    cluster.add_topic("epochs", topic_id=topic_id)
+    cluster.plan(EPOCHS)
+    cluster.write(EPOCHS)
+    disk = str(cluster.log_dir)
+    alone = {"path": disk, "layout": "kafka-logs", "endOfLog": "true", "subscribe": "epochs"}
+    tier = copied_tier(tmp_path, "epochs", lost=-1)
+    joined = {**tier, "tailPath": disk, "endOfLog": "true"}
+    for number, options in enumerate((alone, joined)):
+        other = new_cluster(tmp_path / str(number), cluster.brokers)
+        other.add_topic(f"copy-{number}")
+        assert other.plan(options, rename={"epochs": f"copy-{number}"}).refusals == ()
+        other.write(options)
+        rows = _written(other, f"copy-{number}", "read_committed").drop_columns(["topic"])
+        assert_same_rows(rows, expected_table("epochs", "read_committed"))
+
+
+@pytest.mark.parametrize("base", [0, 300])
+def test_records_of_a_broker_that_ran_during_the_write_are_not_overwritten(
+    base: int, cluster: NewCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.add_topic("epochs")
+    cluster.plan(EPOCHS)
+    with monkeypatch.context() as patch:
+        patch.setattr("kts_source.restore.writing.place", _crash)
+        with pytest.raises(_CrashError):
+            cluster.write(EPOCHS)
+    log = cluster.log_dir / "epochs-0" / f"{base:020d}.log"
+    log.write_bytes(b"records")
+    before = cluster.files()
+    with pytest.raises(InvalidOptionError, match="records that the restore did not write"):
+        cluster.write(EPOCHS)
+    assert cluster.files() == before
+
+
+def _crash(*_: object) -> None:
+    raise _CrashError

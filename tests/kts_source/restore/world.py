@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import empty_log
 
 if TYPE_CHECKING:
+    import uuid
     from collections.abc import Mapping
     from pathlib import Path
 
@@ -45,17 +45,20 @@ class NewCluster:
         """Options of the new cluster."""
         return {"kafka.bootstrap.servers": self.brokers.bootstrap}
 
-    def add_topic(self, topic: str, partitions: int = 1, epoch: int = 100) -> None:
+    def add_topic(
+        self,
+        topic: str,
+        partitions: int = 1,
+        epoch: int = 100,
+        topic_id: uuid.UUID | None = None,
+    ) -> None:
         """Creates an empty topic whose leaders have a leader epoch."""
-        topic_id = self.brokers.create(
-            topic,
-            [FakePartition(empty_log(), epoch=epoch) for _ in range(partitions)],
-            uuid.uuid4(),
-        )
+        created = [FakePartition(empty_log(), epoch=epoch) for _ in range(partitions)]
+        id_text = self.brokers.create(topic, created, topic_id)
         for number in range(partitions):
             folder = self.log_dir / f"{topic}-{number}"
             folder.mkdir()
-            (folder / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}")
+            (folder / "partition.metadata").write_text(f"version: 0\ntopic_id: {id_text}")
             (folder / "leader-epoch-checkpoint").write_text("0\n0\n")
             for suffix in ("log", "index", "timeindex"):
                 (folder / f"{0:020d}.{suffix}").touch()
@@ -81,7 +84,7 @@ def new_cluster(folder: Path, brokers: FakeCluster) -> NewCluster:
     brokers.configs = dict(READY)
     log_dir = folder / "logs"
     log_dir.mkdir(parents=True)
-    (log_dir / "meta.properties").write_text("#\nversion=1\ncluster.id=fake\nnode.id=1\n")
+    (log_dir / "meta.properties").write_text("#\nversion=1\ncluster.id=fake\nnode.id=0\n")
     return NewCluster(brokers, log_dir, folder / "plan.json")
 
 
