@@ -133,10 +133,12 @@ class OffsetOutOfRangeError(DataLossError):
     """Requested offsets or timestamps are outside the range of the tier."""
 
 
+class MissingExtraError(TieredKafkaError, ImportError):
+    """A package that the requested feature needs is not installed."""
+
+
 class UnsupportedSparkError(TieredKafkaError, ImportError):
-    """Spark is not installed, or its version is below 4.0. Older versions do not support Python
-    data sources.
-    """
+    """The version of Spark is below 4.0. Older versions do not support Python data sources."""
 
 
 class PlanTooLargeError(TieredKafkaError):
@@ -148,14 +150,24 @@ class CorruptSegmentError(TieredKafkaError):
 
 
 class InvalidValueError(TieredKafkaError, ValueError):
-    """A key or value does not match `key.format` or `value.format`."""
+    """A key or value does not match `key.format` or `value.format`.
+
+    Attributes:
+        fault: The part of the message before the advice, because an export gives other advice than
+            a scan.
+    """
+
+    def __init__(self, message: str, *, fault: str = "", **location: Unpack[Place]) -> None:
+        super().__init__(message, **location)
+        self.fault = fault
 
 
 class StoreError(TieredKafkaError):
     """A request to the object store failed.
 
     Attributes:
-        attempts: One line for each earlier failed attempt, oldest first, without credentials.
+        attempts: One line for each failed attempt, oldest first, without credentials; empty if all
+            attempts failed for the same reason.
     """
 
     def __init__(
@@ -284,6 +296,22 @@ class SchemaChangedError(ExportError):
 
 class TransformError(ExportError):
     """A transform failed, or returned an invalid result."""
+
+
+class RejectedRowsError(ExportError):
+    """More records of a commit were rejected than `max_rejected` allows. The commit was not made.
+
+    Attributes:
+        rejected: Number of rejected records.
+        records: Number of all records of the commit.
+    """
+
+    def __init__(
+        self, message: str, *, rejected: int = 0, records: int = 0, **location: Unpack[Place]
+    ) -> None:
+        super().__init__(message, **location)
+        self.rejected = rejected
+        self.records = records
 
 
 class UnsupportedTargetError(ExportError):

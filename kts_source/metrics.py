@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kts_source.libraries import require
 from kts_source.options import option_texts
 from kts_source.read.task_metrics import CLOSED, DONE, TaskMetrics, read_metrics
 from kts_source.store.storage_options import storage_options_from
@@ -86,6 +87,7 @@ class Summary:
             f" {total['batches_skipped_aborted']:,} aborted,"
             f" {total['batches_skipped_offset']:,} outside the offsets,"
             f" {total['batches_skipped_timestamp']:,} outside the timestamps",
+            f"malformed rows   {total['malformed']:>16,}",
             "task seconds     "
             + ", ".join(f"{name} {total[f'{name}_seconds']:.2f}" for name in _TIMES)
             + f"; all {total['seconds']:.2f}",
@@ -103,9 +105,10 @@ class Summary:
             The axes.
 
         Raises:
-            ImportError: matplotlib is not installed.
+            MissingExtraError: matplotlib is not installed.
         """
         if axes is None:
+            require("matplotlib", "plot", "plot()")
             from matplotlib import pyplot
 
             _, axes = pyplot.subplots(figsize=(9, 4))

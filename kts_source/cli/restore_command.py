@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kts_source.cli.flags import Command, flag
 from kts_source.cli.output import echo_printable, print_json, write_atomically
-from kts_source.cli.scan_options import scan_options
+from kts_source.cli.scan_options import json_flag, scan_options
 from kts_source.errors import InvalidOptionError
 from kts_source.restore.committing import commit_restore
 from kts_source.restore.planning import plan_restore
@@ -26,25 +27,25 @@ if TYPE_CHECKING:
 
 @click.group("restore")
 def restore_command() -> None:
-    """Give a new cluster the topics of a lost cluster, with the same offsets."""
+    """Restore topics of a lost cluster, with the same offsets."""
 
 
 def _target_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options of the new cluster."""
-    command = click.option(
-        "--target",
-        "target_pairs",
+    command = flag(
+        "--to-option",
+        "to_pairs",
         multiple=True,
         metavar="NAME=VALUE",
-        help="Option kafka.… of the new cluster, such as kafka.security.protocol=SSL. Repeatable.",
+        help="Option of the new cluster, such as kafka.security.protocol=SSL.",
     )(command)
-    return click.option(
-        "--bootstrap-server", required=True, metavar="HOST:PORT", help="Address of the new cluster."
-    )(command)
+    return flag("--to", required=True, metavar="HOST:PORT,…", help="Brokers of the new cluster.")(
+        command
+    )
 
 
-def _target(bootstrap_server: str, pairs: tuple[str, ...]) -> dict[str, str]:
-    return {"kafka.bootstrap.servers": bootstrap_server, **_pairs("--target", pairs)}
+def _target(servers: str, pairs: tuple[str, ...]) -> dict[str, str]:
+    return {"kafka.bootstrap.servers": servers, **_pairs("--to-option", pairs)}
 
 
 def _pairs(flag: str, pairs: tuple[str, ...]) -> dict[str, str]:
@@ -57,46 +58,56 @@ def _pairs(flag: str, pairs: tuple[str, ...]) -> dict[str, str]:
     return values
 
 
-@restore_command.command("plan")
-@click.option("--output", help="File of the plan. -o FILE is the same if the name has no =.")
-@click.option(
+@restore_command.command(
+    "plan",
+    cls=Command,
+    examples=(
+        "kts restore plan s3://bucket orders --key-prefix tiered/ \\",
+        "  --to new:9092 --output plan.json",
+    ),
+)
+@flag("--output", required=True, type=click.Path(dir_okay=False), help="File of the plan.")
+@flag(
     "--undecided",
     type=click.Choice(UNDECIDED_POLICIES),
     default=UNDECIDED_POLICIES[0],
     show_default=True,
-    help="What happens to transactions whose end is not in the tier.",
+    help="Transactions whose end is not in the tier.",
 )
-@click.option("--rename", multiple=True, metavar="OLD=NEW", help="New topic name. Repeatable.")
-@click.option(
+@flag("--rename", multiple=True, metavar="OLD=NEW", help="New topic name.")
+@flag(
     "--resume-at",
     metavar="JSON",
     help='Minimum offset of the next record: {"topic": {"0": 4711}}.',
 )
 @_target_options
-@scan_options("path", "topic", every_topic=True, bare="output")
+@json_flag
+@scan_options("path", "topic", every_topic=True)
 def plan_command(
     options: Mapping[str, str],
     *,
-    output: str | None,
+    output: str,
     undecided: str,
     rename: tuple[str, ...],
     resume_at: str | None,
-    bootstrap_server: str,
-    target_pairs: tuple[str, ...],
+    to: str,
+    to_pairs: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Compare tier and new cluster. Change nothing, and list every reason to refuse."""
-    if output is None:
-        raise InvalidOptionError("option --output is missing: set it, such as -o plan.json")
     local_file(output)  # fail before the work, not after it
     plan = plan_restore(
         options,
-        _target(bootstrap_server, target_pairs),
+        _target(to, to_pairs),
         undecided=undecided,
         rename=_pairs("--rename", rename),
         resume_at=_offsets(resume_at),
     )
     write_atomically(output, plan.to_json())
-    echo_printable(plan.explain())
+    if as_json:
+        click.echo(plan.to_json(), nl=False)
+    else:
+        echo_printable(plan.explain())
     click.get_current_context().exit(1 if plan.refusals else 0)
 
 
@@ -116,61 +127,67 @@ def _numbers(topics: dict[str, dict[str, int]]) -> dict[str, dict[int, int]]:
     }
 
 
-@restore_command.command("write")
+@restore_command.command(
+    "write",
+    cls=Command,
+    examples=(
+        "kts restore write plan.json s3://bucket orders --key-prefix tiered/ \\",
+        "  --log-dir /var/kafka/logs",
+    ),
+)
 @click.argument("plan_file", metavar="PLAN")
-@click.option("--log-dir", required=True, help="Log directory of the stopped broker.")
+@flag("--log-dir", required=True, metavar="FOLDER", help="Log directory of the stopped broker.")
+@json_flag
 @scan_options("path", "topic", every_topic=True)
-def write_command(options: Mapping[str, str], *, plan_file: str, log_dir: str) -> None:
+def write_command(
+    options: Mapping[str, str], *, plan_file: str, log_dir: str, as_json: bool
+) -> None:
     """Write the planned segments into the log directory of a stopped broker. Run it again to
     continue.
     """
     on_partition = lambda name: click.echo(f"written: {name}", err=True)  # noqa: E731
     write_restore(plan_file, options, log_dir, on_partition=on_partition)
-    _print_status(plan_file)
+    _print_lines(status_restore(plan_file), as_json=as_json)
 
 
 @restore_command.command("verify")
 @click.argument("plan_file", metavar="PLAN")
 @_target_options
-def verify_command(*, plan_file: str, bootstrap_server: str, target_pairs: tuple[str, ...]) -> None:
+@json_flag
+def verify_command(*, plan_file: str, to: str, to_pairs: tuple[str, ...], as_json: bool) -> None:
     """Compare every row, log start and end that the brokers serve with the restored ones."""
-    differences = verify_restore(plan_file, _target(bootstrap_server, target_pairs))
-    for text in differences:
-        echo_printable(text)
-    if not differences:
-        _print_status(plan_file)
+    differences = verify_restore(plan_file, _target(to, to_pairs))
+    _print_lines(differences or status_restore(plan_file), as_json=as_json)
     click.get_current_context().exit(1 if differences else 0)
 
 
 @restore_command.command("commit")
 @click.argument("plan_file", metavar="PLAN")
-@click.option(
-    "--config", multiple=True, metavar="NAME=VALUE", help="New configuration. Repeatable."
-)
-@click.option(
+@flag("--config", multiple=True, metavar="NAME=VALUE", help="New configuration.")
+@flag(
     "--groups",
     type=click.Path(exists=True, dir_okay=False),
     help='JSON file of committed offsets: {"group": {"topic": {"0": 4711}}}.',
 )
 @_target_options
+@json_flag
 def commit_command(
     *,
     plan_file: str,
     config: tuple[str, ...],
     groups: str | None,
-    bootstrap_server: str,
-    target_pairs: tuple[str, ...],
+    to: str,
+    to_pairs: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Verify again, then raise producer ids, commit offsets of groups and set configurations."""
     report = commit_restore(
         plan_file,
-        _target(bootstrap_server, target_pairs),
+        _target(to, to_pairs),
         configs=_pairs("--config", config),
         groups=_groups(groups),
     )
-    for line in report:
-        echo_printable(line)
-    _print_status(plan_file)
+    _print_lines([*report, *status_restore(plan_file)], as_json=as_json)
 
 
 def _groups(path: str | None) -> dict[str, dict[str, dict[int, int]]]:
@@ -187,15 +204,15 @@ def _groups(path: str | None) -> dict[str, dict[str, dict[int, int]]]:
 
 @restore_command.command("status")
 @click.argument("plan_file", metavar="PLAN")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_flag
 def status_command(*, plan_file: str, as_json: bool) -> None:
     """Print the finished steps of a restore, and the next step."""
+    _print_lines(status_restore(plan_file), as_json=as_json)
+
+
+def _print_lines(lines: list[str], *, as_json: bool) -> None:
     if as_json:
-        print_json(status_restore(plan_file))
-    else:
-        _print_status(plan_file)
-
-
-def _print_status(plan_file: str) -> None:
-    for line in status_restore(plan_file):
+        print_json(lines)
+        return
+    for line in lines:
         echo_printable(line)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import textwrap
+import time
 from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
+from kts_source.errors import RejectedRowsError
+from kts_source.libraries import require
 from kts_source.store.open_store import local_file
 from kts_source.texts import Displayed, Table, format_bytes
 
@@ -21,6 +24,18 @@ if TYPE_CHECKING:
 
 _MAX_SKIPPED: Final = 8
 """Maximum number of skipped ranges in the picture."""
+_STAGES: Final = ("planning", "verifying", "running", "committing")
+"""Stages whose seconds add up to the duration of a run."""
+_HELP: Final = {
+    "timestamp_seconds": "End of the last run, seconds since the epoch.",
+    "success": "1 if the last run succeeded, 0 if it failed.",
+    "rows": "Rows that the last run wrote.",
+    "rejected_rows": "Rows that the last run rejected.",
+    "skipped_offsets": "Requested offsets that the last run skipped.",
+    "commits": "Commits of the last run.",
+    "seconds": "Duration of the last run.",
+}
+_LABEL_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _WIDTH: Final = 96
 """Maximum number of characters of a line in the picture."""
 
@@ -73,6 +88,8 @@ class BackfillReport(Displayed):
         seconds: Seconds by stage of the run. The stages `tasks` and `writing` are sums over all
             tasks.
         verified: Results of the verification with `verify=True`, as sentences.
+        new_fields: Fields of keys and values that were not written, because the schema lacks them.
+        replayed: Number of files of dead letters that were replayed.
     """
 
     target: str
@@ -93,6 +110,8 @@ class BackfillReport(Displayed):
     skipped: tuple[Skipped, ...]
     seconds: Mapping[str, float]
     verified: tuple[str, ...] = ()
+    replayed: int = 0
+    new_fields: tuple[str, ...] = ()
 
     @property
     def ratio(self) -> float:
@@ -104,6 +123,20 @@ class BackfillReport(Displayed):
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as values that JSON supports."""
         return {**asdict(self), "ratio": self.ratio}
+
+    def to_prometheus(self) -> str:
+        """Returns the figures of the run in the text format of Prometheus."""
+        return _prometheus(
+            self.target,
+            {
+                "success": 1,
+                "rows": self.rows,
+                "rejected_rows": self.rejected,
+                "skipped_offsets": sum(gap.stop - gap.start for gap in self.skipped),
+                "commits": self.commits,
+                "seconds": sum(self.seconds.get(stage, 0.0) for stage in _STAGES),
+            },
+        )
 
     def _tables(self) -> tuple[Table, ...]:
         first, *facts = (line.strip() for line in _summary(self))
@@ -117,7 +150,7 @@ class BackfillReport(Displayed):
         """Saves the report as a PNG picture.
 
         Raises:
-            ImportError: matplotlib is not installed (extra `plot`).
+            MissingExtraError: matplotlib is not installed.
             InvalidOptionError: The path is a URL or looks like a URL. It must be a local path.
         """
         draw_report(self).savefig(local_file(path), format="png", dpi=120)
@@ -127,9 +160,27 @@ class BackfillReport(Displayed):
         lines.extend(
             f"  {span.topic}-{span.partition}: [{span.start}, {span.stop})" for span in self.ranges
         )
-        if not self.ranges:
+        if self.replayed:
+            lines.append(f"  {self.replayed:,} files of dead letters were replayed")
+        elif not self.ranges:
             lines.append("  nothing new to write")
         return "\n".join([*lines, *(f"  skipped {gap}" for gap in self.skipped)])
+
+
+def failure_to_prometheus(target: str, error: Exception) -> str:
+    """Returns the figures of a failed run in the text format of Prometheus."""
+    rejected = error.rejected if isinstance(error, RejectedRowsError) else 0
+    return _prometheus(target, {"success": 0, "rejected_rows": rejected})
+
+
+def _prometheus(target: str, figures: Mapping[str, float]) -> str:
+    figures = {"timestamp_seconds": time.time(), **figures}
+    label = target.translate(_LABEL_ESCAPES)
+    return "".join(
+        f"# HELP kts_export_{name} {_HELP[name]}\n# TYPE kts_export_{name} gauge\n"
+        f'kts_export_{name}{{target="{label}"}} {value:.15g}\n'
+        for name, value in figures.items()
+    )
 
 
 def draw_report(report: BackfillReport) -> Figure:
@@ -140,8 +191,9 @@ def draw_report(report: BackfillReport) -> Figure:
         A `matplotlib.figure.Figure` without a window. Write it with `savefig`.
 
     Raises:
-        ImportError: matplotlib is not installed.
+        MissingExtraError: matplotlib is not installed.
     """
+    require("matplotlib", "plot", "the picture of a report")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 4.5), layout="constrained")
@@ -180,6 +232,8 @@ def _summary(report: BackfillReport) -> list[str]:
     lines.extend(f"  {line}" for line in report.verified)
     if report.rejected:
         lines.append(f"  {report.rejected:,} rows went to the dead letters")
+    if report.new_fields:
+        lines.append(f"  not in the schema, so not written: {', '.join(report.new_fields)}")
     return lines
 
 
@@ -233,6 +287,7 @@ def add_reports(first: BackfillReport, then: BackfillReport) -> BackfillReport:
         skipped=tuple(gap for _, gap in sorted(gaps.items())),
         seconds=seconds,
         verified=(*first.verified, *then.verified),
+        new_fields=tuple(dict.fromkeys((*first.new_fields, *then.new_fields))),
     )
 
 

@@ -317,9 +317,9 @@ def _load_decoder() -> None:
     called while the thread waits for the first response.
     """
     import kts_source.read.slice_decoder  # noqa: F401
-    from segment_format.kernels.decoder import load_kernel
+    from segment_format.kernels.native import load_kernel
 
-    load_kernel()
+    load_kernel("decode_window")
 
 
 def _skip_rest(

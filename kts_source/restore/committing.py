@@ -70,7 +70,7 @@ def commit_restore(
         highest = max(
             (_staged(journal, e.name)["maxProducerId"] for e in plan.partitions), default=-1
         )
-        for node in cluster.node_ids:
+        for node in cluster.nodes:
             raise_producer_ids(cluster, node, highest)
         report.append(f"producer ids up to {highest} are not assigned again")
         for group, committed in sorted(offsets.items()):

@@ -63,7 +63,7 @@ def target_settings(kafka_options: Mapping[str, str]) -> BrokerSettings:
     settings, _ = broker_settings({name.lower(): text for name, text in kafka_options.items()})
     if settings is None:
         raise InvalidOptionError(
-            "the address of the new cluster is missing: set --bootstrap-server"
+            "the address of the new cluster is missing: set kafka.bootstrap.servers"
         )
     return settings
 

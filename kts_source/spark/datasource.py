@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +23,7 @@ from kts_source.spark.readers import TieredKafkaBatchReader, TieredKafkaStreamRe
 from kts_source.spark.worker import explained_imports, forget_finders_of_sparks_archives
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableMapping, Sequence
+    from collections.abc import Callable, Iterator, MutableMapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
@@ -46,6 +47,7 @@ _COLUMNS: Final[dict[types.DataType, str]] = {
     types.ArrayType(_HEADER): "headers",
 }
 _TYPES: Final = {name: kind for kind, names in _COLUMNS.items() for name in names.split()}
+_MANAGER: Final = "org.apache.spark.sql.execution.datasources.DataSourceManager"
 _WITHOUT_LIMITS: Final = ("4.0.", "4.1.")
 """Versions of Spark whose `Trigger.AvailableNow` requests only one batch from a Python source."""
 
@@ -249,22 +251,44 @@ def register(spark: SparkSession) -> None:
 
     Spark imports the module `pyspark_tiered_kafka` if it is installed, and registers the format
     from it. Spark 4.0 then refuses to register the format again (`DATA_SOURCE_ALREADY_EXISTS`),
-    which this function ignores; later versions replace the registration.
+    which this function ignores; later versions replace the registration and log a warning, which
+    this function hides. The new registration passes `spark.executorEnv.*` to Python.
 
     Args:
         spark: The session. Other sessions of the same application are not changed.
 
     Raises:
+        MissingExtraError: Spark is not installed. Raised when this function is imported.
         UnsupportedSparkError: This version of Spark does not support Python data sources. Raised
             when this function is imported.
     """
     from pyspark.errors import AnalysisException
 
+    with _without_manager_warnings(spark):
+        try:
+            spark.dataSource.register(TieredKafkaDataSource)
+        except AnalysisException as error:
+            if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+                raise
+
+
+@contextmanager
+def _without_manager_warnings(spark: SparkSession) -> Iterator[None]:
+    """Hides warnings of Spark's `DataSourceManager` while the `with` block runs. Does nothing if
+    the session gives no access to its JVM.
+    """
     try:
-        spark.dataSource.register(TieredKafkaDataSource)
-    except AnalysisException as error:
-        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
-            raise
+        log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]  # noqa: SLF001
+        configurator = log4j.core.config.Configurator
+        level = log4j.LogManager.getLogger(_MANAGER).getLevel()
+        configurator.setLevel(_MANAGER, log4j.Level.ERROR)
+    except Exception:  # noqa: BLE001  # a client of Spark Connect, or another logging library
+        yield
+        return
+    try:
+        yield
+    finally:
+        configurator.setLevel(_MANAGER, level)
 
 
 def session_builder() -> SparkSession.Builder:

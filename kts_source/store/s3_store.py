@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -28,7 +29,7 @@ from kts_source.store.object_store import ObjectInfo, check_version, is_behind
 from kts_source.store.range_reader import EXPIRED_CODES, Range, RangeError
 from kts_source.store.request_policy import DEFAULT_RETRY_POLICY, RetryPolicy, TransientError
 from kts_source.store.s3_ranges import S3Reader, hide_tokens
-from kts_source.store.storage_options import s3_arguments
+from kts_source.store.storage_options import expiry_advice, s3_arguments
 from segment_format.tuning import is_on
 
 if TYPE_CHECKING:
@@ -61,14 +62,28 @@ _DENIED_CODES: Final = frozenset(
     {
         "AccessDenied",
         "AllAccessDisabled",
-        "ExpiredToken",
         "InvalidAccessKeyId",
         "InvalidToken",
         "RequestTimeTooSkewed",
         "SignatureDoesNotMatch",
-        "TokenRefreshRequired",
     }
 )
+# Errors of botocore and its plugins if the credentials cannot be determined.
+_LOGIN_ERRORS: Final = frozenset(
+    {
+        "ConfigNotFound",
+        "ConfigParseError",
+        "CredentialRetrievalError",
+        "InvalidConfigError",
+        "LoginError",
+        "ProfileNotFound",
+        "RefreshWithMFAUnsupportedError",
+        "SSOError",
+        "TokenRetrievalError",
+        "UnknownCredentialError",
+    }
+)
+_EXPIRED_CODES: Final = frozenset({"ExpiredToken", "TokenRefreshRequired"})
 
 
 class S3Store(ClientStore):
@@ -255,6 +270,11 @@ class S3Store(ClientStore):
                 "or s3.anonymous=true",
                 uri=self.uri(key),
             ) from None
+        if any(base.__name__ in _LOGIN_ERRORS for base in type(origin).__mro__):
+            raise AccessDeniedError(
+                f"the login to AWS failed: {text}. Check the profile, or log in again",
+                uri=self.uri(key),
+            ) from None
         if not isinstance(origin, exceptions.ClientError):
             return 503 if _is_transient(origin) else 0, text
         status = int(origin.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
@@ -278,6 +298,8 @@ class S3Store(ClientStore):
         if status in (404, 412, 416):
             return status, text
         # S3 also denies access to a missing key if the user may not list the bucket.
+        if code in _EXPIRED_CODES:
+            return 403, f"{text}. {expiry_advice(self._storage.reveal(), os.environ)}"
         if code in _DENIED_CODES:
             return 403, text
         return 503 if code in _TRANSIENT_CODES else status, text

@@ -27,9 +27,18 @@ def test_commands_restore_a_topic(tmp_path: Path, capsys: pytest.CaptureFixture[
     with FakeCluster() as brokers:
         cluster = new_cluster(tmp_path / "new", brokers)
         cluster.add_topic("copy")
-        server = ["--bootstrap-server", brokers.bootstrap]
+        server = ["--to", brokers.bootstrap]
         flags = _tier_flags("epochs")
-        plan = ["restore", "plan", *server, "-o", plan_file, "--rename", "epochs=copy", *flags]
+        plan = [
+            "restore",
+            "plan",
+            *server,
+            "--output",
+            plan_file,
+            "--rename",
+            "epochs=copy",
+            *flags,
+        ]
         assert main([*plan, "--resume-at", '{"epochs": {"0": 900}}']) == 0
         assert "copy-0 from epochs: offsets [0, 865), next offset at least 900" in (
             capsys.readouterr().out
@@ -48,7 +57,7 @@ def test_refused_plan_exits_with_1(tmp_path: Path, capsys: pytest.CaptureFixture
     builder.append([SimpleRecord(b"value", b"key")])
     with FakeCluster() as brokers:
         brokers.create("epochs", [FakePartition(fake_log(builder.build()))])
-        flags = ["--bootstrap-server", brokers.bootstrap, "-o", str(tmp_path / "plan.json")]
+        flags = ["--to", brokers.bootstrap, "--output", str(tmp_path / "plan.json")]
         assert main(["restore", "plan", *flags, *_tier_flags("epochs")]) == 1
     assert "REFUSED: epochs-0 of the new cluster is not empty" in capsys.readouterr().out
 
@@ -56,15 +65,15 @@ def test_refused_plan_exits_with_1(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        ([], "--output is missing"),
-        (["-o", "plan.json", "--resume-at", "[]"], "--resume-at '[]' is invalid"),
-        (["-o", "plan.json", "--rename", "a"], "--rename needs NAME=VALUE"),
-        (["-o", "plan.json", "--target", "ssl.x=1"], "must begin with kafka."),
+        ([], "Missing option '--output'"),
+        (["--output", "plan.json", "--resume-at", "[]"], "--resume-at '[]' is invalid"),
+        (["--output", "plan.json", "--rename", "a"], "--rename needs NAME=VALUE"),
+        (["--output", "plan.json", "--to-option", "ssl.x=1"], "must begin with kafka."),
     ],
 )
 def test_invalid_flag_exits_with_2(
     flags: list[str], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["restore", "plan", "--bootstrap-server", "127.0.0.1:1", *_tier_flags("epochs")]
+    command = ["restore", "plan", "--to", "127.0.0.1:1", *_tier_flags("epochs")]
     assert main([*command, *flags]) == 2
     assert problem in capsys.readouterr().err

@@ -1,6 +1,6 @@
 """Tests of the kernels' own decompressors: their output must equal the libraries' output.
 
-The kernels may leave any payload to the libraries. Another test checks that they decompress what
+The kernels may delegate any payload to the libraries. Another test checks that they decompress what
 producers usually write.
 """
 
@@ -22,7 +22,6 @@ from segment_format.kernels.decompress import (
     lz4_bound,
     snappy_bound,
 )
-from segment_format.kernels.primitives import array_address
 from segment_format.record.compression import decompress
 from segment_format.testing import CODEC_NUMBERS, compress
 from tests import log_strategies as strategies
@@ -43,15 +42,17 @@ UNHURRIED = settings(
 @numba.njit
 def _bound(is_lz4: bool, data: Any) -> Any:  # noqa: ANN401
     if is_lz4:
-        return lz4_bound(array_address(data), np.uint64(data.size))
-    return snappy_bound(array_address(data), np.uint64(data.size))
+        return lz4_bound(np.uint64(data.ctypes.data), np.uint64(data.size))
+    return snappy_bound(np.uint64(data.ctypes.data), np.uint64(data.size))
 
 
 @numba.njit
 def _fill(is_lz4: bool, data: Any, target: Any) -> Any:  # noqa: ANN401
     if is_lz4:
-        return decompress_lz4(array_address(data), array_address(target))
-    return decompress_snappy(array_address(data), np.uint64(data.size), array_address(target))
+        return decompress_lz4(np.uint64(data.ctypes.data), np.uint64(target.ctypes.data))
+    return decompress_snappy(
+        np.uint64(data.ctypes.data), np.uint64(data.size), np.uint64(target.ctypes.data)
+    )
 
 
 bound_of: Callable[..., int] = _bound
@@ -61,7 +62,7 @@ PAGES = GuardedPages(1 << 20)
 
 def in_kernel(codec: str, payload: bytes) -> bytes | None:
     """Decompresses a payload that ends at a guard page. Returns None if the kernel does not support
-    the payload, so that the library must decompress it.
+    the payload. The library must then decompress it.
     """
     data = PAGES.ending_with(payload)
     bound = bound_of(codec == "lz4", data)
