@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import io
 import os
 import platform
 import sys
@@ -179,19 +180,29 @@ def code_digest(source: bytes) -> str:
     """Returns a digest of a source file that its comments and docstrings do not change. Slow, so
     only used if the file has changed.
     """
-    import ast
+    import tokenize
 
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            node.body = [
-                statement
-                for statement in node.body
-                if not (
-                    isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-                )
-            ]
-    return source_digest(ast.dump(tree).encode())
+    lines = source.decode().splitlines()
+    line_starts = {tokenize.INDENT, tokenize.DEDENT, tokenize.NEWLINE}
+    previous = [tokenize.NEWLINE, tokenize.NEWLINE]  # types of the two tokens before
+    last = None
+    for token in tokenize.tokenize(io.BytesIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+        if token.type in {tokenize.ENCODING, tokenize.COMMENT, tokenize.NL}:
+            continue
+        if (
+            last is not None
+            and token.type == tokenize.NEWLINE
+            and previous[0] in line_starts
+            and previous[1] == tokenize.STRING
+        ):  # the line was a docstring
+            first, stop = last.start[0] - 1, last.end[0]
+            lines[first:stop] = [""] * (stop - first)
+        last = token
+        previous = [previous[1], token.type]
+    return source_digest("\n".join(line.rstrip() for line in lines if line.strip()).encode())
 
 
 def variants_of_cpu() -> tuple[Variant, ...]:
