@@ -1,5 +1,5 @@
-"""Measures the baseline for Python without this library: confluent-kafka, with its messages
-converted to Arrow.
+"""Measures the baseline for Python without this library: a consumer of confluent-kafka that
+converts its messages to Arrow.
 """
 
 from __future__ import annotations

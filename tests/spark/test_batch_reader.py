@@ -1,4 +1,4 @@
-"""Calls `TieredKafkaBatchReader.read` like a Spark worker does, without Spark."""
+"""Calls `TieredKafkaBatchReader.read` as a Spark worker calls it, but without Spark."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ def records(word: str, start: int, stop: int) -> list[SimpleRecord]:
 
 
 class Elections:
-    """A tier with one partition. Each upload may continue its log or contain another branch of it,
-    as after a leader election.
+    """A tier with one partition. An upload either continues the log of earlier uploads or contains
+    another branch of it, as after a leader election.
     """
 
     def __init__(self, root: Path, *, topic_id: str | None = None, partition: int = 0) -> None:

@@ -59,7 +59,9 @@ def test_timestamp_without_zone_is_in_the_zone_of_the_options() -> None:
     ("text", "utc"),
     [("2026-03-29T02:30", "2026-03-29T01:30Z"), ("2026-10-25T02:30", "2026-10-25T00:30Z")],
 )
-def test_local_time_of_a_clock_change_has_the_offset_before_the_change(text: str, utc: str) -> None:
+def test_ambiguous_or_skipped_local_time_uses_utc_offset_before_clock_change(
+    text: str, utc: str
+) -> None:
     assert start(text, timeZone="Europe/Zurich") == start(utc)
 
 

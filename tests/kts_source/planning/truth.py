@@ -155,9 +155,10 @@ class PartitionTruth:
     def hides(self, timestamp_ms: int, found_offset: int, copied_since_ms: int) -> bool:
         """Returns whether a missing offset may be the right result of a search by timestamp.
 
-        This is true if a missing offset below `found_offset` has a timestamp of at least
-        `timestamp_ms`. In addition, one of the uploads copied since `copied_since_ms`, if there are
-        any, must begin at or below the end of the hole that contains this offset.
+        This requires a missing offset below `found_offset` with a timestamp of at least
+        `timestamp_ms`. It also requires that the hole with this offset ends at or above the lowest
+        first offset of all uploads that were copied since `copied_since_ms`. If there are no such
+        uploads, the second condition is true.
         """
         recent = min((base for copied, base in self.copied if copied >= copied_since_ms), default=0)
         return any(

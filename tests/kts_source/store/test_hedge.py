@@ -1,4 +1,4 @@
-"""Checks that `hedged` sends a second request if a response is late."""
+"""Checks that `hedged` sends a second request if the response to the first request is late."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from tests.kts_source.export.exporting import (
     row_locations,
     source,
 )
-from tests.kts_source.export.killing import Killed, Steps, mortal_folder
+from tests.kts_source.export.killing import Killed, Steps, killable_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -60,7 +60,7 @@ FIRST_900 = '{"txn": {"0": 900, "1": 900}}'
 
 def export_until(lake: Lake, steps: Steps) -> None:
     settings = lake.settings(**PARTITIONS)
-    table = mortal_folder(settings, open_target(settings.target, settings.storage), steps)
+    table = killable_folder(settings, open_target(settings.target, settings.storage), steps)
     lake.export(source(), table=table, **PARTITIONS)
 
 
