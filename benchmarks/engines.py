@@ -1,5 +1,5 @@
-"""Measures scans without Spark: `kts_source.scan` in one and two threads, and engines that use
-it.
+"""Measures scans without Spark: `kts_source.scan` in one and in two threads, and engines that read
+such a scan.
 """
 
 from __future__ import annotations

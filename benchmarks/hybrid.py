@@ -106,8 +106,8 @@ def _spent(timings: Mapping[str, Timings], records: int) -> str:
 
 
 def _mixed(bench: Bench, hot: HotCluster) -> list[Row]:
-    """Reads the same rows in two ways: all from the tier, and the newest tenth from the broker
-    instead.
+    """Reads the same rows twice: once all from the tier, and once the newest tenth from the broker
+    and the rest from the tier.
     """
     path, share = hot.tier_without_newest(PLAIN, _TAIL, bench.folder())
     full_query = hot.ours(PLAIN, **hot.tier())

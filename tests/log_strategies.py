@@ -1,9 +1,9 @@
-"""Provides Hypothesis strategies that build Kafka logs and the rows that a reader must return for
-them.
+"""Provides Hypothesis strategies. They build Kafka logs, and the rows that a reader of the logs
+must return.
 
-@given(logs())
-def test_reader(log):
-    assert read(log.segments, "read_committed") == log.rows("read_committed")
+    @given(logs())
+    def test_reader(log):
+        assert read(log.segments, "read_committed") == log.rows("read_committed")
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def test_garbage_collector_is_disabled_until_first_rows(monkeypatch: pytest.Monk
     assert is_enabled == [False, True]  # the second task of a worker imports nothing
 
 
-def test_garbage_of_first_task_is_collected_although_gc_freeze_was_called(
+def test_garbage_of_first_task_is_collected_after_gc_freeze(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Cycle:

@@ -152,7 +152,7 @@ def test_table_aligns_columns_and_truncates_long_values(
     assert [int(line.split()[0]) for line in lines[1:]] == offsets
 
 
-def test_reader_that_closes_the_pipe_is_no_error() -> None:
+def test_cat_exits_without_error_if_the_pipe_is_closed() -> None:
     command = [sys.executable, "-m", "kts_source.cli", "cat", *WHERE, "codecs"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stdout is not None

@@ -134,7 +134,7 @@ def test_export_of_log_that_ends_before_the_end_of_the_table_raises(
     assert table_offsets(lake) == list(range(30))
 
 
-def test_plan_file_from_before_an_unclean_election_is_refused(lake: Lake, tmp_path: Path) -> None:
+def test_plan_file_created_before_unclean_election_is_refused(lake: Lake, tmp_path: Path) -> None:
     import kts_source
 
     tier = Elections(tmp_path / "tier")

@@ -83,7 +83,7 @@ def test_duration_counts_back_from_now(text: str, ago: int) -> None:
     ["1h", "+1h", "now", "2026-2-25", "2026-02-30", "25.02.2026", "2026-02-25T25:00Z",
      "2026-W09-3", "2026-02-25Z", "2026-02-25T10:00 Europe/Zurich", "-1y", "-", "", "1e12"],
 )  # fmt: skip
-def test_text_that_is_no_time_raises_invalid_option_error(text: str) -> None:
+def test_text_that_is_not_a_time_raises_invalid_option_error(text: str) -> None:
     with pytest.raises(InvalidOptionError, match=r"'startingTimestamp'.*such as 2026-02-25"):
         start(text)
 
@@ -108,7 +108,7 @@ def test_times_by_partition_are_resolved_to_milliseconds() -> None:
 
 
 @pytest.mark.parametrize("value", ["true", "1.5", "null", "[1]", '"soon"'])
-def test_value_of_a_partition_that_is_no_time_raises_invalid_option_error(value: str) -> None:
+def test_partition_value_that_is_not_a_time_raises_invalid_option_error(value: str) -> None:
     with pytest.raises(InvalidOptionError, match="'startingOffsetsByTimestamp'"):
         parse_options({**BASE, "startingOffsetsByTimestamp": f'{{"orders":{{"0":{value}}}}}'})
 
@@ -129,7 +129,7 @@ def test_timestamp_range_accepts_dates_and_durations() -> None:
         parse_options({**BASE, "timestampRange": "-1h,-2h"})
 
 
-def test_stream_accepts_a_duration_as_start_but_not_as_filter() -> None:
+def test_stream_accepts_duration_as_start_and_refuses_it_as_filter() -> None:
     check_for_stream(parse_any_options({**BASE, "startingTimestamp": "-1h"}))
     options = parse_any_options({**BASE, "timestampRange": "-1h,"})
     with pytest.raises(InvalidOptionError, match="'timestampRange' has a duration before now"):

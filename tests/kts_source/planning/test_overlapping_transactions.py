@@ -63,7 +63,7 @@ def commit(builder: LogBuilder) -> object:
 
 
 def pick(log: BuiltLog, start: int, stop: int) -> SegmentFiles:
-    """Returns the segment of a log with offsets [start, stop)."""
+    """Returns the segment with offsets [start, stop) of a log."""
     ranges = {(files.base_offset, files.next_offset): files for files in log.segments}
     return ranges[start, stop]
 

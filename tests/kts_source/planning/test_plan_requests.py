@@ -138,7 +138,9 @@ def from_all(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
 
 @pytest.fixture
 def views(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
-    """Returns a counter of partitions by whether planning read all of their manifests."""
+    """Returns a counter: True counts the partitions of which planning read all manifests, False
+    those of which it read some.
+    """
     counted: Counter[bool] = Counter()
     decided = tier_source.TierLog.decided
 

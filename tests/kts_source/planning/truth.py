@@ -259,10 +259,10 @@ def _is_start_unsure(truth: PartitionTruth, life: PartitionLife, checkpoint_star
     """Returns whether the tier looks like a tier with a damaged checkpoint.
 
     This is possible if retention deleted the first segments after the newest checkpoint was copied.
-    The log then begins above the log start of the checkpoint. In addition, another segment must
-    have offsets between these two log starts. This segment belongs to a dead branch and ends
-    exactly where the log begins, or an earlier leader copied it, whose log start was inside the
-    segment.
+    The log then begins above the log start of the checkpoint. In addition, a copy of another
+    segment must have offsets between these two log starts. Either this copy belongs to a dead
+    branch and ends exactly where the log begins, or it was made by an earlier leader whose log
+    start was inside the segment.
 
     Args:
         truth: Expected content of the partition.

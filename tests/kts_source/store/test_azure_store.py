@@ -238,7 +238,7 @@ class Token(NamedTuple):
     expires_on: int
 
 
-class Giver:
+class ExpiredTokenCredential:
     """Issues tokens that have expired already."""
 
     def __init__(self) -> None:
@@ -252,7 +252,7 @@ class Giver:
 def test_expired_tokens_are_renewed(service: OneObject) -> None:
     store = opened({"account_name": "shop", "anon": False})
     assert store.remarks == ()
-    settings, giver = store._ranges._settings, Giver()
+    settings, giver = store._ranges._settings, ExpiredTokenCredential()
     assert isinstance(settings, AzureSettings)
     assert hasattr(settings.token, "get_token"), "adlfs has not requested a token yet"
     use(
@@ -335,7 +335,7 @@ def test_tokens_are_sent_only_over_encrypted_connections(
 ) -> None:
     store = opened(by_key(service))
     client = store._client.filesystem.service_client
-    monkeypatch.setattr(client, "credential", Giver())
+    monkeypatch.setattr(client, "credential", ExpiredTokenCredential())
     assert "encrypted" in store._ranges.reason
     monkeypatch.setattr(client, "credential", object())
     other = opened(by_key(service))

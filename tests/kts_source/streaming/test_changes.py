@@ -149,7 +149,7 @@ def test_topic_selected_again_continues_at_its_offset(
     assert_same_rows(stream.rows(), pa.concat_tables(expected))
 
 
-def test_partition_that_is_no_longer_selected_is_logged(
+def test_partition_removed_from_selection_is_logged(
     tier: GrowingTier, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in (0, 1):

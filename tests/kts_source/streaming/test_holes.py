@@ -79,7 +79,7 @@ def test_offsets_before_an_old_hole_are_read_before_the_error(tier: GrowingTier)
         stream.batch()
 
 
-def test_hole_raises_data_loss_error_despite_new_data_in_other_partitions(
+def test_hole_raises_data_loss_error_if_other_partitions_have_new_data(
     tier: GrowingTier,
 ) -> None:
     folder, other = tier.folder("wide", 0), tier.folder("wide", 5)

@@ -164,7 +164,7 @@ def test_library_with_changed_source_is_refused(
         native.open_library(native.LIBRARY)
 
 
-def test_file_that_is_no_library_of_kernels_is_refused(tmp_path: Path) -> None:
+def test_open_library_refuses_missing_files_and_foreign_libraries(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="does not exist"):
         native.open_library(tmp_path / "kernels.so")
     (tmp_path / "kernels.so").write_bytes(b"not a library")
