@@ -91,8 +91,8 @@ class Bench:
     """One run of the benchmarks.
 
     Attributes:
-        quick: Uses small inputs and few repeats.
-        report: Collects budgets and skipped parts.
+        quick: True to use small inputs and few repeats.
+        report: Receives the times per stage, and the parts that were skipped.
     """
 
     quick: bool

@@ -142,7 +142,7 @@ class FilledBroker:
         return _query("tiered-kafka", options, changes)
 
     def logs(self, topic: str) -> str:
-        """Returns the pattern of a topic's files in the tier."""
+        """Returns a glob pattern that matches the log files of a topic in the tier."""
         return f"{self.broker.tier}/kafka-tiered-storage/{topic}-[0-9]-*/*.log"
 
 

@@ -77,7 +77,7 @@ class HotCluster:
         return Query("tiered-kafka", {**self._asked(topic), **more})
 
     def logs(self, topic: str) -> str:
-        """Returns the pattern of the files on the broker's disk."""
+        """Returns a glob pattern that matches the log files of a topic on the broker's disk."""
         return f"{self.cluster.nodes[1].logs}/{topic}-[0-9]/*.log"
 
     def tier(self, path: Path | None = None) -> dict[str, str]:

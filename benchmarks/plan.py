@@ -34,10 +34,10 @@ WINDOW_MS: Final = FIRST_MS + 15 * 24 * HOUR_MS + 20 * 60_000
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One plan.
+    """Measurements of one plan.
 
     Attributes:
-        grown_bytes: Increase of the memory of the process up to its peak.
+        grown_bytes: Increase of the process's memory up to its peak.
         pickled_bytes: Median size of the pickled tasks.
     """
 

@@ -56,12 +56,22 @@ class Query:
         options: Options of the data source.
         select: Columns that Spark selects; empty for all.
         where: Spark's own filter; empty for none.
-        sql: A query of the rows, named `records`; empty for none.
-        sink: `noop`, `count`, `sum` (of the offsets), `limit` (10 rows), `rows` (fetches all rows),
-            `number` (the only cell of the only row), `aggregate` (of all columns, with the number
-            of rows), `parquet` (zstd, to `target`), `backfill` (the export of this library, also to
-            `target`) or `stream` (all rows, in batches within the limits of the options, to noop).
-        target: Folder of `parquet` and `backfill`.
+        sql: SQL query that runs on the rows, which it reads as table `records`; empty for none.
+        sink: What Spark does with the rows; one of the sinks below.
+        target: Folder of the sinks `parquet` and `backfill`.
+
+    Sinks:
+        `noop` drops all rows.
+        `count` counts the rows.
+        `sum` adds their offsets.
+        `limit` fetches ten rows.
+        `rows` fetches all rows.
+        `number` fetches a single number, the result of `sql`.
+        `aggregate` aggregates every column and counts the rows.
+        `parquet` writes zstd Parquet files to `target`.
+        `backfill` exports to `target` with this library.
+        `stream` reads all rows as a stream, in batches within the limits of the options, and drops
+        them.
     """
 
     source: str
@@ -79,8 +89,8 @@ class Run:
 
     Attributes:
         seconds: Wall time, including planning.
-        rows: Result of the sinks `count` and `number`, or the number of fetched rows; 0 for all
-            other sinks.
+        rows: Result of sink `number`. For the sinks `count`, `aggregate`, `limit` and `rows`, the
+            number of rows; 0 for all other sinks.
         jvm: Processor seconds of the JVM.
         python: Processor seconds of Python processes.
         other: Processor seconds of an additional process that worked for the query, such as a

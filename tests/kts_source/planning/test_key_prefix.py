@@ -98,7 +98,7 @@ def test_unknown_topic_error_proposes_prefix_only_if_a_topic_exists_under_it(
         kts_source.plan({**options, "subscribe": "orders,missing"})
 
 
-def test_empty_store_error_proposes_no_prefix(tmp_path: Path) -> None:
+def test_error_about_empty_store_proposes_no_prefix(tmp_path: Path) -> None:
     with pytest.raises(TierNotFoundError) as error:
         kts_source.plan({"path": str(tmp_path), "subscribe": "orders"})
     assert "did you mean" not in str(error.value)
