@@ -70,8 +70,7 @@ class Query:
         `aggregate` aggregates every column and counts the rows.
         `parquet` writes zstd Parquet files to `target`.
         `backfill` exports to `target` with this library.
-        `stream` reads all rows as a stream, in batches within the limits of the options, and drops
-        them.
+        `stream` reads all rows as a stream with the limits in the options, and drops them.
     """
 
     source: str

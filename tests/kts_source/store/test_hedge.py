@@ -17,7 +17,7 @@ from kts_source.store.request_policy import (
 
 
 class Attempts:
-    """Records the requests that `hedged` starts. The test ends each request by setting its result."""
+    """Records the requests that `hedged` starts. A request ends when the test sets its result."""
 
     def __init__(self) -> None:
         self.made: list[Future[str]] = []
