@@ -172,8 +172,8 @@ def _full_scan_rows(topic: Topic, timings: Mapping[str, Timings]) -> list[Row]:
 def _prebuilt(
     bench: Bench, broker: FilledBroker, topic: Topic, columns: Sequence[str], tasks: int
 ) -> dict[str, Query]:
-    """Returns the queries of prebuilt batches. A full run has a second query, in which libraries
-    process the logs of the topic at the same time.
+    """Returns queries of prebuilt batches, by name: `ceiling`, and in a full run also `libraries`,
+    in which libraries process the logs of the topic at the same time.
     """
     query = partial(
         ceiling, columns, rows=topic.records, tasks=tasks, value_bytes=topic.value_bytes
