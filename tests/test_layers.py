@@ -20,7 +20,7 @@ LAYERS = (
     ("planning",),
     ("finding",),
     ("auditing", "export", "streaming", "engines"),
-    ("metrics", "reporting"),
+    ("metrics", "reporting", "restore"),
     ("spark",),
     ("cli",),
 )

@@ -30,7 +30,8 @@ def cli_tables() -> dict[str, str]:
     that all commands share, and `kts-exit-codes` the exit codes.
     """
     tables = {
-        f"kts-{name}": _flags_table(own_flags(command)) for name, command in all_commands().items()
+        f"kts-{name.replace(' ', '-')}": _flags_table(own_flags(command))
+        for name, command in all_commands().items()
     }
     common = [each for each in all_commands()["cat"].params if each.name in COMMON]
     tables["kts-common"] = _flags_table(common)

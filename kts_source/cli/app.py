@@ -43,6 +43,7 @@ _COMMANDS: Final[Mapping[str, str]] = {
     "verify": "audit_command:verify_command",
     "report": "audit_command:report_command",
     "export": "export_command:export",
+    "restore": "restore_command:restore_command",
     "demo": "demo:demo",
 }
 """Module and name of each command. Modules are imported on demand, because the libraries of some
@@ -90,10 +91,18 @@ def kts() -> None:
 
 
 def all_commands() -> dict[str, click.Command]:
-    """Imports all commands and returns them by name."""
+    """Imports all commands and returns them by name. A command of a group has the name of the
+    group, a space and its own name.
+    """
     context = click.Context(kts)
-    commands = {name: kts.get_command(context, name) for name in _COMMANDS}
-    return {name: command for name, command in commands.items() if command is not None}
+    found: dict[str, click.Command] = {}
+    for name in _COMMANDS:
+        command = kts.get_command(context, name)
+        if isinstance(command, click.Group):
+            found |= {f"{name} {each}": member for each, member in command.commands.items()}
+        elif command is not None:
+            found[name] = command
+    return found
 
 
 def main(arguments: list[str] | None = None) -> int:

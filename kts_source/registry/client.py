@@ -95,10 +95,8 @@ def ask_text(registry: RegistryPlace, path: str, *, is_new: bool = False) -> byt
             lambda: _request(registry, path), uri=f"{registry.place}{path}", tally=Tally()
         )
     except StoreUnavailableError as error:
-        last = error.attempts[-1].partition(": ")[2]
         raise RegistryUnavailableError(
-            f"the registry does not answer requests for {path}: {last}, after"
-            f" {len(error.attempts)} attempts"
+            f"the registry does not answer requests for {path}: {error.message}"
         ) from None
     except _NoSuchPathError:
         if not is_new:

@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kafka.protocol.admin.configs import DescribeConfigsResponse
+from kafka.protocol.admin.configs import DescribeConfigsResponse, IncrementalAlterConfigsResponse
 from kafka.protocol.admin.groups import ListGroupsResponse
 from kafka.protocol.consumer import (
     FetchResponse,
@@ -20,10 +20,13 @@ from kafka.protocol.consumer import (
     OffsetFetchResponse,
     OffsetForLeaderEpochResponse,
 )
+from kafka.protocol.consumer.group import OffsetCommitResponse
 from kafka.protocol.metadata import (
     ApiVersionsResponse,
+    FindCoordinatorResponse,
     MetadataResponse,
 )
+from kafka.protocol.producer.transaction import InitProducerIdResponse
 
 from kts_source.broker.settings import BrokerSettings, Security
 from kts_source.secret import Secret
@@ -51,6 +54,7 @@ class FakePartition:
     Attributes:
         followers: Maps a client's rack to the id of the node that the leader recommends to the
             client as preferred read replica.
+        replicas: Ids of the nodes with a replica, in the metadata.
         reports_log_start: True if OFFSET_OUT_OF_RANGE responses contain the log start. Real brokers
             return −1 instead (`ReplicaManager.createLogReadResult`).
     """
@@ -60,6 +64,7 @@ class FakePartition:
     epoch: int = 0
     followers: dict[str, int] = field(default_factory=dict)
     reports_log_start: bool = False
+    replicas: tuple[int, ...] = (0,)
 
 
 class FakeCluster:
@@ -76,6 +81,8 @@ class FakeCluster:
         groups: Maps a group to the id of its coordinator, and the offset of each topic and
             partition.
         old_nodes: Ids of the nodes that behave like Kafka 3.9.
+        producer_ids: Next producer id of each node.
+        committed: Committed offsets by group, topic and partition.
         fetches: Node id, fetch offset, isolation level and rack of each fetch request.
     """
 
@@ -87,6 +94,8 @@ class FakeCluster:
         self.configs: dict[str, str] = {}
         self.groups: dict[str, tuple[int, dict[tuple[str, int], int]]] = {}
         self.old_nodes: set[int] = set()
+        self.producer_ids: dict[int, int] = defaultdict(int)
+        self.committed: dict[tuple[str, str, int], int] = {}
         self.opened = 0
         self.versions = versions or {}
         self._nodes = [FakeNode(self, number) for number in range(nodes)]
@@ -195,7 +204,7 @@ class FakeCluster:
                     partition_index=number,
                     leader_id=partition.leader,
                     leader_epoch=partition.epoch,
-                    replica_nodes=[0],
+                    replica_nodes=list(partition.replicas),
                     isr_nodes=[0],
                     offline_replicas=[],
                 )
@@ -251,6 +260,55 @@ class FakeCluster:
             for asked in request.resources
         ]
         return DescribeConfigsResponse(throttle_time_ms=0, results=results)
+
+    def _incrementalalterconfigs(self, _node: int, request: Any, code: int) -> Any:  # noqa: ANN401
+        for resource in request.resources:
+            if not code:
+                self.configs |= {config.name: config.value for config in resource.configs}
+        responses = [
+            IncrementalAlterConfigsResponse.AlterConfigsResourceResponse(
+                error_code=code,
+                error_message="invalid" if code else None,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+            )
+            for resource in request.resources
+        ]
+        return IncrementalAlterConfigsResponse(throttle_time_ms=0, responses=responses)
+
+    def _initproducerid(self, node: int, _request: Any, code: int) -> Any:  # noqa: ANN401
+        producer_id = -1 if code else self.producer_ids[node]
+        self.producer_ids[node] += not code
+        return InitProducerIdResponse(
+            throttle_time_ms=0, error_code=code, producer_id=producer_id, producer_epoch=0
+        )
+
+    def _findcoordinator(self, node: int, _request: Any, code: int) -> Any:  # noqa: ANN401
+        return FindCoordinatorResponse(
+            throttle_time_ms=0,
+            error_code=code,
+            error_message=None,
+            node_id=node,
+            host="127.0.0.1",
+            port=self._nodes[node].port,
+        )
+
+    def _offsetcommit(self, _node: int, request: Any, code: int) -> Any:  # noqa: ANN401
+        topic_type = OffsetCommitResponse.OffsetCommitResponseTopic
+        topics = []
+        for topic in request.topics:
+            for partition in topic.partitions:
+                if not code:
+                    key = request.group_id, topic.name, partition.partition_index
+                    self.committed[key] = partition.committed_offset
+            parts = [
+                topic_type.OffsetCommitResponsePartition(
+                    partition_index=partition.partition_index, error_code=code
+                )
+                for partition in topic.partitions
+            ]
+            topics.append(topic_type(name=topic.name, partitions=parts))
+        return OffsetCommitResponse(throttle_time_ms=0, topics=topics)
 
     def _listgroups(self, node: int, _request: Any, code: int) -> Any:  # noqa: ANN401
         groups = [

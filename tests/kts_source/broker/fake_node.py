@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kafka.protocol.admin.configs import DescribeConfigsRequest
+from kafka.protocol.admin.configs import DescribeConfigsRequest, IncrementalAlterConfigsRequest
 from kafka.protocol.admin.groups import ListGroupsRequest
 from kafka.protocol.consumer import (
     FetchRequest,
@@ -18,7 +18,9 @@ from kafka.protocol.consumer import (
     OffsetFetchRequest,
     OffsetForLeaderEpochRequest,
 )
-from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
+from kafka.protocol.consumer.group import OffsetCommitRequest
+from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, MetadataRequest
+from kafka.protocol.producer.transaction import InitProducerIdRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,17 +33,25 @@ METADATA: Final = "Metadata"
 EPOCH_ENDS: Final = "OffsetForLeaderEpoch"
 API_VERSIONS: Final = "ApiVersions"
 CONFIGS: Final = "DescribeConfigs"
+OFFSET_COMMIT: Final = "OffsetCommit"
+COORDINATOR: Final = "FindCoordinator"
+PRODUCER_IDS: Final = "InitProducerId"
+ALTER_CONFIGS: Final = "IncrementalAlterConfigs"
 GROUPS: Final = "ListGroups"
 GROUP_OFFSETS: Final = "OffsetFetch"
 KINDS: Final = {
     1: (FETCH, FetchRequest, (4, 17)),
     2: (LIST_OFFSETS, ListOffsetsRequest, (1, 10)),
     3: (METADATA, MetadataRequest, (0, 13)),
+    8: (OFFSET_COMMIT, OffsetCommitRequest, (2, 9)),
+    10: (COORDINATOR, FindCoordinatorRequest, (0, 6)),
     9: (GROUP_OFFSETS, OffsetFetchRequest, (1, 10)),
     16: (GROUPS, ListGroupsRequest, (0, 5)),
     18: (API_VERSIONS, ApiVersionsRequest, (0, 4)),
+    22: (PRODUCER_IDS, InitProducerIdRequest, (0, 5)),
     23: (EPOCH_ENDS, OffsetForLeaderEpochRequest, (2, 4)),
     32: (CONFIGS, DescribeConfigsRequest, (1, 4)),
+    44: (ALTER_CONFIGS, IncrementalAlterConfigsRequest, (0, 1)),
 }
 API_VERSIONS_KEY: Final = 18
 

@@ -35,7 +35,7 @@ def test_help_of_a_command_fits_two_screens_and_names_exit_codes(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    lines = help_of(capsys, name, "--help").splitlines()
+    lines = help_of(capsys, *name.split(), "--help").splitlines()
     assert len(lines) <= 60
     assert max(map(len, lines)) <= 80
     codes = [line.split()[0] for line in lines if re.match(r"  \d+ ", line)]
@@ -47,7 +47,7 @@ def test_help_of_a_command_fits_two_screens_and_names_exit_codes(
 def test_help_all_shows_every_option_of_the_source(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = help_of(capsys, name, "--help-all")
+    text = help_of(capsys, *name.split(), "--help-all")
     replaced = {"cat": {"--tail"}, "export": {"--catalog"}}.get(name, set())
     flags = {flag for flag in SOURCE_FLAGS if not re.search(rf"{flag}(?![\w-])", text)}
     assert flags <= replaced

@@ -114,7 +114,7 @@ def test_kts_export_exits_with_4_and_writes_metrics(tmp_path: Path) -> None:
     tier = json_tier(tmp_path / "tier", {1, 2}, 20)
     metrics = tmp_path / "export.prom"
     arguments = ["export", tier["path"], TOPIC, str(tmp_path / "table"), "--workers", "1"]
-    arguments += ["--value.format", "json", "--value.schema", "id bigint"]
+    arguments += ["-o", "value.format=json", "-o", "value.schema=id bigint"]
     arguments += ["--dead-letters", str(tmp_path / "letters"), "--prometheus", str(metrics)]
     assert main(arguments) == 4
     label = f'{{target="{tmp_path}/table"}}'

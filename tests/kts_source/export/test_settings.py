@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kts_source import backfill
-from kts_source.cli.app import kts
+from kts_source.cli.app import all_commands
 from kts_source.errors import InvalidOptionError
 from kts_source.export.settings import (
     Compaction,
@@ -74,7 +74,7 @@ def test_help_lists_every_argument() -> None:
     text = inspect.getdoc(backfill) or ""
     for name in ("spark", "source", "target", "progress", *ARGUMENTS):
         assert f"\n    {name}: " in text, name
-    options = {option.name for option in kts.commands["export"].params}
+    options = {option.name for option in all_commands()["export"].params}
     in_python_only = {"transform", "target_options", "resume"}
     assert set(ARGUMENTS) - in_python_only <= options
 

@@ -42,9 +42,9 @@ def test_value_matches_condition_finds_valid_and_invalid_utf8(
     [
         ({"keys": "user-1"}, "give a list"),
         ({"keys": b"user-1"}, "give a list"),
-        ({"keys": ["user-1"]}, "give bytes"),
-        ({"keys": [bytearray(b"x")]}, "give bytes"),
-        ({"keys": pa.array([b"x", None])}, "give bytes"),
+        ({"keys": [1]}, "give text, bytes, or None"),
+        ({"keys": [bytearray(b"x")]}, "give text, bytes, or None"),
+        ({"keys": pa.array([b"x", None])}, "give text, bytes, or None"),
         ({"headers": "trace"}, "give a list"),
         ({"producer_ids": [-1]}, "a producer id is negative"),
     ],

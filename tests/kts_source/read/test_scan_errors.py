@@ -327,9 +327,9 @@ def test_offsets_below_the_log_start_raise_error() -> None:
         scan(tier_options("trimmed", startingOffsets='{"trimmed":{"0":5}}'))
 
 
-def test_starting_offsets_that_lack_a_partition_raise_invalid_option_error() -> None:
-    with pytest.raises(InvalidOptionError, match="txn-1"):
-        scan(tier_options("txn", startingOffsets='{"txn":{"0":5}}'))
+def test_starting_offsets_of_unknown_partition_raise_invalid_option_error() -> None:
+    with pytest.raises(InvalidOptionError, match="not read: txn-9"):
+        scan(tier_options("txn", startingOffsets='{"txn":{"0":5,"9":0}}'))
 
 
 def test_wrong_offset_index_raises_error(tier: Path) -> None:

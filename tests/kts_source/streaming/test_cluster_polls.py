@@ -221,7 +221,7 @@ def test_stream_does_not_stop_at_fixed_end_while_brokers_are_unavailable(
 @pytest.mark.usefixtures("topic")
 @pytest.mark.parametrize(
     ("starting", "message"),
-    [('{"t":{"0":0,"7":5}}', "names t-7"), ('{"t":{"0":0},"u":{"0":0}}', "names u-0")],
+    [('{"t":{"0":0,"7":5}}', "not read: t-7"), ('{"t":{"0":0},"u":{"0":0}}', "not read: u-0")],
 )
 def test_starting_offsets_of_unknown_partition_raise_invalid_option_error(
     brokers: FakeCluster, starting: str, message: str

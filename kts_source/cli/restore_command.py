@@ -1,0 +1,218 @@
+"""The commands `kts restore`: give a new cluster the topics of a lost cluster, with the same
+offsets. `docs/restore.md` describes the steps.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kts_source.cli.flags import Command, flag
+from kts_source.cli.output import echo_printable, print_json, write_atomically
+from kts_source.cli.scan_options import json_flag, scan_options
+from kts_source.errors import InvalidOptionError
+from kts_source.restore.committing import commit_restore
+from kts_source.restore.planning import plan_restore
+from kts_source.restore.restore_plan import UNDECIDED_POLICIES
+from kts_source.restore.verification import status_restore, verify_restore
+from kts_source.restore.writing import write_restore
+from kts_source.store.open_store import local_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+@click.group("restore")
+def restore_command() -> None:
+    """Restore topics of a lost cluster, with the same offsets."""
+
+
+def _target_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options of the new cluster."""
+    command = flag(
+        "--to-option",
+        "to_pairs",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Option of the new cluster, such as kafka.security.protocol=SSL.",
+    )(command)
+    return flag("--to", required=True, metavar="HOST:PORT,…", help="Brokers of the new cluster.")(
+        command
+    )
+
+
+def _target(servers: str, pairs: tuple[str, ...]) -> dict[str, str]:
+    return {"kafka.bootstrap.servers": servers, **_pairs("--to-option", pairs)}
+
+
+def _pairs(flag: str, pairs: tuple[str, ...]) -> dict[str, str]:
+    values = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise InvalidOptionError(f"{flag} needs NAME=VALUE, but one has no =")
+        values[name] = text
+    return values
+
+
+@restore_command.command(
+    "plan",
+    cls=Command,
+    examples=(
+        "kts restore plan s3://bucket orders --key-prefix tiered/ \\",
+        "  --to new:9092 --output plan.json",
+    ),
+)
+@flag("--output", required=True, type=click.Path(dir_okay=False), help="File of the plan.")
+@flag(
+    "--undecided",
+    type=click.Choice(UNDECIDED_POLICIES),
+    default=UNDECIDED_POLICIES[0],
+    show_default=True,
+    help="Transactions whose end is not in the tier.",
+)
+@flag("--rename", multiple=True, metavar="OLD=NEW", help="New topic name.")
+@flag(
+    "--resume-at",
+    metavar="JSON",
+    help='Minimum offset of the next record: {"topic": {"0": 4711}}.',
+)
+@_target_options
+@json_flag
+@scan_options("path", "topic", every_topic=True)
+def plan_command(
+    options: Mapping[str, str],
+    *,
+    output: str,
+    undecided: str,
+    rename: tuple[str, ...],
+    resume_at: str | None,
+    to: str,
+    to_pairs: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Compare tier and new cluster. Change nothing, and list every reason to refuse."""
+    local_file(output)  # fail before the work, not after it
+    plan = plan_restore(
+        options,
+        _target(to, to_pairs),
+        undecided=undecided,
+        rename=_pairs("--rename", rename),
+        resume_at=_offsets(resume_at),
+    )
+    write_atomically(output, plan.to_json())
+    if as_json:
+        click.echo(plan.to_json(), nl=False)
+    else:
+        echo_printable(plan.explain())
+    click.get_current_context().exit(1 if plan.refusals else 0)
+
+
+def _offsets(text: str | None) -> dict[str, dict[int, int]]:
+    try:
+        return _numbers(json.loads(text or "{}"))
+    except (ValueError, AttributeError, TypeError):
+        raise InvalidOptionError(
+            f'--resume-at {text!r} is invalid: use JSON such as {{"topic": {{"0": 4711}}}}'
+        ) from None
+
+
+def _numbers(topics: dict[str, dict[str, int]]) -> dict[str, dict[int, int]]:
+    return {
+        topic: {int(number): int(offset) for number, offset in offsets.items()}
+        for topic, offsets in topics.items()
+    }
+
+
+@restore_command.command(
+    "write",
+    cls=Command,
+    examples=(
+        "kts restore write plan.json s3://bucket orders --key-prefix tiered/ \\",
+        "  --log-dir /var/kafka/logs",
+    ),
+)
+@click.argument("plan_file", metavar="PLAN")
+@flag("--log-dir", required=True, metavar="FOLDER", help="Log directory of the stopped broker.")
+@json_flag
+@scan_options("path", "topic", every_topic=True)
+def write_command(
+    options: Mapping[str, str], *, plan_file: str, log_dir: str, as_json: bool
+) -> None:
+    """Write the planned segments into the log directory of a stopped broker. Run it again to
+    continue.
+    """
+    on_partition = lambda name: click.echo(f"written: {name}", err=True)  # noqa: E731
+    write_restore(plan_file, options, log_dir, on_partition=on_partition)
+    _print_lines(status_restore(plan_file), as_json=as_json)
+
+
+@restore_command.command("verify")
+@click.argument("plan_file", metavar="PLAN")
+@_target_options
+@json_flag
+def verify_command(*, plan_file: str, to: str, to_pairs: tuple[str, ...], as_json: bool) -> None:
+    """Compare every row, log start and end that the brokers serve with the restored ones."""
+    differences = verify_restore(plan_file, _target(to, to_pairs))
+    _print_lines(differences or status_restore(plan_file), as_json=as_json)
+    click.get_current_context().exit(1 if differences else 0)
+
+
+@restore_command.command("commit")
+@click.argument("plan_file", metavar="PLAN")
+@flag("--config", multiple=True, metavar="NAME=VALUE", help="New configuration.")
+@flag(
+    "--groups",
+    type=click.Path(exists=True, dir_okay=False),
+    help='JSON file of committed offsets: {"group": {"topic": {"0": 4711}}}.',
+)
+@_target_options
+@json_flag
+def commit_command(
+    *,
+    plan_file: str,
+    config: tuple[str, ...],
+    groups: str | None,
+    to: str,
+    to_pairs: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Verify again, then raise producer ids, commit offsets of groups and set configurations."""
+    report = commit_restore(
+        plan_file,
+        _target(to, to_pairs),
+        configs=_pairs("--config", config),
+        groups=_groups(groups),
+    )
+    _print_lines([*report, *status_restore(plan_file)], as_json=as_json)
+
+
+def _groups(path: str | None) -> dict[str, dict[str, dict[int, int]]]:
+    if path is None:
+        return {}
+    try:
+        parsed = json.loads(Path(path).read_text(encoding="utf-8"))
+        return {group: _numbers(topics) for group, topics in parsed.items()}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise InvalidOptionError(
+            f'--groups {path} is invalid: {error}. Use JSON: {{"group": {{"topic": {{"0": 1}}}}}}'
+        ) from None
+
+
+@restore_command.command("status")
+@click.argument("plan_file", metavar="PLAN")
+@json_flag
+def status_command(*, plan_file: str, as_json: bool) -> None:
+    """Print the finished steps of a restore, and the next step."""
+    _print_lines(status_restore(plan_file), as_json=as_json)
+
+
+def _print_lines(lines: list[str], *, as_json: bool) -> None:
+    if as_json:
+        print_json(lines)
+        return
+    for line in lines:
+        echo_printable(line)

@@ -1,0 +1,268 @@
+"""Hands restored topics over to producers and consumers: producer ids, offsets of groups, and
+configurations.
+
+The new cluster assigns producer ids from 0 on, but the restored log has ids of the old cluster. A
+replica that has seen such an id rejects the new producer that gets it. So ids up to the highest old
+id are used up on every broker.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Final
+
+from kts_source.broker.cluster import Cluster, topic_configs
+from kts_source.broker.connection import PASSING, LostConnectionError, refusal
+from kts_source.errors import BrokerError, BrokerUnavailableError, InvalidOptionError
+from kts_source.restore.journal import Journal
+from kts_source.restore.restore_plan import read_plan
+from kts_source.restore.target import target_settings
+from kts_source.restore.verification import verify_restore
+from kts_source.texts import some
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from kts_source.restore.restore_plan import RestorePlan
+
+_TOPIC: Final = 2
+_SET: Final = 0
+_GROUP: Final = 0
+_PIPELINED: Final = 100
+_PATIENCE_SECONDS: Final = 60.0
+_PAUSE_SECONDS: Final = 0.2
+_UNKNOWN_MEMBER: Final = 25
+_COORDINATOR_MOVES: Final = frozenset({14, 15, 16})
+
+
+def commit_restore(
+    plan_path: str,
+    target: Mapping[str, str],
+    *,
+    configs: Mapping[str, str],
+    groups: Mapping[str, Mapping[str, Mapping[int, int]]],
+) -> list[str]:
+    """Verifies the restored topics again, and then releases them. Call it when the partitions are
+    on their final brokers, and before producers and consumers start. It may be repeated.
+
+    Args:
+        plan_path: Path of the plan file.
+        target: Options `kafka.*` of the new cluster.
+        configs: Configurations that the restored topics get, by name.
+        groups: Committed offsets: by group, topic in the tier, and partition.
+
+    Returns:
+        What was done, for the operator.
+
+    Raises:
+        InvalidOptionError: The restore is not written, the brokers have other rows, or a group or
+            configuration is invalid.
+        BrokerError: The cluster refuses a request.
+    """
+    plan = read_plan(plan_path)
+    journal = Journal(plan_path, plan)
+    offsets, report = clamped_offsets(plan, journal, groups)
+    if differences := verify_restore(plan_path, target):
+        raise InvalidOptionError(f"the restore is not verified: {some(differences)}")
+    with closing(Cluster(target_settings(target))) as cluster:
+        cluster.topics(plan.target_ids)
+        highest = max(
+            (_staged(journal, e.name)["maxProducerId"] for e in plan.partitions), default=-1
+        )
+        for node in cluster.nodes:
+            raise_producer_ids(cluster, node, highest)
+        report.append(f"producer ids up to {highest} are not assigned again")
+        for group, committed in sorted(offsets.items()):
+            commit_offsets(cluster, group, committed)
+            report.append(f"group {group}: {len(committed)} offsets committed")
+        if configs:
+            set_configs(cluster, sorted(plan.target_ids), configs)
+            report.append(f"configurations set: {', '.join(sorted(configs))}")
+    Journal(plan_path, plan).add("committed")
+    return report
+
+
+def clamped_offsets(
+    plan: RestorePlan,
+    journal: Journal,
+    groups: Mapping[str, Mapping[str, Mapping[int, int]]],
+) -> tuple[dict[str, dict[tuple[str, int], int]], list[str]]:
+    """Returns two values: the offsets to commit, by group and target partition, inside the restored
+    logs; and a line for each offset that was changed.
+
+    Raises:
+        InvalidOptionError: A partition is not in the plan.
+    """
+    restored = {(each.topic, each.partition): each for each in plan.partitions}
+    offsets: dict[str, dict[tuple[str, int], int]] = {}
+    report = []
+    for group, topics in groups.items():
+        for topic, numbers in topics.items():
+            for number, offset in numbers.items():
+                each = restored.get((topic, number))
+                if each is None:
+                    raise InvalidOptionError(
+                        f"group {group}: partition {topic}-{number} is not in the restore plan:"
+                        " remove it from the file of groups"
+                    )
+                end = _staged(journal, each.name)["end"]
+                inside = min(max(offset, each.log_start), end)
+                if inside != offset:
+                    report.append(
+                        f"group {group}, {each.name}: offset {offset} is outside the restored log"
+                        f" [{each.log_start}, {end}), so {inside} is committed"
+                    )
+                offsets.setdefault(group, {})[each.target_topic, number] = inside
+    return offsets, report
+
+
+def raise_producer_ids(cluster: Cluster, node: int, highest: int) -> None:
+    """Uses up the producer ids that a broker would assign, until they are above `highest`. Needs
+    the permission IdempotentWrite on the cluster, or Write on a topic.
+
+    Raises:
+        BrokerError: The broker refuses the request.
+        BrokerUnavailableError: The broker does not answer.
+    """
+    from kafka.protocol.producer.transaction import InitProducerIdRequest
+
+    def request() -> Any:  # noqa: ANN401  # kafka-python's message
+        return InitProducerIdRequest(
+            transactional_id=None,
+            transaction_timeout_ms=60_000,
+            producer_id=-1,
+            producer_epoch=-1,
+            version=4,
+        )
+
+    assigned = -1
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while assigned < highest:
+        try:
+            connection = cluster.connection(node)
+            pending = [
+                connection.send(request()) for _ in range(min(_PIPELINED, highest - assigned))
+            ]
+            answers = [connection.receive(each) for each in pending]
+        except LostConnectionError as error:
+            raise BrokerUnavailableError(
+                f"broker {node} does not answer while its producer ids are raised: {error}"
+            ) from None
+        codes = {answer.error_code for answer in answers} - {0}
+        assigned = max([assigned, *(a.producer_id for a in answers if not a.error_code)])
+        if not codes:
+            deadline = time.monotonic() + _PATIENCE_SECONDS
+        elif not codes <= PASSING | _COORDINATOR_MOVES or time.monotonic() > deadline:
+            raise refusal(min(codes)).extended(f" (broker {node}, InitProducerId)")
+        else:
+            time.sleep(_PAUSE_SECONDS)
+
+
+def commit_offsets(cluster: Cluster, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
+    """Commits offsets of a group without members. Needs the permission Read on the group and its
+    topics.
+
+    Raises:
+        InvalidOptionError: The group has members.
+        BrokerError: A broker refuses the request.
+    """
+    from kafka.protocol.consumer.group import OffsetCommitRequest
+    from kafka.protocol.metadata import FindCoordinatorRequest
+
+    topic_type = OffsetCommitRequest.OffsetCommitRequestTopic
+    topics: dict[str, list[Any]] = {}
+    for (topic, number), offset in offsets.items():
+        topics.setdefault(topic, []).append(
+            topic_type.OffsetCommitRequestPartition(
+                partition_index=number,
+                committed_offset=offset,
+                committed_leader_epoch=-1,
+                committed_metadata="",
+            )
+        )
+
+    def attempt() -> Iterable[int]:
+        found = cluster.ask_any(FindCoordinatorRequest(key=group, key_type=_GROUP, version=3))
+        if found.error_code:
+            return [found.error_code]
+        request = OffsetCommitRequest(
+            group_id=group,
+            generation_id_or_member_epoch=-1,
+            member_id="",
+            topics=[topic_type(name=name, partitions=parts) for name, parts in topics.items()],
+            version=8,
+        )
+        try:
+            answer = cluster.ask(found.node_id, request)
+        except LostConnectionError as error:
+            raise BrokerUnavailableError(f"the coordinator does not answer: {error}") from None
+        codes = [part.error_code for topic in answer.topics for part in topic.partitions]
+        if _UNKNOWN_MEMBER in codes:
+            raise InvalidOptionError(f"group {group} has members: stop its consumers")
+        return codes
+
+    try:
+        _repeated(attempt)
+    except BrokerError as error:
+        raise error.extended(f" (group {group})") from None
+
+
+def set_configs(cluster: Cluster, topics: Sequence[str], configs: Mapping[str, str]) -> None:
+    """Sets configurations of topics, and checks that they have the new values. Needs the
+    permissions AlterConfigs and DescribeConfigs on the topics.
+
+    Raises:
+        BrokerError: A broker refuses a configuration.
+    """
+    from kafka.protocol.admin.configs import IncrementalAlterConfigsRequest
+
+    resource = IncrementalAlterConfigsRequest.AlterConfigsResource
+    request = IncrementalAlterConfigsRequest(
+        resources=[
+            resource(
+                resource_type=_TOPIC,
+                resource_name=topic,
+                configs=[
+                    resource.AlterableConfig(name=name, config_operation=_SET, value=value)
+                    for name, value in configs.items()
+                ],
+            )
+            for topic in topics
+        ],
+        validate_only=False,
+        version=1,
+    )
+    for result in cluster.ask_any(request).responses:
+        if result.error_code:
+            raise refusal(result.error_code, topic=result.resource_name).extended(
+                f": {result.error_message}"
+            )
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        found = topic_configs(cluster, topics, list(configs))
+        wrong = [name for name, each in found.items() if each.values != dict(configs)]
+        if not wrong:
+            return
+        if time.monotonic() > deadline:
+            raise BrokerError(f"configurations were set, but brokers report others: {some(wrong)}")
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _repeated(attempt: Callable[[], Iterable[int]]) -> None:
+    """Calls `attempt` until it returns no error code. Raises the first lasting error."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        codes = {code for code in attempt() if code}
+        if not codes:
+            return
+        if not codes <= PASSING | _COORDINATOR_MOVES or time.monotonic() > deadline:
+            raise refusal(min(codes - PASSING or codes))
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _staged(journal: Journal, name: str) -> Mapping[str, Any]:
+    staged = journal.staged(name)
+    if staged is None:
+        raise InvalidOptionError(f"{name} is not written: run kts restore write first")
+    return staged

@@ -1,0 +1,107 @@
+"""Records the finished steps of a restore, so that a killed restore continues.
+
+The journal is the file `<plan>.journal`, a line of JSON per step:
+
+    {"step": "begin", "plan": id, "logDir": folder}
+    {"step": "staged", "partition": "orders-0", "end": 4711, "maxProducerId": 9,
+     "files": {name: size}}
+    {"step": "placed", "partition": "orders-0"}
+    {"step": "written"}                           the checkpoints are updated
+    {"step": "checked", "digests": {…}}           the disk has the rows of the tier
+    {"step": "verified"}                          the brokers have the rows of the disk
+    {"step": "committed"}                         producers and consumers may start
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kts_source.errors import InvalidOptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kts_source.restore.restore_plan import RestorePlan
+
+
+class Journal:
+    """The finished steps of one plan. A last line without a line feed is from a killed process and
+    is removed.
+
+    Args:
+        plan_path: Path of the plan file.
+        plan: The plan.
+
+    Raises:
+        InvalidOptionError: The journal cannot be read, or belongs to another plan.
+    """
+
+    def __init__(self, plan_path: str, plan: RestorePlan) -> None:
+        self.path = Path(f"{plan_path}.journal")
+        self._plan_id = plan.plan_id
+        try:
+            text = self.path.read_bytes() if self.path.exists() else b""
+            whole = text[: text.rfind(b"\n") + 1]
+            self.steps: list[dict[str, Any]] = [json.loads(line) for line in whole.splitlines()]
+        except (OSError, ValueError) as error:
+            raise InvalidOptionError(f"journal {self.path} cannot be read: {error}") from None
+        if len(whole) < len(text):
+            os.truncate(self.path, len(whole))
+        if self.steps and self.steps[0].get("plan") != plan.plan_id:
+            raise InvalidOptionError(
+                f"journal {self.path} belongs to another plan: move it away if that restore is over"
+            )
+
+    def begin(self, log_dir: str) -> None:
+        """Records the log directory.
+
+        Raises:
+            InvalidOptionError: An earlier attempt used another log directory.
+        """
+        if not self.steps:
+            self.add("begin", plan=self._plan_id, logDir=log_dir)
+        elif self.log_dir != log_dir:
+            raise InvalidOptionError(
+                f"this plan was already written to log directory {self.log_dir}: use it again, or"
+                " plan again for another one"
+            )
+
+    def add(self, step: str, **facts: Any) -> dict[str, Any]:  # noqa: ANN401  # values of JSON
+        """Appends a step, waits until it is on the disk, and returns it."""
+        entry = {"step": step, **facts}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.steps.append(entry)
+        return entry
+
+    def has(self, step: str) -> bool:
+        """Returns whether a step of the whole restore is finished."""
+        return any(entry["step"] == step for entry in self.steps)
+
+    @property
+    def log_dir(self) -> str:
+        """Log directory of the restore; empty before `begin`."""
+        return str(self.steps[0]["logDir"]) if self.steps else ""
+
+    def staged(self, partition: str) -> Mapping[str, Any] | None:
+        """Returns the step that recorded the files of a partition, or `None`."""
+        return self._of("staged", partition)
+
+    def is_placed(self, partition: str) -> bool:
+        """Returns whether the files of a partition have their final names."""
+        return self._of("placed", partition) is not None
+
+    @property
+    def digests(self) -> Mapping[str, Mapping[str, str]]:
+        """Digests of the restored rows: by isolation level, then by partition."""
+        found = [entry["digests"] for entry in self.steps if entry["step"] == "checked"]
+        return found[-1] if found else {}
+
+    def _of(self, step: str, partition: str) -> dict[str, Any] | None:
+        found = [e for e in self.steps if e["step"] == step and e.get("partition") == partition]
+        return found[-1] if found else None

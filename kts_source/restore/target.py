@@ -1,0 +1,167 @@
+"""Asks the new cluster about the topics that a restore will fill, and checks that they are ready
+for it.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from kts_source.broker.cluster import EARLIEST, LATEST, Cluster, topic_configs
+from kts_source.broker.kafka_options import broker_settings
+from kts_source.errors import InvalidOptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from kts_source.broker.cluster import ClusterTopic, TopicConfigs
+    from kts_source.broker.settings import BrokerSettings
+    from kts_source.restore.restore_plan import PartitionRestore
+
+REQUIRED_CONFIGS: Final = {
+    "cleanup.policy": "delete",
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+    "remote.storage.enable": "false",
+}
+"""Topic configurations during a restore. Others would delete or compact restored records, or upload
+them, before they are verified.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Facts about the new cluster.
+
+    Attributes:
+        cluster_id: Id of the cluster.
+        node_id: Id of the broker that has all replicas; −1 if there is no such broker.
+        topic_ids: Topic id of each existing target topic.
+        refusals: Reasons why the topics cannot be restored now.
+        notes: Facts that the operator should know.
+    """
+
+    cluster_id: str
+    node_id: int
+    topic_ids: dict[str, str]
+    refusals: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def target_settings(kafka_options: Mapping[str, str]) -> BrokerSettings:
+    """Returns the settings of connections to the new cluster.
+
+    Args:
+        kafka_options: Options `kafka.*` of the new cluster.
+
+    Raises:
+        InvalidOptionError: `kafka.bootstrap.servers` is missing, or an option is invalid.
+    """
+    if wrong := sorted(name for name in kafka_options if not name.lower().startswith("kafka.")):
+        raise InvalidOptionError(f"option {wrong[0]!r} of the new cluster must begin with kafka.")
+    settings, _ = broker_settings({name.lower(): text for name, text in kafka_options.items()})
+    if settings is None:
+        raise InvalidOptionError(
+            "the address of the new cluster is missing: set kafka.bootstrap.servers"
+        )
+    return settings
+
+
+def describe_target(settings: BrokerSettings, partitions: Sequence[PartitionRestore]) -> Target:
+    """Describes the target topics. Reads no records and changes nothing.
+
+    Raises:
+        BrokerError: The cluster refuses a request.
+        BrokerUnavailableError: No broker answers.
+    """
+    from kafka.protocol.metadata import MetadataRequest
+
+    wanted: dict[str, list[PartitionRestore]] = {}
+    for each in partitions:
+        wanted.setdefault(each.target_topic, []).append(each)
+    with closing(Cluster(settings)) as cluster:
+        topics = cluster.topics(wanted)
+        topic_type = MetadataRequest.MetadataRequestTopic
+        names = [topic_type(name=name) for name in topics]
+        answer = cluster.ask_any(MetadataRequest(topics=names, allow_auto_topic_creation=False))
+        replicas = {
+            f"{topic.name}-{partition.partition_index}": tuple(partition.replica_nodes)
+            for topic in answer.topics
+            for partition in topic.partitions
+        }
+        seeds = {nodes[0] for nodes in replicas.values() if len(nodes) == 1}
+        node_id = min(seeds) if len(seeds) == 1 else -1
+        refusals = [
+            f"topic {name} does not exist in the new cluster: create it"
+            for name in sorted(wanted.keys() - topics.keys())
+        ]
+        refusals += [
+            # Another replica would become leader while the seed is stopped. Then the seed would
+            # truncate its log to that of the leader, which is empty.
+            f"{name} of the new cluster has replicas on brokers {list(nodes)}: assign all"
+            " partitions to one broker and no other, until the restore is verified"
+            for name, nodes in sorted(replicas.items())
+            if nodes != (node_id,)
+        ]
+        notes: list[str] = []
+        for name, topic in sorted(topics.items()):
+            refusals += _partition_refusals(topic, wanted[name])
+            numbers = {each.partition for each in wanted[name]}
+            if empty := [n for n in topic.leaders if n not in numbers]:
+                notes.append(f"{name}: the tier has no data of partitions {empty}; they stay empty")
+        refusals += _non_empty(cluster, topics.values())
+        for name, configs in topic_configs(cluster, topics, list(REQUIRED_CONFIGS)).items():
+            refusals += _config_refusals(name, configs)
+    ids = {name: topic.topic_id for name, topic in sorted(topics.items())}
+    return Target(str(answer.cluster_id), node_id, ids, tuple(refusals), tuple(notes))
+
+
+def _partition_refusals(
+    topic: ClusterTopic, partitions: Iterable[PartitionRestore]
+) -> Iterator[str]:
+    for each in partitions:
+        leader = topic.leaders.get(each.partition)
+        if leader is None:
+            yield (
+                f"{each.name} does not exist in the new cluster, which has {len(topic.leaders)}"
+                " partitions: create the topic with the original number of partitions"
+            )
+        elif leader.epoch <= each.max_epoch:
+            # A broker truncates epochs that are not below its own. Consumers with a committed epoch
+            # above the broker's epoch would wait without an error.
+            yield (
+                f"{each.name}: leader epoch {leader.epoch} of the new cluster is not above leader"
+                f" epoch {each.max_epoch} of the tier: raise it by electing leaders or restarting"
+                " the broker, and plan again"
+            )
+
+
+def _non_empty(cluster: Cluster, topics: Iterable[ClusterTopic]) -> Iterator[str]:
+    """Yields a refusal for each partition that has or had records."""
+    pairs = [
+        (topic.topic, number)
+        for topic in topics
+        for number, leader in topic.leaders.items()
+        if leader.node >= 0
+    ]
+    if not pairs:
+        return
+    starts = cluster.offsets(pairs, EARLIEST, read_committed=False)
+    for (topic, number), end in cluster.offsets(pairs, LATEST, read_committed=False).items():
+        if (starts[topic, number], end) != (0, 0):
+            yield (
+                f"{topic}-{number} of the new cluster is not empty: it has offsets"
+                f" [{starts[topic, number]}, {end}). Restore into a new topic"
+            )
+
+
+def _config_refusals(topic: str, configs: TopicConfigs) -> Iterator[str]:
+    if configs.refusal:
+        yield f"{topic}: its configurations cannot be read: {configs.refusal}"
+        return
+    for name, needed in REQUIRED_CONFIGS.items():
+        # Brokers without tiered storage do not report `remote.storage.enable`.
+        value = configs.values.get(name, needed)
+        if value != needed:
+            yield f"{topic}: set {name}={needed} until the restore is verified; it is {value}"

@@ -1,0 +1,103 @@
+"""Tests how restored topics are handed over to producers and consumers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.errors import BrokerError, InvalidOptionError
+from kts_source.restore.committing import commit_restore
+from kts_source.restore.restore_plan import read_plan
+from kts_source.restore.verification import status_restore
+from tests.kts_source.broker.fake_node import (
+    ALTER_CONFIGS,
+    COORDINATOR,
+    OFFSET_COMMIT,
+    PRODUCER_IDS,
+    Fault,
+)
+
+if TYPE_CHECKING:
+    from tests.kts_source.restore.world import NewCluster
+
+OLD_PRODUCER = 9
+"""Highest producer id in the restored log."""
+UNKNOWN_MEMBER, LOADING, NOT_COORDINATOR, INVALID_CONFIG = 25, 14, 16, 40
+
+
+def _commit(
+    cluster: NewCluster,
+    configs: dict[str, str] | None = None,
+    groups: dict[str, dict[str, dict[int, int]]] | None = None,
+) -> list[str]:
+    path = str(cluster.plan_file)
+    return commit_restore(path, cluster.target, configs=configs or {}, groups=groups or {})
+
+
+def test_producer_ids_of_every_broker_are_above_the_old_ones(restored: NewCluster) -> None:
+    restored.brokers.fail(PRODUCER_IDS, Fault(code=LOADING), times=3)
+    _commit(restored)
+    assert restored.brokers.producer_ids[0] == OLD_PRODUCER + 1
+    assert status_restore(str(restored.plan_file))[-2] == "committed"
+
+
+def test_used_producer_ids_are_not_requested_again(restored: NewCluster) -> None:
+    restored.brokers.producer_ids[0] = 5000
+    _commit(restored)
+    assert restored.brokers.producer_ids[0] <= 5000 + OLD_PRODUCER + 1
+
+
+def test_group_offsets_are_committed_and_clamped_to_the_log(restored: NewCluster) -> None:
+    restored.brokers.fail(COORDINATOR, Fault(code=15))
+    restored.brokers.fail(OFFSET_COMMIT, Fault(code=NOT_COORDINATOR))
+    end = read_plan(str(restored.plan_file)).partitions[0].stop
+    groups = {"readers": {"orders": {0: 3}}, "ahead": {"orders": {0: end + 7}}}
+    report = _commit(restored, groups=groups)
+    assert restored.brokers.committed == {
+        ("readers", "orders", 0): 3,
+        ("ahead", "orders", 0): end,
+    }
+    text = f"group ahead, orders-0: offset {end + 7} is outside the restored log [0, {end})"
+    assert report[0].startswith(text)
+    assert len(report) == 4
+
+
+def test_unknown_partition_of_a_group_changes_nothing(restored: NewCluster) -> None:
+    with pytest.raises(InvalidOptionError, match="partition orders-4 is not in the restore plan"):
+        _commit(restored, groups={"readers": {"orders": {4: 3}}})
+    assert restored.brokers.producer_ids == {}
+
+
+def test_group_with_members_is_rejected(restored: NewCluster) -> None:
+    restored.brokers.fail(OFFSET_COMMIT, Fault(code=UNKNOWN_MEMBER))
+    with pytest.raises(InvalidOptionError, match="group readers has members"):
+        _commit(restored, groups={"readers": {"orders": {0: 3}}})
+
+
+def test_configurations_are_set_last(restored: NewCluster) -> None:
+    restored.brokers.fail(OFFSET_COMMIT, Fault(code=UNKNOWN_MEMBER))
+    configs = {"retention.ms": "86400000", "cleanup.policy": "compact"}
+    with pytest.raises(InvalidOptionError):
+        _commit(restored, configs, {"readers": {"orders": {0: 3}}})
+    assert restored.brokers.configs["retention.ms"] == "-1"
+    _commit(restored, configs)
+    assert restored.brokers.configs["retention.ms"] == "86400000"
+    assert restored.brokers.configs["cleanup.policy"] == "compact"
+
+
+def test_invalid_configuration_is_reported(restored: NewCluster) -> None:
+    restored.brokers.fail(ALTER_CONFIGS, Fault(code=INVALID_CONFIG))
+    with pytest.raises(BrokerError, match="orders"):
+        _commit(restored, {"retention.ms": "x"})
+    assert status_restore(str(restored.plan_file))[-2] != "committed"
+
+
+def test_other_rows_on_the_brokers_prevent_the_commit(restored: NewCluster) -> None:
+    partition = restored.brokers.topics["orders"][1][0]
+    partition.log = replace(partition.log, batches=partition.log.batches[:-1])
+    with pytest.raises(InvalidOptionError, match="the restore is not verified: orders-0"):
+        _commit(restored, {"retention.ms": "1"})
+    assert restored.brokers.producer_ids == {}
+    assert restored.brokers.configs["retention.ms"] == "-1"

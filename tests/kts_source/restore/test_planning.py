@@ -1,0 +1,193 @@
+"""Tests what a restore plan contains, and every reason to refuse."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.errors import InvalidOptionError
+from kts_source.restore.restore_plan import RestorePlan, read_plan
+from segment_format.testing import LogBuilder, SimpleRecord
+from tests.golden_data import partition_summaries, tier_options, topic_summary
+from tests.kts_source.broker.fake_broker import FakePartition
+from tests.kts_source.broker.fake_log import fake_log
+from tests.kts_source.restore.world import copied_tier
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.kts_source.restore.world import NewCluster
+
+EPOCHS = tier_options("epochs")
+EPOCH = max(
+    entry["epoch"]
+    for segment in partition_summaries("epochs")[0]["remote_segments"]
+    for entry in [{"epoch": int(epoch)} for epoch in dict(segment["leader_epochs"])]
+)
+
+
+def test_plan_records_the_tier_and_the_new_topic(cluster: NewCluster) -> None:
+    cluster.add_topic("new-trimmed")
+    plan = cluster.plan(tier_options("trimmed"), rename={"trimmed": "new-trimmed"})
+    assert plan.refusals == ()
+    (partition,) = plan.partitions
+    summary = partition_summaries("trimmed")[0]
+    assert (partition.name, partition.topic_id) == (
+        "new-trimmed-0",
+        topic_summary("trimmed")["topicId"],
+    )
+    assert partition.log_start == summary["log_start_offset"]
+    assert partition.stop == partition.resume_at == summary["tier_end_offset"]
+    assert plan.target_ids == {"new-trimmed": _topic_id(cluster, "new-trimmed")}
+    assert read_plan(str(cluster.plan_file)) == plan
+
+
+def test_plan_and_journal_contain_no_credentials(cluster: NewCluster) -> None:
+    cluster.add_topic("epochs")
+    options = {**EPOCHS, "s3.access-key-id": "public", "s3.secret-access-key": "confidential"}
+    cluster.plan(options)
+    cluster.write(options)
+    files = [path for path in cluster.plan_file.parent.iterdir() if path.is_file()]
+    assert len(files) == 2
+    assert all(b"confidential" not in path.read_bytes() for path in files)
+
+
+def _topic_id(cluster: NewCluster, topic: str) -> str:
+    folder = cluster.log_dir / f"{topic}-0"
+    return (folder / "partition.metadata").read_text().split()[-1]
+
+
+def test_missing_topic_is_refused(cluster: NewCluster) -> None:
+    assert cluster.plan(EPOCHS).refusals == (
+        "topic epochs does not exist in the new cluster: create it",
+    )
+
+
+def test_leader_epoch_that_is_not_above_the_tier_is_refused(cluster: NewCluster) -> None:
+    cluster.add_topic("epochs", epoch=EPOCH)
+    (text,) = cluster.plan(EPOCHS).refusals
+    assert f"leader epoch {EPOCH} of the new cluster is not above leader epoch {EPOCH}" in text
+    cluster.brokers.topics["epochs"][1][0].epoch = EPOCH + 1
+    assert cluster.plan(EPOCHS).refusals == ()
+
+
+def test_topic_with_records_is_refused(cluster: NewCluster) -> None:
+    builder = LogBuilder()
+    builder.append([SimpleRecord(b"value", b"key")])
+    cluster.add_topic("epochs")
+    cluster.brokers.create("epochs", [FakePartition(fake_log(builder.build()), epoch=100)])
+    (text,) = cluster.plan(EPOCHS).refusals
+    assert "epochs-0 of the new cluster is not empty: it has offsets [0, 1)" in text
+
+
+def test_fewer_partitions_are_refused_and_more_are_noted(cluster: NewCluster) -> None:
+    cluster.add_topic("wide", partitions=5)
+    (text,) = cluster.plan(tier_options("wide")).refusals
+    assert "wide-5 does not exist in the new cluster, which has 5 partitions" in text
+    cluster.brokers.topics["wide"][1].append(cluster.brokers.topics["wide"][1][0])
+    plan = cluster.plan(tier_options("wide"))
+    assert plan.refusals == ()
+    assert plan.notes == ("wide: the tier has no data of partitions [2, 3]; they stay empty",)
+
+
+@pytest.mark.parametrize("replicas", [(0, 1), (1, 0, 2)])
+def test_topic_with_several_replicas_is_refused(
+    replicas: tuple[int, ...], cluster: NewCluster
+) -> None:
+    cluster.add_topic("epochs")
+    cluster.brokers.topics["epochs"][1][0].replicas = replicas
+    (text,) = cluster.plan(EPOCHS).refusals
+    assert f"epochs-0 of the new cluster has replicas on brokers {list(replicas)}" in text
+
+
+def test_topics_on_different_brokers_are_refused(cluster: NewCluster) -> None:
+    cluster.add_topic("wide", partitions=6)
+    cluster.brokers.topics["wide"][1][4].replicas = (1,)
+    plan = cluster.plan(tier_options("wide"))
+    assert len(plan.refusals) == 6
+    assert plan.node_id == -1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cleanup.policy", "compact"),
+        ("retention.ms", "604800000"),
+        ("retention.bytes", "1"),
+        ("remote.storage.enable", "true"),
+    ],
+)
+def test_configuration_that_would_change_restored_records_is_refused(
+    name: str, value: str, cluster: NewCluster
+) -> None:
+    cluster.add_topic("epochs")
+    cluster.brokers.configs[name] = value
+    (text,) = cluster.plan(EPOCHS).refusals
+    assert text.startswith(f"epochs: set {name}=")
+    assert text.endswith(f"it is {value}")
+
+
+def test_undecided_transactions_are_refused_by_default(cluster: NewCluster) -> None:
+    cluster.add_topic("txn", partitions=2)
+    (text,) = cluster.plan(tier_options("txn")).refusals
+    assert "txn-0: 2 transactions have no known end; the first is of producer 6" in text
+    plan = cluster.plan(tier_options("txn"), undecided="abort")
+    assert plan.refusals == ()
+    assert plan.partitions[0].undecided == tuple(
+        (each["producerId"], each["first"])
+        for each in partition_summaries("txn")[0]["undecided_in_tier"]
+    )
+
+
+def test_hole_is_refused(tmp_path: Path, cluster: NewCluster) -> None:
+    options = copied_tier(tmp_path, "codecs", lost=1)
+    cluster.add_topic("codecs")
+    assert any("no segment in the tier holds offsets" in r for r in cluster.plan(options).refusals)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"startingOffsets": "latest"},
+        {"where": "offset > 1"},
+        {"isolationLevel": "read_uncommitted"},
+        {"kafka.bootstrap.servers": "old:9092"},
+        {"failOnDataLoss": "false"},
+    ],
+)
+def test_option_that_limits_the_restore_is_rejected(
+    options: dict[str, str], cluster: NewCluster
+) -> None:
+    with pytest.raises(InvalidOptionError, match=next(iter(options))):
+        cluster.plan({**EPOCHS, **options})
+
+
+def test_unknown_topic_in_rename_is_rejected(cluster: NewCluster) -> None:
+    with pytest.raises(InvalidOptionError, match="'other'"):
+        cluster.plan(EPOCHS, rename={"other": "new"})
+
+
+def test_two_topics_with_the_same_new_name_are_rejected(cluster: NewCluster) -> None:
+    with pytest.raises(InvalidOptionError, match="same name"):
+        cluster.plan(tier_options("epochs,trimmed"), rename={"epochs": "trimmed"})
+
+
+def test_plan_of_another_version_is_rejected(cluster: NewCluster) -> None:
+    cluster.add_topic("epochs")
+    facts = json.loads(cluster.plan(EPOCHS).to_json())
+    with pytest.raises(InvalidOptionError, match="has version 2"):
+        RestorePlan.from_json(json.dumps({**facts, "version": 2}))
+    for broken in ("", "[]", "{}", json.dumps({**facts, "partitions": [{}]})):
+        with pytest.raises(InvalidOptionError, match="not a restore plan"):
+            RestorePlan.from_json(broken)
+
+
+def test_explanation_lists_partitions_notes_and_refusals(cluster: NewCluster) -> None:
+    cluster.add_topic("epochs")
+    plan = replace(cluster.plan(EPOCHS), notes=("a note",), refusals=("a reason",))
+    text = plan.explain()
+    assert "epochs-0: offsets [0, 865)" in text
+    assert text.endswith("note: a note\nREFUSED: a reason")

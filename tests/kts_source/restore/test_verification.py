@@ -1,0 +1,88 @@
+"""Tests the comparison of brokers with a restore, and the status of a restore."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.errors import InvalidOptionError
+from kts_source.restore.restore_plan import read_plan
+from kts_source.restore.verification import status_restore, verify_restore
+from segment_format.testing import LogBuilder, SimpleRecord
+from tests.kts_source.broker.fake_log import fake_log
+
+if TYPE_CHECKING:
+    from tests.kts_source.restore.world import NewCluster
+
+
+def _verify(cluster: NewCluster) -> list[str]:
+    return verify_restore(str(cluster.plan_file), cluster.target)
+
+
+def test_equal_brokers_are_verified(restored: NewCluster) -> None:
+    assert status_restore(str(restored.plan_file))[-1].startswith("next: start the broker")
+    assert _verify(restored) == []
+    assert status_restore(str(restored.plan_file))[-2].startswith("verified")
+
+
+def test_missing_batch_is_reported(restored: NewCluster) -> None:
+    partition = restored.brokers.topics["orders"][1][0]
+    partition.log = replace(partition.log, batches=partition.log.batches[:-1])
+    texts = _verify(restored)
+    end = read_plan(str(restored.plan_file)).partitions[0].stop
+    assert f"orders-0: end is {end - 1}, but the restore wrote {end}" in texts
+    assert not any("verified" in line for line in status_restore(str(restored.plan_file)))
+
+
+def test_changed_value_is_reported_in_both_isolation_levels(restored: NewCluster) -> None:
+    builder = LogBuilder(leader_epoch=3, codec="zstd")
+    builder.append([SimpleRecord(b"VALUE", b"key 0"), SimpleRecord(None, None)])
+    changed = fake_log(builder.build()).batches[0]
+    partition = restored.brokers.topics["orders"][1][0]
+    partition.log = replace(partition.log, batches=[changed, *partition.log.batches[1:]])
+    texts = _verify(restored)
+    assert [text.split(":")[0] for text in texts] == [
+        "orders-0 (read_uncommitted)",
+        "orders-0 (read_committed)",
+    ]
+
+
+def test_log_start_is_compared(restored: NewCluster) -> None:
+    restored.brokers.topics["orders"][1][0].log.log_start = 2
+    assert "orders-0: log start is 2, but the restore wrote 0" in _verify(restored)
+
+
+def test_low_leader_epoch_is_reported(restored: NewCluster) -> None:
+    restored.brokers.topics["orders"][1][0].epoch = 5
+    (text,) = _verify(restored)
+    assert "leader epoch 5 is not above leader epoch 5 of the old cluster" in text
+
+
+def test_topic_with_another_id_is_rejected(restored: NewCluster) -> None:
+    _, partitions = restored.brokers.topics["orders"]
+    restored.brokers.create("orders", partitions)
+    with pytest.raises(InvalidOptionError, match="does not have the planned topic id"):
+        _verify(restored)
+
+
+def test_verify_before_write_is_rejected(cluster: NewCluster, restored: NewCluster) -> None:
+    (restored.plan_file.parent / "plan.json.journal").unlink()
+    with pytest.raises(InvalidOptionError, match="is not complete: next: stop the broker"):
+        _verify(cluster)
+
+
+def test_partial_line_of_a_killed_write_is_removed(restored: NewCluster) -> None:
+    journal = restored.plan_file.with_name("plan.json.journal")
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + b'{"step": "veri')
+    assert status_restore(str(restored.plan_file))[-1].startswith("next: start the broker")
+    assert journal.read_bytes() == whole
+
+
+def test_journal_of_another_plan_is_rejected(restored: NewCluster) -> None:
+    plan = replace(read_plan(str(restored.plan_file)), plan_id="other")
+    restored.plan_file.write_text(plan.to_json())
+    with pytest.raises(InvalidOptionError, match="belongs to another plan"):
+        status_restore(str(restored.plan_file))

@@ -1,0 +1,340 @@
+"""Tests the log directories that a restore writes, with the rows of the golden tier."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kts_source.errors import InvalidOptionError, ObjectChangedError
+from kts_source.restore.journal import Journal
+from kts_source.restore.restore_plan import read_plan
+from kts_source.restore.verification import status_restore
+from segment_format.index.checkpoints import LeaderEpochCheckpoint, parse_offset_checkpoint
+from segment_format.index.producer_snapshot import parse_producer_snapshot
+from segment_format.kafka_uuid import uuid_from_text
+from tests.golden_data import (
+    LOCAL_TIER,
+    TOPICS,
+    assert_same_rows,
+    expected_records,
+    expected_table,
+    partition_summaries,
+    tier_options,
+    topic_summary,
+)
+from tests.kts_source.planning.scanning import scan
+from tests.kts_source.restore.world import copied_tier, new_cluster
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from tests.golden_data import IsolationLevel
+    from tests.kts_source.restore.world import NewCluster
+
+UNDECIDED = {"encrypted", "txn"}
+EPOCHS = tier_options("epochs")
+
+
+def _written(cluster: NewCluster, topic: str, level: str) -> pa.Table:
+    """Returns the rows that the broker's disk has, read as after a crash of the broker."""
+    return scan(
+        {
+            "path": str(cluster.log_dir),
+            "layout": "kafka-logs",
+            "endOfLog": "true",
+            "subscribe": topic,
+            "isolationLevel": level,
+            "includeHeaders": "true",
+        }
+    )
+
+
+def _restore(cluster: NewCluster, topic: str, **more: Any) -> None:  # noqa: ANN401
+    cluster.add_topic(topic, partitions=len(partition_summaries(topic)))
+    plan = cluster.plan(tier_options(topic), **more)
+    assert plan.refusals == ()
+    cluster.write(tier_options(topic))
+
+
+@pytest.mark.parametrize("topic", sorted(set(TOPICS) - UNDECIDED))
+def test_written_log_serves_the_rows_of_the_tier(topic: str, cluster: NewCluster) -> None:
+    _restore(cluster, topic)
+    levels: tuple[IsolationLevel, ...] = ("read_uncommitted", "read_committed")
+    for level in levels:
+        assert_same_rows(_written(cluster, topic, level), expected_table(topic, level))
+
+
+@pytest.mark.parametrize("topic", sorted(UNDECIDED))
+def test_undecided_transactions_are_aborted(topic: str, cluster: NewCluster) -> None:
+    _restore(cluster, topic, undecided="abort")
+    assert_same_rows(
+        _written(cluster, topic, "read_uncommitted"), expected_table(topic, "read_uncommitted")
+    )
+    records = expected_records(topic).to_pylist()
+    undecided = {
+        (number, epoch["first"], epoch["marker"], epoch["producerId"])
+        for number, summary in partition_summaries(topic).items()
+        for epoch in summary["undecided_in_tier"]
+    }
+    producers = _producers(topic)
+    expected = {
+        (row["partition"], row["offset"])
+        for row in records
+        if row["in_tier"]
+        and row["committed"]
+        and not any(
+            row["partition"] == number
+            and first <= row["offset"] < marker
+            and producers[row["partition"], row["offset"]] == producer
+            for number, first, marker, producer in undecided
+        )
+    }
+    table = _written(cluster, topic, "read_committed")
+    found = list(zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True))
+    assert len(found) == len(set(found))
+    assert set(found) == expected
+
+
+def _producers(topic: str) -> dict[tuple[int, int], int]:
+    """Returns the producer id of each row of transactions, by partition and offset."""
+    table = scan(
+        {
+            **tier_options(topic),
+            "isolationLevel": "read_uncommitted",
+            "columns": "partition,offset,producerId,isTransactional",
+        }
+    )
+    return {
+        (row["partition"], row["offset"]): row["producerId"] if row["isTransactional"] else -2
+        for row in table.to_pylist()
+    }
+
+
+def test_segments_have_the_original_bytes(cluster: NewCluster) -> None:
+    cluster.add_topic("codecs")
+    options = {
+        "path": str(LOCAL_TIER / "tier"),
+        "layout": "local-tiered-storage",
+        "subscribe": "codecs",
+    }
+    cluster.plan(options)
+    cluster.write(options)
+    (folder,) = (LOCAL_TIER / "tier").rglob("codecs-0-*")
+    originals = {path.name[:20]: path.read_bytes() for path in folder.glob("*.log")}
+    written = {path.stem: path.read_bytes() for path in cluster.log_dir.rglob("*.log")}
+    assert originals
+    assert written == originals
+
+
+def test_checkpoints_have_log_start_recovery_point_and_lineage(cluster: NewCluster) -> None:
+    (cluster.log_dir / "log-start-offset-checkpoint").write_text("0\n1\nother 3 12\n")
+    _restore(cluster, "trimmed")
+    summary = partition_summaries("trimmed")[0]
+    end = summary["tier_end_offset"]
+    files = cluster.files()
+    starts = parse_offset_checkpoint(files["log-start-offset-checkpoint"])
+    assert starts == {("other", 3): 12, ("trimmed", 0): summary["log_start_offset"]}
+    assert parse_offset_checkpoint(files["recovery-point-offset-checkpoint"])["trimmed", 0] == end
+    assert parse_producer_snapshot(files[f"trimmed-0/{end:020d}.snapshot"]) == ()
+    entries = LeaderEpochCheckpoint.from_bytes(files["trimmed-0/leader-epoch-checkpoint"]).entries
+    assert {entry.epoch for entry in entries} == {
+        row["leader_epoch"] for row in expected_records("trimmed").to_pylist() if row["in_tier"]
+    }
+
+
+def test_resume_at_leaves_no_offset_to_assign_again(cluster: NewCluster) -> None:
+    _restore(cluster, "epochs", resume_at={"epochs": {0: 5000}})
+    end = parse_offset_checkpoint(cluster.files()["recovery-point-offset-checkpoint"])["epochs", 0]
+    assert end == 5000
+    assert_same_rows(
+        _written(cluster, "epochs", "read_committed"), expected_table("epochs", "read_committed")
+    )
+
+
+def test_refused_plan_is_not_written(cluster: NewCluster) -> None:
+    cluster.add_topic("epochs", epoch=0)
+    cluster.plan(EPOCHS)
+    before = cluster.files()
+    with pytest.raises(InvalidOptionError, match="the plan is refused"):
+        cluster.write(EPOCHS)
+    assert cluster.files() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("meta.properties", "version=1\ncluster.id=another\n", "belongs to cluster 'another'"),
+        ("meta.properties", "version=1\ncluster.id=fake\nnode.id=7\n", "belongs to broker 7"),
+        ("epochs-0/partition.metadata", f"version: 0\ntopic_id: {'A' * 20}BA", "topic id"),
+        ("epochs-0/partition.metadata", "", "is not a partition of the new cluster"),
+        (f"epochs-0/{0:020d}.log", "records", "is not empty"),
+        ("epochs-0/unknown.file", "", "is not empty"),
+    ],
+)
+def test_wrong_log_directory_is_rejected_and_unchanged(
+    name: str, text: str, problem: str, cluster: NewCluster
+) -> None:
+    cluster.add_topic("epochs")
+    cluster.plan(EPOCHS)
+    (cluster.log_dir / name).write_text(text)
+    (cluster.log_dir / ".lock").touch()
+    before = cluster.files()
+    with pytest.raises(InvalidOptionError, match=problem):
+        cluster.write(EPOCHS)
+    assert cluster.files() == before
+
+
+def test_folder_that_is_no_log_directory_is_rejected(cluster: NewCluster, tmp_path: Path) -> None:
+    cluster.add_topic("epochs")
+    cluster.plan(EPOCHS)
+    (cluster.log_dir / "meta.properties").unlink()
+    with pytest.raises(InvalidOptionError, match="is not a formatted log directory"):
+        cluster.write(EPOCHS)
+
+
+def test_log_directory_of_a_running_broker_is_rejected(cluster: NewCluster) -> None:
+    cluster.add_topic("epochs")
+    cluster.plan(EPOCHS)
+    code = (
+        "import fcntl, sys\n"
+        "file = open(sys.argv[1], 'ab')\n"
+        "fcntl.lockf(file, fcntl.LOCK_EX)\n"
+        "print(flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", code, str(cluster.log_dir / ".lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        with pytest.raises(InvalidOptionError, match="stop its broker first"):
+            cluster.write(EPOCHS)
+        holder.communicate()
+    cluster.write(EPOCHS)
+
+
+def test_tier_that_changed_after_the_plan_is_rejected(tmp_path: Path, cluster: NewCluster) -> None:
+    options = copied_tier(tmp_path, "epochs")
+    cluster.add_topic("epochs")
+    cluster.plan(options)
+    (folder,) = (tmp_path / "tier" / "tiered").iterdir()
+    last = max(path.name.rsplit(".", 1)[0] for path in (folder / "0").iterdir())
+    for path in (folder / "0").glob(f"{last}*"):
+        path.unlink()
+    before = cluster.files()
+    with pytest.raises(ObjectChangedError, match="the tier changed"):
+        cluster.write(options)
+    assert {**cluster.files(), ".lock": b""} == {**before, ".lock": b""}
+
+
+def test_second_write_changes_nothing(cluster: NewCluster) -> None:
+    _restore(cluster, "epochs")
+    before = cluster.files()
+    cluster.write(EPOCHS)
+    assert cluster.files() == before
+
+
+def test_another_log_directory_for_the_same_plan_is_rejected(cluster: NewCluster) -> None:
+    cluster.add_topic("epochs")
+    plan = cluster.plan(EPOCHS)
+    Journal(str(cluster.plan_file), plan).begin("/elsewhere")
+    with pytest.raises(InvalidOptionError, match="already written to log directory /elsewhere"):
+        cluster.write(EPOCHS)
+
+
+@pytest.mark.parametrize("topic", ["epochs", pytest.param("txn", marks=pytest.mark.slow)])
+def test_write_continues_after_a_crash_at_every_sync(
+    topic: str, cluster: NewCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.add_topic(topic, partitions=len(partition_summaries(topic)))
+    options = tier_options(topic)
+    cluster.plan(options, undecided="abort")
+    sync, calls, crashes = os.fsync, 0, 0
+    limit = 0
+
+    def crashing(number: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > limit:
+            raise _CrashError
+        sync(number)
+
+    monkeypatch.setattr(os, "fsync", crashing)
+    while True:
+        calls, limit = 0, limit + 1
+        try:
+            cluster.write(options)
+            break
+        except _CrashError:
+            crashes += 1
+            assert status_restore(str(cluster.plan_file))[-1].startswith("next: ")
+    assert crashes > 8
+    names = [name for name in cluster.files() if "kts-restore" in name]
+    assert names == []
+    assert_same_rows(
+        _written(cluster, topic, "read_uncommitted"), expected_table(topic, "read_uncommitted")
+    )
+
+
+class _CrashError(Exception):
+    """Ends a write like a crash: no handler of the product expects it."""
+
+
+def test_changed_file_is_rejected_when_a_write_continues(cluster: NewCluster) -> None:
+    _restore(cluster, "epochs")
+    journal = Journal(str(cluster.plan_file), read_plan(str(cluster.plan_file)))
+    kept = [line for line in journal.path.read_text().splitlines() if '"staged"' in line]
+    begin = journal.path.read_text().splitlines()[0]
+    journal.path.write_text(f"{begin}\n{kept[0]}\n")
+    log = min(cluster.log_dir.rglob("*.log"))
+    log.write_bytes(log.read_bytes() + b"x")
+    with pytest.raises(InvalidOptionError, match="was changed after"):
+        cluster.write(EPOCHS)
+
+
+def test_disks_of_old_brokers_are_restored(tmp_path: Path, cluster: NewCluster) -> None:
+    """A restored log directory is used as the disk of an old broker: alone, and after a tier that
+    lacks the last segment.
+    """
+    topic_id = uuid_from_text(topic_summary("epochs")["topicId"])
+    cluster.add_topic("epochs", topic_id=topic_id)
+    cluster.plan(EPOCHS)
+    cluster.write(EPOCHS)
+    disk = str(cluster.log_dir)
+    alone = {"path": disk, "layout": "kafka-logs", "endOfLog": "true", "subscribe": "epochs"}
+    tier = copied_tier(tmp_path, "epochs", lost=-1)
+    joined = {**tier, "tailPath": disk, "endOfLog": "true"}
+    for number, options in enumerate((alone, joined)):
+        other = new_cluster(tmp_path / str(number), cluster.brokers)
+        other.add_topic(f"copy-{number}")
+        assert other.plan(options, rename={"epochs": f"copy-{number}"}).refusals == ()
+        other.write(options)
+        rows = _written(other, f"copy-{number}", "read_committed").drop_columns(["topic"])
+        assert_same_rows(rows, expected_table("epochs", "read_committed"))
+
+
+@pytest.mark.parametrize("base", [0, 300])
+def test_records_of_a_broker_that_ran_during_the_write_are_not_overwritten(
+    base: int, cluster: NewCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.add_topic("epochs")
+    cluster.plan(EPOCHS)
+    with monkeypatch.context() as patch:
+        patch.setattr("kts_source.restore.writing.place", _crash)
+        with pytest.raises(_CrashError):
+            cluster.write(EPOCHS)
+    log = cluster.log_dir / "epochs-0" / f"{base:020d}.log"
+    log.write_bytes(b"records")
+    before = cluster.files()
+    with pytest.raises(InvalidOptionError, match="records that the restore did not write"):
+        cluster.write(EPOCHS)
+    assert cluster.files() == before
+
+
+def _crash(*_: object) -> None:
+    raise _CrashError

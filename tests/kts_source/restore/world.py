@@ -1,0 +1,103 @@
+"""Provides a new cluster and the log directory of its stopped broker, for tests of restores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kts_source.restore.planning import plan_restore
+from kts_source.restore.writing import write_restore
+from tests.golden_data import TIER, tier_options
+from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
+from tests.kts_source.broker.fake_log import empty_log
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from kts_source.restore.restore_plan import RestorePlan
+
+READY = {
+    "cleanup.policy": "delete",
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+    "remote.storage.enable": "false",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NewCluster:
+    """A cluster with empty topics, and the log directory of the broker that leads them.
+
+    Attributes:
+        brokers: The running brokers.
+        log_dir: Log directory of a stopped broker. It is empty until `add_topic`.
+        plan_file: Path for the plan.
+    """
+
+    brokers: FakeCluster
+    log_dir: Path
+    plan_file: Path
+
+    @property
+    def target(self) -> dict[str, str]:
+        """Options of the new cluster."""
+        return {"kafka.bootstrap.servers": self.brokers.bootstrap}
+
+    def add_topic(
+        self,
+        topic: str,
+        partitions: int = 1,
+        epoch: int = 100,
+        topic_id: uuid.UUID | None = None,
+    ) -> None:
+        """Creates an empty topic whose leaders have a leader epoch."""
+        created = [FakePartition(empty_log(), epoch=epoch) for _ in range(partitions)]
+        id_text = self.brokers.create(topic, created, topic_id)
+        for number in range(partitions):
+            folder = self.log_dir / f"{topic}-{number}"
+            folder.mkdir()
+            (folder / "partition.metadata").write_text(f"version: 0\ntopic_id: {id_text}")
+            (folder / "leader-epoch-checkpoint").write_text("0\n0\n")
+            for suffix in ("log", "index", "timeindex"):
+                (folder / f"{0:020d}.{suffix}").touch()
+
+    def plan(self, options: Mapping[str, str], **more: Any) -> RestorePlan:  # noqa: ANN401
+        """Plans a restore and stores the plan."""
+        plan = plan_restore(options, self.target, **more)
+        self.plan_file.write_text(plan.to_json())
+        return plan
+
+    def write(self, options: Mapping[str, str]) -> None:
+        """Writes the stored plan."""
+        write_restore(str(self.plan_file), options, str(self.log_dir))
+
+    def files(self) -> dict[str, bytes]:
+        """Returns the content of all files below the log directory, by relative path."""
+        paths = (path for path in self.log_dir.rglob("*") if path.is_file())
+        return {str(path.relative_to(self.log_dir)): path.read_bytes() for path in paths}
+
+
+def new_cluster(folder: Path, brokers: FakeCluster) -> NewCluster:
+    """Returns a cluster without topics. `folder` gets the log directory."""
+    brokers.configs = dict(READY)
+    log_dir = folder / "logs"
+    log_dir.mkdir(parents=True)
+    (log_dir / "meta.properties").write_text("#\nversion=1\ncluster.id=fake\nnode.id=0\n")
+    return NewCluster(brokers, log_dir, folder / "plan.json")
+
+
+def copied_tier(folder: Path, topic: str, *, lost: int | None = None) -> dict[str, str]:
+    """Copies a topic of the golden tier, without the objects of segment `lost`. Returns the options
+    of the copy.
+    """
+    (source,) = (TIER / "tiered").glob(f"{topic}-*")
+    paths = sorted((source / "0").iterdir())
+    stems = sorted({path.name.rsplit(".", 1)[0] for path in paths})
+    target = folder / "tier" / "tiered" / source.name / "0"
+    target.mkdir(parents=True)
+    for path in paths:
+        if lost is None or not path.name.startswith(stems[lost]):
+            (target / path.name).write_bytes(path.read_bytes())
+    return tier_options(topic, path=str(folder / "tier"))
