@@ -54,10 +54,11 @@ FOLDER: Final = Path("build/bench")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run benchmarks by name.
+    """Runs benchmarks by name.
 
     Returns:
-        Exit status: 1 if a part failed, or a goal is not met and `--strict` is given.
+        Exit status: 1 if a part failed, or if `--strict` is given and a goal is not met. Otherwise
+        0.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")

@@ -1,7 +1,7 @@
 """Measures each stage of a scan separately, on the bytes of one kind of records.
 
-The sum of the stages is the additive bound. The budget uses the stages that the scan's own metrics
-do not separate.
+The sum of the stages is called the additive bound. The table of times per stage on the result page
+uses only the stages that the metrics of a scan do not separate.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ _COLUMNS: Final = tuple(name for name in DEFAULT_COLUMNS if name in RECORD_COLUM
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """Seconds per record of each stage when it runs alone, on one core.
+    """Seconds per record of each stage, measured alone on one core.
 
     Attributes:
-        frame: Walking from header to header without decoding.
+        frame: Reading batch headers, without decoding records.
         crc: CRC-32C of the stored batches.
-        codec: The batches' codec; 0 without a codec.
-        chunk: zstd of chunks; 0 if they are not compressed.
-        decrypt: AES-GCM of chunks; 0 if they are not encrypted.
-        plain: Decoding uncompressed batches of the same records to Arrow, with framing and CRC.
+        codec: Decompression of the batches; 0 without a codec.
+        chunk: Decompression of the chunks; 0 if they are not compressed.
+        decrypt: AES-GCM of the chunks; 0 if they are not encrypted.
+        plain: Decoding uncompressed batches of the same records to Arrow, including headers and
+            CRC.
     """
 
     frame: float
@@ -57,7 +58,7 @@ class Alone:
 
 
 def measure_alone(shape: TierShape, *, repeats: int) -> Alone:
-    """Measures every stage for this shape."""
+    """Returns the seconds of each stage for the records of this shape."""
     stored, plain = _batches(shape, shape.codec), _batches(shape, "none")
     records = len(stored.sizes) * stored.records_per_batch
     starts = np.concatenate(([0], np.cumsum(stored.sizes)))
@@ -101,7 +102,9 @@ def _decode(data: bytes, *, start_offset: int = 0, check_crcs: bool = True) -> N
 
 
 def _chunks(log: bytes, shape: TierShape, repeats: int) -> tuple[float, float]:
-    """Returns the seconds of zstd and of AES-GCM for the full log in chunks."""
+    """Splits the log into chunks. Returns the seconds to decompress all chunks, and to decrypt
+    them.
+    """
     chunks = [log[start : start + _CHUNK] for start in range(0, len(log), _CHUNK)]
     chunk = decrypt = 0.0
     if shape.compression:

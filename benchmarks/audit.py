@@ -1,8 +1,8 @@
 """Measures audits on one core.
 
-One part audits every byte, and compares the time with that of checksum and codec alone. The other
-part audits the manifests and side files of 100,000 segments on a store that takes 20 ms per
-request, first without and then with a cache.
+The first part audits every byte of a tier. It compares the time with the time of checksums and
+decompression alone. The second part audits the manifests and side files of 100,000 segments on a
+store that takes 20 ms per request, first without a cache and then with one.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Measured:
 
 
 def run(*, quick: bool) -> list[Row]:
-    """Returns all figures.
+    """Returns the rows of both parts.
 
     Args:
-        quick: Uses a tenth of the bytes and of the segments, with the same goals.
+        quick: True to use a tenth of the bytes and of the segments. The goals stay the same.
     """
     return [*_bytes(quick), *_metadata(50 if quick else 500)]
 

@@ -36,7 +36,7 @@ class SkippedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """One query in one session.
+    """A query in a session. Its time is compared with the times of other contestants.
 
     Attributes:
         session: Name of a session of `Bench`.
@@ -51,7 +51,7 @@ class Contestant:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Runs of one contestant, one per round."""
+    """Measured runs of one contestant: one run per round."""
 
     runs: tuple[Run, ...]
 
@@ -66,19 +66,21 @@ class Timings:
         return statistics.median(run.processor for run in self.runs)
 
     def median(self, get: Callable[[Run], float]) -> float:
-        """Returns the median of a value of each run."""
+        """Returns the median of the values that `get` returns for the runs."""
         return statistics.median(get(run) for run in self.runs)
 
     def times_faster_than(self, other: Timings) -> float:
-        """Returns how many times faster these runs are than the runs of `other`: the median of all
-        rounds.
+        """Returns how many times faster these runs are than the runs of `other`.
+
+        Computes the ratio of the wall times for each round, and returns the median.
         """
         pairs = zip(self.runs, other.runs, strict=True)
         return statistics.median(theirs.seconds / ours.seconds for ours, theirs in pairs)
 
     def processor_share_of(self, other: Timings) -> float:
-        """Returns the processor time of these runs divided by that of `other`: the median of all
-        rounds.
+        """Returns the processor time of these runs divided by that of the runs of `other`.
+
+        Computes the ratio for each round, and returns the median.
         """
         pairs = zip(self.runs, other.runs, strict=True)
         return statistics.median(ours.processor / theirs.processor for ours, theirs in pairs)
@@ -89,8 +91,8 @@ class Bench:
     """One run of the benchmarks.
 
     Attributes:
-        quick: Uses small inputs and few repeats.
-        report: Collects budgets and skipped parts.
+        quick: True to use small inputs and few repeats.
+        report: Receives the times per stage, and the parts that were skipped.
     """
 
     quick: bool
@@ -148,7 +150,7 @@ class Bench:
 
     @property
     def others(self) -> dict[str, str]:
-        """Returns the library versions of the sessions' processes."""
+        """Returns each session's Spark version and the broker's Kafka version, by name."""
         versions = {name: session.spark_version for name, session in self._sessions.items()}
         if self._broker is not None:
             from tests.integration.kafka_jars import KAFKA_VERSION, SPARK_KAFKA
@@ -238,15 +240,16 @@ def ceiling(
     codec: str = "none",
     key: str = "",
 ) -> Query:
-    """Returns a query of prebuilt batches with this schema, these sizes and this number of tasks.
+    """Returns a query of prebuilt batches. Its speed is the upper bound for any data source in
+    Python.
 
     Args:
         columns: Columns of the table.
         rows: Rows of all tasks.
         tasks: Number of tasks.
         value_bytes: Size of each value.
-        logs: Pattern of log files that libraries read, decode, check and copy at the same time;
-            see `LibraryWork`. Empty for none.
+        logs: Pattern of log files. While Spark reads the prebuilt batches, libraries read, decode,
+            check and copy these files; see `LibraryWork`. Empty for no files.
         codec: Codec of the batches in these logs.
         key: File of the private key of these logs.
     """

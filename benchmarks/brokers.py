@@ -1,9 +1,10 @@
 """Runs a real broker on loopback. This library and its peers read the same topics from it.
 
-`small` and `large` have their closed segments in the tier only (`LocalTieredStorage`, whose folder
-this library reads); `small-hot` and `large-hot` have the same records on the broker's disk and in
-the page cache. A quick run has only the small topics. Records are dated over 30 days. `aborts` has
-5 % of its records in aborted transactions.
+The closed segments of topics `small` and `large` are only in the tier. The tier is the folder of
+`LocalTieredStorage`, which this library reads. Topics `small-hot` and `large-hot` have the same
+records on the broker's disk and in the page cache. In topic `aborts`, 5 % of the records belong to
+aborted transactions. The timestamps of the records are spread over 30 days. A quick run has only
+the small topics.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Topic:
 
     Attributes:
         value_bytes: Size of every value.
-        stops: Maps a partition to its exclusive end in the tier, where all readers stop.
+        stops: Maps each partition to the offset at which all readers stop: its exclusive end in the
+            tier.
         first_ms: Timestamp of each partition's first record.
         step_ms: Time between records of a partition.
     """
@@ -57,12 +59,12 @@ class Topic:
 
     @property
     def records(self) -> int:
-        """Returns the number of records below the stops."""
+        """Returns the number of records that readers return."""
         return sum(self.stops.values())
 
     @property
     def ends(self) -> str:
-        """Returns option `endingOffsets`."""
+        """Returns the value of option `endingOffsets` that ends a read at `stops`."""
         return json.dumps({self.name: {str(number): stop for number, stop in self.stops.items()}})
 
     def date_ms(self, share: float) -> int:
@@ -104,9 +106,10 @@ class FilledBroker:
     topics: Mapping[str, Topic]
 
     def through_broker(self, topic: str, **changes: object) -> Query:
-        """Returns the query for Spark's own Kafka source.
+        """Returns the query that reads a topic with Spark's own Kafka source.
 
-        `changes` replaces fields of the query; its `options` are added.
+        `changes` replaces fields of the query. If it contains `options`, these are added to the
+        options of the query.
         """
         options = {
             "kafka.bootstrap.servers": self.broker.bootstrap,
@@ -117,7 +120,9 @@ class FilledBroker:
         return _query("kafka", options, changes)
 
     def from_tier(self, topic: str, **changes: object) -> Query:
-        """Returns the query that reads the rows of `through_broker` from the tier."""
+        """Returns the query that reads the same rows as `through_broker`, but from the tier with
+        this library.
+        """
         options = {
             "path": str(self.broker.tier),
             "layout": "local-tiered-storage",
@@ -126,8 +131,8 @@ class FilledBroker:
         return _query("tiered-kafka", options, changes)
 
     def from_brokers(self, topic: str, **changes: object) -> Query:
-        """Returns the query for the rows of `through_broker`, read by this library from the same
-        broker.
+        """Returns the query that reads the same rows as `through_broker` from the same broker, but
+        with this library.
         """
         options = {
             "kafka.bootstrap.servers": self.broker.bootstrap,
@@ -137,7 +142,7 @@ class FilledBroker:
         return _query("tiered-kafka", options, changes)
 
     def logs(self, topic: str) -> str:
-        """Returns the pattern of a topic's files in the tier."""
+        """Returns a glob pattern that matches the log files of a topic in the tier."""
         return f"{self.broker.tier}/kafka-tiered-storage/{topic}-[0-9]-*/*.log"
 
 
@@ -187,8 +192,8 @@ def filled_broker(
 
 
 class _Values:
-    """Generates JSON-like text, cut from a pool at random positions, which is faster than
-    generating each.
+    """Generates JSON-like texts. Cuts them from a pool at random positions, because generating each
+    text separately would be slower.
     """
 
     def __init__(self, size: int) -> None:

@@ -37,7 +37,9 @@ _MEGA = 1e6
 
 
 def run(*, quick: bool) -> list[Row]:
-    """Returns every row of the speed table, with its bounds."""
+    """Returns the rows of the speed table: each measured speed and the bounds that it is compared
+    with.
+    """
     total = (8 << 20) if quick else (48 << 20)
     repeats = 5 if quick else 15
     small = _log(_SMALL, total)

@@ -1,5 +1,5 @@
-"""Measures scans without Spark: `kts_source.scan` in one and two threads, and engines that use
-it.
+"""Measures scans without Spark: `kts_source.scan` in one and in two threads, and engines that read
+such a scan.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def _one_thread(tier: Tier, label: str, rounds: int) -> list[Row]:
 
 
 def _aggregates(tier: Tier, label: str, rounds: int) -> list[Row]:
-    """Compares Polars and DuckDB queries of a scan with reading the scan alone, and with the same
-    queries of data in memory.
+    """Compares Polars and DuckDB queries of a scan with two bounds: reading the scan without a
+    query, and the same queries of data in memory.
     """
     columns = ["partition", "offset", "value", "timestamp"]
     scan = kts_source.scan(tier.options).select(columns)

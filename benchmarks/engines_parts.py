@@ -1,5 +1,5 @@
-"""Measures lower bounds of a scan without Spark: reading the bytes, and decoding them, each
-separately.
+"""Measures two lower bounds of a scan without Spark: the time to read the bytes, and the time to
+decode them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WINDOW: Final = 8 << 20
 
 
 def read(logs: Sequence[Path]) -> None:
-    """Reads files and does nothing else."""
+    """Reads files in windows and drops the bytes."""
     memory = memoryview(bytearray(_WINDOW))
     for path in logs:
         with path.open("rb", buffering=0) as file:
@@ -27,7 +27,9 @@ def read(logs: Sequence[Path]) -> None:
 
 
 def read_and_decode(logs: Sequence[Path]) -> None:
-    """Reads and decodes windows in turns, and does nothing else."""
+    """Reads files in windows. Decodes each window before it reads the next one, and drops the
+    batches.
+    """
     memory = memoryview(bytearray(_WINDOW))
     for path in logs:
         decoder = _decoder()

@@ -1,5 +1,5 @@
-"""Measures scans without Spark from a real S3 server: cost of the client, and time to the first
-rows.
+"""Measures scans without Spark from a real S3 server: the processor time of the client, and the
+time to the first rows.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _BY_S3FS: Final = {"storageOptions": '{"use_ssl": true}'}
 
 
 def s3_rows(bench: Bench, *, tier: Tier, label: str) -> list[Row]:
-    """Measures the processor time of the client for each of two S3 libraries, the cost of latency,
+    """Measures a scan with each of two S3 clients: processor time, additional time with latency,
     and the time to the first rows.
 
     Raises:
@@ -194,8 +194,8 @@ def _ranges(tier: Tier) -> list[tuple[str, int, int]]:
 def _read(
     options: Mapping[str, str], ranges: Sequence[tuple[str, int, int]]
 ) -> tuple[float, float]:
-    """Returns seconds and processor seconds of the requests alone, with the parallelism of a
-    scan.
+    """Sends the requests of a scan without decoding the responses, with as many concurrent requests
+    as a scan. Returns wall seconds and processor seconds.
     """
     store = open_store(f"s3://{BUCKET}", storage_options_from(options))
 
@@ -209,8 +209,8 @@ def _read(
 
 
 def _fetched(store: S3Store, ranges: Sequence[tuple[str, int, int]]) -> tuple[float, float]:
-    """Measures the requests of `_read` with obstore. Streams the responses in pieces to count the
-    bytes.
+    """Sends the requests of `_read` with obstore. Returns wall seconds and processor seconds.
+    Streams the responses, to count their bytes.
     """
 
     async def one(key: str, start: int, stop: int) -> int:
@@ -232,14 +232,14 @@ def _fetched(store: S3Store, ranges: Sequence[tuple[str, int, int]]) -> tuple[fl
 
 
 def _planned(options: Mapping[str, str]) -> tuple[float, float]:
-    """Returns seconds and processor seconds of a plan."""
+    """Plans a scan. Returns wall seconds and processor seconds."""
     began, own = time.perf_counter(), time.process_time()
     assert kts_source.scan(options).tasks
     return time.perf_counter() - began, time.process_time() - own
 
 
 def _decoded(tier: Tier) -> tuple[float, float]:
-    """Returns seconds and processor seconds of decoding the bytes of the tier from memory."""
+    """Decodes the bytes of the tier from memory. Returns wall seconds and processor seconds."""
     logs = sorted(tier.path.glob("*/*/*.log"))
     log = logs[0].read_bytes()
     began, own = time.perf_counter(), time.process_time()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def against_spark(bench: Bench, tier: Tier, label: str, goal: float) -> list[Row]:
-    """Measures this library's source on Sail and on Spark.
+    """Compares this library's source on Sail with the same source on Spark.
 
     Raises:
         SkippedError: Sail or Spark 4.0 is missing.

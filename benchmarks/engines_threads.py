@@ -39,9 +39,11 @@ def drain(scan: Scan, threads: int, records: int) -> None:
 
 
 def thread_rows(tier: Tier, label: str, rounds: int) -> list[Row]:
-    """Measures `scan().to_reader()`, and the bounds that the system and Python set.
+    """Compares two threads of `scan().to_reader()` with two processes.
 
-    Each contestant runs in its own processes, which do nothing else.
+    Also compares threads with processes that only decode, or that only read and decode in a loop.
+    These ratios are the bounds that Python and the operating system set. Each contestant runs in
+    separate processes that do nothing else.
     """
     logs = sorted(tier.path.glob("*/*/*.log"))
     scan = kts_source.scan(tier.options)
@@ -98,8 +100,8 @@ class _Processes:
     """Processes that repeat their work on request.
 
     Args:
-        works: A function for each process. The process calls it at its start; the result is the
-            work to repeat.
+        works: A function for each process, which calls it once at its start. The function returns
+            the action that the process repeats.
     """
 
     def __init__(self, works: Sequence[Callable[[], Callable[[], object]]]) -> None:
@@ -123,7 +125,7 @@ class _Processes:
             worker.join(30)
 
     def run(self) -> None:
-        """Runs all work once."""
+        """Makes every process run its action once, and waits for all of them."""
         for pipe in self._pipes:
             pipe.send(True)
         for pipe in self._pipes:
@@ -152,10 +154,10 @@ def _decoding(path: Path, repeats: int) -> Callable[[], object]:
 
 
 def _in_threads(works: Sequence[Callable[[], Callable[[], object]]]) -> Callable[[], object]:
-    """Returns a function that does the work of several processes in one process, with a thread for
-    each.
+    """Returns a function that runs the actions of several processes in one process, with one thread
+    for each action.
 
-    Each run uses new threads, like a scan.
+    Each call starts new threads, as a scan does.
     """
     actions = [work() for work in works]
 

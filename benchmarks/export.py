@@ -1,14 +1,14 @@
-"""Measures the export to zstd Parquet against `write_table` alone, and against Spark writing the
-same rows.
+"""Measures the export to zstd Parquet. Compares it with `write_table` alone, and with Spark, which
+writes the same rows.
 
-In addition to writing, an export fetches, checks, decompresses and decodes. Decompressing zstd
+Unlike `write_table`, an export also fetches, checks, decompresses and decodes. Decompressing zstd
 batches alone costs about half as much as compressing the same bytes for Parquet. The rows therefore
-also show both codecs, and the best speed that the codecs alone allow. All writers use the same zstd
-level.
+also show the time of both codecs, and the highest speed that the codecs alone allow. All writers
+use the same zstd level.
 
-The figures are the processor time of one task in its own process. So its memory is measured
-separately, and other load on the machine has little effect. Figures through Spark are wall times;
-the contestants run in turns.
+The figures are the processor time of one task in a separate process, so other load on the machine
+has little effect, and the peak memory is only that of the task. Figures through Spark are wall
+times; the contestants run in turns.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CORES: Final = 2
 
 
 def run(*, quick: bool) -> list[Row]:
-    """Returns shares, ratios and memory for records of 100 B and 1 KB."""
+    """Returns the rows for records of 100 B and of 1 KB: shares, ratios and memory."""
     log_bytes = 128 << 20 if quick else 512 << 20
     repeats = 2 if quick else 5
     rows: list[Row] = []

@@ -1,7 +1,8 @@
-"""Measures bounds of an export that do not depend on its code: the codecs of log and table, and the
-Parquet writer.
+"""Measures lower bounds for the time of an export: the codecs of log and table, and the Parquet
+writer.
 
-The parts are measured with the exported bytes, on one core.
+The bounds do not depend on the code of the export. They are measured with the exported bytes, on
+one core.
 """
 
 from __future__ import annotations
@@ -43,13 +44,15 @@ _PAGE: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ExportParts:
-    """Least processor seconds of each part of an export of one tier.
+    """Shortest measured processor time of each part of an export of one tier, in seconds.
 
     Attributes:
         write_table: `pyarrow.parquet.write_table` with the same batches, from memory to a file.
-        decompress: The codec's library with the batches of the log; 0 without a codec.
-        compress: zstd of only the keys and values, in pieces of the size of a page.
-        write: The export's writer with the same batches, from memory to a file.
+        decompress: Decompressing the batches of the log with the codec's library; 0 without a
+            codec.
+        compress: Compressing only the keys and values with zstd, in pieces of the size of a Parquet
+            page.
+        write: The export's own writer with the same batches, from memory to a file.
         records: Number of records.
     """
 
@@ -61,7 +64,9 @@ class ExportParts:
 
 
 def in_a_process(work: Callable[..., _Result], *arguments: object) -> _Result:
-    """Runs the work in a new process with its own memory and caches."""
+    """Calls `work` in a new process and returns the result. So other benchmarks do not affect
+    memory and caches.
+    """
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(work, *arguments).result()
@@ -70,14 +75,13 @@ def in_a_process(work: Callable[..., _Result], *arguments: object) -> _Result:
 def measure_parts(
     options: Mapping[str, str], codec: str, repeats: int, max_records: int = 1 << 62
 ) -> ExportParts:
-    """Measures the parts of an export of all records or of the first records of a tier. Its chunks
-    must not be compressed.
+    """Measures the parts of an export of a tier. The chunks of the tier must not be compressed.
 
     Args:
         options: Options of the data source.
-        codec: Codec of the batches; `none` unless the tier is exported completely.
-        repeats: Repeats of each part.
-        max_records: Approximate number of records.
+        codec: Codec of the batches. It must be `none` if only the first records are exported.
+        repeats: Number of measurements of each part.
+        max_records: Approximate number of exported records, counted from the start of the tier.
     """
     table = _rows(options, max_records)
     write_table, compress, write = _writing(table, repeats)

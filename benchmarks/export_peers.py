@@ -23,7 +23,9 @@ _BOUND_BYTES: Final = 256 << 20
 
 
 def run(bench: Bench) -> list[Row]:
-    """Measures both record sizes. The values are JSON-like text, and the zstd level is the same."""
+    """Measures both record sizes. The values are JSON-like text. Both writers use the same zstd
+    level.
+    """
     rows: list[Row] = []
     for name in ("small",) if bench.quick else ("small", "large"):
         rows += _one(bench, name)
@@ -31,8 +33,8 @@ def run(bench: Bench) -> list[Row]:
 
 
 def _one(bench: Bench, name: str) -> list[Row]:
-    """Measures one topic. Every run writes to an empty folder, because an export into a complete
-    table would write nothing.
+    """Compares the two ways for topic `name`. Every run writes to an empty folder, because an
+    export into a complete table would write nothing.
     """
     broker = bench.broker()
     topic = broker.topics[name]

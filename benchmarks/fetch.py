@@ -1,5 +1,6 @@
-"""Measures reads from a slow store, and AES. Checks that reads hide the latency, send few requests,
-read no byte twice, and use limited memory.
+"""Measures reads from a slow store, and decryption with AES.
+
+Checks that reads hide the latency, send few requests, read no byte twice, and use limited memory.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ _LIMIT_BATCHES: Final = 2  # Spark reads this many batches from a slow source be
 
 
 class DistantStore(LocalStore):
-    """Local files, read like objects of a store: large requests, with read-ahead."""
+    """Local files that the reader treats as a remote store: it sends large requests and reads
+    ahead.
+    """
 
     is_near = False
     lists_in_pages = False
@@ -142,7 +145,7 @@ def _latency(tier: Tier, repeats: int) -> list[Row]:
         name: tier.stored_bytes / statistics.median(times) / 1e6 for name, times in seconds.items()
     }
     requests = parse_options(tier.options).max_concurrent_requests
-    bound = _most(requests) / 1e6
+    bound = _max_bytes_per_second(requests) / 1e6
     many = _MORE_CONNECTIONS["maxConcurrentRequests"]
     return [
         Row("fetch, local files", speed["local"], "MB/s").noted("one thread, 100 B, decoded"),
@@ -164,9 +167,9 @@ def _latency(tier: Tier, repeats: int) -> list[Row]:
     ]
 
 
-def _most(requests: int) -> float:
-    """Returns the maximum bytes per second of `requests` connections, if each of them always waits
-    for a response of 8 MiB.
+def _max_bytes_per_second(requests: int) -> float:
+    """Returns the maximum throughput of `requests` connections, each of which reads responses of 8
+    MiB one after the other.
     """
     takes = FIRST_BYTE_SECONDS + ENOUGH_REQUEST_BYTES / BYTES_PER_SECOND
     return requests * ENOUGH_REQUEST_BYTES / takes
@@ -200,7 +203,9 @@ def _limit(tier: Tier) -> Row:
 
 
 def _memory(log_bytes: int) -> list[Row]:
-    """Measures in a new process, so that other benchmarks do not change the peak memory."""
+    """Returns the row of the peak memory. Measures in a new process, because other benchmarks would
+    change the peak.
+    """
     grown = subprocess.run(
         [sys.executable, "-m", "benchmarks.fetch", str(log_bytes)],
         check=True,
@@ -214,8 +219,8 @@ def _memory(log_bytes: int) -> list[Row]:
 
 
 def _peak() -> int:
-    """Returns the peak memory in bytes. Uses the kernel's counter, which can be reset, instead of
-    `ru_maxrss`, which cannot.
+    """Returns the peak memory of this process in bytes. Reads `VmHWM`, because `ru_maxrss` cannot
+    be reset.
     """
     with Path("/proc/self/status").open(encoding="ascii") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))

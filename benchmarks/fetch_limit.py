@@ -1,6 +1,8 @@
-"""Measures `limit(10)` of a topic of 100 GiB on an S3 server 60 ms away: bytes read and time.
+"""Measures `limit(10)` of a topic of 100 GiB on an S3 server with 60 ms latency: bytes read and
+time.
 
-Only the first segment has data. All others are sparse files of the right size, with manifests.
+Only the first segment has data. All later segments are sparse files of the right size, with
+manifests.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ _OUR_DAEMON: Final = "kts_source.spark.daemon"
 
 
 def limit_rows(pace: tuple[float, float]) -> list[Row]:
-    """Measures a query of ten rows in a warm Spark session. Does not measure the first run, which
-    includes planning.
+    """Measures a query of ten rows in a Spark session that has already run the query once. The
+    first run is not measured, because it includes planning.
 
     Args:
         pace: Seconds to the first byte, and bytes per second of one connection.
@@ -88,12 +90,13 @@ def limit_rows(pace: tuple[float, float]) -> list[Row]:
 
 
 class _Runs(NamedTuple):
-    """Measured runs of one session, without the first run of each kind, which includes planning.
+    """Measured runs of one session. The first run of each kind is omitted, because it includes
+    planning.
 
     Attributes:
-        of_nothing: Seconds of a source with prebuilt rows, in a new worker.
-        seconds: Seconds of this library, in a new worker.
-        read_before: Seconds of this library, in a worker that has already run another query of it.
+        of_nothing: Seconds of a query of prebuilt rows, in a new worker.
+        seconds: Seconds of a query of this library, in a new worker.
+        read_before: Seconds of a query of this library, in a worker that has already run one.
         touched: Bytes that this library read.
     """
 
@@ -142,7 +145,7 @@ def _lines(folder: Path) -> Iterator[dict[str, int]]:
 
 
 def _grow(small: Path, bucket: Path) -> None:
-    """Writes the first segment of a tier, and sparse files after it."""
+    """Copies the first segment of tier `small` to `bucket`, and adds sparse segments after it."""
     first = min(small.glob("*/0/*.rsm-manifest"))
     target = bucket / first.parent.relative_to(small)
     target.mkdir(parents=True)

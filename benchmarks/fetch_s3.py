@@ -1,4 +1,6 @@
-"""Measures scans from an S3 server through a proxy, without delay and with 60 ms and 90 MB/s."""
+"""Measures scans from an S3 server through a proxy: without delay, and with 60 ms latency and 90
+MB/s.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,8 @@ def s3_rows(
 
     Args:
         tier: The tier to read.
-        read: Reads all of a plan from a store.
-        repeats: Measured rounds, after one warm-up round.
+        read: Function that reads all slices of a plan from a store.
+        repeats: Number of measured rounds, after one warm-up round.
         pace: Seconds to the first byte, and bytes per second of one connection.
     """
     program = server_program()
@@ -85,8 +87,10 @@ def _timed_scans(
     repeats: int,
     pace: tuple[float, float],
 ) -> dict[str, list[tuple[float, float, float]]]:
-    """Returns three values for each scan, without and with `pace`: seconds, processor time of the
-    client, and processor time of the server.
+    """Scans without delay (`near`) and with the delay `pace` (`far`).
+
+    Returns three values for each scan: seconds, processor time of the client, and processor time of
+    the server.
     """
     runs: dict[str, list[tuple[float, float, float]]] = {"near": [], "far": []}
     with (
@@ -121,7 +125,9 @@ def _wall(runs: list[tuple[float, float, float]]) -> float:
 
 
 def server_program() -> str | None:
-    """Returns versitygw from PATH, or the one that the tests build."""
+    """Returns the path of versitygw on PATH or, if it is not on PATH, of the program that the tests
+    build. Returns `None` if neither exists.
+    """
     return shutil.which("versitygw") or (str(_BUILT) if _BUILT.exists() else None)
 
 
@@ -187,7 +193,7 @@ def upload(port: int, tier: Tier) -> None:
 
 @contextlib.contextmanager
 def paced(port: int, pace: tuple[float, float]) -> Iterator[int]:
-    """Yields the port of a proxy to `port`; see `paced_proxy`."""
+    """Yields the port of a proxy that forwards to `port` with delay `pace`; see `paced_proxy`."""
     numbers = [f"{number:g}" for number in pace]
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.paced_proxy", "127.0.0.1", str(port), *numbers],

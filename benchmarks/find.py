@@ -1,4 +1,6 @@
-"""Compares searches for records by key with decoding all records, in the same run, on one core."""
+"""Compares searches for records by key with decoding all records. Both run in the same run on one
+core.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ _MEGA: Final = 1e6
 
 
 def run(*, quick: bool) -> list[Row]:
-    """Measures the search in memory, by codec and number of keys, then on a tier on disk."""
+    """Measures searches in memory, by codec and number of keys, and a search of a tier on disk."""
     repeats = 5 if quick else 15
     rows = []
     for codec in ("none", "lz4", "zstd"):
@@ -111,9 +113,9 @@ def _on_disk(log_bytes: int, repeats: int) -> list[Row]:
 
 
 def _with_filters(segments: int) -> list[Row]:
-    """Searches for some keys in one partition of small segments.
+    """Measures a search for some keys in one partition of small segments, with a key index.
 
-    Each key is in only one segment. About 1 % of the segments have a wanted key.
+    Each key is in only one segment. About 1 % of the segments contain a searched key.
     """
     with tempfile.TemporaryDirectory(prefix="kts-bench-find-") as scratch:
         root, folder = f"{scratch}/tier", f"{scratch}/index"

@@ -1,5 +1,5 @@
-"""Measures fixed costs that do not depend on the amount of data: a task, a new worker, a second
-core.
+"""Measures costs that do not depend on the amount of data: of a task, of a new worker, and of a
+second core.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ def run(bench: Bench) -> list[Row]:
 
 
 def _task(bench: Bench) -> list[Row]:
-    """Measures the cost of one task. Divides the difference between a query with many and one with
-    few tasks by the number of additional tasks, which excludes planning and other costs of a query.
+    """Measures the cost of one task.
+
+    Runs a query with few tasks and a query with many tasks. Divides the difference of their times
+    by the difference of their numbers of tasks, so that costs of the whole query, such as planning,
+    do not count.
     """
     few, many = (20, 60) if bench.quick else (50, 250)
     shape = TierShape(100, many * 16 << 10, partitions=1, segment_bytes=16 << 10)

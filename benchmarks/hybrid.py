@@ -1,5 +1,7 @@
-"""Measures reads from brokers: hot data compared with Spark's Kafka source and a consumer, tier and
-brokers in one scan, the cost of brokers for a plan, and the cost of a connection.
+"""Measures reads from brokers.
+
+Compares reads of hot data with Spark's Kafka source and with a consumer. Also measures scans of
+tier and brokers together, the time that brokers add to a plan, and the time of a connection.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _UNIT: Final = "M records/s"
 
 
 def run(bench: Bench) -> list[Row]:
-    """Runs all parts on one broker."""
+    """Runs all measurements on one broker and returns their rows."""
     bench.need("java", "mvn")
     with hot_cluster(bench.folder(), quick=bench.quick, say=bench.say) as hot:
         rows: list[Row] = []
@@ -77,7 +79,9 @@ def _hot(bench: Bench, hot: HotCluster, topic: str) -> list[Row]:
 
 
 def _bounds(timings: Mapping[str, Timings]) -> str:
-    """Returns the bounds for any source in Python, from the same run."""
+    """Returns a note with two bounds for any source in Python: prebuilt batches alone, and prebuilt
+    batches while libraries process the same bytes.
+    """
     alone, libraries = (
         timings[name].times_faster_than(timings["kafka"]) for name in ("ceiling", "libraries")
     )
@@ -88,7 +92,7 @@ def _bounds(timings: Mapping[str, Timings]) -> str:
 
 
 def _spent(timings: Mapping[str, Timings], records: int) -> str:
-    """Returns how the processor time is spent."""
+    """Returns a note with the processor time per record in the JVM, in Python and in the broker."""
     texts = []
     for name, words in (("ours", "ours"), ("kafka", "theirs"), ("ceiling", "the ceiling")):
         parts = (
@@ -102,7 +106,9 @@ def _spent(timings: Mapping[str, Timings], records: int) -> str:
 
 
 def _mixed(bench: Bench, hot: HotCluster) -> list[Row]:
-    """Reads the same rows twice: first all from the tier, then the newest tenth from the broker."""
+    """Reads the same rows twice: once all from the tier, and once the newest tenth from the broker
+    and the rest from the tier.
+    """
     path, share = hot.tier_without_newest(PLAIN, _TAIL, bench.folder())
     full_query = hot.ours(PLAIN, **hot.tier())
     options = {
@@ -131,7 +137,9 @@ def _mixed(bench: Bench, hot: HotCluster) -> list[Row]:
 
 
 def _client(bench: Bench, hot: HotCluster, topic: str) -> list[Row]:
-    """Compares a task without Spark with confluent-kafka, each in its own process."""
+    """Compares a task of this library without Spark with a consumer of confluent-kafka. Each runs
+    in a separate process.
+    """
     partition_records = 25_000 if bench.quick else 500_000
     starts = {number: stop - partition_records for number, stop in hot.stops[topic].items()}
     options = dict(hot.ours(topic).options)
@@ -171,7 +179,9 @@ def _client(bench: Bench, hot: HotCluster, topic: str) -> list[Row]:
 
 
 def _plan(bench: Bench, hot: HotCluster) -> list[Row]:
-    """Measures a plan in a new process, for the tier alone and with brokers."""
+    """Compares the time of a plan of the tier alone with the time of a plan with brokers. Each plan
+    runs in a new process.
+    """
     tier = {**hot.tier(), "subscribe": MANY}
     union = {**tier, "kafka.bootstrap.servers": hot.cluster.bootstrap}
     alone, with_brokers = [], []
@@ -200,7 +210,7 @@ def _plan(bench: Bench, hot: HotCluster) -> list[Row]:
 
 
 def _logins(hot: HotCluster) -> list[Row]:
-    """Measures a connection with SCRAM-SHA-512 over TLS, as a task opens it."""
+    """Measures the time to open a connection with SCRAM-SHA-512 over TLS, as a task opens it."""
     options = {**hot.ours(PLAIN).options, **hot.scram(), "minPartitions": "4"}
     figures = in_a_child("logins", options)
     label = "a connection with SCRAM-SHA-512 over TLS"

@@ -1,6 +1,6 @@
-"""Runs measurements of one client in new processes: its start, logins, and reading.
+"""Runs measurements of one client in a new process: `reading`, `logins` or `planning`.
 
-`python -m benchmarks.hybrid_child WHAT OPTIONS` prints one line of JSON.
+`python -m benchmarks.hybrid_child MEASUREMENT OPTIONS` prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOGINS: Final = 21
 
 
 def in_a_child(measurement: str, options: Mapping[str, str]) -> dict[str, float]:
-    """Returns the result of one function of this module in a new process."""
+    """Calls the function `measurement` of this module in a new process, and returns its result."""
     output = subprocess.run(
         [sys.executable, "-m", "benchmarks.hybrid_child", measurement, json.dumps(dict(options))],
         check=True,
@@ -35,8 +35,8 @@ def in_a_child(measurement: str, options: Mapping[str, str]) -> dict[str, float]
 
 
 def reading(options: ScanOptions) -> dict[str, float]:
-    """Reads all rows of a plan, task after task, and measures the fetch and the decoder
-    separately.
+    """Reads all rows of a plan, one task after the other. Returns the total time, and the times of
+    fetch and decoder.
     """
     from contextlib import closing
 
@@ -79,8 +79,8 @@ def reading(options: ScanOptions) -> dict[str, float]:
 
 
 def logins(options: ScanOptions) -> dict[str, float]:
-    """Measures loading the protocol library and one connection, and counts connections of two tasks
-    of a worker.
+    """Measures the time to load the protocol library and to open one connection. Also counts the
+    connections that the tasks of one worker open.
     """
     from kts_source.broker.connection import Connection
     from kts_source.planning.planner import plan_scan
@@ -110,7 +110,9 @@ def logins(options: ScanOptions) -> dict[str, float]:
 
 
 def planning(options: ScanOptions) -> dict[str, float]:
-    """Measures one plan."""
+    """Plans once. Returns wall time, processor time, and the numbers of partitions and of aborted
+    transactions.
+    """
     from kts_source.planning.planner import plan_scan
 
     seconds, processor = time.perf_counter(), time.process_time()

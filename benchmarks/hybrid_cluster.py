@@ -1,8 +1,9 @@
-"""Starts a broker whose topics are hot: tiered segments are still on its disk.
+"""Starts a broker with hot topics: their tiered segments are still on the broker's disk.
 
-`plain` and `zstd` have the same records of 100 B; the closed segments of `plain` are in the tier as
-well. `many` has 300 partitions with one or two segments in the tier. In a third of them, a
-transaction is open at the end of the tier. The broker also listens with TLS and SCRAM.
+Topics `plain` and `zstd` have the same records of 100 B. All closed segments of `plain` are also in
+the tier. Topic `many` has 300 partitions with one or two segments in the tier. In a third of these
+partitions, a transaction is open at the end of the tier. The broker also has a listener with TLS
+and SCRAM.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ class HotCluster:
     Attributes:
         cluster: The broker and its tier.
         authority: Certificate that clients of the TLS listener trust.
-        stops: Maps a topic to its partitions' exclusive ends; for `plain`, the ends in the tier.
-        many: Partitions of `many`.
+        stops: Maps a topic to the offset at which a read of each partition ends. For `plain`, this
+            is the end of the tier.
+        many: Number of partitions of topic `many`.
     """
 
     cluster: Cluster
@@ -69,17 +71,17 @@ class HotCluster:
         return Query("kafka", {**self._asked(topic), "startingOffsets": "earliest"})
 
     def ours(self, topic: str, **more: str) -> Query:
-        """Returns the query for this library. It reads brokers, and also a tier if `more` has its
-        path.
+        """Returns the query for this library. It reads brokers and, if `more` contains the option
+        `path`, also a tier.
         """
         return Query("tiered-kafka", {**self._asked(topic), **more})
 
     def logs(self, topic: str) -> str:
-        """Returns the pattern of the files on the broker's disk."""
+        """Returns a glob pattern that matches the log files of a topic on the broker's disk."""
         return f"{self.cluster.nodes[1].logs}/{topic}-[0-9]/*.log"
 
     def tier(self, path: Path | None = None) -> dict[str, str]:
-        """Returns the options of the tier, or of a copy of it."""
+        """Returns the options that read the tier, or the copy of the tier at `path`."""
         return {"path": str(path or self.cluster.tier), "layout": "local-tiered-storage"}
 
     def scram(self) -> dict[str, str]:
@@ -97,15 +99,16 @@ class HotCluster:
         }
 
     def tier_without_newest(self, topic: str, share: float, folder: Path) -> tuple[Path, float]:
-        """Copies the tier without the newest segments of each partition of a topic.
+        """Copies the tier, but omits the newest segments of each partition of a topic.
 
         Args:
             topic: Name of the topic.
-            share: Approximate share of its segments to omit, 0 to 1.
+            share: Approximate share of the topic's segments to omit, from 0 to 1.
             folder: Folder for the copy, which consists of links.
 
         Returns:
-            The copy, and the share of the bytes that it lacks.
+            Two values: the path of the copy, and the share of the topic's bytes that the copy
+            lacks.
         """
         copy = folder / "tier"
         shutil.copytree(self.cluster.tier, copy, copy_function=os.link)
@@ -162,17 +165,21 @@ def hot_cluster(folder: Path, *, quick: bool, say: Callable[[str], object]) -> I
 
 
 def _tiered(cluster: Cluster, topic: str, number: int) -> int:
-    """Waits until all closed segments are in the tier. Returns the end of the tier."""
+    """Waits until all closed segments of a partition are in the tier. Returns the end offset of the
+    tier.
+    """
     bases = cluster.admin.local_bases(1, topic, number)
     cluster.admin.wait_tiered(topic, number, bases[-1])
     return bases[-1]
 
 
 def _open_at_the_border(bootstrap: str, partitions: int) -> None:
-    """Writes a transaction to every third partition. The transaction begins before the last segment
-    and ends in it.
+    """Writes records to all partitions of topic `many`, so that some transactions cross the end of
+    the tier.
 
-    Half of the transactions are aborted. The other partitions get as many plain records.
+    In every third partition, all records belong to one transaction, which begins before the last
+    segment and ends in it. Half of these transactions are aborted. The records of the remaining
+    partitions belong to no transaction.
     """
     ids = f"bench-{os.getpid()}-{time.time_ns()}"
     transactions = []

@@ -1,5 +1,5 @@
-"""Compares a scan of a broker's disk with scans of the same bytes in a tier, and in tier and disk
-together.
+"""Compares a scan of a broker's disk with two other scans of the same bytes: from a tier, and from
+tier and disk together.
 """
 
 from __future__ import annotations
@@ -104,7 +104,9 @@ def _logs(tier: Tier) -> list[PartitionLog]:
 
 
 def _write_disk(tier: Tier, root: Path, *, first: int) -> None:
-    """Writes the segments of a tier from this number on, as a cleanly stopped broker has them."""
+    """Writes the segments of a tier from segment `first` on, as a broker stores them after a clean
+    shutdown.
+    """
     options = parse_options(tier.options)
     root.mkdir(parents=True)
     ends = []

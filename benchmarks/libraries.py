@@ -1,8 +1,8 @@
-"""Does only the work of libraries on the bytes of a tier: read, decrypt, decompress, check the CRC,
-copy once.
+"""Does only the work of libraries on the bytes of a tier: reads, decrypts, decompresses, checks the
+CRC, and copies once.
 
-If Spark's workers do this work and return prebuilt batches, their time is a lower bound for any
-source of these rows.
+If Spark's workers do only this work and return prebuilt batches, their time is a lower bound for
+any source of these rows.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ _PLAIN_CHUNK: Final = 4 << 20
 
 
 class LibraryWork:
-    """Processes some logs with the libraries, as far as requested.
+    """Processes the bytes of some logs with libraries, in steps. Each call of `process_until` is
+    one step.
 
     Args:
-        logs: `.log` files of a tier, next to their manifests. A log without manifest is unencoded.
+        logs: `.log` files of a tier. The manifest must be in the same folder. A log without
+            manifest is neither compressed nor encrypted.
         codec: Codec of the batches in the logs.
         key: File of the private key; empty without encryption.
     """
@@ -46,7 +48,7 @@ class LibraryWork:
         self._left = b""
         self._position = 0
 
-    def go_on(self, share: float, target: memoryview) -> None:
+    def process_until(self, share: float, target: memoryview) -> None:
         """Processes further chunks until `share` of all bytes is done.
 
         Args:
@@ -67,7 +69,7 @@ class LibraryWork:
                     target[: len(piece)] = piece
 
     def _of(self, log: Path, manifest: SegmentManifest | None) -> Iterator[bytes]:
-        """Yields the original bytes of one log, chunk by chunk."""
+        """Yields the original bytes of one log, chunk by chunk: decrypted and decompressed."""
         self._left = b""
         with log.open("rb", buffering=0) as file:
             if manifest is None:

@@ -1,7 +1,7 @@
-"""Log bytes for measurements: real batches from the independent writer, repeated with new base
+"""Builds log bytes for measurements. Repeats batches of the test writer and changes only their base
 offsets.
 
-A batch's CRC does not cover the base offset, so copies stay valid.
+The CRC of a batch does not cover its base offset, so the copies stay valid.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ def make_log(
     codec: str = "none",
     distinct: int,
 ) -> LogBytes:
-    """Returns about `total_bytes` of stored batches, cycling through `distinct` different ones.
+    """Returns a log of about `total_bytes`, which repeats `distinct` different batches.
 
     Args:
-        value_bytes: Size of each value: JSON text, which compresses like such text.
-        records_per_batch: Records of a batch, with null keys and without headers.
-        total_bytes: Stored size to reach.
+        value_bytes: Size of each value. Values are JSON texts from `json_text`.
+        records_per_batch: Number of records in a batch. They have null keys and no headers.
+        total_bytes: Approximate size of the stored batches.
         codec: Codec of the batches.
-        distinct: Number of different batches to write.
+        distinct: Number of different batches.
     """
     chance = random.Random(value_bytes)
     written = [
@@ -103,7 +103,9 @@ def make_log(
 
 
 def json_text(chance: random.Random, size: int) -> bytes:
-    """Returns a JSON object of this size, with words and numbers as in real records."""
+    """Returns a JSON object of this size. Its words and numbers compress about as well as real
+    records.
+    """
     fields = [f'{{"id":"{chance.getrandbits(64):016x}"']
     length = len(fields[0])
     while length < size:

@@ -1,4 +1,4 @@
-"""Measures Spark scans of a folder, and of a real S3 server with and without the latency of an
+"""Measures Spark scans of a folder and of a real S3 server, without and with the latency of an
 object store.
 """
 
@@ -30,8 +30,8 @@ _FAR_AWAY: Final = "S3 on loopback, through a proxy with 60 ms and 90 MB/s"
 
 
 def run(bench: Bench) -> list[Row]:
-    """Reads the same tier from a folder, from versitygw directly, and through one proxy with and
-    without 60 ms.
+    """Reads the same tier in four ways: from a folder, from versitygw directly, and from versitygw
+    through a proxy without and with 60 ms latency.
 
     Raises:
         SkippedError: versitygw is not installed.

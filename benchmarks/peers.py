@@ -172,8 +172,8 @@ def _full_scan_rows(topic: Topic, timings: Mapping[str, Timings]) -> list[Row]:
 def _prebuilt(
     bench: Bench, broker: FilledBroker, topic: Topic, columns: Sequence[str], tasks: int
 ) -> dict[str, Query]:
-    """Returns queries of prebuilt batches. In a full run, also returns a query in which libraries
-    process the topic at the same time.
+    """Returns queries of prebuilt batches, by name: `ceiling`, and in a full run also `libraries`,
+    in which libraries process the logs of the topic at the same time.
     """
     query = partial(
         ceiling, columns, rows=topic.records, tasks=tasks, value_bytes=topic.value_bytes
@@ -191,8 +191,8 @@ def _bounds(
     *,
     session: str = "",
 ) -> str:
-    """Returns the bounds for any source in Python, from the same run. A quick run returns only the
-    first bound.
+    """Returns a note with the bounds for any source in Python. A quick run has only the bound of
+    prebuilt batches.
     """
     alone = ratio(timings[f"ceiling{session}"], timings[peer])
     words = f"ready batches, handed to Spark: {alone:.2f} ×"
@@ -242,7 +242,7 @@ def _one_column(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
 
 
 def _window(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
-    """Reads the hour in the middle of the tiered days."""
+    """Compares reads of the hour in the middle of the tiered days."""
     start = topic.date_ms(0.5)
     stop = start + _HOUR_MS
     bounds = {"startingTimestamp": str(start), "endingTimestamp": str(stop)}
@@ -318,8 +318,8 @@ def _limit(bench: Bench, broker: FilledBroker) -> list[Row]:
 
 
 def _consumer(bench: Bench, broker: FilledBroker) -> list[Row]:
-    """Measures the C client in one process. Converts its messages to Arrow. All data is on the
-    broker's disk.
+    """Measures a consumer of confluent-kafka in one process, which converts its messages to Arrow.
+    All data is on the broker's disk.
     """
     rows = []
     for name in ("small",) if bench.quick else ("small", "large"):

@@ -1,8 +1,9 @@
-"""Measures a report of 100,000 segments in 500 partitions, and `kts topics` for the same tier.
+"""Measures the time of a report of 100,000 segments in 500 partitions, and of `kts topics` for the
+same tier.
 
-The store takes 20 ms per request. An earlier plan in another process has cached the manifests. Wall
-time starts with the options and ends with the finished page. It excludes imports and a small report
-that is made first.
+The store takes 20 ms per request. An earlier plan in a different process has cached the manifests.
+The measured time begins when the options are parsed and ends with the finished page. It excludes
+imports and the warm-up report of a small tier.
 """
 
 from __future__ import annotations

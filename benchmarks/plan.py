@@ -1,7 +1,8 @@
 """Plans a topic of 100,000 segments in 500 partitions on a store that takes 20 ms per request.
 
-Each case runs in its own process. So its memory is measured separately, and only the disk cache is
-warm. Wall time includes the store's 20 ms. Processor time does not; compare it on a busy machine.
+Each case runs in a separate process. So the peak memory is that of one case, and only the cache on
+disk is warm. Wall time includes the 20 ms per request; processor time does not. On a busy machine,
+compare the processor time.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ WINDOW_MS: Final = FIRST_MS + 15 * 24 * HOUR_MS + 20 * 60_000
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One plan.
+    """Measurements of one plan.
 
     Attributes:
-        grown_bytes: Increase of the memory of the process up to its peak.
+        grown_bytes: Increase of the process's memory up to its peak.
         pickled_bytes: Median size of the pickled tasks.
     """
 

@@ -38,15 +38,15 @@ _VERSIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure.
+    """One measured figure.
 
     Attributes:
-        name: The measurement.
+        name: What was measured.
         value: The figure, in `unit`.
         unit: Unit of the figure, such as "M records/s" or "×".
-        goal: Goal as text; None if the figure only gives scale.
-        met: True if the goal is reached; None without a goal.
-        note: Bound of the figure, or how it was measured; empty if the name is enough.
+        goal: Goal as text; None if the figure has no goal.
+        met: True if the figure reaches its goal; None without a goal.
+        note: Bound of the figure, or how it was measured; empty if the name is sufficient.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Row:
     note: str = ""
 
     def noted(self, note: str) -> Row:
-        """Returns the row with a note."""
+        """Returns a copy of the row with the note `note`."""
         return dataclasses.replace(self, note=note)
 
 
@@ -104,11 +104,10 @@ def at_most(name: str, value: float, unit: str, most: float) -> Row:
 def best_seconds(
     *actions: Callable[[], object], repeats: int, clock: Callable[[], float] = time.thread_time
 ) -> list[float]:
-    """Returns the least processor time of each action, on this thread unless `clock` says
-    otherwise.
+    """Returns the shortest time of each action. By default, this is the processor time of the
+    calling thread.
 
-    Actions run in turns, so that other load on the machine affects all of them. Processor time
-    excludes other processes.
+    The actions run in turns, so that other load on the machine affects all of them.
     """
     best = [float("inf")] * len(actions)
     for _ in range(repeats):
@@ -120,7 +119,7 @@ def best_seconds(
 
 
 def verdict(met: bool | None) -> str:
-    """Returns the result of a goal in one word."""
+    """Returns a word for the result of a row's goal; empty if the row has no goal."""
     return {None: "", True: "met", False: "not met"}[met]
 
 
@@ -138,7 +137,7 @@ def print_table(title: str, rows: Sequence[Row]) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Describes the machine and the time of the measurement."""
+    """Returns a description of the machine, and the current time."""
     installed = {}
     for name in _VERSIONS:
         try:
@@ -186,8 +185,8 @@ def read_json(path: Path) -> tuple[Report, dict[str, Any], bool]:
 def joined(
     runs: Sequence[tuple[Report, dict[str, Any], bool]],
 ) -> tuple[Report, dict[str, Any], bool]:
-    """Merges runs of different parts. If several runs measured a part, the last of these runs
-    counts.
+    """Merges the reports of several runs. If several runs measured a part, uses the last of these
+    runs.
     """
     merged = Report()
     for report, _, _ in runs:

@@ -240,7 +240,7 @@ def _part_page(
     about: Mapping[str, Any],
     budgets: Mapping[str, Mapping[str, float]],
 ) -> list[str]:
-    """Returns the lines of one benchmark's page."""
+    """Returns the lines of the result page of one benchmark."""
     date = about.get("dates", {}).get(part, about["date"])
     goals = [row for row in rows if row.met is not None]
     missed = [row for row in goals if not row.met]

@@ -1,6 +1,7 @@
-"""Scans many kinds of topics through the newest Spark, against prebuilt batches of the same schema.
+"""Scans many kinds of topics with the newest Spark. Compares each scan with prebuilt batches of the
+same schema.
 
-Also measures how the time of each scan is spent.
+Also measures how much time each stage of a scan takes.
 """
 
 from __future__ import annotations
@@ -38,10 +39,12 @@ _QUICK: Final = ("codec none", "zstd batches", "zstd+AES tier", "one record a ba
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A kind of topic and how it is read.
+    """A kind of topic, and how it is read.
 
     Attributes:
-        goal: The bound that its speed is compared with: `ceiling`, `additive`, `tiny` or empty.
+        goal: Kind of the scan's goal. `ceiling` compares with prebuilt batches, `additive` with the
+            sum of the stages measured alone, and `tiny` with prebuilt batches at a lower goal for
+            tiny batches. Empty for no goal.
     """
 
     shape: TierShape
@@ -79,8 +82,8 @@ def _workloads(value_bytes: int, log_bytes: int) -> dict[str, Workload]:
 
 
 def run(bench: Bench) -> list[Row]:
-    """Measures transactions first, which need a broker and many rounds, then all other
-    workloads.
+    """Returns the rows of all workloads. Measures transactions first, because they need a broker
+    and many rounds.
     """
     rows = bench.unless_skipped("transactions with 5 % aborts", _aborts)
     log_bytes = (48 << 20) if bench.quick else (768 << 20)
@@ -213,7 +216,7 @@ def _budget(
     bound: Timings,
     bound_rows: int,
 ) -> dict[str, float]:
-    """Returns nanoseconds per record of each stage; `results` explains the stages."""
+    """Returns nanoseconds per record of each stage. `_budget` in `results` explains the stages."""
     folder = bench.folder()
     bench.run(Contestant(NEWEST_SPARK, _query(tier, workload, metricsPath=str(folder))))
     total = summary(str(folder)).total

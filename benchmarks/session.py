@@ -1,7 +1,9 @@
-"""Spark in its own process that runs one query after another, controlled through pipes.
+"""Runs Spark in a separate process, which executes one query after another and is controlled
+through pipes.
 
-The Python environment decides the Spark version, so that two versions can take turns. The child
-reads a line of JSON (`Query`) and answers with one (`{"seconds", "rows"}` or `{"error"}`).
+The Python environment of the process determines the Spark version, so two versions can run in
+turns. The process reads a line of JSON (`Query`) and responds with a line of JSON: `{"seconds",
+"rows"}` or `{"error"}`.
 """
 
 from __future__ import annotations
@@ -54,12 +56,21 @@ class Query:
         options: Options of the data source.
         select: Columns that Spark selects; empty for all.
         where: Spark's own filter; empty for none.
-        sql: A query of the rows, named `records`; empty for none.
-        sink: `noop`, `count`, `sum` (of the offsets), `limit` (10 rows), `rows` (fetches all rows),
-            `number` (the only cell of the only row), `aggregate` (of all columns, with the number
-            of rows), `parquet` (zstd, to `target`), `backfill` (the export of this library, also to
-            `target`) or `stream` (all rows, in batches within the limits of the options, to noop).
-        target: Folder of `parquet` and `backfill`.
+        sql: SQL query that runs on the rows, which it reads as table `records`; empty for none.
+        sink: What Spark does with the rows; one of the sinks below.
+        target: Folder of the sinks `parquet` and `backfill`.
+
+    Sinks:
+        `noop` drops all rows.
+        `count` counts the rows.
+        `sum` adds their offsets.
+        `limit` fetches ten rows.
+        `rows` fetches all rows.
+        `number` fetches a single number, the result of `sql`.
+        `aggregate` aggregates every column and counts the rows.
+        `parquet` writes zstd Parquet files to `target`.
+        `backfill` exports to `target` with this library.
+        `stream` reads all rows as a stream with the limits in the options, and drops them.
     """
 
     source: str
@@ -73,14 +84,16 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One completed query.
+    """Result of a query.
 
     Attributes:
         seconds: Wall time, including planning.
-        rows: The result of `count`, `number` and sinks that fetch rows, else 0.
+        rows: Result of sink `number`. For the sinks `count`, `aggregate`, `limit` and `rows`, the
+            number of rows; 0 for all other sinks.
         jvm: Processor seconds of the JVM.
         python: Processor seconds of Python processes.
-        other: Processor seconds of another process that worked for the query, such as a broker.
+        other: Processor seconds of an additional process that worked for the query, such as a
+            broker.
     """
 
     seconds: float
@@ -96,15 +109,15 @@ class Run:
 
 
 class Session:
-    """A running child process.
+    """A running Spark process.
 
     Args:
         python: Interpreter of an environment with pyspark.
         cores: Cores of local mode.
         unix_sockets: True if workers use Unix domain sockets to the JVM.
         jars: Value of `spark.jars`.
-        settings: More Spark settings.
-        on_sail: True if Sail runs the queries, in the child itself.
+        settings: Additional Spark settings.
+        on_sail: True if Sail runs the queries instead of Spark, in the same process.
     """
 
     def __init__(
@@ -148,14 +161,14 @@ class Session:
         self.spark_version = str(self._answer()["spark"])
 
     def run(self, query: Query, *, other_pid: int | None = None) -> Run:
-        """Runs one query to its end.
+        """Runs a query and waits until it ends.
 
         Args:
             query: The query to run.
-            other_pid: A second process, whose processor time is also reported, as `Run.other`.
+            other_pid: An additional process whose processor time is returned as `Run.other`.
 
         Raises:
-            RuntimeError: Spark's error.
+            RuntimeError: The query failed. The message is the error of Spark.
         """
         from benchmarks.processes import processor_time
 
@@ -173,7 +186,7 @@ class Session:
         return Run(answer["seconds"], answer["rows"], used.jvm, used.python, other)
 
     def close(self) -> None:
-        """Ends the child."""
+        """Ends the Spark process."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()

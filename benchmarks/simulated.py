@@ -1,8 +1,8 @@
-"""A generated tier of any size, in a store with latency.
+"""Generates a tier of any size in a store with latency.
 
-Nothing is stored: listings, manifests, indexes and chunks are computed from the numbers of the
-partition and the segment. The bytes equal those of a broker with the plugin: manifests parse,
-chunks decompress, batches have valid checksums.
+Nothing is stored: the store computes listings, manifests, indexes and chunks from the numbers of
+partition and segment. Readers accept them like the bytes of a real tier: manifests parse, chunks
+decompress, and batches have valid checksums.
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ assert uuid_from_text(TOPIC_ID)
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Common properties of segments with one size.
+    """Properties that segments of equal size share.
 
     Attributes:
         chunks: Number of chunks.
-        extra_blocks: Empty zstd blocks in each chunk, which make their sizes differ.
+        extra_blocks: Number of empty zstd blocks in each chunk. Different numbers give chunks
+            different sizes.
         text: `transformedChunks` of the manifest.
     """
 
@@ -78,7 +79,7 @@ class Shape:
 
 @functools.cache
 def shape(number: int) -> Shape:
-    """Returns the shape of every segment whose number is `number` modulo the number of shapes."""
+    """Returns shape `number`. Segment n has the shape n modulo the number of shapes."""
     random = np.random.default_rng(number)
     chunks = 64 + 12 * number
     extra = tuple(int(value) for value in random.integers(0, 200, chunks))
@@ -124,7 +125,7 @@ class SimulatedTier:
 
     @property
     def counters(self) -> StoreCounters:
-        """Returns the counters so far."""
+        """Returns the numbers of requests and bytes since the start."""
         return self._counters
 
     @functools.cached_property
@@ -191,7 +192,7 @@ class SimulatedTier:
             written = self.start_ms(number + 1) + 10_000
             version = f'"{partition:016x}{number:016x}"'
             sizes = {
-                "indexes": self._index_sizes(partition, number)[-1],
+                "indexes": self._index_ends(partition, number)[-1],
                 "log": _stored_total(number % _SHAPES),
                 "rsm-manifest": _MANIFEST_BYTES,
             }
@@ -231,7 +232,7 @@ class SimulatedTier:
 
     def _manifest(self, partition: int, number: int) -> bytes:
         form = shape(number % _SHAPES)
-        ends = self._index_sizes(partition, number)
+        ends = self._index_ends(partition, number)
         starts = [0, *ends[:-1]]
         offset, timestamp, snapshot, epoch, txn = (
             f'{{"position":{low},"size":{high - low}}}'
@@ -259,8 +260,8 @@ class SimulatedTier:
         # Never the first segment: tests and `limit` read it, and its log has no marker.
         return (partition * self.segments + number + 1) * 7919 % self._aborted_share == 0
 
-    def _index_sizes(self, partition: int, number: int) -> tuple[int, ...]:
-        """Returns the ends of the five parts of the `.indexes` object."""
+    def _index_ends(self, partition: int, number: int) -> tuple[int, ...]:
+        """Returns the end position of each of the five files in the `.indexes` object."""
         batches = shape(number % _SHAPES).batches
         ends = (8 * batches, 20 * batches)
         snapshot = ends[1] + len(_snapshot())
@@ -273,7 +274,7 @@ class SimulatedTier:
 
         Generates only the files in the range, because the store's own work must not count.
         """
-        ends = self._index_sizes(partition, number)
+        ends = self._index_ends(partition, number)
         makers: list[Callable[[int], bytes]] = [self._offsets, self._times]
         makers += [lambda _: _snapshot(), lambda _: _checkpoint(), self._aborted]
         pieces = []

@@ -1,6 +1,7 @@
-"""Starts Spark for benchmarks.
+"""Starts Spark for benchmarks, and defines data sources that do no work.
 
-Contains the transport ceiling: prebuilt batches, sent as fast as Spark reads them.
+Their speed is the upper bound (ceiling) for any source in Python: they yield prebuilt batches as
+fast as Spark reads them.
 """
 
 from __future__ import annotations
@@ -66,18 +67,19 @@ def start_spark(
 
 
 class CeilingPartition(InputPartition):
-    """The number of rows of one task, and the logs whose bytes become its values, if any."""
+    """Input of one task: its number of rows. If `logs` is not empty, libraries process these files
+    and copy their bytes into the values.
+    """
 
     def __init__(self, rows: int, logs: Sequence[str]) -> None:
         super().__init__((rows, logs))
 
 
 class CeilingReader(DataSourceReader):
-    """Yields a prebuilt batch repeatedly: the best possible speed of the transport into the JVM.
+    """Yields a prebuilt batch repeatedly. Its speed is the maximum of the transport into the JVM.
 
-    The batch stays in the processor's cache, unlike rows that are read from a store.
-
-    With a pattern of logs, libraries process them in between and copy them into the values: see
+    The batch stays in the processor's cache, unlike rows that are read from a store. If the options
+    name logs, libraries process them between two batches and copy their bytes into the values; see
     `LibraryWork`.
     """
 
@@ -94,7 +96,7 @@ class CeilingReader(DataSourceReader):
         return [CeilingPartition(rows, logs[number::tasks]) for number in range(tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yields a prebuilt batch repeatedly."""
+        """Yields the prebuilt batch until the task has returned its rows."""
         rows, logs = partition.value
         value_bytes = int(self._options["valuebytes"])
         values, batch = _values(value_bytes), _prebuilt(tuple(self._columns), value_bytes)
@@ -107,7 +109,7 @@ class CeilingReader(DataSourceReader):
             count = min(rows - done, batch_size)
             done += count
             if libraries is not None:
-                libraries.go_on(done / rows, values)
+                libraries.process_until(done / rows, values)
             yield batch if count == batch_size else batch.slice(0, count)
         if libraries is not None:
             end_task()  # Spark's repeated work between tasks is not part of the bound
@@ -188,14 +190,14 @@ class EmptySource(DataSource):
 
 
 class EndlessReader(DataSourceReader):
-    """A reader whose tasks never run out of rows."""
+    """A reader whose tasks return rows until Spark stops them."""
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Returns as many tasks as a topic of 100 GiB has."""
+        """Returns the inputs of as many tasks as a topic of 100 GiB has."""
         return [InputPartition(number) for number in range(800)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yields zeros, made without a function that imports pandas."""
+        """Yields zeros. Creates them without functions that import pandas."""
         zeros = pa.py_buffer(bytes(8 * _ENDLESS_ROWS))
         offsets = pa.Array.from_buffers(pa.int64(), _ENDLESS_ROWS, [None, zeros])
         batch = pa.RecordBatch.from_arrays([offsets], names=["offset"])

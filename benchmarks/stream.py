@@ -1,4 +1,6 @@
-"""Measures streams: the cost of a poll with no or little new data, and the speed of catching up."""
+"""Measures streams: the time of a poll with no or little new data, and the speed of reading old
+data (catching up).
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,9 @@ _OBJECTS: Final = 3
 
 
 def run(bench: Bench) -> list[Row]:
-    """Returns the figures of all cases.
+    """Returns the rows of all cases.
 
-    A quick run has a tenth of the partitions and the same goals.
+    A quick run has a tenth of the partitions. The goals stay the same.
     """
     share = 10 if bench.quick else 1
     return [
@@ -42,7 +44,7 @@ def run(bench: Bench) -> list[Row]:
 
 
 def _catching_up(bench: Bench, log_bytes: int) -> list[Row]:
-    """Compares a stream from the oldest to the newest record, in two batches, with one scan."""
+    """Compares a stream that reads all records in two batches with one scan."""
     tier = make_tier(TierShape(100, log_bytes, partitions=6, segment_bytes=log_bytes // 48))
     half = {"maxOffsetsPerTrigger": str(tier.records * 11 // 20)}
     timings = bench.in_turns(
@@ -65,8 +67,8 @@ def _catching_up(bench: Bench, log_bytes: int) -> list[Row]:
 
 
 def _against_kafka(bench: Bench) -> list[Row]:
-    """Compares a stream of this library with a stream of Spark's Kafka source, over the same data,
-    which a real broker has tiered.
+    """Compares a stream of this library with a stream of Spark's Kafka source. Both read data that
+    a real broker has tiered.
     """
     broker = bench.broker()
     topic = broker.topics["small"]
@@ -133,7 +135,7 @@ def _polled(tier: SimulatedTier) -> _Polled:
 def _one_new(partitions: int, segments: int, repeats: int) -> list[Row]:
     """Measures a batch with one new segment.
 
-    Requests take no time, so that only the library's work counts.
+    The simulated requests take no time, because only the library's own work is measured.
     """
     tier = SimulatedTier(partitions, segments + repeats, latency_seconds=0)
     tier.listed_segments = [segments] * partitions

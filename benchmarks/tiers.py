@@ -1,6 +1,8 @@
-"""Generated tiers that several benchmarks read, kept in a scratch folder between runs.
+"""Generates the tiers that several benchmarks read, and keeps them in a scratch folder between
+runs.
 
-The folder is named after a hash of the code that writes the tiers. Tiers of other code are removed.
+The name of the folder is a hash of the code that writes the tiers. Tiers that were written by other
+code are removed.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _KEY_FILE = "private.pem"
 
 @dataclass(frozen=True, slots=True)
 class TierShape:
-    """A topic of equal records.
+    """A topic whose records have equal sizes.
 
     Attributes:
         log_bytes: Original bytes of all partitions together.
@@ -57,12 +59,12 @@ class Tier:
 
     @property
     def records(self) -> int:
-        """Returns the number of records of all partitions."""
+        """Returns the number of records in all partitions."""
         return self.records_per_partition * self.shape.partitions
 
     @property
     def options(self) -> dict[str, str]:
-        """Returns the options of the data source that read all of it."""
+        """Returns the options of the data source that read the entire tier."""
         options = {"path": str(self.path), "subscribe": TOPIC}
         if self.shape.encryption:
             name = f"encryption.key.pairs.{_KEY_ID}.private.key.file"
@@ -71,13 +73,15 @@ class Tier:
 
     @property
     def key_file(self) -> Path:
-        """Returns the private key of an encrypted tier."""
+        """Returns the path of the private key that decrypts the tier."""
         return self.path / _KEY_FILE
 
 
 @functools.cache
 def cache_folder() -> Path:
-    """Returns the folder of the tiers, after removing tiers of other code."""
+    """Removes tiers that were written by other code. Returns the folder for tiers of the current
+    code.
+    """
     digest = hashlib.sha256()
     code = Path(segment_format.testing.__file__).parent.glob("*.py")
     for path in (*sorted(code), Path(__file__)):

@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Times:
-    """Seconds of several actions, taken in turns."""
+    """Seconds of several actions, measured in turns."""
 
     seconds: dict[str, list[float]]
 
     def add(self, more: Times) -> None:
-        """Adds more rounds of the same actions."""
+        """Appends the times of more rounds of the same actions."""
         for name, seconds in self.seconds.items():
             seconds += more.seconds[name]
 
     def ratio(self, of: Sequence[str], by: str) -> float:
-        """Divides the total seconds of the actions `of` by the seconds of the action `by`, for each
-        round. Returns the median of the rounds.
+        """Divides the total time of the actions `of` by the time of the action `by`, for each
+        round. Returns the median of these ratios.
         """
         rounds = zip(*(self.seconds[name] for name in of), strict=True)
         pairs = zip(map(sum, rounds), self.seconds[by], strict=True)
@@ -36,7 +36,7 @@ class Times:
 
 
 def in_turns(actions: Mapping[str, Callable[[], object]], rounds: int) -> Times:
-    """Runs each action `rounds` times, after a warm-up round.
+    """Runs a warm-up round, then `rounds` measured rounds. Each round runs every action once.
 
     Every second round runs the actions in reverse order, so that no action always runs after the
     same action.

@@ -1,7 +1,7 @@
-"""Measures how fast one core decodes values to Arrow, and exports them to Parquet. Compares the
-compiled kernel for Avro with fastavro and pyarrow.
+"""Measures how fast one core decodes values to Arrow and exports them to Parquet.
 
-Every ratio compares figures of the same run.
+Compares the compiled Avro kernel with fastavro and pyarrow. Every ratio compares figures of the
+same run.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ _NESTED: Final[dict[str, Any]] = {
 
 
 def run(*, quick: bool) -> list[Row]:
-    """Measures Avro, flat and nested, JSON and Protobuf, and the export."""
+    """Measures flat and nested Avro values, JSON and Protobuf values, and the export."""
     count, repeats = (_BATCH, 3) if quick else (4 * _BATCH, 9)
     chance = random.Random(1)
-    flat = [order_of(chance, number) for number in range(count)]
+    flat = [make_order(chance, number) for number in range(count)]
     nested = [_basket(chance, number) for number in range(count)]
     return [
         *_compared("Avro, ten of ten fields", FLAT, flat, repeats, least=5, times=25),
@@ -81,14 +81,14 @@ def run(*, quick: bool) -> list[Row]:
 
 
 def _exported(orders: Sequence[dict[str, Any]], times: int, repeats: int) -> list[Row]:
-    """Measures a typed backfill of the orders, repeated `times` times."""
+    """Measures a typed backfill of a topic that contains the orders `times` times."""
     parsed = fastavro.parse_schema(FLAT)
-    values = [written(parsed, order) for order in orders]
+    values = [encode_record(parsed, order) for order in orders]
     return typed_export.run(json.dumps(FLAT), values * times, repeats=repeats)
 
 
-def order_of(chance: random.Random, number: int) -> dict[str, Any]:
-    """Returns the order with this number, in the schema `FLAT`."""
+def make_order(chance: random.Random, number: int) -> dict[str, Any]:
+    """Returns order `number` as a value of schema `FLAT`. Its fields are random."""
     return {
         "id": f"order-{number}",
         "country": chance.choice(["CH", "DE", "FR", "IT"]),
@@ -123,9 +123,11 @@ def _compared(
     least: float,
     times: float | None = None,
 ) -> list[Row]:
-    """Returns millions of records per second, and the ratio to fastavro."""
+    """Returns two rows: millions of decoded records per second, and the ratio to the speed of
+    fastavro.
+    """
     parsed = fastavro.parse_schema(schema)
-    values = [written(parsed, record) for record in records]
+    values = [encode_record(parsed, record) for record in records]
     batches = [
         pa.array(values[start : start + _BATCH], pa.binary())
         for start in range(0, len(values), _BATCH)
@@ -155,8 +157,8 @@ def _compared(
     return [*rows, row]
 
 
-def written(schema: Any, record: dict[str, Any]) -> bytes:  # noqa: ANN401  # fastavro's own
-    """Encodes a record as Avro."""
+def encode_record(schema: Any, record: dict[str, Any]) -> bytes:  # noqa: ANN401  # fastavro's own
+    """Returns a record as Avro bytes."""
     stream = io.BytesIO()
     fastavro.schemaless_writer(stream, schema, record)
     return stream.getvalue()

@@ -1,8 +1,8 @@
-"""Measures the typed backfill of an Avro topic to zstd Parquet against its two parts.
+"""Compares the typed backfill of an Avro topic to zstd Parquet with its two main parts.
 
-The parts are decoding the values from memory, and `write_table` of the rows. In addition, an export
-fetches, checks, and finds the records in their batches. The figure is the processor time of one
-task, as on one core.
+These parts are decoding the values from memory, and `write_table` with the rows. An export also
+fetches and checks the batches, and finds the records in them. The figure is the processor time of
+one task, as on one core.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ TOPIC: Final = "typed"
 
 
 def run(schema: str, values: Sequence[bytes], *, repeats: int) -> list[Row]:
-    """Returns the speed, and the share of the two parts.
+    """Returns two rows: the speed of the export, and the share of its time that the two parts take.
 
     Args:
         schema: Avro schema of the values.
         values: Values of the topic, about 60 bytes each.
-        repeats: Repeats of each part.
+        repeats: Number of measurements of each part.
     """
     with tempfile.TemporaryDirectory(prefix="kts-typed-") as folder:
         rows = write_tier(Path(folder), values)
@@ -65,8 +65,8 @@ def run(schema: str, values: Sequence[bytes], *, repeats: int) -> list[Row]:
 
 
 def measure_parts(options: Mapping[str, str], schema: str, repeats: int) -> tuple[float, float]:
-    """Returns the least processor seconds of decoding all values, and of `write_table` with the
-    rows.
+    """Returns two values: the shortest processor time to decode all values, and to write the rows
+    with `write_table`.
     """
     stored = {name: text for name, text in options.items() if not name.startswith("value.")}
     values = kts_source.scan(stored).to_table(threads=1)["value"].combine_chunks()
@@ -89,7 +89,7 @@ def _write_table(table: pa.Table) -> None:
 
 
 def write_tier(folder: Path, values: Sequence[bytes]) -> int:
-    """Writes one partition of these values. Returns the number of records."""
+    """Writes one partition with these values. Returns the number of records."""
     log = LogBuilder()
     for start in range(0, len(values), _IN_A_BATCH):
         some = values[start : start + _IN_A_BATCH]

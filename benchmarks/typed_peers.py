@@ -1,8 +1,8 @@
-"""Compares this library, which decodes values from the tier, with Spark's `from_avro` and
-`from_json`, which decode the same values from a real broker.
+"""Compares decoding with this library, which reads the tier, with Spark's `from_avro` and
+`from_json`, which read the same values from a real broker.
 
-Both run in the same Spark 4.0, on two cores. Values have Confluent's header; `from_avro` reads the
-bytes after it, as its users do.
+All queries run in the same Spark 4.0, on two cores. The values have Confluent's header. The queries
+remove it before they call `from_avro`, as users do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import fastavro
 from benchmarks.bench import SPARK_4_0, Bench, Contestant, Timings
 from benchmarks.brokers import PARTITIONS, SPAN_MS, FilledBroker, Topic, fill_with
 from benchmarks.report import Row, at_least
-from benchmarks.typed import FLAT, order_of, written
+from benchmarks.typed import FLAT, encode_record, make_order
 from benchmarks.typed_texts import DDL
 
 if TYPE_CHECKING:
@@ -42,24 +42,24 @@ class _Form:
     """A value format.
 
     Attributes:
-        name: Name of its topic, and in the report.
+        name: Name of the format's topic; also used in the report.
         count: Number of records.
-        here: Options of this library, without `value.columns`.
-        there: Expression that decodes a value of Spark's Kafka source.
+        our_options: Options of this library, without `value.columns`.
+        spark_expression: SQL expression that decodes a value of Spark's Kafka source.
         peer: Name of Spark's function.
         least: Required ratio of the speeds.
     """
 
     name: str
     count: int
-    here: Mapping[str, str]
-    there: str
+    our_options: Mapping[str, str]
+    spark_expression: str
     peer: str
     least: float
 
 
 def run(bench: Bench) -> list[Row]:
-    """Measures a query of two fields of Avro and of JSON, and an export of Avro."""
+    """Compares queries of two fields for Avro and JSON, and an export of Avro."""
     bench.need("java", "mvn")
     folder = bench.folder()
     avro, of_json = _forms(folder, quick=bench.quick)
@@ -93,7 +93,7 @@ def _forms(folder: Path, *, quick: bool) -> tuple[_Form, _Form]:
 
 @contextlib.contextmanager
 def _broker(bench: Bench, folder: Path, forms: tuple[_Form, ...]) -> Iterator[FilledBroker]:
-    """Returns a broker whose closed segments are in the tier only."""
+    """Yields a broker whose closed segments are only in the tier."""
     from tests.integration.broker import running_broker
 
     segment = str((8 if bench.quick else 64) << 20)
@@ -121,24 +121,24 @@ def _broker(bench: Bench, folder: Path, forms: tuple[_Form, ...]) -> Iterator[Fi
 
 def _values() -> tuple[list[bytes], list[bytes]]:
     chance = random.Random(1)
-    orders = [order_of(chance, number) for number in range(_ORDERS)]
+    orders = [make_order(chance, number) for number in range(_ORDERS)]
     parsed = fastavro.parse_schema(FLAT)
     return (
-        [_HEADER + written(parsed, order) for order in orders],
+        [_HEADER + encode_record(parsed, order) for order in orders],
         [json.dumps(order, separators=(",", ":")).encode() for order in orders],
     )
 
 
-def _here(broker: FilledBroker, form: _Form, sql: str, **fields: str) -> Query:
-    """Returns a query of the values as this library decodes them."""
-    options = {**form.here, "columns": "value", **fields}
+def _decoded_by_us(broker: FilledBroker, form: _Form, sql: str, **fields: str) -> Query:
+    """Returns the query `sql` of the values, decoded by this library."""
+    options = {**form.our_options, "columns": "value", **fields}
     sql = sql.format("SELECT value.* FROM records")
     return broker.from_tier(form.name, options=options, sql=sql, sink="rows")
 
 
-def _there(broker: FilledBroker, form: _Form, sql: str) -> Query:
-    """Returns the same query with Spark's functions."""
-    sql = sql.format(f"SELECT v.* FROM (SELECT {form.there} AS v FROM records)")
+def _decoded_by_spark(broker: FilledBroker, form: _Form, sql: str) -> Query:
+    """Returns the query `sql` of the values, decoded by Spark's function."""
+    sql = sql.format(f"SELECT v.* FROM (SELECT {form.spark_expression} AS v FROM records)")
     return broker.through_broker(form.name, sql=sql, sink="rows")
 
 
@@ -146,11 +146,11 @@ def _queried(bench: Bench, broker: FilledBroker, form: _Form) -> list[Row]:
     two = {"value.columns": "country,amount"}
     pid = broker.broker.pid
     queries = {
-        "two": Contestant(SPARK_4_0, _here(broker, form, _QUERY, **two)),
-        "all": Contestant(SPARK_4_0, _here(broker, form, _QUERY)),
-        "peer": Contestant(SPARK_4_0, _there(broker, form, _QUERY), other_pid=pid),
+        "two": Contestant(SPARK_4_0, _decoded_by_us(broker, form, _QUERY, **two)),
+        "all": Contestant(SPARK_4_0, _decoded_by_us(broker, form, _QUERY)),
+        "peer": Contestant(SPARK_4_0, _decoded_by_spark(broker, form, _QUERY), other_pid=pid),
     }
-    _same(bench, _here(broker, form, _CHECKED), _there(broker, form, _CHECKED))
+    _same(bench, _decoded_by_us(broker, form, _CHECKED), _decoded_by_spark(broker, form, _CHECKED))
     timings = bench.in_turns(queries, repeats=min(bench.repeats, 3))
     records = broker.topics[form.name].records
     label = f"SELECT country, sum(amount), {form.name} in the tier, ten fields, Spark 4.0"
@@ -181,10 +181,15 @@ def _queried(bench: Bench, broker: FilledBroker, form: _Form) -> list[Row]:
 
 
 def _exported(bench: Bench, broker: FilledBroker, form: _Form) -> list[Row]:
-    """Measures an export of the values. Every run writes to an empty folder."""
+    """Compares an export of the decoded values with Spark. Every run writes to an empty folder."""
     target = bench.folder() / "written"
-    ours = broker.from_tier(form.name, options=form.here, sink="backfill", target=str(target))
-    sql = f"SELECT key, {form.there} AS value, topic, partition, offset, timestamp FROM records"
+    ours = broker.from_tier(
+        form.name, options=form.our_options, sink="backfill", target=str(target)
+    )
+    sql = (
+        f"SELECT key, {form.spark_expression} AS value, topic, partition, offset, timestamp"
+        " FROM records"
+    )
     peer = broker.through_broker(form.name, sql=sql, sink="parquet", target=str(target))
     contestants = {
         "ours": Contestant(SPARK_4_0, ours),

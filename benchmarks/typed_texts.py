@@ -1,7 +1,6 @@
-"""Measures how fast one core decodes JSON and Protobuf values to Arrow. Compares JSON with
-pyarrow.json, with the same schema.
+"""Measures how fast one core decodes JSON and Protobuf values to Arrow.
 
-Every ratio compares figures of the same run.
+Compares JSON with pyarrow.json and the same schema. Every ratio compares figures of the same run.
 """
 
 from __future__ import annotations
@@ -105,8 +104,8 @@ def _batches(values: Sequence[bytes]) -> list[pa.Array]:
 
 
 def _messages(orders: Sequence[dict[str, Any]]) -> tuple[bytes, list[bytes]]:
-    """Returns a descriptor set of the orders' message, and the orders encoded by Google's
-    library.
+    """Returns two values: a descriptor set of the orders' message, and the orders, encoded by
+    Google's library.
     """
     file = descriptor_pb2.FileDescriptorProto(name="b.proto", package="b", syntax="proto3")
     message = file.message_type.add(name="Order")

@@ -1,7 +1,7 @@
-"""Compares option `where` on a field of typed values, true for 1 % of the rows, with a filter in
-Spark.
+"""Compares option `where` on a field of decoded values with Spark's own filter. The condition is
+true for 1 % of the rows.
 
-Both use the same Spark and the same source.
+Both queries use the same Spark and this library's source.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import fastavro
 from benchmarks.bench import NEWEST_SPARK, Bench, Contestant
 from benchmarks.report import Row, at_least
 from benchmarks.session import Query
-from benchmarks.typed import FLAT, order_of, written
+from benchmarks.typed import FLAT, encode_record, make_order
 from benchmarks.typed_export import TOPIC, write_tier
 from benchmarks.typed_texts import DDL
 
@@ -30,9 +30,9 @@ _ORDERS: Final = 65_536
 def run(bench: Bench) -> list[Row]:
     """Measures Avro and JSON."""
     chance = random.Random(1)
-    orders = [order_of(chance, number) for number in range(_ORDERS)]
+    orders = [make_order(chance, number) for number in range(_ORDERS)]
     parsed = fastavro.parse_schema(FLAT)
-    avro = [written(parsed, order) for order in orders]
+    avro = [encode_record(parsed, order) for order in orders]
     texts = [json.dumps(order, separators=(",", ":")).encode() for order in orders]
     return [
         *_compared(bench, "avro", json.dumps(FLAT), avro, least=3),

@@ -1,5 +1,5 @@
 """Searches for one key in many records. Compares option `where` with Spark's Kafka source. Also
-measures reads of fewer columns.
+measures reads that select fewer columns.
 """
 
 from __future__ import annotations
@@ -104,7 +104,9 @@ def _seconds_of_bytes(tier: Tier) -> float:
 
 
 def _add_kafka(bench: Bench, contestants: dict[str, Contestant]) -> int:
-    """Adds Spark's Kafka source, if available. Returns the number of records that it reads."""
+    """Adds a contestant with Spark's Kafka source, if available. Returns the number of records that
+    it reads.
+    """
     from benchmarks.brokers import some_key
 
     try:
@@ -123,8 +125,8 @@ def _add_kafka(bench: Bench, contestants: dict[str, Contestant]) -> int:
 def _against_kafka(
     timings: dict[str, Timings], kafka_records: int, records: int, least: float
 ) -> list[Row]:
-    """Compares the time per scanned record, because the topic of the Kafka source is smaller, and
-    the speed of this source does not depend on the size of the topic.
+    """Compares the time per scanned record, because the topic that Spark's Kafka source reads is
+    smaller. The speed of that source does not depend on the size of the topic.
     """
     from benchmarks.brokers import PARTITIONS
 

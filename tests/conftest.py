@@ -18,5 +18,7 @@ settings.load_profile("no deadline")
 
 
 def pytest_report_header() -> str:
-    """Returns the seed of the examples that this run chooses, for repeated runs."""
+    """Returns a header line with the seed of the examples that this run chooses. Set the variable
+    in the line to repeat the run.
+    """
     return f"KTS_EXAMPLES_SEED={os.environ['KTS_EXAMPLES_SEED']}"

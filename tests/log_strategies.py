@@ -1,9 +1,9 @@
-"""Provides Hypothesis strategies that build Kafka logs and the rows that a reader must return for
-them.
+"""Provides Hypothesis strategies. They build Kafka logs, and the rows that a reader of the logs
+must return.
 
-@given(logs())
-def test_reader(log):
-    assert read(log.segments, "read_committed") == log.rows("read_committed")
+    @given(logs())
+    def test_reader(log):
+        assert read(log.segments, "read_committed") == log.rows("read_committed")
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def records(
         draw: Passed by hypothesis.
         min_size: Minimum number of records.
         max_size: Maximum number of records.
-        contents: Keys and values other than null; None uses `payloads()`.
-        header_names: None uses any short text.
+        contents: Strategy for keys and values that are not null; None uses `payloads()`.
+        header_names: Strategy for header keys; None generates any short text.
     """
     content = st.none() | (payloads() if contents is None else contents)
     record = st.builds(

@@ -29,7 +29,7 @@ class Registry(ThreadingHTTPServer):
             status 401. `None` accepts every request.
         failing: Status codes of the first responses.
         moved_to: Server to which all requests are redirected; `None` does not redirect.
-        unknown: Returns the response body for a path without a document.
+        unknown: Function that returns the response body for a path without a document.
         asked: Paths of all requests.
         headers: Headers of the last request, names in lower case.
     """

@@ -71,7 +71,7 @@ def go_program(module: str) -> Path:
 
 
 def npm_script(package: str, script: str) -> list[str]:
-    """Returns the command for a script of an npm package, which is installed once per checkout.
+    """Returns the command for a script of an npm package. Installs the package once per checkout.
 
     Args:
         package: Name and version, such as `tool@1.0.0`.

@@ -41,7 +41,7 @@ def test_kernel_that_calls_python_is_refused() -> None:
         check("declare void @PyErr_Clear()\ndefine void @kernel() { ret void }")
 
 
-def test_host_is_a_target_with_a_wheel_tag() -> None:
+def test_host_machine_is_a_build_target() -> None:
     name = build_kernels.host_target()
     assert name is not None
     assert build_kernels.TARGETS[name].machine == native.machine_name()

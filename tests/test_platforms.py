@@ -84,9 +84,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def uv_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tells uv the dependencies of PySpark.
+    """Writes the dependencies of PySpark to the configuration of uv.
 
-    Otherwise uv unpacks an archive of 450 MB per version to read the dependencies.
+    Without this, uv would unpack an archive of 450 MB per version to read the dependencies.
     """
     file = tmp_path_factory.mktemp("uv") / "uv.toml"
     metadata = 'name = "pyspark"\nrequires-dist = ["py4j>=0.10.9.7,<0.11"]\n'

@@ -139,7 +139,7 @@ def test_every_dependency_has_a_comment_with_its_reason() -> None:
     assert [line for line in lines if not re.search(r'",?\s+# \S.{9,}', line)] == []
 
 
-def test_extra_all_names_every_extra_for_users() -> None:
+def test_extra_named_all_contains_every_extra_for_users() -> None:
     extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
     (text,) = extras["all"]
     match = re.fullmatch(r"tiered-kafka\[(.*)\]", text)

@@ -57,7 +57,7 @@ def test_go_program_that_two_workers_request_is_built_once(installer: Path) -> N
     assert len((installer / "runs").read_text().split()) == 2, "one failure, one build"
 
 
-def test_failing_installer_of_go_program_raises_and_leaves_no_file(
+def test_failed_installation_of_go_program_raises_and_leaves_no_file(
     installer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(servers, "_INSTALL_ATTEMPTS", 1)

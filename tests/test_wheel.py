@@ -171,7 +171,7 @@ def test_installed_dependencies_are_compatible(python: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("pandas", ["pandas<3", "pandas>=3"])
-def test_wheel_keeps_pandas_and_numpy_and_a_boto3_that_fits(
+def test_wheel_installation_keeps_pandas_and_numpy_and_compatible_boto3(
     wheel: Path, tmp_path: Path, pandas: str
 ) -> None:
     python = tmp_path / "venv" / "bin" / "python"

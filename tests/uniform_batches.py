@@ -51,10 +51,8 @@ _TEXT = (
 
 @dataclass(frozen=True, slots=True)
 class UniformBatches:
-    """Consecutive batches of equal shape.
-
-    All batches have the same number of records. All keys have the same
-    size, and all values have the same size.
+    """Consecutive batches with equal numbers of records. All keys have the same size, and so do all
+    values.
 
     Attributes:
         data: Bytes of all batches, in order.
@@ -132,7 +130,9 @@ def write_uniform_batches(
 
 
 def _template(records_per_batch: int, blank: SimpleRecord, leader_epoch: int) -> bytes:
-    """Returns an uncompressed batch of records like `blank`, from offset 0 and timestamp 0."""
+    """Returns an uncompressed batch of records that equal `blank`. Its first offset and timestamp
+    are 0.
+    """
     return write_batch(
         [
             SimpleRecord(blank.value, blank.key, blank.headers, timestamp=index)

@@ -1,13 +1,14 @@
 """Compiles the kernels into the shared library that `segment_format.kernels.native` loads.
 
 `python -m tools.build_kernels` builds the library for this machine inside the package, unless it is
-current. With names of targets, it builds their libraries in `build/kernels`.
+current. With names of targets as arguments, it builds the libraries of these targets in
+`build/kernels`.
 
-Numba translates the kernels to LLVM code, once per variant of CPU and in a process of its own,
-because numba reads the CPU's features at import. LLVM then compiles the code for the target, and a
-linker makes the library: the compiler `cc` for this machine if there is one, else zig (the package
-`ziglang`), which also links for other platforms. The library calls only memcpy, memmove and memset,
-so it runs with every C library.
+Numba translates the kernels to LLVM code, once for each variant of the CPU. Each variant has a
+separate process, because numba reads the CPU's features at import. LLVM then compiles the code for
+the target. A linker makes the library: `cc` if it exists and the target is this machine, otherwise
+zig (package `ziglang`), which also links for other platforms. The library calls only memcpy,
+memmove and memset, so it runs with every C library.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ TARGETS: Final = {
 
 
 def host_target() -> str | None:
-    """Returns the name of the target that is this machine, or `None` if it is not in `TARGETS`."""
+    """Returns the name of this machine's target, or `None` if `TARGETS` does not contain it."""
     system = {"Linux": "linux", "Darwin": "macos"}.get(platform.system())
     machine = machine_name()
     name = f"{system}-{'arm64' if (system, machine) == ('macos', 'aarch64') else machine}"
@@ -101,7 +102,9 @@ def host_target() -> str | None:
 
 
 def is_current(library: Path) -> bool:
-    """Returns whether this machine can load the library, and its sources have not changed."""
+    """Returns whether this machine can load the library and the sources have not changed since its
+    build.
+    """
     try:
         open_library(library)
     except OSError:
@@ -192,8 +195,8 @@ def emit(target: Target, variant: Variant, output: Path) -> None:
 
 
 def _kernels(variant: Variant) -> dict[str, Any]:
-    """Imports all kernels for one variant. Numba does not compile them to machine code, because
-    this machine may lack the variant's instructions.
+    """Imports and returns all kernels of one variant. Numba does not compile them to machine code,
+    because this machine may lack instructions of the variant.
     """
     from numba.core.codegen import AOTCPUCodegen
     from numba.core.registry import cpu_target
@@ -215,7 +218,7 @@ def _kernels(variant: Variant) -> dict[str, Any]:
 
 
 def _module(variant: Variant, kernels: Mapping[str, Any]) -> Any:  # noqa: ANN401
-    """Returns the LLVM code of all kernels, and of a function for each that C can call."""
+    """Returns the LLVM code of all kernels. Each kernel also gets a function that C can call."""
     from numba.core.compiler_lock import global_compiler_lock
 
     module = None
@@ -266,7 +269,9 @@ def _sources() -> str:
 
 
 def _check(module: Any) -> None:  # noqa: ANN401  # llvmlite ships no types
-    """Checks that the code calls no function but the expected ones, and that no kernel raises."""
+    """Checks the LLVM code of the kernels: they call only the expected functions, and none of them
+    raises an exception.
+    """
     needed = {
         function.name
         for function in module.functions
@@ -280,7 +285,7 @@ def _check(module: Any) -> None:  # noqa: ANN401  # llvmlite ships no types
 
 
 def main() -> None:
-    """Builds what the command line names."""
+    """Builds the library for this machine, or the targets that the command line names."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("targets", nargs="*", choices=[*TARGETS, []], metavar="TARGET")
     parser.add_argument("--emit", nargs=3, metavar=("TARGET", "VARIANT", "OUTPUT"))

@@ -1,4 +1,4 @@
-"""The part of the soak that scans disks after a crash."""
+"""Runs the part of the soak that scans disks after a crash."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Crashed:
     """Result of the scans of disks.
 
     Attributes:
-        copies: Number of copies.
-        rows: Rows compared, at both isolation levels together.
+        copies: Number of scanned copies of a disk.
+        rows: Number of compared rows, at both isolation levels together.
         spoiled: Number of damaged files, by kind of file and damage.
         failures: Output of failed tests.
     """
@@ -28,7 +28,7 @@ class Crashed:
 
 
 def soak_disks(total: int, seed: int) -> Crashed:
-    """Runs `tests/integration/test_disks.py` with `total` copies."""
+    """Runs `tests/integration/test_disks.py` with `total` copies of disks."""
     settings = {"KTS_DISK_COPIES": str(total), "KTS_DISK_SEED": str(seed)}
     command = [sys.executable, "-m", "pytest", "-q", "-s", "--show-capture=no", "-m", "integration"]
     command.append("tests/integration/test_disks.py")

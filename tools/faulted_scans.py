@@ -1,4 +1,4 @@
-"""The part of the soak that scans through stores that fail."""
+"""Runs the part of the soak that scans through failing stores."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Gives each option of the built site an address and an entry of its own in the search.
-
-Also marks the long tables of names, which `docs/stylesheets/tables.css` shows as a list.
+"""Adds to each option of the built site an address and an entry in the search index.
 
 The search ranks titles above text. Without an entry, an option is one word in the text of a long
-table, and a search for its name finds other pages first.
+table, and a search for its name finds other pages first. The module also marks the long tables of
+names, which `docs/stylesheets/tables.css` shows as a list.
 """
 
 from __future__ import annotations

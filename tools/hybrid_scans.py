@@ -1,4 +1,6 @@
-"""The part of the soak that scans a real cluster while everything in it changes."""
+"""Runs the part of the soak that scans a real cluster while topics, transactions and segments
+change.
+"""
 
 from __future__ import annotations
 

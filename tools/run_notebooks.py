@@ -1,6 +1,6 @@
-"""Runs the named notebooks, or all, from top to bottom and keeps the output of their cells.
+"""Runs the named notebooks, or all notebooks, and stores the outputs of their cells.
 
-Replaces paths of this machine by `…`, so that committed files do not reveal where they were made.
+Replaces paths of this machine by `…`, so that committed files do not contain them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def executed(path: Path, folder: Path) -> nbformat.NotebookNode:
 
 
 def without_places(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Returns the notebook without warnings, run times and paths of this machine."""
+    """Returns a copy of the notebook without warnings, run times and paths of this machine."""
     working_folder = re.escape(tempfile.gettempdir()) + r"(?:/tmp\w+)?"
     local_paths = re.compile(
         "|".join([re.escape(str(ROOT)), working_folder, re.escape(str(Path.home()))])

@@ -1,14 +1,14 @@
-"""Tests parsers with bad inputs, random histories and exports of them, failing stores, scans of a
-changing real cluster, disks after a crash, and streams that are killed.
+"""Runs large random tests: parsers with bad inputs, histories of tiers and exports, failing stores,
+scans of a changing cluster, disks after a crash, and killed streams.
 
     python -m tools.soak                               everything, two processes at a time
     python -m tools.soak --share 0.1 --jobs 1          a tenth
     python -m tools.soak --seed 7 --only histories
     python -m tools.soak --share 0.1 --only fuzz --target kernels
 
-Writes the results of each part to `benchmarks/SOAK.md`, but only with the default share of 1.
-Failures are printed, and failing fuzz inputs are kept under `build/fuzz/failures`. In that case the
-exit code is 1.
+With the default share of 1, writes the results of each part to `benchmarks/SOAK.md`. Prints
+failures, and keeps failing fuzz inputs under `build/fuzz/failures`. If there are failures, the exit
+code is 1.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ ROUND_SECONDS: Final = 300.0
 """Seconds of fuzzing, all targets together, before the inputs are counted."""
 BLOCK: Final = 100
 """Histories that one process runs before it reports."""
-MOST_FAILURES: Final = 5
+MAX_FAILURES: Final = 5
 """Failures of a kind before the part stops."""
 LIBRARIES: Final = (
     "numpy",
@@ -152,12 +152,12 @@ def say(text: str) -> None:
 
 @dataclass(slots=True)
 class Histories:
-    """Result of the histories.
+    """Result of running histories.
 
     Attributes:
         tried: Number of histories.
-        outcomes: Outcomes of the reads, by kind; "rows" counts rows compared.
-        failures: Failing histories, shortened.
+        outcomes: Number of reads by kind of outcome; "rows" is the number of compared rows.
+        failures: Descriptions of failing histories, after steps that do not matter were removed.
     """
 
     tried: int = 0
@@ -173,7 +173,11 @@ Check: TypeAlias = Callable[[History, int, Counter[str]], object]
 def soak_histories(
     block: Callable[[int, range], Histories], total: int, seed: int, jobs: int
 ) -> Histories:
-    """Runs `total` histories, a block at a time, in several processes."""
+    """Runs `total` random histories. Divides them into blocks, which `jobs` processes run
+    concurrently with `block`.
+
+    Stops early after `MAX_FAILURES` failures.
+    """
     result = Histories()
     blocks = [range(start, min(start + BLOCK, total)) for start in range(0, total, BLOCK)]
     spawn = multiprocessing.get_context("spawn")
@@ -184,20 +188,20 @@ def soak_histories(
             result.failures += block_result.failures
             for text in block_result.failures:
                 say(text)
-            if len(result.failures) >= MOST_FAILURES:
+            if len(result.failures) >= MAX_FAILURES:
                 pool.shutdown(cancel_futures=True)
                 break
     return result
 
 
 def scan_block(seed: int, numbers: range) -> Histories:
-    """Reads the tier that each history leaves."""
+    """Runs the histories with these numbers, and reads the tier at the end of each history."""
     with without_threads():
         return _block(random_history, check_history, seed, numbers)
 
 
 def export_block(seed: int, numbers: range) -> Histories:
-    """Runs histories with exports, in each table format in turn."""
+    """Runs histories with exports that have these numbers. Uses the table formats in turn."""
 
     def check(history: History, number: int, outcomes: Counter[str]) -> None:
         table_format = FORMATS[number % len(FORMATS)]
@@ -234,7 +238,9 @@ def _block(
 
 
 def soak_flips(total: int, seed: int, jobs: int) -> Flips:
-    """Flips header bits, a block at a time, in several processes."""
+    """Tries `total` bit flips in batch headers. Divides them into blocks, which `jobs` processes
+    run concurrently.
+    """
     result = Flips()
     starts = range(0, total, BLOCK)
     spawn = multiprocessing.get_context("spawn")
@@ -251,20 +257,22 @@ def soak_flips(total: int, seed: int, jobs: int) -> Flips:
 
 
 def flip_block(start: int, total: int, seed: int) -> Flips:
-    """Runs the flips of one block."""
+    """Tries the flips of the block that begins at number `start`."""
     logging.disable(logging.CRITICAL)
     return check_flips(min(start + BLOCK, total), seed, first=start)
 
 
 def flips_report(flips: Flips) -> tuple[Facts, list[str]]:
-    """Returns the counts of flips, and a table of outcomes."""
+    """Returns two values: the numbers of flips, and the lines of a table of outcomes."""
     refused = flips.tried - flips.outcomes[RIGHT]
     facts = {"tried": flips.tried, "refused": refused, "failed": len(flips.silent)}
     return facts, _outcomes("flips", flips.outcomes)
 
 
 def soak_parsers(total: int, seed: int, only: Sequence[str], jobs: int) -> list[Result]:
-    """Runs every target under every available engine, in rounds until the total is reached."""
+    """Runs every fuzz target with every available engine. Repeats this until `total` inputs ran or
+    an input failed.
+    """
     engines: tuple[Engine, ...] = ("mutation", "coverage") if has_coverage() else ("mutation",)
     if len(engines) == 1:
         say("atheris is not installed: mutations without coverage")
@@ -333,7 +341,7 @@ def _outcomes(heading: str, counts: Counter[str]) -> list[str]:
 
 
 def write_section(part: str, facts: Mapping[str, str | int], lines: Sequence[str]) -> None:
-    """Replaces one part of the report; the other parts stay."""
+    """Replaces the section of one part in the report file. All other sections stay unchanged."""
     title, about = PARTS[part]
     table = ["| | |", "|---|---|"]
     for name, fact in facts.items():
@@ -361,7 +369,7 @@ def _commit() -> str:
 
 
 def main() -> int:
-    """Runs the parts that the command line names."""
+    """Runs the parts that the command line selects."""
     arguments = _arguments()
     logging.disable(logging.CRITICAL)
     say(f"seed {arguments.seed}")

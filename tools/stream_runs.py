@@ -1,4 +1,6 @@
-"""The parts of the soak that kill streaming queries, also with a live cluster."""
+"""Runs the two parts of the soak that kill streaming queries: over a fixed tier, and on a changing
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -56,11 +58,11 @@ def soak_streams(total: int, seed: int) -> Killed:
 
 @dataclass(slots=True)
 class Followed:
-    """Result of the streams of a live cluster.
+    """Result of the streams of a changing cluster.
 
     Attributes:
-        seconds: Duration of the writes.
-        rows: Rows compared.
+        seconds: Time in which producers wrote.
+        rows: Number of compared rows.
         counts: Events, as text.
         failures: Output of the failed test.
     """
@@ -72,7 +74,7 @@ class Followed:
 
 
 def soak_live(seconds: int, seed: int) -> Followed:
-    """Runs `tests/integration/test_stream_live.py` for this many seconds."""
+    """Runs `tests/integration/test_stream_live.py`, which writes for this many seconds."""
     done = _tested(
         "integration",
         "tests/integration/test_stream_live.py",
@@ -100,7 +102,7 @@ def _tested(
     marker: str, test: str, settings: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
     """Creates the Python environments for every Spark version. Then runs a test with `settings` as
-    additional environment variables.
+    additional environment variables, and returns the ended process.
     """
     for release in ("40", "41", "42"):
         subprocess.run([ROOT / ".ci" / "spark_env", release], check=True)

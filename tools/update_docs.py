@@ -24,8 +24,10 @@ COMMON: Final = "servers", "pairs", "profile", "verbose"
 
 
 def cli_tables() -> dict[str, str]:
-    """Returns the Markdown tables of flags: `kts-<command>` for the flags that only this command
-    has, and `kts-common`; also the table `kts-exit-codes`.
+    """Returns the Markdown tables of flags and exit codes, by name.
+
+    The table `kts-<command>` contains the flags that only this command has, `kts-common` the flags
+    that all commands share, and `kts-exit-codes` the exit codes.
     """
     tables = {
         f"kts-{name.replace(' ', '-')}": _flags_table(own_flags(command))
@@ -38,7 +40,7 @@ def cli_tables() -> dict[str, str]:
 
 
 def own_flags(command: click.Command) -> list[click.Parameter]:
-    """Returns the flags that only this command has. They set no option of the data source."""
+    """Returns the flags that only this command has and that set no option of the data source."""
     return [
         parameter
         for parameter in command.params

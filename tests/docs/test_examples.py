@@ -146,7 +146,7 @@ def test_examples_run_with_spark(
 
 
 def _restore(spark: SparkSession, before: Mapping[str, str]) -> None:
-    """Resets the Spark settings to `before`: the settings before the examples of a page ran."""
+    """Resets the Spark settings to `before`, their values before the examples of a page ran."""
     for name in spark.conf.getAll.keys() - before.keys():
         spark.conf.unset(name)
     for name, value in before.items():

@@ -1,4 +1,5 @@
-"""Builds the site and looks at it in a real browser, on a desktop and on a phone, light and dark.
+"""Builds the site and opens it in a real browser, with the widths of a desktop and a phone, and in
+the light and dark color scheme.
 
 `KTS_SCREENSHOTS=folder` stores the pictures.
 """
@@ -66,7 +67,7 @@ def test_finished_page_has_an_address_for_each_option() -> None:
     assert "A <em>file</em>. Default: <code>x</code>." in entries[0]["text"]
 
 
-def test_other_tables_stay_unchanged() -> None:
+def test_page_without_option_table_stays_unchanged() -> None:
     page = TABLE.replace("<th>option</th>", "<th>condition</th>")
     assert with_addresses(page, "find/") == (page, [])
 
@@ -104,7 +105,7 @@ def served(folder: Path) -> Iterator[str]:
 
 
 def look_at(folder: Path, profile: Path, look: Callable[[Browser, str], Awaitable[None]]) -> None:
-    """Serves a folder and runs `look` with a tab and the address."""
+    """Serves a folder and calls `look` with a browser tab and the address of the site."""
 
     async def run(address: str) -> None:
         async with browser(profile) as tab:
@@ -146,7 +147,7 @@ def test_pages_fit_desktop_and_phone_in_both_schemes(site: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_names_never_break(site: Path, tmp_path: Path) -> None:
+def test_names_in_tables_are_shown_on_one_line(site: Path, tmp_path: Path) -> None:
     broken = """[...document.querySelectorAll('table.names td:first-child code')]
         .filter(code => code.getClientRects().length !== 1).map(code => code.textContent)"""
     seen = "document.querySelectorAll('table.names td:first-child code').length"
@@ -162,7 +163,9 @@ def test_names_never_break(site: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_palette_tabs_and_neighbours_of_a_page(site: Path, tmp_path: Path) -> None:
+def test_quickstart_page_has_working_palette_tabs_and_navigation_links(
+    site: Path, tmp_path: Path
+) -> None:
     background = "getComputedStyle(document.body).backgroundColor"
     shown = "[...document.querySelectorAll('.tabbed-block')].filter(block => block.offsetParent)"
 
@@ -189,7 +192,7 @@ def test_palette_tabs_and_neighbours_of_a_page(site: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_search_finds_the_option_of_a_name_first(site: Path, tmp_path: Path) -> None:
+def test_search_for_option_name_lists_that_option_first(site: Path, tmp_path: Path) -> None:
     names = [*(option.name for option in OPTIONS), *(f"{PREFIX}{name}" for name in COUNTED)]
     # A name with the same word twice is no phrase for the search.
     names = [

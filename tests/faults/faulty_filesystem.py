@@ -41,7 +41,7 @@ class StatusError(Exception):
 
 
 class FaultyFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """Memory file system that fails or returns damaged bytes when `injector` draws a fault."""
+    """Memory file system that fails or returns damaged bytes if `injector` chooses a fault."""
 
     protocol = "faulty"
     injector: ClassVar[Injector]

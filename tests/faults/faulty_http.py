@@ -58,7 +58,7 @@ def _damage(answer: Answer, damage: Callable[[bytes, int], bytes]) -> None:
 
 @dataclass
 class Chooser:
-    """Draws a fault name from the injector and returns the proxy fault for that name."""
+    """Lets `injector` choose the fault of each request, and converts its name to a proxy fault."""
 
     bucket: str
     injector: Injector = field(default_factory=lambda: Injector((), 0.0, Random(0)))

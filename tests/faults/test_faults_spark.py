@@ -137,7 +137,9 @@ def test_task_of_killed_worker_returns_rows_of_consumer(
     dying = DyingReader
 
     class Dying(dying, DataSourceReader):  # type: ignore[misc, valid-type]
-        """A local class, because cloudpickle sends local classes to workers by value."""
+        """Data source whose reader kills its worker process once. The class is local, because
+        cloudpickle sends local classes to workers by value.
+        """
 
     class DyingSource(TieredKafkaDataSource):
         @classmethod

@@ -1,9 +1,9 @@
 """Runs seeded scans of the golden tier from a store that fails at random, and checks each result.
 
-A trial draws a topic, an isolation level, the task size, kinds of faults and their rate. It plans
-and reads without Spark. It must return exactly the rows of the Kafka consumer, or raise a
-`TieredKafkaError`. If a fault hid a segment from the planner, only the rows of the planned offsets
-are compared.
+A trial chooses at random a topic, an isolation level, the task size, kinds of faults and their
+rate. It plans and reads without Spark. It must return exactly the rows of the Kafka consumer, or
+raise a `TieredKafkaError`. If a fault hid a segment from the planner, only the rows of the planned
+offsets are compared.
 
 Some faults change bytes but not their number. They are injected only into logs, where checksums
 detect them. These faults never flip a bit in a base offset of a compacted log, because no checksum
@@ -70,7 +70,7 @@ class Injector:
     Attributes:
         kinds: Kinds of faults to inject.
         rate: Probability of a fault for each request.
-        injected: Number of faults that were drawn, by kind.
+        injected: Number of injected faults, by kind.
     """
 
     kinds: tuple[str, ...]

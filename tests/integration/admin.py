@@ -200,7 +200,9 @@ class Admin:
         return sorted(self._partition(topic, partition).isrs)
 
     def delete_records(self, topic: str, partition: int, before: int) -> None:
-        """Moves the log start to the offset `before`; -1 means the high watermark."""
+        """Moves the log start of a partition to the offset `before`; -1 moves it to the high
+        watermark.
+        """
         self._settle(self.client().delete_records([TopicPartition(topic, partition, before)]))
 
     def alter_topic(self, topic: str, **settings: str) -> None:

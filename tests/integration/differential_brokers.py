@@ -1,4 +1,5 @@
-"""Contains the cases in which this product reads brokers and is compared with Spark's Kafka source.
+"""Contains the cases in which this product reads from brokers, and its results are compared with
+the results of Spark's Kafka source.
 
 The table in `docs/kafka-source.md` has a row for each difference between the two sources. `ROWS`
 maps each row of the table to the cases that show the difference.
@@ -39,8 +40,8 @@ SHORT_TIMEOUTS: Final = {
 def offsets_near_tier_end(facts: TierFacts, topics: str, of_tier: int) -> str:
     """Returns JSON with an offset near the end of the tier for each partition.
 
-    It is the last stable offset of the tier plus `of_tier`, but at least the log start and at most
-    the last stable offset of the log.
+    This is the last stable offset of the tier plus `of_tier`. If the sum is below the log start or
+    above the last stable offset of the log, that bound is used instead.
     """
     named: dict[str, dict[str, int]] = {}
     for topic in topics.split(","):
@@ -53,7 +54,7 @@ def offsets_near_tier_end(facts: TierFacts, topics: str, of_tier: int) -> str:
 
 
 def end_offsets_json(facts: TierFacts, topics: str, more: int = 0) -> str:
-    """Returns JSON with an offset for each partition: the high watermark plus `more`."""
+    """Returns JSON with the high watermark of each partition, increased by `more`."""
     return json.dumps(
         {
             topic: {str(n): facts.latest[topic, n] + more for n in range(EVERY[topic])}

@@ -120,7 +120,9 @@ class RandomScan:
         return self.options["isolationLevel"]
 
     def requested_start(self, topic: str, partition: int) -> int:
-        """Returns the start offset that the options request; negative if they request none."""
+        """Returns the start offset that the options request for a partition; negative if they
+        request none.
+        """
         starts = json.loads(self.options.get("startingOffsets", "{}"))
         return int(starts.get(topic, {}).get(str(partition), EARLIEST_OFFSET))
 

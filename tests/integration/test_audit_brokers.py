@@ -362,7 +362,7 @@ def _newest_ms(cluster: Cluster, topic: str, spans: list[Span]) -> list[int]:
 
 
 def _count_deleting_segments(cluster: Cluster, topic: str) -> int:
-    """Returns the number of segments that brokers are deleting from the tier."""
+    """Returns the number of segments whose deletion has started but is not finished."""
     catalog = {"catalog": "metadata-topic", "subscribe": topic}
     plan = make_plan(hybrid_options(cluster.bootstrap, cluster.tier, **catalog))
     return sum(

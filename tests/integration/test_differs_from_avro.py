@@ -39,22 +39,22 @@ def record(kind: object, name: str = "a") -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """A value and its results in this product's decoder and in Spark's `from_avro`.
+    """A value, and its results in this product's decoder and in Spark's `from_avro`.
 
     Structs are represented as lists of their fields.
 
     Attributes:
         schema: Avro schema with which both decode the value.
         value: Bytes to decode.
-        here: Result of this product's decoder; `MALFORMED` if it rejects the value.
-        there: Result of `from_avro`, or a part of its error message.
+        our_result: Result of this product's decoder; `MALFORMED` if it rejects the value.
+        spark_result: Result of `from_avro`, or a part of its error message.
         options: Options of `from_avro`.
     """
 
     schema: str
     value: bytes
-    here: Any
-    there: Any
+    our_result: Any
+    spark_result: Any
     options: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -134,7 +134,7 @@ def test_decoder_returns_documented_result(name: str) -> None:
         decoder, value = AvroDecoder(reader), case.value
     decoded = decoder.decode(pa.array([value], pa.binary()))
     (result,) = decoded.array.to_pylist(maps_as_pydicts="strict")
-    assert (MALFORMED if decoded.bad else _structs_as_lists(result)) == case.here
+    assert (MALFORMED if decoded.bad else _structs_as_lists(result)) == case.our_result
     assert not decoded.bad or result is None
 
 
@@ -154,10 +154,10 @@ def test_spark_from_avro_returns_documented_results_and_types(tmp_path: Path) ->
     run_script(SCRIPT, spec, tmp_path)
     results = json.loads((tmp_path / "found.json").read_text())
     for name, case in cases.items():
-        if isinstance(case.there, str):
-            assert case.there in results[name].get("error", ""), name
+        if isinstance(case.spark_result, str):
+            assert case.spark_result in results[name].get("error", ""), name
         else:
-            assert results[name].get("value") == case.there, (name, results[name])
+            assert results[name].get("value") == case.spark_result, (name, results[name])
     assert {name: results[f"type {name}"]["type"] for name in TYPES} == {
         name: _type_of(record(kind)) for name, kind in TYPES.items()
     }

@@ -86,7 +86,9 @@ def seed() -> int:
 
 @pytest.fixture(scope="module")
 def disks(tmp_path_factory: pytest.TempPathFactory, seed: int) -> list[Path]:
-    """Returns several copies of a running broker's folder, then its folder after a clean stop."""
+    """Returns several copies of a running broker's folder. The last entry is the folder itself
+    after a clean stop of the broker.
+    """
     folder = tmp_path_factory.mktemp("disks")
     copies = []
     with running_broker(folder / "first", settings=FIRST_BROKER) as broker:

@@ -1,7 +1,7 @@
 """Tests that another reader can continue where an exported table or a stream ends.
 
-Together, the two must return each row that a consumer of the cluster receives, and each row only
-once.
+The rows of the table or stream and the rows of the second reader together must contain each row
+that a consumer receives, and each row only once.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def test_continuous_export_contains_each_row_of_tier_and_brokers_once(
     assert report.rows == len(table_offsets(lake))
 
 
-def test_second_named_source_continues_at_end_offsets_of_first(
+def test_second_of_two_named_sources_starts_at_end_offsets_of_the_first(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     level = random.SystemRandom().choice(ISOLATION_LEVELS)

@@ -19,7 +19,9 @@ SECRETS = {"s3.access-key-id": "the-id-of-a-key", "s3.secret-access-key": "the-s
 
 
 def shown(value: object) -> list[str]:
-    """Returns the lines of a text that `print` and the interpreter show alike."""
+    """Returns the lines of a value's text. Checks that `print` and the interpreter show the same
+    text.
+    """
     assert repr(value) == str(value)
     assert "of-a-key" not in str(value)
     return str(value).splitlines()

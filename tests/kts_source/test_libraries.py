@@ -60,7 +60,7 @@ def test_install_command_without_an_installation_names_the_package(
     assert install_command("cli") == "pip install 'tiered-kafka[cli]'"
 
 
-def test_missing_library_is_an_import_error_and_no_invalid_option() -> None:
+def test_missing_library_raises_import_error_not_invalid_option_error() -> None:
     with pytest.raises(MissingExtraError, match=r"to_x\(\) needs no_such_library\. ") as caught:
         require("no_such_library", "polars", "to_x()")
     error = caught.value
@@ -71,7 +71,7 @@ def test_missing_library_is_an_import_error_and_no_invalid_option() -> None:
 
 
 @pytest.mark.parametrize("name", ["register", "TieredKafkaDataSource"])
-def test_spark_names_without_pyspark_say_what_to_install(name: str) -> None:
+def test_import_of_spark_name_without_pyspark_raises_error_with_install_command(name: str) -> None:
     program = f"import sys; sys.modules['pyspark'] = None; from kts_source import {name}"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False

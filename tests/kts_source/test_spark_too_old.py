@@ -62,7 +62,7 @@ def test_command_refuses_old_spark_before_it_starts(old_spark: dict[str, str]) -
     assert "Traceback" not in done.stderr
 
 
-def test_backfill_without_spark_session_works_next_to_old_spark(
+def test_backfill_without_spark_session_succeeds_if_old_spark_is_installed(
     old_spark: dict[str, str], tmp_path: Path
 ) -> None:
     program = (

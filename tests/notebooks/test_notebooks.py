@@ -41,7 +41,9 @@ def outputs(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def orders(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
-    """Returns the orders of the shop, three months longer than its history, as produced."""
+    """Returns all orders that the sample shop produces, including three months after the history
+    that the notebooks read.
+    """
     shop = SampleShop(str(tmp_path_factory.mktemp("shop")))
     shop.tier_months(HISTORY_MONTHS + 3)
     return pd.DataFrame(
@@ -112,7 +114,7 @@ def test_stored_notebooks_have_outputs_without_local_paths(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_notebooks_depend_only_on_their_configuration(name: str) -> None:
+def test_notebook_code_sets_paths_only_in_its_first_cell(name: str) -> None:
     code = [cell.source for cell in read(name).cells if cell.cell_type == "code"]
     assert "FOLDER = " in code[0]
     later = "\n".join(code[1:])

@@ -1,4 +1,6 @@
-"""Tests the shop of the notebooks: readers return what it wrote, and the same calls repeat it."""
+"""Tests the sample shop of the notebooks: readers return the records that the shop wrote, and two
+shops with equal calls write equal objects.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def test_lost_month_is_a_hole_in_payments(tmp_path: Path) -> None:
         _read(shop, "payments")
 
 
-def test_same_calls_write_the_same_objects(tmp_path: Path) -> None:
+def test_two_shops_with_equal_calls_write_equal_objects(tmp_path: Path) -> None:
     folders = tmp_path / "one", tmp_path / "other"
     for folder in folders:
         SampleShop(str(folder), orders_per_month=20).tier_months(2)

@@ -20,8 +20,8 @@ class CodecException:
         codec: Name of the codec.
         case: Shape of the payload.
         kafka_accepts: True if Kafka's consumer reads the payload.
-        accepted: True if this reader reads it.
-        reason: Why the two differ.
+        accepted: True if this reader reads the payload.
+        reason: Reason for the difference.
     """
 
     codec: CompressionType

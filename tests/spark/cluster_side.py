@@ -1,7 +1,7 @@
 """Reads golden topics on a cluster of two workers and writes the rows as Parquet.
 
-Arguments: an output folder, and a JSON object of topic to data source options. Runs in a separate
-process, because a process can have only one Spark.
+Arguments: an output folder, and a JSON object that maps topics to data source options. Runs in a
+separate process, because a process can have only one Spark session.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A streaming query that a test kills:
+"""Runs a streaming query that a test kills:
 `python -m tests.spark.stream_child CHECKPOINT SINK OPTIONS parquet|delta|delta-spark once|on`.
 
 `parquet` uses Spark's own sink, which records the written batches. `delta` writes a Delta table

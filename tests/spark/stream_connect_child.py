@@ -10,7 +10,9 @@ from kts_source import register
 
 
 def main(folder: str, options: str) -> None:
-    """Runs the stream twice on a local server; prints the sink's row count each time."""
+    """Runs the stream twice on a local server. Prints the number of rows in the sink after each
+    run.
+    """
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 

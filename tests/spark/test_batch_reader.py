@@ -1,4 +1,4 @@
-"""Calls `TieredKafkaBatchReader.read` like a Spark worker does, without Spark."""
+"""Calls `TieredKafkaBatchReader.read` as a Spark worker calls it, but without Spark."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_garbage_collector_is_disabled_until_first_rows(monkeypatch: pytest.Monk
     assert is_enabled == [False, True]  # the second task of a worker imports nothing
 
 
-def test_garbage_of_first_task_is_collected_although_gc_freeze_was_called(
+def test_garbage_of_first_task_is_collected_after_gc_freeze(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Cycle:

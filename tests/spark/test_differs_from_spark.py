@@ -23,12 +23,12 @@ MALFORMED = "malformed"
 
 
 class Case(NamedTuple):
-    """A JSON text with the fields that this decoder (`here`) and Spark (`there`) return."""
+    """A JSON text, and the fields that this decoder and Spark return for it."""
 
     ddl: str
     text: bytes
-    here: Any
-    there: Any
+    our_fields: Any
+    spark_fields: Any
 
 
 CASES = {
@@ -81,7 +81,7 @@ def test_decoder_returns_the_documented_result() -> None:
         decoded = JsonDecoder(parse_ddl(case.ddl)).decode(pa.array([case.text], pa.binary()))
         (value,) = decoded.array.to_pylist()
         result = MALFORMED if decoded.bad else value and tuple(value.values())
-        assert result == case.here, name
+        assert result == case.our_fields, name
 
 
 def test_from_json_of_spark_returns_the_documented_result(spark: SparkSession) -> None:
@@ -93,7 +93,7 @@ def test_from_json_of_spark_returns_the_documented_result(spark: SparkSession) -
     (row,) = spark.sql(f"SELECT {', '.join(columns)}").collect()
     for (name, case), value in zip(CASES.items(), row, strict=True):
         result = None if value is None else tuple(value)
-        assert repr(comparable(result)) == repr(comparable(case.there)), name
+        assert repr(comparable(result)) == repr(comparable(case.spark_fields)), name
 
 
 def comparable(row: tuple[Any, ...] | None) -> list[Any] | None:

@@ -1,4 +1,6 @@
-"""Kills streaming queries with SIGKILL; at the end, each row must be in the sink exactly once."""
+"""Kills streaming queries with SIGKILL and restarts them. At the end, the sink must contain each
+row exactly once.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def test_killed_query_writes_each_row_once(tmp_path: Path, case: Case) -> None:
     ("isolation_level", "last_file"),
     [("read_committed", "offsets"), ("read_uncommitted", "commits")],
 )
-def test_query_continues_with_each_newer_spark(
+def test_query_continues_after_upgrade_to_each_newer_spark(
     tmp_path: Path, isolation_level: IsolationLevel, last_file: str
 ) -> None:
     options = tier_options("txn", includeHeaders="true", maxSegmentsPerTrigger="3")

@@ -1,7 +1,8 @@
-"""Tests that a streaming query first reads the history, and then a source with another name.
+"""Tests that a streaming query reads old data from one named source and continues with a source of
+another name.
 
-Users replace this data source with Spark's Kafka source. The test uses a second stream of this data
-source with another tier instead.
+Users continue with Spark's Kafka source. The test continues with a second stream of this data
+source, which reads another tier.
 """
 
 from __future__ import annotations

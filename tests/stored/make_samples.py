@@ -116,9 +116,9 @@ def make_table(sample: TableSample, table_format: str, tier: Path) -> None:
 
 
 def make_half_published(tier: Path) -> None:
-    """Starts to write a Parquet table; dies after the first commit is logged.
+    """Starts to write a Parquet table, and ends as if killed after the first commit is logged.
 
-    No file of the commit has its final name yet.
+    At this point, no file of the commit has its final name.
     """
     link = os.link
 

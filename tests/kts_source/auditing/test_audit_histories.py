@@ -49,7 +49,7 @@ FAMILIES: Final = {
 
 
 def run_audit(world: World) -> AuditReport | None:
-    """Audits the tier of `world`.
+    """Audits the tier of the simulated cluster `world`.
 
     Returns:
         The report. `None` if the tier has no segments, or if it has several topic ids and does not
@@ -70,7 +70,7 @@ def run_audit(world: World) -> AuditReport | None:
 
 
 def scan_plan(world: World) -> ScanPlan:
-    """Plans a scan of the tier in `world`."""
+    """Plans a scan of the tier of the simulated cluster `world`."""
     options = parse_options({"path": "memory://", "subscribe": TOPIC})
     return plan_scan(options, Tier(MemoryStore(world.store)))
 
@@ -186,7 +186,9 @@ def check_counts(records: int | None, batches: int | None, truth: PartitionTruth
 
 
 def reported_files(errors: Iterable[Finding]) -> set[tuple[int | None, int | None, str]]:
-    """Returns start offset, end offset and file kind of each error that reports no data loss."""
+    """Returns start offset, end offset and file kind of each error about a damaged file, that is,
+    of each error without data loss.
+    """
     names = ((error, error.name.rpartition("-")) for error in errors if not error.kind.loses_data)
     files = set()
     for error, (family, _, problem) in names:
@@ -269,7 +271,7 @@ def test_audit_with_damaged_checkpoint_separates_transactions_of_two_branches() 
     assert [error.name for error in report.errors] == ["epochs-invalid"]
 
 
-def test_lossy_partitions_of_two_regression_histories_are_not_reported_as_complete() -> None:
+def test_audits_of_two_regression_histories_call_no_lossy_partition_complete() -> None:
     outcomes: Counter[str] = Counter()
     for seed in ("fix-3-2358", "fix-1-310"):
         history = random_history(random.Random(seed))

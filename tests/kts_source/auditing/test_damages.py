@@ -83,7 +83,7 @@ def test_digest_does_not_depend_on_compression_or_encryption(tmp_path: Path) -> 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One kind of damage.
+    """One kind of damage, and the finding that an audit reports for it.
 
     Attributes:
         level: Lowest audit level that reports the damage. Lower levels report nothing; higher

@@ -66,7 +66,7 @@ def test_transactions_open_after_a_proven_segment_keep_their_start_offsets(
     assert PROOF.open_after_given(open_transactions) == expected
 
 
-def test_proof_is_invalid_if_batches_are_counted_from_another_offset() -> None:
+def test_proof_is_invalid_if_batch_count_starts_at_another_offset() -> None:
     shared = replace(PROOF, counted_from=105)
     assert shared.holds_for((100, 200), 105, False, {})
     assert not shared.holds_for((100, 200), 0, False, {})

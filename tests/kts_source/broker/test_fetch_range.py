@@ -374,7 +374,7 @@ def test_read_committed_fetch_does_not_use_an_old_follower(scene: Scene) -> None
 
 
 @pytest.mark.parametrize("kind", [FETCH, LIST_OFFSETS])
-def test_fetch_refuses_brokers_before_kafka_3_1_but_not_kafka_3_1(scene: Scene, kind: str) -> None:
+def test_fetch_accepts_kafka_3_1_and_refuses_older_brokers(scene: Scene, kind: str) -> None:
     scene.brokers.versions = {FETCH: 12, LIST_OFFSETS: 7} if kind == FETCH else {LIST_OFFSETS: 7}
     committed = dataclasses.replace(scene.broker_range, read_committed=True)
     if kind == FETCH:
@@ -405,7 +405,7 @@ def test_message_set_that_crosses_range_end_is_read_after_empty_responses(
     assert offsets == list(range(15))
 
 
-def test_begins_at_or_after_uses_the_first_offset_of_a_message_set() -> None:
+def test_begins_at_or_after_compares_the_first_offset_of_a_message_set() -> None:
     records = [SimpleRecord(b"v", timestamp=number) for number in range(3)]
     batch = LogBuilder()
     batch.append(records)

@@ -1,4 +1,9 @@
-"""Tests how fast a scan fails if no bootstrap broker can be reached or is a Kafka broker."""
+"""Tests how fast a scan fails if no bootstrap broker can be reached, or if the server is not a
+Kafka broker.
+
+The first contact is the first request of a client to the bootstrap brokers. It has shorter timeouts
+than later requests.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +47,8 @@ def failure(settings: BrokerSettings) -> tuple[str, float]:
 
 @contextlib.contextmanager
 def listening(answer: bytes | None) -> Iterator[int]:
-    """Listens on a port that is no Kafka broker. Sends `answer` and closes each connection, or
-    stays silent if `answer` is None. Yields the port.
+    """Listens on a port without speaking Kafka's protocol. Sends `answer` and closes each
+    connection, or stays silent if `answer` is None. Yields the port.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
         connections = []
@@ -69,7 +74,7 @@ def closed_port() -> int:
         return int(server.getsockname()[1])
 
 
-def test_default_timeouts_of_the_first_contact_are_within_the_promise() -> None:
+def test_default_first_contact_timeouts_are_at_most_ten_seconds() -> None:
     first = settings_of(1).first_contact
     assert first is not None
     assert first.seconds < 5
@@ -77,7 +82,7 @@ def test_default_timeouts_of_the_first_contact_are_within_the_promise() -> None:
 
 
 @pytest.mark.parametrize("option", ["request.timeout.ms", "socket.connection.setup.timeout.ms"])
-def test_timeout_of_the_user_replaces_those_of_the_first_contact(option: str) -> None:
+def test_timeout_option_of_user_disables_first_contact_timeouts(option: str) -> None:
     assert settings_of(1, **{f"kafka.{option}": "20000"}).first_contact is None
 
 
@@ -109,7 +114,7 @@ def test_silent_tls_server_fails_the_first_request() -> None:
     assert seconds < 8  # the timeout of opening a connection is 10 s
 
 
-def test_unreachable_brokers_share_the_time_of_the_first_contact(
+def test_first_contact_timeout_is_divided_among_bootstrap_brokers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     timeouts: list[float] = []
@@ -123,7 +128,7 @@ def test_unreachable_brokers_share_the_time_of_the_first_contact(
     assert set(timeouts) == {1.25}
 
 
-def test_broker_that_starts_later_is_found_by_a_contacted_client() -> None:
+def test_client_that_reached_its_broker_once_waits_for_a_stopped_broker() -> None:
     # A client that has reached the cluster once waits for a restarted broker.
     with FakeCluster() as brokers:
         settings = replace(brokers.settings(), first_contact=FirstContact(0.0, 0.4))

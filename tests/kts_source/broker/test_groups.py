@@ -40,7 +40,9 @@ def test_group_offsets_of_all_coordinators_have_lag_to_the_high_watermark() -> N
 
 
 @pytest.mark.parametrize(("code", "error"), [(30, BrokerAccessError), (16, BrokerUnavailableError)])
-def test_refused_group_is_an_error(code: int, error: type[Exception]) -> None:
+def test_refused_group_request_raises_error_that_names_the_group(
+    code: int, error: type[Exception]
+) -> None:
     with FakeCluster() as brokers, closing(Cluster(brokers.settings())) as cluster:
         brokers.groups = {"secret": (0, {})}
         brokers.fail(GROUP_OFFSETS, Fault(code))

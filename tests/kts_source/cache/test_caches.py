@@ -1,5 +1,5 @@
-"""Checks that the cache serves repeated reads of the same bytes of an object version. All other
-reads go to the store.
+"""Checks that the cache serves repeated reads of the same bytes of the same object version. All
+other reads must go to the store.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Checks that the cache returns segment descriptions unchanged. Unreadable cache entries are
-misses, so the descriptions are created again.
+"""Checks that the cache returns segment descriptions unchanged.
+
+A segment pack is a cache entry with the descriptions of a partition's segments. If the entry is
+unreadable, it counts as a miss, and the descriptions are created again.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Checks that cached ranges of side files are returned unchanged, and that the size of the cache
-entry that contains them is limited.
+"""Checks that cached ranges of side files are returned unchanged, and that the cache entry has a
+limited size.
+
+A side file pack is a cache entry with ranges of several side files.
 """
 
 from __future__ import annotations

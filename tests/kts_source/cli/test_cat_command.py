@@ -78,7 +78,7 @@ def test_partition_selects_partitions_of_the_topic(
     assert main(["cat", *WHERE, "-p", "1", "--subscribe-pattern", "txn"]) == 2
 
 
-def test_since_starts_at_a_time_or_a_duration_ago(
+def test_since_flag_accepts_a_time_or_a_duration(
     capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path
 ) -> None:
     now = int(time.time() * 1000)
@@ -97,7 +97,7 @@ def test_since_starts_at_a_time_or_a_duration_ago(
     assert main([*command, "1h", "--starting-offsets", "earliest"]) == 2
 
 
-def test_format_of_kcat_writes_bytes_as_stored(
+def test_kcat_format_string_writes_bytes_as_stored(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     out = output(capfdbinary, "epochs", "--format", KCAT, "--limit", "50")
@@ -152,7 +152,7 @@ def test_table_aligns_columns_and_truncates_long_values(
     assert [int(line.split()[0]) for line in lines[1:]] == offsets
 
 
-def test_reader_that_closes_the_pipe_is_no_error() -> None:
+def test_cat_exits_without_error_if_the_pipe_is_closed() -> None:
     command = [sys.executable, "-m", "kts_source.cli", "cat", *WHERE, "codecs"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stdout is not None

@@ -66,7 +66,7 @@ def test_cat_shows_rows_with_times_beyond_python_datetime(
 
 
 @pytest.mark.parametrize("time_ms", [MOST_MS + 1, LEAST_MS - 1, 2**63 - 1, -(2**63)])
-def test_time_that_microseconds_cannot_store_raises_error_that_names_record(
+def test_time_beyond_the_range_of_microseconds_raises_error_that_names_record(
     time_ms: int, tmp_path: Path
 ) -> None:
     options = tier(tmp_path, 0, time_ms)

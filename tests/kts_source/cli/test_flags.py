@@ -87,7 +87,7 @@ def test_wrong_flag_is_refused_with_a_suggestion(
         ("-o", {"keyPrefix=", "kafka.bootstrap.servers="}),
     ],
 )
-def test_shells_complete_values(flag: str, words: set[str]) -> None:
+def test_shell_completion_suggests_flag_values(flag: str, words: set[str]) -> None:
     completer = ShellComplete(kts, {}, "kts", "_KTS_COMPLETE")
     items = completer.get_completions(["cat", flag], "")
     assert words <= {item.value for item in items}

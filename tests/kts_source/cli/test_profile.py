@@ -54,7 +54,7 @@ def test_profile_accepts_names_of_flags_and_of_options_with_dots(config: Path) -
     assert profile_names() == ["test"]
 
 
-def test_profile_is_chosen_by_flag_environment_or_name_default(
+def test_profile_flag_overrides_environment_variable_and_default_profile(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert with_defaults({}, None) == {}

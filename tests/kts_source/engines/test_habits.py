@@ -140,7 +140,7 @@ def test_version_attribute_equals_installed_package_version() -> None:
     assert kts_source.__version__ == metadata.version("tiered-kafka")
 
 
-def test_public_functions_and_methods_return_no_any() -> None:
+def test_public_functions_and_methods_never_have_return_type_any() -> None:
     def untyped(owner: str, function: Callable[..., object]) -> bool:
         annotation = inspect.signature(function).return_annotation
         return annotation in (inspect.Signature.empty, "Any") and owner is not None

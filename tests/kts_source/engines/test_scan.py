@@ -110,7 +110,7 @@ def test_where_returns_only_matching_rows(
     assert_same_rows(base.to_table(), expected)
 
 
-def test_rows_match_all_conditions_if_where_is_called_repeatedly() -> None:
+def test_repeated_calls_of_where_return_rows_that_match_all_conditions() -> None:
     base = create_scan(where="offset >= 100")
     table = base.where("offset < 300").where("partition = 0").select(["offset"]).to_table()
     expected = expected_table("txn", "read_committed")

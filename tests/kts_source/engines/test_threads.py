@@ -35,7 +35,7 @@ SECONDS = 6
 
 
 class LockOrders:
-    """Records which locks threads acquire while they hold another one. The name of a lock is the
+    """Records which locks a thread acquires while it holds other locks. The name of a lock is the
     file and line that created it.
     """
 
@@ -61,8 +61,8 @@ class LockOrders:
             stack.reverse()
 
     def cycles(self) -> list[str]:
-        """Returns the names of locks that threads acquired in contradicting orders, which can cause
-        a deadlock.
+        """Returns the names of locks that threads acquired in contradicting orders. Such locks can
+        cause a deadlock.
         """
 
         def reached(start: str) -> set[str]:

@@ -123,8 +123,7 @@ class Dying:
 
 
 def without_answers(table: Any, number: int, *, is_error: bool) -> Any:  # noqa: ANN401
-    """Changes `table` so that one commit succeeds, although the library reports a conflict or
-    error.
+    """Changes `table`: one commit succeeds, but the library reports a conflict or an error for it.
 
     Args:
         table: The table to commit to. It is also the return value.
@@ -184,8 +183,10 @@ def rolled_back(lake: Lake, choice: int) -> bool:
 
 
 class Between(LocalExecutor):
-    """Runs tasks, and calls `act` once: before the tasks of the first commit if `before`, otherwise
-    after these tasks and before the commit.
+    """Runs tasks, and calls `act` once during the first commit.
+
+    If `before` is true, calls it before the tasks of the commit. Otherwise calls it after the tasks
+    and before the commit.
     """
 
     def __init__(self, act: Callable[[], object], *, before: bool) -> None:

@@ -41,7 +41,7 @@ from tests.kts_source.export.fates import (
     table_rows,
     without_answers,
 )
-from tests.kts_source.export.killing import Killed, Steps, mortal_folder
+from tests.kts_source.export.killing import Killed, Steps, killable_folder
 from tests.kts_source.planning.history import TOPIC, History, Step, World
 from tests.kts_source.planning.reading import ISOLATION_LEVELS
 from tests.kts_source.planning.replica import divergence
@@ -138,8 +138,10 @@ class Exporting:
         self._committed_with_losses(expected, report)
 
     def _later_start(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
-        """Runs an export with `startingOffsets`. The run must raise if these offsets leave a gap
-        after the table, or begin before it. Does nothing if they do neither.
+        """Runs an export with random `startingOffsets`. It must raise, because the offsets leave a
+        gap after the table or begin before it.
+
+        Does nothing if the random offsets have neither problem.
         """
         starts = {}
         problems = False
@@ -180,8 +182,8 @@ class Exporting:
         self._compare()
 
     def _old_plan_file(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
-        """Runs the plan file of an earlier step. The run writes those planned offsets that the
-        table lacks, or fails.
+        """Runs an export with the plan file of an earlier step. The export writes the planned
+        offsets that the table lacks, or fails.
         """
         if not self._plans:
             self._plain(step, truth)
@@ -224,7 +226,7 @@ class Exporting:
         target = open_target(settings.target, settings.storage)
         number = 2 + (step.b * 16 + step.c) % 40
         self._dies(
-            step, truth, mortal_folder(settings, target, Steps(number, after=step.c % 2 > 0))
+            step, truth, killable_folder(settings, target, Steps(number, after=step.c % 2 > 0))
         )
 
     def _dies(self, step: Step, truth: Mapping[int, PartitionTruth], table: Any) -> None:  # noqa: ANN401

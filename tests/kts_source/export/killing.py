@@ -54,7 +54,7 @@ class Steps:
         raise Killed(name)
 
 
-class MortalTarget:
+class KillableTarget:
     """Wraps a target store. Each create, read, publish, list or delete is a step of `steps`, which
     may kill the run.
     """
@@ -94,11 +94,11 @@ class MortalTarget:
         self._target.close()
 
 
-def mortal_folder(settings: ExportSettings, target: TargetStore, steps: Steps) -> ParquetFolder:
-    """Returns a Parquet folder that writes to `target`, and in which `steps` kills the run at one
-    step of the commit protocol.
+def killable_folder(settings: ExportSettings, target: TargetStore, steps: Steps) -> ParquetFolder:
+    """Returns a Parquet folder that writes to `target`. `steps` kills the run at one step of the
+    commit protocol.
     """
-    mortal: Any = MortalTarget(target, steps)
+    mortal: Any = KillableTarget(target, steps)
     folder = ParquetFolder(settings)
     folder._target = mortal
     return folder

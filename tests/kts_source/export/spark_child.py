@@ -38,9 +38,9 @@ def start_spark(name: str) -> SparkSession:
 
 
 @dataclass(frozen=True)
-class TakesItsTime:
-    """A transform that returns its rows unchanged, after a second. So the export takes longer than
-    the five seconds in which the test kills it.
+class SleepsOneSecond:
+    """A transform that sleeps for a second and returns its rows unchanged. So the export takes
+    longer than the five seconds in which the test kills it.
 
     Attributes:
         fingerprint: Empty, as without a transform.
@@ -63,7 +63,7 @@ def main(folder: str, table_format: str) -> None:
     spark.range(2, numPartitions=2).rdd.map(lambda number: number).collect()
     sys.stdout.write("begins\n")
     sys.stdout.flush()
-    lake.export(source(), executor=SparkExecutor(spark), transform=TakesItsTime())
+    lake.export(source(), executor=SparkExecutor(spark), transform=SleepsOneSecond())
     sys.stdout.write("done\n")
     sys.stdout.flush()
 

@@ -37,10 +37,10 @@ SETTINGS = {
 
 
 @dataclass(frozen=True)
-class Dawdles:
-    """A transform that returns its rows unchanged. It sleeps for a minute in one process only.
+class SleepsInOneProcess:
+    """A transform that returns its rows unchanged. In one process, it first sleeps for a minute.
 
-    That process is the first one that reads an offset of at least 900 in partition 0.
+    This is the first process that reads an offset of at least 900 in partition 0.
 
     Attributes:
         folder: Folder in which each process that reads such an offset creates a file. The name of
@@ -81,7 +81,7 @@ def main(master: str, folder: str) -> None:
         lake.export(
             source(),
             executor=SparkExecutor(spark),
-            transform=Dawdles(met),
+            transform=SleepsInOneProcess(met),
             commit_bytes=1 << 40,
         )
     spark.stop()

@@ -120,8 +120,8 @@ def test_offsets_advance_if_transform_rejects_all_rows(lake: Lake, tmp_path: Pat
 
 
 class Numbers:
-    """A row transform that returns a column of another type if it returns no rows. If `fails`, it
-    raises an error for empty batches.
+    """A row transform that adds a column of numbers. The type of this column is different if no row
+    remains. If `fails`, raises an error for empty batches.
     """
 
     fingerprint = "numbers"

@@ -21,7 +21,7 @@ from tests.kts_source.export.exporting import (
     assert_holds,
     source,
 )
-from tests.kts_source.export.killing import Steps, mortal_folder
+from tests.kts_source.export.killing import Steps, killable_folder
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -51,7 +51,7 @@ def run(lake: Lake, fatal: int | None, after: bool, ready: Connection) -> None:
     steps = Steps(fatal, after=after, really=True)
     ready.send(os.getpid())
     if lake.table_format == "parquet":
-        table = mortal_folder(settings, open_target(settings.target, settings.storage), steps)
+        table = killable_folder(settings, open_target(settings.target, settings.storage), steps)
         lake.export(source(), table=table)
     else:
         lake.export(source())

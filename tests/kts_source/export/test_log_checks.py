@@ -41,8 +41,8 @@ def records(word: str, start: int, stop: int) -> list[SimpleRecord]:
 
 
 class Elections:
-    """A tier with one partition. Each upload may continue its log or contain another branch of it,
-    as after a leader election.
+    """A tier with one partition. An upload either continues the log of earlier uploads or contains
+    another branch of it, as after a leader election.
     """
 
     def __init__(self, root: Path, *, topic_id: str | None = None, partition: int = 0) -> None:
@@ -134,7 +134,7 @@ def test_export_of_log_that_ends_before_the_end_of_the_table_raises(
     assert table_offsets(lake) == list(range(30))
 
 
-def test_plan_file_from_before_an_unclean_election_is_refused(lake: Lake, tmp_path: Path) -> None:
+def test_plan_file_created_before_unclean_election_is_refused(lake: Lake, tmp_path: Path) -> None:
     import kts_source
 
     tier = Elections(tmp_path / "tier")

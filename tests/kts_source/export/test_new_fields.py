@@ -99,7 +99,7 @@ def test_export_fails_before_the_commit_if_new_fields_are_not_allowed(tmp_path: 
     assert (report.rows, report.new_fields) == (12, ())
 
 
-def test_field_that_value_columns_exclude_is_not_new(tmp_path: Path) -> None:
+def test_field_excluded_by_value_columns_is_not_reported_as_new(tmp_path: Path) -> None:
     options = {"value.columns": "id"}
     topic = json_topic(tmp_path / "tier", [{"id": 1, "at": {"day": 1}}], **options)
     assert Lake(tmp_path, "parquet").export(topic).new_fields == ()

@@ -88,7 +88,7 @@ def test_failed_wave_keeps_earlier_commits(tmp_path: Path) -> None:
     assert json.loads(ends) == {TOPIC: {"0": 20}}
 
 
-def test_counts_of_tasks_are_added_by_partition() -> None:
+def test_record_counts_of_tasks_are_summed_by_partition() -> None:
     counts = [
         RecordCounts("b", 0, 10),
         RecordCounts("a", 1, 5, 1, 7, "x"),

@@ -1,4 +1,4 @@
-"""Tests that errors show changed settings of an export in the words of its options."""
+"""Tests that errors about changed settings of an export name the options that the user set."""
 
 from __future__ import annotations
 

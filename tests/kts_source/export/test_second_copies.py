@@ -1,5 +1,7 @@
-"""Tests that an export refuses partitions that another export has written into the same table, and
-that the advice of the error works.
+"""Tests that an export refuses partitions that another export has already written into the same
+table.
+
+Also tests that the user can follow the advice in the error.
 """
 
 from __future__ import annotations

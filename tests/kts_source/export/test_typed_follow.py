@@ -94,8 +94,8 @@ def test_kts_export_command_writes_decoded_values_to_delta_table(
     assert sorted(countries) == ["CH"] * 8 + ["DE"] * 3
 
 
-def die_before_the_data(lake: Lake, options: dict[str, str]) -> None:
-    """Runs an export that kills its process after it has committed the new columns, but before it
+def die_between_column_and_data_commit(lake: Lake, options: dict[str, str]) -> None:
+    """Runs an export that kills its process after it committed the new columns and before it
     commits the data.
     """
 
@@ -114,7 +114,7 @@ def test_export_killed_after_adding_columns_is_completed_by_next_run(
     lake.export(of_schema(topic, OLD, 10))
     later = of_schema(topic, SCHEMA)
     context = multiprocessing.get_context("spawn")
-    child = context.Process(target=die_before_the_data, args=(lake, later))
+    child = context.Process(target=die_between_column_and_data_commit, args=(lake, later))
     child.start()
     child.join(120)
     assert child.exitcode == -signal.SIGKILL

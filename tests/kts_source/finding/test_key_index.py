@@ -153,7 +153,7 @@ def test_find_does_not_use_the_filter_of_a_changed_segment(tmp_path: Path) -> No
     assert certificate.partitions[0].ruled_out == 12
 
 
-def test_find_reads_new_segments_that_have_no_filter(tmp_path: Path) -> None:
+def test_find_reads_new_segments_without_key_filter(tmp_path: Path) -> None:
     tier = write_keyed_tier(tmp_path / "tier", 5)
     folder = tmp_path / "index"
     kts_source.index_keys(options_of(tier), str(folder))

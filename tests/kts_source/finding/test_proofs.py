@@ -1,5 +1,8 @@
 """Checks that the certificate of a search makes no false claim, for example that all records were
 read. Each test creates a situation in which a claim could be false.
+
+A certificate is the report of a search. Its faults are the faults of the tier that hid records from
+the search.
 """
 
 from __future__ import annotations
@@ -137,7 +140,7 @@ def test_search_is_exhaustive_only_if_it_covers_all_records_of_the_topic(tmp_pat
     assert json.loads(certificate.to_json())["outside"] == list(certificate.outside)
 
 
-def test_search_is_exhaustive_although_plan_shows_a_remark_of_the_store(
+def test_store_remark_in_plan_keeps_search_exhaustive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remark = "s3fs reads the bucket orders: AWS_ENDPOINT_URL is set"
@@ -202,7 +205,7 @@ def test_timestamp_bounds_add_an_assumption_to_the_certificate(
     assert not any(assumption.startswith(text) for assumption in unbounded.assumptions)
 
 
-def test_missing_partition_is_a_fault_in_the_certificate(tmp_path: Path) -> None:
+def test_certificate_lists_partition_without_segments_as_fault(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     options = {"path": str(tier.root), "assign": '{"t":[0,11]}'}
     search = kts_source.find(options, keys=[None])
@@ -268,7 +271,7 @@ def test_archived_segment_is_reported_as_unread_and_all_others_are_searched(
     assert (key, "archived" in reason) == (_ArchivingStore.archived, True)
 
 
-def test_partition_that_cannot_be_planned_is_a_fault_in_the_certificate(
+def test_certificate_lists_unplannable_partition_as_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for partition in range(3):

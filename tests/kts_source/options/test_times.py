@@ -59,7 +59,9 @@ def test_timestamp_without_zone_is_in_the_zone_of_the_options() -> None:
     ("text", "utc"),
     [("2026-03-29T02:30", "2026-03-29T01:30Z"), ("2026-10-25T02:30", "2026-10-25T00:30Z")],
 )
-def test_local_time_of_a_clock_change_has_the_offset_before_the_change(text: str, utc: str) -> None:
+def test_ambiguous_or_skipped_local_time_uses_utc_offset_before_clock_change(
+    text: str, utc: str
+) -> None:
     assert start(text, timeZone="Europe/Zurich") == start(utc)
 
 
@@ -81,7 +83,7 @@ def test_duration_counts_back_from_now(text: str, ago: int) -> None:
     ["1h", "+1h", "now", "2026-2-25", "2026-02-30", "25.02.2026", "2026-02-25T25:00Z",
      "2026-W09-3", "2026-02-25Z", "2026-02-25T10:00 Europe/Zurich", "-1y", "-", "", "1e12"],
 )  # fmt: skip
-def test_text_that_is_no_time_raises_invalid_option_error(text: str) -> None:
+def test_text_that_is_not_a_time_raises_invalid_option_error(text: str) -> None:
     with pytest.raises(InvalidOptionError, match=r"'startingTimestamp'.*such as 2026-02-25"):
         start(text)
 
@@ -106,7 +108,7 @@ def test_times_by_partition_are_resolved_to_milliseconds() -> None:
 
 
 @pytest.mark.parametrize("value", ["true", "1.5", "null", "[1]", '"soon"'])
-def test_value_of_a_partition_that_is_no_time_raises_invalid_option_error(value: str) -> None:
+def test_partition_value_that_is_not_a_time_raises_invalid_option_error(value: str) -> None:
     with pytest.raises(InvalidOptionError, match="'startingOffsetsByTimestamp'"):
         parse_options({**BASE, "startingOffsetsByTimestamp": f'{{"orders":{{"0":{value}}}}}'})
 
@@ -127,7 +129,7 @@ def test_timestamp_range_accepts_dates_and_durations() -> None:
         parse_options({**BASE, "timestampRange": "-1h,-2h"})
 
 
-def test_stream_accepts_a_duration_as_start_but_not_as_filter() -> None:
+def test_stream_accepts_duration_as_start_and_refuses_it_as_filter() -> None:
     check_for_stream(parse_any_options({**BASE, "startingTimestamp": "-1h"}))
     options = parse_any_options({**BASE, "timestampRange": "-1h,"})
     with pytest.raises(InvalidOptionError, match="'timestampRange' has a duration before now"):

@@ -332,8 +332,8 @@ class PartitionLife:
         return self.has(copy, ".leader_epoch_checkpoint" if self.is_local else ".indexes")
 
     def proven_stop(self, copy: Upload) -> int:
-        """Returns one past the last offset of an upload that a reader can find with the remaining
-        objects of the upload.
+        """Returns the end offset (exclusive) that a reader can find for an upload from the objects
+        of the upload that still exist.
         """
         if not self.is_local or self.has(copy, ".log"):
             return copy.stop

@@ -178,7 +178,8 @@ def _make_long_open_history(source: random.Random) -> History:
 
 
 class World:
-    """The tier that a history produces, and its simulated partitions.
+    """The tier of a simulated cluster after the steps of a history, and the partitions of this
+    cluster.
 
     Attributes:
         store: Objects of the tier by key.

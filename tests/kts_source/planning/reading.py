@@ -251,8 +251,8 @@ class Reading:
         )
 
     def _is_undecided(self, number: int, bound: Range) -> tuple[bool, bool]:
-        """Returns two values: whether the range `bound` may end in undecided offsets, and whether
-        it must.
+        """Returns two values: whether a read of the range `bound` may end early at undecided
+        offsets, and whether it must.
 
         Offsets are undecided if a transaction before them has no known outcome. Both values are
         equal if no producer snapshot is damaged.

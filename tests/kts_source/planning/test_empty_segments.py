@@ -40,8 +40,8 @@ def remove_records(files: SegmentFiles) -> SegmentFiles:
 
 
 def build_segments(empty: set[int], count: int = 5) -> list[SegmentFiles]:
-    """Builds `count` segments of ten offsets. Segments whose number is in `empty` have no records,
-    and the other segments have one record.
+    """Builds `count` segments of ten offsets. A segment whose number is in `empty` has no records;
+    every other segment has one.
     """
     builder = LogBuilder()
     for number in range(count):

@@ -163,7 +163,7 @@ def find_undecided_start(log: GoldenLog, stop: int) -> int:
 
 @pytest.mark.parametrize("number", range(12))
 @pytest.mark.parametrize("lost", ["nothing", "snapshots", "indexes", "both"])
-def test_tier_of_any_length_returns_committed_offsets_despite_lost_side_files(
+def test_tier_with_lost_side_files_returns_committed_offsets_at_any_length(
     number: int, lost: str
 ) -> None:
     log = load_golden_logs()[number]

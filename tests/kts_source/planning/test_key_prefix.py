@@ -98,7 +98,7 @@ def test_unknown_topic_error_proposes_prefix_only_if_a_topic_exists_under_it(
         kts_source.plan({**options, "subscribe": "orders,missing"})
 
 
-def test_empty_store_error_proposes_no_prefix(tmp_path: Path) -> None:
+def test_error_about_empty_store_proposes_no_prefix(tmp_path: Path) -> None:
     with pytest.raises(TierNotFoundError) as error:
         kts_source.plan({"path": str(tmp_path), "subscribe": "orders"})
     assert "did you mean" not in str(error.value)
@@ -159,7 +159,7 @@ def test_topics_command_does_not_replace_explicit_or_ambiguous_prefix(
     ],
 )
 @pytest.mark.parametrize("command", ["topics", "find", "plan"])
-def test_wrong_layout_is_an_error_that_names_the_right_one(
+def test_wrong_layout_fails_with_error_that_names_the_right_layout(
     path: str, flags: list[str], hint: str, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = {"find": ["--key", "a"], "plan": ["--subscribe", "txn"]}.get(command, [])
@@ -167,7 +167,7 @@ def test_wrong_layout_is_an_error_that_names_the_right_one(
     assert capsys.readouterr().err.endswith(f"{hint}\n")
 
 
-def test_audit_of_a_wrong_layout_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_audit_with_wrong_layout_fails_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", str(GOLDEN / "localtier/tier")]) == 1
     assert "set --layout local-tiered-storage" in capsys.readouterr().err
 

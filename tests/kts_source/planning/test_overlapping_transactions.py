@@ -63,7 +63,7 @@ def commit(builder: LogBuilder) -> object:
 
 
 def pick(log: BuiltLog, start: int, stop: int) -> SegmentFiles:
-    """Returns the segment of a log with offsets [start, stop)."""
+    """Returns the segment with offsets [start, stop) of a log."""
     ranges = {(files.base_offset, files.next_offset): files for files in log.segments}
     return ranges[start, stop]
 
@@ -440,7 +440,7 @@ def random_steps(source: random.Random) -> list[Callable[[LogBuilder], object]]:
 
 
 def wrong_reads(seed: int, damages: int) -> tuple[int, list[str]]:
-    """Reads a tier of overlapping segments with different damages of a transaction index.
+    """Reads a tier of overlapping segments once for each of many damages of a transaction index.
 
     Returns:
         Two values: the number of reads that raised an error, and one text for each read that

@@ -138,7 +138,9 @@ def from_all(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
 
 @pytest.fixture
 def views(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
-    """Returns a counter of partitions by whether planning read all of their manifests."""
+    """Returns a counter: True counts the partitions of which planning read all manifests, False
+    those of which it read some.
+    """
     counted: Counter[bool] = Counter()
     decided = tier_source.TierLog.decided
 
@@ -254,7 +256,7 @@ def has_newest_epoch_in_last_uploads(objects: Mapping[str, bytes]) -> bool:
 
 
 @pytest.mark.parametrize("topic", ["timeline", "codecs", "appendtime", "txn", "epochs"])
-def test_plan_of_time_window_with_max_timestamp_ahead_equals_plan_from_all_manifests(
+def test_plan_of_time_window_equals_plan_from_all_manifests(
     topic: str, from_all: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tier_source, "NEWEST_UPLOADS", 1)

@@ -155,9 +155,10 @@ class PartitionTruth:
     def hides(self, timestamp_ms: int, found_offset: int, copied_since_ms: int) -> bool:
         """Returns whether a missing offset may be the right result of a search by timestamp.
 
-        This is true if a missing offset below `found_offset` has a timestamp of at least
-        `timestamp_ms`. In addition, one of the uploads copied since `copied_since_ms`, if there are
-        any, must begin at or below the end of the hole that contains this offset.
+        This requires a missing offset below `found_offset` with a timestamp of at least
+        `timestamp_ms`. It also requires that the hole with this offset ends at or above the lowest
+        first offset of all uploads that were copied since `copied_since_ms`. If there are no such
+        uploads, the second condition is true.
         """
         recent = min((base for copied, base in self.copied if copied >= copied_since_ms), default=0)
         return any(
@@ -258,10 +259,10 @@ def _is_start_unsure(truth: PartitionTruth, life: PartitionLife, checkpoint_star
     """Returns whether the tier looks like a tier with a damaged checkpoint.
 
     This is possible if retention deleted the first segments after the newest checkpoint was copied.
-    The log then begins above the log start of the checkpoint. In addition, another segment must
-    have offsets between these two log starts. This segment belongs to a dead branch and ends
-    exactly where the log begins, or an earlier leader copied it, whose log start was inside the
-    segment.
+    The log then begins above the log start of the checkpoint. In addition, a copy of another
+    segment must have offsets between these two log starts. Either this copy belongs to a dead
+    branch and ends exactly where the log begins, or it was made by an earlier leader whose log
+    start was inside the segment.
 
     Args:
         truth: Expected content of the partition.

@@ -1,4 +1,7 @@
-"""Checks that pruning keeps every row that satisfies the predicate."""
+"""Checks that pruning keeps every row that satisfies the predicate.
+
+The region of a predicate consists of the offsets and timestamps that a matching row can have.
+"""
 
 from __future__ import annotations
 

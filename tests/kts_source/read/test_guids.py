@@ -50,7 +50,9 @@ def client() -> SchemaRegistryClient:
 
 
 def serialized(serializer: Any, value: object) -> list[SimpleRecord]:  # noqa: ANN401
-    """Returns two records of `value`: with the schema's GUID in a header, and in the value."""
+    """Returns two records of `value`: one with the schema's GUID in a header, and one with the GUID
+    before the value.
+    """
     headers: list[tuple[str, Any]] = []
     data = serializer(value, SerializationContext("orders", MessageField.VALUE, headers))
     ((name, guid),) = headers

@@ -205,7 +205,7 @@ def test_schema_ids_in_headers_add_no_column(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_values_framed_with_header_ids_equal_result_of_a_python_loop(seed: int) -> None:
+def test_values_prefixed_with_header_ids_equal_result_of_python_loop(seed: int) -> None:
     chance = random.Random(seed)
     names = ["__value_schema_id", "__key_schema_id", "x", "apicurio.key.encoding"]
     if seed % 2:

@@ -144,7 +144,7 @@ def test_error_about_unsupported_condition_states_the_reason(
         kts_source.scan(good | as_avro()).where(where)
 
 
-def test_condition_on_offset_narrows_plan_despite_condition_on_field(good: dict[str, str]) -> None:
+def test_condition_on_offset_and_field_narrows_plan_by_offset(good: dict[str, str]) -> None:
     full_plan = plan_scan(parse_options(good | as_avro(where="value.amount = 25")))
     plan = plan_scan(parse_options(good | as_avro(where="value.amount = 25 AND offset >= 20")))
     assert [len(scan_plan.tasks[0].slices) for scan_plan in (full_plan, plan)] == [4, 1]

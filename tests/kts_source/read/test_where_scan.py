@@ -80,9 +80,7 @@ def test_where_may_name_unselected_columns() -> None:
 
 @pytest.mark.parametrize("topic", TOPICS)
 @pytest.mark.parametrize("condition", ["offset > 1000000000", "offset >= 50", "partition = 77"])
-def test_where_narrows_the_tasks_but_not_the_partitions_of_a_plan(
-    topic: str, condition: str
-) -> None:
+def test_where_narrows_tasks_and_keeps_partitions_of_plan(topic: str, condition: str) -> None:
     plain = plan_scan(parse_options(tier_options(topic)))
     narrowed = plan_scan(parse_options(tier_options(topic, where=condition)))
     assert narrowed.partitions == plain.partitions

@@ -45,8 +45,8 @@ def elsewhere() -> Iterator[Registry]:
         yield registry
 
 
-def place_of(options: dict[str, str]) -> RegistryPlace:
-    """Returns the registry for `options`. The names in `options` omit the prefix
+def registry_from(options: dict[str, str]) -> RegistryPlace:
+    """Returns the registry that `options` define. The names in `options` omit the prefix
     `value.schema-registry.`.
     """
     source_options = {f"value.schema-registry.{name}": text for name, text in options.items()}
@@ -88,7 +88,7 @@ def test_unreachable_registry_raises_error_after_retries() -> None:
 
 def test_tokens_and_passwords_are_sent(server: Registry) -> None:
     server.authorization = "Bearer t0ken-of-mine"
-    registry = place_of(
+    registry = registry_from(
         {
             "url": server.url,
             "bearer.auth.token": "t0ken-of-mine",
@@ -101,7 +101,7 @@ def test_tokens_and_passwords_are_sent(server: Registry) -> None:
     assert server.headers["confluent-identity-pool-id"] == "pool-2"
     assert "t0ken" not in repr(registry)
     server.authorization = "Basic bWU6YTpi"
-    assert ask(place_of({"url": server.url, "basic.auth.user.info": "me:a:b"}), PATH)
+    assert ask(registry_from({"url": server.url, "basic.auth.user.info": "me:a:b"}), PATH)
 
 
 def test_credentials_are_not_sent_after_a_redirect(server: Registry, elsewhere: Registry) -> None:
@@ -134,7 +134,7 @@ def test_mutual_tls_is_supported(server: Registry, tmp_path: Path) -> None:
         "ssl.key.location": str(certificates.client),
     }
     trusted = {"url": url, "ssl.ca.location": str(certificates.authority)}
-    registry = place_of(trusted | client_files)
+    registry = registry_from(trusted | client_files)
     assert ask(registry, PATH) == KNOWN[PATH]
     for path in (
         certificates.client,
@@ -157,5 +157,5 @@ def test_registry_with_untrusted_certificate_receives_no_request(
     url = server.url.replace("http:", "https:")
     for options in ({}, {"ssl.ca.location": str(certificates.other_authority)}):
         with pytest.raises(RegistryError, match="is not trusted: "):
-            ask(place_of({"url": url, **options}), PATH)
+            ask(registry_from({"url": url, **options}), PATH)
     assert server.asked == []

@@ -91,7 +91,7 @@ def test_page_shows_the_numbers_of_describe(tmp_path: Path) -> None:
     open_page(tmp_path, golden().to_html(), look, "light")
 
 
-def test_page_supports_keyboard_search_and_mouse(tmp_path: Path) -> None:
+def test_page_supports_search_keyboard_and_mouse(tmp_path: Path) -> None:
     async def look(tab: Browser) -> None:
         await tab.press("/", *"txn-0")
         assert await tab.run("document.querySelector('input[type=search]').value") == "txn-0"

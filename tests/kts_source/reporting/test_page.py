@@ -113,8 +113,8 @@ def test_hostile_texts_are_escaped(text: str) -> None:
 
 
 def columns_of(count: int, seed: int = 3, *, unserved: int = 0) -> SegmentColumns:
-    """Returns `count` segments of random sizes and times in 30 partitions; the first `unserved` of
-    them are not served.
+    """Returns `count` segments with random sizes and times in 30 partitions. The first `unserved`
+    segments have a state that readers do not serve.
     """
     random = np.random.default_rng(seed)
     partitions = np.sort(np.arange(count) % 30)

@@ -193,7 +193,9 @@ def test_two_different_accounts_are_refused(
     ],
     ids=["path", "fallbackPath", "tailPath", "metricsPath"],
 )
-def test_container_in_front_of_the_account_is_not_a_user(options: dict[str, str]) -> None:
+def test_azure_container_before_at_sign_is_not_treated_as_user_name(
+    options: dict[str, str],
+) -> None:
     parsed = parse_options({"subscribe": "t", **options})
     paths = (parsed.path, parsed.fetch.fallback_path, *parsed.tail_paths)
     for path in paths:
@@ -201,7 +203,7 @@ def test_container_in_front_of_the_account_is_not_a_user(options: dict[str, str]
             assert open_store(path, Secret({})).uri("x").startswith(f"{LAKE}/")
 
 
-def test_target_on_azure_is_unsupported_instead_of_secret() -> None:
+def test_export_to_azure_raises_unsupported_target_error() -> None:
     settings = export_settings(f"{LAKE}/lake")
     with pytest.raises(UnsupportedTargetError, match="cannot export to abfss://"):
         open_target(settings.target, settings.storage)
@@ -236,7 +238,7 @@ class Token(NamedTuple):
     expires_on: int
 
 
-class Giver:
+class ExpiredTokenCredential:
     """Issues tokens that have expired already."""
 
     def __init__(self) -> None:
@@ -250,7 +252,7 @@ class Giver:
 def test_expired_tokens_are_renewed(service: OneObject) -> None:
     store = opened({"account_name": "shop", "anon": False})
     assert store.remarks == ()
-    settings, giver = store._ranges._settings, Giver()
+    settings, giver = store._ranges._settings, ExpiredTokenCredential()
     assert isinstance(settings, AzureSettings)
     assert hasattr(settings.token, "get_token"), "adlfs has not requested a token yet"
     use(
@@ -333,7 +335,7 @@ def test_tokens_are_sent_only_over_encrypted_connections(
 ) -> None:
     store = opened(by_key(service))
     client = store._client.filesystem.service_client
-    monkeypatch.setattr(client, "credential", Giver())
+    monkeypatch.setattr(client, "credential", ExpiredTokenCredential())
     assert "encrypted" in store._ranges.reason
     monkeypatch.setattr(client, "credential", object())
     other = opened(by_key(service))

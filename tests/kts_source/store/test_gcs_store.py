@@ -143,7 +143,7 @@ def test_expired_tokens_are_renewed(service: OneObject) -> None:
     store.close()
 
 
-class Lasting(Login):
+class RenewableLogin(Login):
     """Renews the token only if it is not valid. The renewal fails if `gives` is false."""
 
     def __init__(self, *, gives: bool) -> None:
@@ -163,7 +163,7 @@ class Lasting(Login):
         self.credentials = credentials(f"token-{self.number}", expiry=self.expiry)
 
 
-def refused(service: OneObject, login: Lasting, *, token: str) -> GcsStore:
+def refused(service: OneObject, login: RenewableLogin, *, token: str) -> GcsStore:
     """Opens a store whose server refuses all requests with `token`."""
     store = opened(service)
     assert not store.remarks
@@ -176,7 +176,7 @@ def refused(service: OneObject, login: Lasting, *, token: str) -> GcsStore:
 
 def test_refused_token_is_renewed_only_once(service: OneObject) -> None:
     """A server may refuse a token that has not expired, for example after it was revoked."""
-    login = Lasting(gives=True)
+    login = RenewableLogin(gives=True)
     store = refused(service, login, token="token-0")
     with ThreadPoolExecutor(8) as pool:
         contents = list(
@@ -193,7 +193,7 @@ def test_refused_token_is_renewed_only_once(service: OneObject) -> None:
 def test_refused_token_raises_access_denied_error_if_renewal_does_not_help(
     service: OneObject, gives: bool
 ) -> None:
-    login = Lasting(gives=gives)
+    login = RenewableLogin(gives=gives)
     store = refused(service, login, token="token-0")
     service.refuses = lambda _headers: True
     with pytest.raises(AccessDeniedError, match="401"):
@@ -204,7 +204,7 @@ def test_refused_token_raises_access_denied_error_if_renewal_does_not_help(
     store.close()
 
 
-class Hiccup(Login):
+class UnavailableLogin(Login):
     """Fails as if the metadata server did not respond."""
 
     def maybe_refresh(self) -> None:
@@ -221,7 +221,7 @@ def test_gcsfs_reads_if_obstore_cannot_get_a_token(
     assert not store.remarks
     settings = store._ranges._settings
     assert isinstance(settings, GcsSettings)
-    use(store, replace(settings, login=Hiccup()))
+    use(store, replace(settings, login=UnavailableLogin()))
     assert store.get_range("x", 0, 4, version=GENERATION) == DATA[:4]
     assert (by_gcsfs, service.seen) == ([GENERATION], [])
     assert store.counters.requests == 1, "obstore sent no request"

@@ -1,4 +1,4 @@
-"""Checks that `hedged` sends a second request if a response is late."""
+"""Checks that `hedged` sends a second request if the response to the first request is late."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kts_source.store.request_policy import (
 
 
 class Attempts:
-    """Records attempts. Each attempt ends when the test sets its result."""
+    """Records the requests that `hedged` starts. A request ends when the test sets its result."""
 
     def __init__(self) -> None:
         self.made: list[Future[str]] = []

@@ -167,7 +167,7 @@ def test_error_names_the_failures_of_both_stores(
     assert "expired" in str(caught.value)
 
 
-def test_pinning_attribute_states_that_the_mirror_is_checked_by_size(store: FallbackStore) -> None:
+def test_pinning_text_names_size_check_of_mirror(store: FallbackStore) -> None:
     assert "mirror by size" in store.pinning
 
 
@@ -201,7 +201,7 @@ def test_mirror_can_have_its_own_credentials() -> None:
     assert "secret-two" not in repr(fetch)
 
 
-def test_remote_fetch_timeouts_are_accepted_under_their_names_in_the_kip() -> None:
+def test_remote_fetch_timeouts_can_be_set_by_kafka_names() -> None:
     source_options = {
         **tier_options("epochs"),
         "fetch.remote.connect.timeout.ms": "1500",

@@ -73,7 +73,7 @@ def _proxy_of(endpoint: str) -> str | None:
     return settings.http.proxy.reveal()
 
 
-def test_proxy_of_the_environment_is_used_except_for_no_proxy(
+def test_proxy_of_environment_is_used_unless_no_proxy_lists_the_host(
     clean_environment: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")

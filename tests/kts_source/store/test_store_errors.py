@@ -36,7 +36,7 @@ def opened(path: str, **options: str) -> ObjectStore:
 
 
 @pytest.mark.skipif(find_spec("adlfs") is None, reason="adlfs is not installed")
-def test_failed_azure_login_ends_at_once_with_one_line(
+def test_failed_azure_login_raises_one_line_error_without_retry(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from azure.core.exceptions import ClientAuthenticationError
@@ -62,13 +62,13 @@ def test_failed_azure_login_ends_at_once_with_one_line(
     store.close()
 
 
-def test_missing_aws_profile_is_a_denied_login(clean_environment: None) -> None:
+def test_missing_aws_profile_raises_access_denied_error(clean_environment: None) -> None:
     store = opened("s3://bucket", **{"s3.profile-name": "missing"})
     text = failure(store, AccessDeniedError)
     assert text.startswith("the login to AWS failed: ProfileNotFound: The config profile (missing)")
 
 
-def test_expired_sso_login_is_a_denied_login(
+def test_expired_sso_login_raises_access_denied_error_with_advice(
     clean_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tmp_path / "config"
@@ -84,14 +84,16 @@ def test_expired_sso_login_is_a_denied_login(
     assert "log in again" in text
 
 
-def test_unreachable_store_is_described_once(clean_environment: None) -> None:
+def test_error_of_unreachable_store_contains_its_cause_once(clean_environment: None) -> None:
     endpoint = {"s3.endpoint": "http://127.0.0.1:1", "s3.region": "us-east-1"}
     text = failure(opened("s3://bucket", **KEYS, **endpoint), StoreUnavailableError)
     assert text.startswith(f"all {QUICK.max_attempts} attempts failed within")
     assert text.count("Could not connect") == 1
 
 
-def test_missing_hadoop_library_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_hadoop_library_raises_error_that_names_libhdfs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import fsspec
 
     def fail(*_arguments: object, **_named: object) -> None:
@@ -103,7 +105,7 @@ def test_missing_hadoop_library_is_named_in_one_line(monkeypatch: pytest.MonkeyP
     assert "CLASSPATH" in text
 
 
-def test_long_error_of_a_library_is_one_short_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_error_of_a_library_is_shortened_to_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     import fsspec
 
     def fail(*_arguments: object, **_named: object) -> None:

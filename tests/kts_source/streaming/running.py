@@ -199,9 +199,9 @@ class GrowingTier:
         """Returns the file name stems of the complete segments of a golden folder, in order."""
         return sorted(path.name.split(".")[0] for path in folder.glob("*.rsm-manifest"))
 
-    def here(self, folder: Path) -> Path:
-        """Returns the folder of this tier that corresponds to a golden folder. Creates the folder
-        if it is missing.
+    def local_folder(self, folder: Path) -> Path:
+        """Returns the folder of this tier that corresponds to the golden folder `folder`. Creates
+        it if it is missing.
         """
         copy = self.path / folder.relative_to(TIER)
         copy.mkdir(parents=True, exist_ok=True)
@@ -213,10 +213,10 @@ class GrowingTier:
             for source in sorted(folder.glob(f"{stem}.*")):
                 copy = self.path / source.name
                 shutil.copy2(source, copy)
-                copy.rename(self.here(folder) / source.name)
+                copy.rename(self.local_folder(folder) / source.name)
 
     def remove(self, folder: Path, stems: Iterable[str]) -> None:
         """Deletes segments."""
         for stem in stems:
-            for copy in self.here(folder).glob(f"{stem}.*"):
+            for copy in self.local_folder(folder).glob(f"{stem}.*"):
                 copy.unlink()

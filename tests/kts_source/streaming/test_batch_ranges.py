@@ -1,4 +1,8 @@
-"""Tests the offset ranges of a batch between two positions, and the position after a batch."""
+"""Tests the offset ranges of a batch between two positions, and the position after a batch.
+
+A position contains the offset at which its batch ends in each partition. For new partitions, it
+also contains the offset at which the batch begins.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +30,16 @@ def position_at(topic_id: str | None = "A", **offsets: int) -> StreamPosition:
 
 
 def with_begins(end: StreamPosition, **offsets: int) -> StreamPosition:
-    """Returns `end` with recorded begin offsets; `p0=5` is begin offset 5 of partition 0."""
+    """Returns a copy of the position `end` that also contains begin offsets; `p0=5` is begin offset
+    5 of partition 0.
+    """
     numbers = {int(name[1:]): offset for name, offset in offsets.items()}
     topic_id = end.topics["t"].topic_id
     assert topic_id is not None
     return StreamPosition(end.topics, {"t": TopicBegin(topic_id, numbers)})
 
 
-def test_batch_begins_at_end_of_previous_batch_or_at_recorded_begin() -> None:
+def test_batch_begins_at_previous_end_or_at_begin_stored_in_end_position() -> None:
     end = with_begins(position_at(p0=9, p1=7, p2=5, p3=3), p1=2, p3=3)
     assert batch_ranges(position_at(p0=5, p1=0, p2=5), end) == [
         BatchRange(TopicPartition("t", 0), "A", 5, 9),
@@ -41,7 +47,7 @@ def test_batch_begins_at_end_of_previous_batch_or_at_recorded_begin() -> None:
     ]
 
 
-def test_first_batch_of_a_topic_id_begins_at_recorded_begin() -> None:
+def test_first_batch_of_a_topic_id_does_not_depend_on_previous_topic_id() -> None:
     end = with_begins(position_at("B", p0=9), p0=4)
     assert batch_ranges(INITIAL, end) == batch_ranges(position_at("A", p0=20), end)
 

@@ -149,7 +149,7 @@ def test_topic_selected_again_continues_at_its_offset(
     assert_same_rows(stream.rows(), pa.concat_tables(expected))
 
 
-def test_partition_that_is_no_longer_selected_is_logged(
+def test_partition_removed_from_selection_is_logged(
     tier: GrowingTier, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in (0, 1):
@@ -209,7 +209,11 @@ def test_deletion_of_all_unread_segments_raises_offset_out_of_range_error(
             assert stream.batch()
     tier.remove(folder, stems)
     if deleted != "segments":
-        shutil.rmtree(tier.here(folder) if deleted == "partition" else tier.here(folder).parent)
+        shutil.rmtree(
+            tier.local_folder(folder)
+            if deleted == "partition"
+            else tier.local_folder(folder).parent
+        )
     read, end = strict.last_offset("txn"), 3675
     with pytest.raises(OffsetOutOfRangeError, match=rf"txn-0: .*\[{read}, {end}\).*gone unread"):
         strict.batch()
@@ -252,7 +256,7 @@ def test_unread_segments_without_manifest_raise_data_loss_error(tier: GrowingTie
     stream.all()
     tier.remove(folder, stems[:2])
     tier.add(folder, stems[2:])
-    for manifest in tier.here(folder).glob("*.rsm-manifest"):
+    for manifest in tier.local_folder(folder).glob("*.rsm-manifest"):
         manifest.unlink()
     with pytest.raises(
         DataLossError, match=rf"only incomplete .* after offset {base_offset(stems[2])}"
@@ -275,7 +279,7 @@ def test_single_segment_without_manifest_counts_as_copy_in_progress(
     for folder, names in zip(folders, stems, strict=True):
         tier.remove(folder, names[:1])
         tier.add(folder, names[1:2])
-        for manifest in tier.here(folder).glob("*.rsm-manifest"):
+        for manifest in tier.local_folder(folder).glob("*.rsm-manifest"):
             manifest.unlink()
     assert not stream.batch()
     for folder, names in zip(folders, stems, strict=True):

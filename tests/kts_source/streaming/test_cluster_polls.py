@@ -363,7 +363,7 @@ def test_unclean_election_with_longer_log_raises_data_loss_error(
     lenient.close()
 
 
-def test_position_in_log_with_many_epochs_has_the_epoch_of_its_batch_end(
+def test_position_far_below_newest_epoch_has_epoch_of_last_record_before_it(
     brokers: FakeCluster,
 ) -> None:
     """A position far below the newest epoch records the epoch of the last record before it."""

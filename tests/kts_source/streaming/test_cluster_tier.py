@@ -100,7 +100,7 @@ def test_replayed_batch_of_previous_topic_id_has_only_its_rows(
     lenient.close()
 
 
-def test_batch_is_replayed_although_option_topic_id_has_previous_id(
+def test_batch_is_replayed_if_option_topic_id_has_previous_id(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
     """The option `topicId` has the previous id, and the cluster has another one."""

@@ -48,7 +48,7 @@ def test_offsets_of_hole_are_read_after_the_copy_of_their_segment_completes(
     )
 
 
-def test_hole_older_than_grace_raises_data_loss_error(tier: GrowingTier) -> None:
+def test_hole_older_than_grace_period_raises_data_loss_error(tier: GrowingTier) -> None:
     folder = tier.folder("txn")
     stems = tier.stems(folder)
     tier.add(folder, [*stems[:4], *stems[5:]])
@@ -79,7 +79,7 @@ def test_offsets_before_an_old_hole_are_read_before_the_error(tier: GrowingTier)
         stream.batch()
 
 
-def test_hole_raises_data_loss_error_despite_new_data_in_other_partitions(
+def test_hole_raises_data_loss_error_if_other_partitions_have_new_data(
     tier: GrowingTier,
 ) -> None:
     folder, other = tier.folder("wide", 0), tier.folder("wide", 5)

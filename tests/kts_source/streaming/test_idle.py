@@ -28,7 +28,7 @@ WARM = 300
 
 
 def count_new_blocks(poll: Callable[[], None], polls: int) -> int:
-    """Returns the number of memory blocks that Python allocated additionally during the polls."""
+    """Returns by how many the number of Python's allocated memory blocks grows during the polls."""
     for _ in range(WARM):
         poll()
     gc.collect()

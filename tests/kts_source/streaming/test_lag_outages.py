@@ -1,4 +1,6 @@
-"""Tests that a stream reports during an outage how old its lag is and what it waits for."""
+"""Tests that a stream reports during an outage how old its lag is, and whether it waits for the
+store or for brokers.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ def test_lag_during_an_outage_of_brokers_is_stale_and_keeps_the_last_end(
     stream.close()
 
 
-def test_lag_that_brokers_cannot_describe_is_the_last_known_lag(brokers: FakeCluster) -> None:
+def test_lag_is_the_last_known_lag_if_brokers_are_unavailable(brokers: FakeCluster) -> None:
     topic = GrowingTopic(brokers)
     topic.append(2)
     stream = start_stream(brokers, maxOffsetsPerTrigger="3")
@@ -87,7 +89,7 @@ def test_lag_during_an_outage_of_the_store_names_the_store() -> None:
     stream.close()
 
 
-def test_lag_of_an_older_event_has_no_age() -> None:
+def test_lag_read_from_event_of_older_version_has_no_age() -> None:
     event = {"behind": {"offsets": 1, "bytes": 2, "oldestMs": None}, "topics": {}}
     (lag,) = metrics.stream_lag({"sources": [{"latestOffset": event}]})
     assert lag == StreamLag(1, 2, None, {}, None, False, None)

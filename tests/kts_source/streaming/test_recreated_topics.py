@@ -36,7 +36,7 @@ def test_recreated_topic_raises_data_loss_error_after_tiered_segments(
     if not old_objects_stay:
         stream.all()
         tier.remove(old, tier.stems(old))
-        for folder in (tier.here(old), tier.here(old).parent):
+        for folder in (tier.local_folder(old), tier.local_folder(old).parent):
             folder.rmdir()
     tier.add(new, tier.stems(new))
     if old_objects_stay:
@@ -79,7 +79,7 @@ def test_recreated_topic_is_read_in_batches_without_a_new_listing(
     stream.all()
     if not old_objects_stay:
         tier.remove(old, tier.stems(old))
-        for folder in (tier.here(old), tier.here(old).parent):
+        for folder in (tier.local_folder(old), tier.local_folder(old).parent):
             folder.rmdir()
     tier.add(new, tier.stems(new))
     tier.add(other, tier.stems(other))
@@ -126,7 +126,7 @@ def test_older_topic_id_is_not_read_after_newer_segments_expire(tier: GrowingTie
     lenient.start()
     lenient.all()
     tier.remove(new, tier.stems(new))
-    for folder in (tier.here(new), tier.here(new).parent):
+    for folder in (tier.local_folder(new), tier.local_folder(new).parent):
         folder.rmdir()
     for running in (stream, lenient):
         assert not running.batch()
@@ -171,7 +171,7 @@ def test_recreated_topic_waits_for_first_complete_segment(
     stream.all()
     stem = tier.stems(new)[0]
     tier.add(new, [stem])
-    manifest = tier.here(new) / f"{stem}.rsm-manifest"
+    manifest = tier.local_folder(new) / f"{stem}.rsm-manifest"
     manifest.rename(tier.path / manifest.name)
     assert not stream.batch()
     assert not stream.batch()

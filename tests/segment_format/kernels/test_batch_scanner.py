@@ -1,4 +1,8 @@
-"""Checks that the batch header scanner returns the same facts or errors as the readable parsers."""
+"""Checks that the scanner of batch headers finds the same batches or errors as the readable
+parsers.
+
+The facts of a batch are the values that the scanner returns for it, such as offsets and position.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +65,7 @@ def rows(table: BatchTable) -> list[Facts]:
 def scanned(
     data: bytes, cut: Sequence[int] = (), *, start: int = 0, max_batch_bytes: int = 1 << 20
 ) -> tuple[list[Facts], type | None]:
-    """Scans a log in pieces of the sizes in `cut`.
+    """Scans a log with the batch scanner, in pieces of the sizes in `cut`.
 
     Returns two values: the facts of all batches, and the class of the error or None.
     """
@@ -79,9 +83,9 @@ def scanned(
 
 
 def readable(data: bytes, *, start: int = 0) -> tuple[list[Facts], type | None]:
-    """Parses a log entry by entry.
+    """Parses a log entry by entry with the readable parsers.
 
-    Returns two values: the facts of its batches, and the class of the error or None.
+    Returns two values: the facts of all batches, and the class of the error or None.
     """
     facts_of_entries: list[Facts] = []
     try:

@@ -1,4 +1,6 @@
-"""Tests the library of compiled kernels, its variants, and the fallback to numba."""
+"""Tests the library of compiled kernels, its variants for CPUs with different instructions, and the
+fallback to numba.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,7 @@ print(found.array.to_pylist())
 
 @pytest.fixture(params=VARIANTS)
 def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Makes decoders use a variant, and returns its name."""
+    """Makes decoders use the kernels of one CPU variant, and returns the variant's name."""
     library = native.open_library(native.LIBRARY)
     name: str = request.param
     monkeypatch.setattr(
@@ -88,7 +90,7 @@ def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("variant")
-def test_rows_of_variant_match_reference() -> None:
+def test_rows_decoded_by_cpu_variant_match_reference() -> None:
     rows = actual(LOG)
     assert len(rows) == 100
     assert rows == expected(LOG)
@@ -99,7 +101,7 @@ def test_rows_of_variant_match_reference() -> None:
 
 
 @pytest.mark.usefixtures("variant")
-def test_errors_of_variant_match_reference() -> None:
+def test_errors_of_cpu_variant_match_reference() -> None:
     errors = set()
     for position in range(0, len(LOG), 61):
         data = LOG[:position] + bytes([LOG[position] ^ 0x55]) + LOG[position + 1 :]
@@ -111,7 +113,7 @@ def test_errors_of_variant_match_reference() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*VARIANTS[1:], native.JIT])
-def test_value_kernels_of_variant_pass_their_tests(name: str, tmp_path: Path) -> None:
+def test_value_kernels_of_cpu_variant_pass_their_tests(name: str, tmp_path: Path) -> None:
     files = (
         "kernels/test_batch_scanner.py",
         "values/avro/test_decoder.py",
@@ -162,7 +164,7 @@ def test_library_with_changed_source_is_refused(
         native.open_library(native.LIBRARY)
 
 
-def test_file_that_is_no_library_of_kernels_is_refused(tmp_path: Path) -> None:
+def test_open_library_refuses_missing_files_and_foreign_libraries(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="does not exist"):
         native.open_library(tmp_path / "kernels.so")
     (tmp_path / "kernels.so").write_bytes(b"not a library")
@@ -194,7 +196,7 @@ AVX512 = (
         ("riscv64", "rv64imafdc", []),
     ],
 )
-def test_variants_of_cpu_need_all_its_features(
+def test_variants_of_cpu_lists_only_variants_with_all_features_present(
     machine: str, flags: str, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info = tmp_path / "cpuinfo"

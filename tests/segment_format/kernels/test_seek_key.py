@@ -198,7 +198,7 @@ def test_key_filter_on_random_bytes_matches_reference_or_raises(
         assert rows == all_rows or isinstance(rows, list)
 
 
-def test_key_set_pickles_and_hides_its_keys() -> None:
+def test_key_set_repr_hides_keys_and_pickled_key_set_filters_rows() -> None:
     keys = KeySet.of([b"secret", None, b"secret", b""])
     assert len(keys) == 3
     assert repr(keys) == str(keys) == "KeySet(3 keys)"

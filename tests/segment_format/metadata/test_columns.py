@@ -174,7 +174,7 @@ def test_columns_keep_order_of_many_records() -> None:
     assert read([values[id(record)] for record in expected]) == expected
 
 
-def test_error_names_index_of_value_if_records_have_no_offsets() -> None:
+def test_error_of_value_without_offset_names_its_index() -> None:
     with pytest.raises(InvalidMetadataError, match=r"value 9001: .*at byte"):
         read([REAL[0]] * 9001 + [REAL[0][:-1]])
 

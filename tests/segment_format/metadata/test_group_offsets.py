@@ -83,7 +83,7 @@ def test_unknown_version_of_a_value_is_an_error() -> None:
         parse_group_value(struct.pack(">hq", 5, 42) + bytes(20))
 
 
-def test_keys_about_members_are_skipped() -> None:
+def test_keys_of_group_members_are_skipped() -> None:
     assert parse_group_key(key(0)) == parse_group_key(key(1)) == GroupPartition("g", "té", 7)
     assert parse_group_key(struct.pack(">h", 2) + text("g")) is None
     assert committed_offsets([(struct.pack(">h", 3), b"x"), (None, b"x")]) == {}

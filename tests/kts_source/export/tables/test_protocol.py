@@ -37,7 +37,7 @@ from tests.kts_source.export.exporting import (
     row_locations,
     source,
 )
-from tests.kts_source.export.killing import Killed, Steps, mortal_folder
+from tests.kts_source.export.killing import Killed, Steps, killable_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -60,7 +60,7 @@ FIRST_900 = '{"txn": {"0": 900, "1": 900}}'
 
 def export_until(lake: Lake, steps: Steps) -> None:
     settings = lake.settings(**PARTITIONS)
-    table = mortal_folder(settings, open_target(settings.target, settings.storage), steps)
+    table = killable_folder(settings, open_target(settings.target, settings.storage), steps)
     lake.export(source(), table=table, **PARTITIONS)
 
 
@@ -346,8 +346,8 @@ def test_run_commits_nothing_if_its_files_were_removed(tmp_path: Path) -> None:
     assert_holds(lake.read(), ["txn"])
 
 
-class Liar(LocalTarget):
-    """A store whose `create` overwrites existing objects, and always returns true."""
+class OverwritingTarget(LocalTarget):
+    """A target whose `create` overwrites an existing object, and always returns true."""
 
     def create(self, key: str, data: bytes) -> bool:
         path = self._path(key)
@@ -359,7 +359,7 @@ class Liar(LocalTarget):
 def test_store_without_atomic_create_is_refused(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     table = ParquetFolder(lake.settings())
-    table._target = Liar(tmp_path / "table")
+    table._target = OverwritingTarget(tmp_path / "table")
     with pytest.raises(UnsupportedTargetError, match="replaces an existing one"):
         lake.export(source(), table=table)
     assert not list((tmp_path / "table").rglob("*.part*"))

@@ -1,4 +1,6 @@
-"""Tests the row counts of a table, which are added over its commits."""
+"""Tests the row counts that a table stores. The count of a partition is the sum over all commits
+and topic ids.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def step(
     counts |= add_counts(commit, lambda topic, partition: counts.get((topic, partition)))
 
 
-def test_row_counts_of_topic_ids_exported_in_turn_are_added() -> None:
+def test_row_count_of_partition_is_summed_over_topic_ids() -> None:
     counts: dict[Owner, RowCount] = {}
     step(counts, advance(None, 10), 10)
     step(counts, advance(None, 4, "b"), 4)

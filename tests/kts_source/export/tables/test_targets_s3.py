@@ -27,7 +27,7 @@ from kts_source.export.tables.target_store import S3Target, open_target, require
 from kts_source.export.task_writer import LocalExecutor
 from kts_source.store.storage_options import CHECKSUM_VARIABLES, s3_arguments, storage_options_from
 from tests.kts_source.export.exporting import assert_holds, source
-from tests.kts_source.export.killing import Killed, Steps, mortal_folder
+from tests.kts_source.export.killing import Killed, Steps, killable_folder
 from tests.quick import only
 
 if TYPE_CHECKING:
@@ -84,10 +84,10 @@ def test_killed_folder_export_writes_each_row_once_after_resume(
     settings = settings_of(url, s3_server)
     counting = Steps(None)
     other = settings_of(f"{url}-count", s3_server)
-    table = mortal_folder(other, open_target(other.target, other.storage), counting)
+    table = killable_folder(other, open_target(other.target, other.storage), counting)
     export(few_tasks(), other, LocalExecutor(1), table=table)
     steps = Steps(counting.names.index(step), after=after)
-    table = mortal_folder(settings, open_target(settings.target, settings.storage), steps)
+    table = killable_folder(settings, open_target(settings.target, settings.storage), steps)
     with pytest.raises(Killed):
         export(few_tasks(), settings, LocalExecutor(1), table=table)
     found = read_folder(url, s3_server)

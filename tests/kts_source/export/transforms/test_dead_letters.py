@@ -18,7 +18,7 @@ from kts_source.export.run import clean
 from kts_source.export.tables.target_store import open_target
 from tests.golden_data import expected_table
 from tests.kts_source.export.exporting import FORMATS, Lake, source
-from tests.kts_source.export.killing import Killed, MortalTarget, Steps
+from tests.kts_source.export.killing import KillableTarget, Killed, Steps
 from tests.kts_source.export.transforms.test_transforms import EvenOffsets
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def test_run_killed_while_publishing_writes_dead_letters_once(
         patched.setattr(
             dead_letters,
             "open_target",
-            lambda *arguments: MortalTarget(open_target(*arguments), steps),
+            lambda *arguments: KillableTarget(open_target(*arguments), steps),
         )
         with pytest.raises(Killed):
             exports.run()

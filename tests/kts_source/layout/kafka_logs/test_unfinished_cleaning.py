@@ -32,8 +32,9 @@ def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Disk:
 
 
 def copy_files(disk: Disk, number: int, state: str) -> list[Path]:
-    """Copies the files of segment `number` and appends `.<state>` to the names of the copies.
-    Brokers use such suffixes while they replace or delete segments.
+    """Copies the files of segment `number`, and appends `.<state>` to the names of the copies.
+
+    While brokers replace or delete segments, they append such suffixes.
     """
     paths = []
     for kind in KINDS:

@@ -227,7 +227,7 @@ def space(random: Random) -> str:
 
 
 def pair(random: Random, key: str, value: str) -> str:
-    """Returns a field of an object."""
+    """Returns the text of a name and a value, as in a JSON object."""
     return f"{string(random, key)}{space(random)}:{space(random)}{value}"
 
 
@@ -264,7 +264,7 @@ def _character(random: Random, character: str) -> str:
 
 
 def damaged(random: Random, text: bytes) -> bytes:
-    """Returns the text with a small random change."""
+    """Returns the JSON text with a small random change."""
     pick = random.randrange(5)
     position = random.randrange(len(text) + 1)
     if pick == 0:

@@ -74,7 +74,7 @@ def parsed(text: bytes) -> Any:  # noqa: ANN401
 
 
 def exact(text: str) -> tuple[int, int]:
-    """Returns a number as digits · 10^exponent without trailing zeros.
+    """Returns the value of a number as digits and exponent of ten, without trailing zeros.
 
     Raises:
         WrongError: The number has more than 100 significant digits, so no type can store it.
