@@ -73,6 +73,11 @@ class BackfillReport(Displayed):
         seconds: Seconds by stage of the run. The stages `tasks` and `writing` are sums over all
             tasks.
         verified: Results of the verification with `verify=True`, as sentences.
+        run_id: Id of the run, which its log lines and metrics have, too.
+        malformed: Number of rows that mode `DROPMALFORMED` dropped.
+        newest_ms: Newest timestamp of the tier's segments of the selected partitions, in ms since
+            the epoch; `None` if unknown, for example for records that only brokers have.
+        ended_ms: Time of the end of the run, in ms since the epoch.
     """
 
     target: str
@@ -93,6 +98,10 @@ class BackfillReport(Displayed):
     skipped: tuple[Skipped, ...]
     seconds: Mapping[str, float]
     verified: tuple[str, ...] = ()
+    run_id: str = ""
+    malformed: int = 0
+    newest_ms: int | None = None
+    ended_ms: int | None = None
 
     @property
     def ratio(self) -> float:
@@ -101,9 +110,19 @@ class BackfillReport(Displayed):
         """
         return self.segment_bytes / self.file_bytes if self.file_bytes else 0.0
 
+    @property
+    def freshness(self) -> str:
+        """Sentence about the age of the newest record in the tier at the end of the run; empty if
+        the age is unknown.
+        """
+        if self.newest_ms is None or self.ended_ms is None:
+            return ""
+        hours = max(0, self.ended_ms - self.newest_ms) / 3_600_000
+        return f"the newest record of the tier is {hours:,.1f} hours old"
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as values that JSON supports."""
-        return {**asdict(self), "ratio": self.ratio}
+        return {**asdict(self), "ratio": self.ratio, "freshness": self.freshness}
 
     def _tables(self) -> tuple[Table, ...]:
         first, *facts = (line.strip() for line in _summary(self))
@@ -180,6 +199,10 @@ def _summary(report: BackfillReport) -> list[str]:
     lines.extend(f"  {line}" for line in report.verified)
     if report.rejected:
         lines.append(f"  {report.rejected:,} rows went to the dead letters")
+    if report.malformed:
+        lines.append(f"  {report.malformed:,} rows were dropped, because they cannot be decoded")
+    if report.freshness:
+        lines.append(f"  {report.freshness}")
     return lines
 
 

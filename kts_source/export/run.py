@@ -54,11 +54,12 @@ from kts_source.export.row_schema import (
     typed_columns,
     unite_schemas,
 )
+from kts_source.export.run_log import log_commit, log_end, log_start
 from kts_source.export.settings import ADD_FIELDS
 from kts_source.export.tables import open_table
 from kts_source.export.tables.export_table import Commit
 from kts_source.export.tables.target_store import open_target
-from kts_source.export.task import ExportJob
+from kts_source.export.task import STAGES_OF_TASKS, ExportJob
 from kts_source.export.verify import verify
 from kts_source.options import parse_options
 from kts_source.options.scan_options import refuse_durations
@@ -227,6 +228,7 @@ class _Run:
         publish_dead_letters(self.settings, state.letters)
         columns = self._typed_columns(state)
         plan = self._plan(state)
+        log_start(self.run_id, self.settings.target, plan, state.committed)
         self.seconds["planning"] = time.monotonic() - started
         if self.settings.verify:
             started = time.monotonic()
@@ -404,6 +406,7 @@ class _Run:
         if committed:
             publish_dead_letters(self.settings, commit.letters)
             self.commits.append(commit)
+            log_commit(self.run_id, self.table.version, commit, time.monotonic() - started)
             self.waiting = [], []
         else:
             self.waiting = advances, reports
@@ -438,7 +441,7 @@ class _Run:
             planned = tuple(g for g in planned if g.start < ends.get((g.topic, g.partition), 0))
         skipped = (*planned, *lost_offsets(reports))
         advances = (advance for commit in self.commits for advance in commit.advances)
-        return BackfillReport(
+        report = BackfillReport(
             target=self.settings.target,
             table_format=self.settings.table_format,
             ranges=written_ranges(advances, skipped),
@@ -459,6 +462,28 @@ class _Run:
             seconds={
                 **self.seconds,
                 "tasks": sum(report.seconds for report in reports),
+                **{
+                    stage: sum(report.seconds_of.get(stage, 0.0) for report in reports)
+                    for stage in STAGES_OF_TASKS
+                },
                 "writing": sum(report.seconds_writing for report in reports),
             },
+            run_id=self.run_id,
+            malformed=sum(report.malformed for report in reports),
+            newest_ms=_newest_ms(plan),
+            ended_ms=time.time_ns() // 1_000_000,
         )
+        log_end(report, plan)
+        return report
+
+
+def _newest_ms(plan: ExportPlan) -> int | None:
+    """Returns the newest timestamp of all segments of the selected partitions in ms; `None` if no
+    segment records one.
+    """
+    timestamps = (
+        span.segment.max_timestamp_ms
+        for partition in plan.scan.partitions
+        for span in partition.surviving.ranges
+    )
+    return max((timestamp for timestamp in timestamps if timestamp >= 0), default=None)

@@ -392,7 +392,7 @@ def read_rows(
 
     columns = tuple(dict.fromkeys((*job.options.columns, *needed)))
     options = replace(job.options, columns=columns)
-    identity = TaskPlace(job.settings.export_id, partition=number)
+    identity = TaskPlace(job.settings.export_id, partition=number, run_id=job.run_id)
     ended: list[TaskMetrics] = []
     rows = run_task(
         scan, options, identity, batches=batches, on_end=ended.append, set_aside=set_aside
@@ -409,6 +409,14 @@ def read_rows(
         bytes_read=metrics.bytes,
         retries=metrics.retries,
         lost=metrics.lost_ranges,
+        malformed=metrics.malformed if set_aside is None else 0,
+        seconds_of={
+            "fetching": metrics.wait_seconds,
+            "compiling": metrics.compile_seconds,
+            "decoding": metrics.decrypt_seconds
+            + metrics.decompress_seconds
+            + metrics.decode_seconds,
+        },
     )
 
 

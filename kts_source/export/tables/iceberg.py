@@ -290,6 +290,8 @@ class IcebergExportTable(ExportTable):
             self._commit_once(snapshot, commit, moved)
         except CommitFailedException:
             return False
+        current = snapshot.current_snapshot()
+        self.version = "" if current is None else f"snapshot {current.snapshot_id}"
         return True
 
     def _has_commit(self, before: Table | None, after: Table, commit: Commit) -> bool:
