@@ -19,6 +19,7 @@ from kts_source.options import (
 from kts_source.options.value_formats import column_types, further_columns
 from kts_source.spark.data_source_api import DataSource, Travels, types
 from kts_source.spark.readers import TieredKafkaBatchReader, TieredKafkaStreamReader
+from kts_source.spark.registration import replacing_quietly
 from kts_source.spark.worker import explained_imports, forget_finders_of_sparks_archives
 
 if TYPE_CHECKING:
@@ -261,7 +262,8 @@ def register(spark: SparkSession) -> None:
     from pyspark.errors import AnalysisException
 
     try:
-        spark.dataSource.register(TieredKafkaDataSource)
+        with replacing_quietly(spark):
+            spark.dataSource.register(TieredKafkaDataSource)
     except AnalysisException as error:
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
